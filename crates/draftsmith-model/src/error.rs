@@ -1,0 +1,136 @@
+//! What can be wrong with a model, a head or their weight files: every message names the file and
+//! the key or tensor, and says what to do.
+
+use std::path::{Path, PathBuf};
+
+/// An error of reading, checking or writing a model, a head or a weight file.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The file could not be read or written.
+    #[error("cannot {action} `{path}`: {source}")]
+    Io {
+        /// What was being done: `read`, `write`, `create`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A JSON file is not what it should be.
+    #[error("`{path}` is not valid JSON for its purpose: {source}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and key, as serde tells them.
+        source: serde_json::Error,
+    },
+    /// A key of `config.json` has a value that cannot be used.
+    #[error("`{path}`: key `{key}` {problem}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted.
+        key: &'static str,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// The directory holds no weights.
+    #[error(
+        "`{path}` has neither `model.safetensors` nor `model.safetensors.index.json`: \
+         point at a Hugging Face checkpoint directory with safetensors weights"
+    )]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A safetensors file breaks its own format, is cut short, or its header lies.
+    #[error("`{path}` is not a whole safetensors file: {problem}; fetch or export it again")]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What does not add up.
+        problem: String,
+    },
+    /// A tensor that the architecture needs is not there.
+    #[error("`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json")]
+    MissingTensor {
+        /// The file or directory.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+    },
+    /// Tensors are there that the architecture does not know.
+    #[error(
+        "`{path}` has a tensor that its config.json does not explain: `{tensor}`{}: \
+         only Llama-architecture checkpoints can be read",
+        if *.others == 0 { String::new() } else { format!(" (and {} more)", .others) }
+    )]
+    ExtraTensor {
+        /// The file or directory.
+        path: PathBuf,
+        /// The first such tensor's name.
+        tensor: String,
+        /// How many further ones there are.
+        others: usize,
+    },
+    /// A tensor has another shape than config.json implies.
+    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, config.json implies {expected:?}")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// The shape in the file.
+        found: Vec<usize>,
+        /// The shape that is needed.
+        expected: Vec<usize>,
+    },
+    /// A tensor is stored in a type that cannot be read.
+    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}: f32, f16 and bf16 can be read")]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// Its type.
+        dtype: String,
+    },
+    /// A head was trained for a draft of another width.
+    #[error(
+        "`{path}`: key `hidden_size` is {found}, but the draft's hidden size is {expected}: \
+         train the head on this draft, or point at the draft it was trained on"
+    )]
+    HeadHiddenSize {
+        /// The head's config.json.
+        path: PathBuf,
+        /// The head's width.
+        found: usize,
+        /// The draft's width.
+        expected: usize,
+    },
+    /// The tensors of an acceptance head fit neither schema.
+    #[error("`{path}`: {problem}")]
+    HeadSchema {
+        /// The head's directory or file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+}
+
+impl ModelError {
+    /// Wraps an I/O error with what was done to which file.
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), source }
+    }
+}
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// If the file cannot be read, or is not JSON of `T`'s form.
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
+    let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|source| ModelError::Json { path: path.to_path_buf(), source })
+}

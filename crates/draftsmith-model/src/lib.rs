@@ -1,0 +1,21 @@
+//! Llama-architecture models, their KV cache, acceptance heads, and their weight files.
+//!
+//! The base of everything that computes with tensors. It knows nothing of datasets, prompts or
+//! decoding loops, and picks no device: callers hand one in.
+
+mod acceptance_head;
+mod config;
+mod error;
+mod kv_cache;
+mod llama;
+mod weights;
+
+pub use acceptance_head::{AcceptanceHead, AcceptanceHeadConfig};
+pub use config::{LlamaConfig, RopeConfig, RopeScaling};
+pub use error::ModelError;
+pub use kv_cache::KvCache;
+pub use llama::CausalLm;
+pub use weights::{
+    NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
+    write_whole,
+};

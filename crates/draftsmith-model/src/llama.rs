@@ -1,0 +1,269 @@
+//! Llama-architecture models: embedding, decoder layers that can be run in ranges, final norm and
+//! LM head.
+//!
+//! The pieces are public on purpose: a self-draft runs the layers `0..exit_layer`, verification
+//! goes on with `exit_layer..num_layers` on the same features. [`CausalLm::hidden_states`] runs
+//! whole sequences without a cache, for training and for features.
+//!
+//! Weights are kept as contiguous `[in, out]` matrices and inputs are flattened to two dimensions
+//! before each product: other layouts decode several times slower on CPU.
+
+pub(crate) mod attention;
+mod load;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
+
+use crate::config::LlamaConfig;
+use crate::kv_cache::KvCache;
+use attention::{Attention, Positions};
+pub(crate) use load::{pretty, transposed};
+use rope::Rope;
+
+/// Added to scores that must not be seen: softmax turns it into exactly 0 in f32.
+const MASKED: f32 = -1e30;
+
+/// A causal language model of the Llama architecture.
+#[derive(Module, Debug)]
+pub struct CausalLm {
+    /// `[vocab, hidden]`
+    embed_tokens: Param<Tensor<2>>,
+    layers: Vec<DecoderLayer>,
+    norm: RmsNorm,
+    /// `[hidden, vocab]`. `None` while a tied model is trained: the embedding is both then. A
+    /// loaded model has its own contiguous copy, tied or not.
+    lm_head: Option<Param<Tensor<2>>>,
+    rope: Rope,
+    #[module(skip)]
+    config: LlamaConfig,
+}
+
+/// One decoder layer: attention and MLP, each after a norm and around a residual.
+#[derive(Module, Debug)]
+pub struct DecoderLayer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+/// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+/// A linear layer that a builder must supply.
+pub(crate) struct LinearShape {
+    /// Name within its layer, as in the checkpoint.
+    pub(crate) name: &'static str,
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+    pub(crate) bias: bool,
+}
+
+/// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
+pub(crate) fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
+    let [batch, seq, width] = x.dims();
+    linear.forward(x.reshape([batch * seq, width]))
+}
+
+impl LlamaConfig {
+    /// Initialises a model with random weights (normal, standard deviation 0.02, as transformers
+    /// does; the two projections into the residual stream scaled by 1/√(2·layers), as GPT-2 does),
+    /// for training from scratch.
+    pub fn init(&self, device: &Device) -> CausalLm {
+        let residual_std = 0.02 / (2.0 * self.num_hidden_layers as f64).sqrt();
+        let init = |mean_std: f64| Initializer::Normal { mean: 0.0, std: mean_std };
+        let mut linear = |shape: LinearShape| {
+            let into_residual = matches!(shape.name, "self_attn.o_proj" | "mlp.down_proj");
+            let std = if into_residual { residual_std } else { 0.02 };
+            let mut layer = LinearConfig::new(shape.input, shape.output)
+                .with_bias(shape.bias)
+                .with_initializer(init(std))
+                .init(device);
+            layer.bias = layer.bias.map(|_| Initializer::Zeros.init([shape.output], device));
+            layer
+        };
+        let norm =
+            || RmsNormConfig::new(self.hidden_size).with_epsilon(self.rms_norm_eps).init(device);
+        let layers = (0..self.num_hidden_layers)
+            .map(|_| DecoderLayer {
+                input_layernorm: norm(),
+                self_attn: Attention::new(self, &mut linear),
+                post_attention_layernorm: norm(),
+                mlp: Mlp::new(self, &mut linear),
+            })
+            .collect();
+        let lm_head = (!self.tie_word_embeddings)
+            .then(|| init(0.02).init([self.hidden_size, self.vocab_size], device));
+        CausalLm {
+            embed_tokens: init(0.02).init([self.vocab_size, self.hidden_size], device),
+            layers,
+            norm: norm(),
+            lm_head,
+            rope: Rope::new(self, device),
+            config: self.clone(),
+        }
+    }
+}
+
+impl Mlp {
+    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Linear) -> Self {
+        let (hidden, wide, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
+        Self {
+            gate_proj: named("mlp.gate_proj", hidden, wide),
+            up_proj: named("mlp.up_proj", hidden, wide),
+            down_proj: named("mlp.down_proj", wide, hidden),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, seq, hidden] = x.dims();
+        let x = x.reshape([batch * seq, hidden]);
+        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
+        self.down_proj.forward(gated).reshape([batch, seq, hidden])
+    }
+}
+
+impl CausalLm {
+    /// The model's shape.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// The device that holds the weights.
+    pub fn device(&self) -> Device {
+        self.embed_tokens.val().device()
+    }
+
+    /// A cache for one sequence of up to `capacity` tokens.
+    pub fn new_cache(&self, capacity: usize) -> KvCache {
+        KvCache::new(&self.config, 1, capacity, &self.device())
+    }
+
+    /// Looks up token embeddings.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        embedding(self.embed_tokens.val(), ids)
+    }
+
+    /// Runs a range of layers on new tokens, which follow those that each layer's cache holds.
+    ///
+    /// # Shapes
+    /// - hidden: `[batch, seq, hidden]`
+    /// - output: the same
+    ///
+    /// # Panics
+    /// If the layers of the range hold different numbers of tokens, or the cache is full.
+    pub fn forward_layers(
+        &self,
+        layers: Range<usize>,
+        hidden: Tensor<3>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        if layers.is_empty() {
+            return hidden;
+        }
+        let start = cache.len(layers.start);
+        let positions = self.positions(start, hidden.dims()[1], &hidden.device());
+        layers.fold(hidden, |hidden, number| {
+            let layer_cache = cache.layer_mut(number);
+            assert_eq!(layer_cache.len(), start, "layers of one range run in step");
+            self.layers[number].forward(hidden, &positions, Some(layer_cache))
+        })
+    }
+
+    /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
+    /// `hidden_states[-1]` mean by the final hidden state.
+    pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.norm.forward(hidden)
+    }
+
+    /// Applies the LM head to normed hidden states.
+    ///
+    /// # Shapes
+    /// - hidden: `[batch, seq, hidden]`
+    /// - output: `[batch, seq, vocab]`
+    pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let [batch, seq, width] = hidden.dims();
+        let rows = hidden.reshape([batch * seq, width]);
+        let logits = match &self.lm_head {
+            Some(weight) => rows.matmul(weight.val()),
+            None => rows.matmul(self.embed_tokens.val().transpose()),
+        };
+        logits.reshape([batch, seq, self.config.vocab_size])
+    }
+
+    /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream
+    /// after `ℓ` layers, entry 0 the embeddings. The last is *not* normed.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `num_layers + 1` of `[batch, seq, hidden]`
+    pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
+        let positions = self.positions(0, ids.dims()[1], &self.device());
+        let mut states = vec![self.embed(ids)];
+        for layer in &self.layers {
+            let last = states[states.len() - 1].clone();
+            states.push(layer.forward(last, &positions, None));
+        }
+        states
+    }
+
+    /// The final hidden states (after the final norm) over whole sequences, without a cache.
+    /// Causal, so padding on the right changes nothing to its left.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        let hidden = self.embed(ids);
+        let positions = self.positions(0, hidden.dims()[1], &hidden.device());
+        let hidden = self
+            .layers
+            .iter()
+            .fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None));
+        self.final_norm(hidden)
+    }
+
+    /// The rotary tables and mask of `seq` tokens that follow `start` others.
+    fn positions(&self, start: usize, seq: usize, device: &Device) -> Positions {
+        let mask = (seq > 1).then(|| {
+            let all = start + seq;
+            let mut mask = vec![0.0; seq * all];
+            for (query, row) in mask.chunks_exact_mut(all).enumerate() {
+                row[start + query + 1..].fill(MASKED);
+            }
+            Tensor::from_data(TensorData::new(mask, [1, 1, seq, all]), device)
+        });
+        Positions { rope: self.rope.window(start, seq), mask }
+    }
+}
+
+impl DecoderLayer {
+    fn forward(
+        &self,
+        hidden: Tensor<3>,
+        positions: &Positions,
+        cache: Option<&mut crate::kv_cache::LayerCache>,
+    ) -> Tensor<3> {
+        let attended =
+            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), positions, cache);
+        let hidden = hidden + attended;
+        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
+        hidden + mlp
+    }
+}

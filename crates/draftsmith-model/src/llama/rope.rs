@@ -1,0 +1,106 @@
+//! Rotary position embedding in the half-split layout of Hugging Face's Llama (Su et al. 2021):
+//! channel `i` of the first half is rotated together with channel `i` of the second.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::config::{LlamaConfig, RopeScaling};
+
+/// The cosines and sines of every position.
+#[derive(Module, Debug)]
+pub struct Rope {
+    /// `[max_positions, head_dim]`, the two halves alike.
+    cos: Tensor<2>,
+    /// `[max_positions, head_dim]`, the first half negated, so that
+    /// `rotate(x) = x ∘ cos + swap_halves(x) ∘ sin`.
+    signed_sin: Tensor<2>,
+}
+
+impl Rope {
+    /// Tabulates all positions that `config` allows.
+    pub(crate) fn new(config: &LlamaConfig, device: &Device) -> Self {
+        let half = config.head_dim / 2;
+        let frequencies = inverse_frequencies(config);
+        let positions = config.max_position_embeddings;
+        let mut cos: Vec<f32> = Vec::with_capacity(positions * config.head_dim);
+        let mut signed_sin: Vec<f32> = Vec::with_capacity(positions * config.head_dim);
+        for position in 0..positions {
+            // transformers multiplies in f32; the same product here keeps long contexts equal.
+            let angles = frequencies.iter().map(|f| f64::from(position as f32 * *f as f32));
+            let (c, s): (Vec<f32>, Vec<f32>) =
+                angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
+            cos.extend(c.iter().chain(&c));
+            signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
+        }
+        debug_assert_eq!(cos.len(), positions * 2 * half);
+        let shape = [positions, config.head_dim];
+        Self {
+            cos: Tensor::from_data(TensorData::new(cos, shape), device),
+            signed_sin: Tensor::from_data(TensorData::new(signed_sin, shape), device),
+        }
+    }
+
+    /// The tables of `len` positions from `start`.
+    pub(crate) fn window(&self, start: usize, len: usize) -> RopeWindow {
+        let [_, head_dim] = self.cos.dims();
+        let cut = |table: &Tensor<2>| {
+            table.clone().slice([start..start + len, 0..head_dim]).reshape([1, len, 1, head_dim])
+        };
+        RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
+    }
+}
+
+/// The tables of the positions of one forward, shared by its layers.
+#[derive(Debug, Clone)]
+pub(crate) struct RopeWindow {
+    cos: Tensor<4>,
+    signed_sin: Tensor<4>,
+}
+
+impl RopeWindow {
+    /// Rotates queries or keys.
+    ///
+    /// # Shapes
+    /// - x: `[batch, seq, heads, head_dim]`
+    /// - output: the same
+    pub(crate) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
+        let [batch, seq, heads, head_dim] = x.dims();
+        let half = head_dim / 2;
+        let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
+        let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
+        let swapped = Tensor::cat(vec![second, first], 3);
+        x * self.cos.clone() + swapped * self.signed_sin.clone()
+    }
+}
+
+/// Radians a position, one for each pair of channels.
+fn inverse_frequencies(config: &LlamaConfig) -> Vec<f64> {
+    let head_dim = config.head_dim as f64;
+    let base = (0..config.head_dim / 2)
+        .map(|i| config.rope.theta.powf(-2.0 * i as f64 / head_dim))
+        .collect::<Vec<f64>>();
+    match config.rope.scaling {
+        RopeScaling::None => base,
+        RopeScaling::Linear { factor } => base.into_iter().map(|f| f / factor).collect(),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: original,
+        } => base
+            .into_iter()
+            .map(|frequency| {
+                let wavelength = 2.0 * std::f64::consts::PI / frequency;
+                if wavelength > original / low_freq_factor {
+                    return frequency / factor;
+                }
+                if wavelength < original / high_freq_factor {
+                    return frequency;
+                }
+                let smooth = (original / wavelength - low_freq_factor)
+                    / (high_freq_factor - low_freq_factor);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,154 @@
+//! What a model must hold to: transformers' numbers, and that it does not matter how a sequence is
+//! cut into forwards, layer ranges or truncated detours.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::CausalLm;
+use crate::weights::{WeightDtype, WeightReader};
+
+/// transformers sums in another order: f32 rounding through three layers stays well below this.
+const RELATIVE_TOLERANCE: f32 = 1e-4;
+
+const FIXTURES: [&str; 3] = ["llama-v5-untied-f32", "llama-v4-tied-bf16", "llama-v5-sharded-f16"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let shape = [1, ids.len()];
+    Tensor::from_data(TensorData::new(ids, shape), &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("f32")
+}
+
+/// Asserts that the largest difference is within the tolerance of the largest value.
+fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+    let off = found.iter().zip(expected).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(off <= RELATIVE_TOLERANCE * scale, "{what}: off by {off} of {scale}");
+}
+
+struct Expected {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+    hidden_states: Vec<Vec<f32>>,
+}
+
+fn expected(name: &str) -> Expected {
+    let mut reader = WeightReader::open_file(&fixture(name).join("expected.safetensors"))
+        .expect("the fixture opens");
+    let mut take = |tensor: &str| {
+        let shape = reader.shape(tensor).expect("the fixture has it").to_vec();
+        reader.take(tensor, &shape).expect("the fixture reads")
+    };
+    Expected {
+        ids: take("ids").into_iter().map(|id| id as u32).collect(),
+        logits: take("logits"),
+        hidden_states: (0..4).map(|layer| take(&format!("hidden_states.{layer}"))).collect(),
+    }
+}
+
+fn load(name: &str) -> CausalLm {
+    CausalLm::from_model_dir(&fixture(name), &Device::flex()).expect("the fixture loads")
+}
+
+/// Logits of all positions, reading the ids in the given pieces through a cache.
+fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
+    let num_layers = model.config().num_hidden_layers;
+    let mut cache = model.new_cache(64);
+    pieces
+        .iter()
+        .flat_map(|piece| {
+            let hidden =
+                model.forward_layers(0..num_layers, model.embed(ids_tensor(piece)), &mut cache);
+            values(model.lm_head(model.final_norm(hidden)))
+        })
+        .collect()
+}
+
+#[test]
+fn logits_and_hidden_states_agree_with_transformers() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        let mut states = model.all_hidden_states(ids_tensor(&expected.ids));
+        let last = states.pop().expect("four states");
+        // transformers' last entry is after the final norm.
+        let normed = model.final_norm(last);
+        for (layer, state) in states.into_iter().enumerate() {
+            assert_close(&values(state), &expected.hidden_states[layer], &format!("{name} {layer}"));
+        }
+        assert_close(&values(normed.clone()), &expected.hidden_states[3], &format!("{name} final"));
+        assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
+        let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
+        assert_close(&direct, &expected.hidden_states[3], &format!("{name} hidden_states"));
+    }
+}
+
+#[test]
+fn any_split_of_a_sequence_gives_the_same_logits() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        let ids = &expected.ids;
+        for cuts in [vec![], vec![1], vec![7, 8], vec![2, 5, 20], (1..ids.len()).collect()] {
+            let mut bounds = vec![0];
+            bounds.extend(&cuts);
+            bounds.push(ids.len());
+            let pieces: Vec<&[u32]> = bounds.windows(2).map(|w| &ids[w[0]..w[1]]).collect();
+            let found = cached_logits(&model, &pieces);
+            assert_close(&found, &expected.logits, &format!("{name} cut at {cuts:?}"));
+        }
+    }
+}
+
+#[test]
+fn what_is_truncated_was_never_read() {
+    let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
+    let ids = &expected.ids;
+    let num_layers = model.config().num_hidden_layers;
+    let mut cache = model.new_cache(64);
+    let mut read = |ids: &[u32], cache: &mut crate::KvCache| {
+        let hidden = model.forward_layers(0..num_layers, model.embed(ids_tensor(ids)), cache);
+        values(model.lm_head(model.final_norm(hidden)))
+    };
+    read(&ids[..10], &mut cache);
+    read(&[5, 5, 5, 5, 5, 5, 5], &mut cache);
+    cache.truncate(10);
+    let found = read(&ids[10..], &mut cache);
+    let vocab = model.config().vocab_size;
+    assert_close(&found, &expected.logits[10 * vocab..], "after a truncated detour");
+}
+
+#[test]
+fn layer_ranges_compose_and_shallow_layers_may_run_ahead() {
+    let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
+    let mut cache = model.new_cache(64);
+    let shallow: Vec<Tensor<3>> = expected
+        .ids
+        .iter()
+        .map(|id| model.forward_layers(0..1, model.embed(ids_tensor(&[*id])), &mut cache))
+        .collect();
+    assert_eq!((cache.len(0), cache.len(2)), (expected.ids.len(), 0));
+    let deep = model.forward_layers(1..3, Tensor::cat(shallow, 1), &mut cache);
+    let logits = values(model.lm_head(model.final_norm(deep)));
+    assert_close(&logits, &expected.logits, "shallow layers first");
+}
+
+#[test]
+fn a_written_checkpoint_reads_back_the_same() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for name in ["llama-v5-untied-f32", "llama-v4-tied-bf16"] {
+        let (model, expected) = (load(name), expected(name));
+        model.write_model_dir(dir.path(), WeightDtype::F32).expect("written");
+        let read = CausalLm::from_model_dir(dir.path(), &Device::flex()).expect("reads back");
+        assert_eq!(read.config(), model.config());
+        let ids: &[u32] = &expected.ids;
+        assert_eq!(cached_logits(&read, &[ids]), cached_logits(&model, &[ids]));
+    }
+}
