@@ -1,0 +1,20 @@
+//! Drafters, the round loop and plain decoding: token ids in, token ids and a trace out.
+//!
+//! It never sees text or files of examples. What is decoded is decided by `draftsmith-theory`
+//! (verification, stop rules, draws); what computes is `draftsmith-model`.
+
+mod error;
+mod round;
+mod separate_draft;
+mod session;
+
+pub use error::DecodeError;
+pub use round::{
+    Drafted, Drafter, Finish, Generation, Limits, RoundTokens, Target, decode_plain,
+    decode_speculative,
+};
+pub use separate_draft::SeparateDraft;
+pub use session::{Logits, ModelSession};
+
+#[cfg(test)]
+mod exactness;

@@ -1,0 +1,94 @@
+//! A separate, smaller model as the drafter, with or without an acceptance head.
+
+use burn::tensor::activation::sigmoid;
+use draftsmith_model::{AcceptanceHead, CausalLm};
+use draftsmith_theory::DraftSignals;
+
+use crate::error::DecodeError;
+use crate::round::{Drafted, Drafter};
+use crate::session::{ModelSession, to_host};
+
+/// A draft model that reads what the target reads and proposes one candidate a forward.
+#[derive(Debug)]
+pub struct SeparateDraft<'m> {
+    session: ModelSession<'m>,
+    head: Option<&'m AcceptanceHead>,
+    /// The target's vocabulary, which rows are cut or padded to.
+    vocab_size: usize,
+}
+
+impl<'m> SeparateDraft<'m> {
+    /// A drafter for sequences of up to `capacity` tokens under a target with `vocab_size`
+    /// embeddings.
+    ///
+    /// The two vocabularies may differ in padding: a candidate that the target has no embedding
+    /// for is never drawn, one that the draft has none for has chance 0.
+    pub fn new(
+        draft: &'m CausalLm,
+        head: Option<&'m AcceptanceHead>,
+        vocab_size: usize,
+        capacity: usize,
+    ) -> Self {
+        Self { session: ModelSession::new(draft, capacity, "draft"), head, vocab_size }
+    }
+
+    /// Tokens as the draft can read them: one it has no embedding for becomes token 0, which
+    /// costs agreement and nothing else.
+    fn readable(&self, tokens: &[u32]) -> Vec<u32> {
+        let own = self.session.model().config().vocab_size as u32;
+        tokens.iter().map(|id| if *id < own { *id } else { 0 }).collect()
+    }
+}
+
+impl<T> Drafter<T> for SeparateDraft<'_> {
+    fn begin(&mut self, _target: &mut T, prompt: &[u32]) -> Result<(), DecodeError> {
+        let prompt = self.readable(prompt);
+        self.session.check_prompt(&prompt)?;
+        self.session.truncate(0);
+        let prefix = &prompt[..prompt.len() - 1];
+        if !prefix.is_empty() {
+            self.session.read(prefix, 1);
+        }
+        Ok(())
+    }
+
+    fn draft(
+        &mut self,
+        _target: &mut T,
+        tokens: &[u32],
+        num_candidates: usize,
+        needs_acceptance_prob: bool,
+    ) -> Result<Drafted, DecodeError> {
+        let new = self.readable(&tokens[self.session.num_read()..]);
+        let hidden = self.session.read(&new, 1);
+        // The last token read is the candidate before the one now drafted: its own hidden state,
+        // hence the head's word on it.
+        let head = self.head.filter(|_| needs_acceptance_prob && num_candidates > 0);
+        let acceptance_prob = match head {
+            Some(head) => {
+                let [_, _, width] = hidden.dims();
+                let logit = head.acceptance_logit(hidden.clone().reshape([1, width]));
+                let values = to_host(sigmoid(logit), self.session.role())?;
+                if !values[0].is_finite() {
+                    return Err(DecodeError::NotFinite {
+                        role: "acceptance head",
+                        num_tokens: self.session.num_read(),
+                    });
+                }
+                Some(f64::from(values[0]))
+            }
+            None => None,
+        };
+        let mut logits = self.session.logits_of(hidden)?.row(0).to_vec();
+        logits.resize(self.vocab_size, f32::NEG_INFINITY);
+        Ok(Drafted { logits, signals: DraftSignals { acceptance_prob }, num_forwards: 1 })
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        self.session.truncate(len);
+    }
+
+    fn context(&self) -> usize {
+        self.session.capacity()
+    }
+}

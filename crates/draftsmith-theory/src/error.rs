@@ -1,0 +1,63 @@
+//! What can be wrong with the numbers this crate is given.
+//!
+//! Settings and measurements come from outside and are answered with an error; slices of the wrong length are bugs
+//! of the caller and panic where they are met.
+
+/// An invalid setting, or measurements that do not determine the answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TheoryError {
+    /// A sampling temperature that is not a positive finite number.
+    #[error(
+        "temperature must be positive and finite, not `{0}`; for temperature 0 decode greedily"
+    )]
+    Temperature(f64),
+    /// A nucleus mass outside (0, 1].
+    #[error("top_p must be above 0 and at most 1, not `{0}`")]
+    TopP(f64),
+    /// A top-k of zero tokens.
+    #[error("top_k must be at least 1; leave it out to keep every token")]
+    TopK,
+    /// Bounds on the candidate length that no round can satisfy.
+    #[error("candidate length bounds must satisfy 1 <= min <= max, not min `{min}`, max `{max}`")]
+    Bounds {
+        /// The least number of candidates asked for.
+        min: usize,
+        /// The greatest number of candidates asked for.
+        max: usize,
+    },
+    /// A stop threshold that is not a probability.
+    #[error("stop_threshold must lie between 0 and 1, not `{0}`")]
+    StopThreshold(f64),
+    /// An observation whose time is not a positive finite number of seconds.
+    #[error("observation `{index}` must have a positive finite time, not `{seconds}` seconds")]
+    ObservationTime {
+        /// The observation's place in the slice given.
+        index: usize,
+        /// Its time in seconds.
+        seconds: f64,
+    },
+    /// Draft and target forwards stand in (nearly) one proportion throughout, so their costs cannot be told apart.
+    #[error(
+        "`{num_observations}` observations do not separate the draft's cost from the target's: \
+         pool runs of several candidate lengths"
+    )]
+    Collinear {
+        /// How many observations were given.
+        num_observations: usize,
+    },
+    /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 must not be used.
+    #[error(
+        "draft and target forwards do not add up to tokens kept and discarded: \
+         `{num_draft_forwards}` + `{num_target_forwards}` != `{num_tokens}` + `{num_discarded}`"
+    )]
+    ForwardIdentity {
+        /// N_draft.
+        num_draft_forwards: usize,
+        /// N_target.
+        num_target_forwards: usize,
+        /// N.
+        num_tokens: usize,
+        /// N_discarded.
+        num_discarded: usize,
+    },
+}

@@ -1,0 +1,219 @@
+//! How good an acceptance head's predictions are, against soft labels.
+//!
+//! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight y and negative
+//! with weight 1 − y; none of them carries the training loss's rejection weight, so scores compare across weights.
+
+use serde::{Deserialize, Serialize};
+
+/// Equal-width bins of [`HeadScores::ece`].
+const NUM_BINS: usize = 15;
+
+/// The least value a logarithm takes, as in the field's usual binary cross-entropy: a prediction of exactly 0 or 1
+/// that is wrong costs 100 nats, not infinity.
+const LEAST_LOG: f64 = -100.0;
+
+/// Collects predictions and labels as they come.
+///
+/// Sums are kept as they are; the ranking score needs every pair, 16 bytes a label.
+#[derive(Debug, Clone, Default)]
+pub struct HeadMetrics {
+    pairs: Vec<(f64, f64)>,
+    sum_kl: f64,
+    sum_bce: f64,
+    sum_squares: f64,
+    bins: [Bin; NUM_BINS],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Bin {
+    sum_predicted: f64,
+    sum_label: f64,
+}
+
+/// The scores of one head on one set of labels. Means over no labels are NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadScores {
+    /// How many labels were seen.
+    pub num_labels: usize,
+    /// Mean binary KL(label ‖ prediction) in nats: 0 for a perfect head. The authors' `KL` metric.
+    pub kl: f64,
+    /// Mean binary cross-entropy in nats, unweighted: `kl` and the labels' own entropy.
+    pub bce: f64,
+    /// The chance that an accepted token is predicted above a rejected one, ties counting half. 0.5 is blind; a
+    /// row's two weights tie with each other. None where every label is 0, or every label 1.
+    pub auroc: Option<f64>,
+    /// Mean squared difference of prediction and label.
+    pub brier: f64,
+    /// Expected calibration error: over 15 equal-width bins of the prediction, the mean of |mean label − mean
+    /// prediction|, weighted by the bins' shares.
+    pub ece: f64,
+    /// Mean label: the acceptance rate.
+    pub mean_label: f64,
+    /// Mean prediction.
+    pub mean_predicted: f64,
+}
+
+impl HeadMetrics {
+    /// Adds one prediction and its label, both probabilities; exactly 0 and 1 are fine.
+    ///
+    /// # Panics
+    /// If either is not between 0 and 1.
+    pub fn update(&mut self, predicted_prob: f64, label: f64) {
+        assert!(
+            (0.0..=1.0).contains(&predicted_prob),
+            "a prediction is a probability, not {predicted_prob}"
+        );
+        assert!((0.0..=1.0).contains(&label), "a label is a probability, not {label}");
+        let bce = -(label * predicted_prob.ln().max(LEAST_LOG)
+            + (1.0 - label) * (-predicted_prob).ln_1p().max(LEAST_LOG));
+        self.sum_bce += bce;
+        // Never negative but for rounding, when the prediction is the label.
+        self.sum_kl += (bce - binary_entropy(label)).max(0.0);
+        self.sum_squares += (predicted_prob - label).powi(2);
+        let bin = &mut self.bins[((predicted_prob * NUM_BINS as f64) as usize).min(NUM_BINS - 1)];
+        bin.sum_predicted += predicted_prob;
+        bin.sum_label += label;
+        self.pairs.push((predicted_prob, label));
+    }
+
+    /// The scores of everything added so far.
+    pub fn finish(mut self) -> HeadScores {
+        let num_labels = self.pairs.len();
+        let mean = |sum: f64| sum / num_labels as f64;
+        HeadScores {
+            num_labels,
+            kl: mean(self.sum_kl),
+            bce: mean(self.sum_bce),
+            auroc: auroc(&mut self.pairs),
+            brier: mean(self.sum_squares),
+            // A bin's share times the difference of its means is the difference of its sums, over all labels.
+            ece: mean(self.bins.iter().map(|bin| (bin.sum_label - bin.sum_predicted).abs()).sum()),
+            mean_label: mean(self.bins.iter().map(|bin| bin.sum_label).sum()),
+            mean_predicted: mean(self.bins.iter().map(|bin| bin.sum_predicted).sum()),
+        }
+    }
+}
+
+/// −y ln y − (1 − y) ln(1 − y), 0 at both ends.
+fn binary_entropy(prob: f64) -> f64 {
+    if prob == 0.0 || prob == 1.0 {
+        0.0
+    } else {
+        -(prob * prob.ln() + (1.0 - prob) * (-prob).ln_1p())
+    }
+}
+
+/// Σᵢⱼ yᵢ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ y · Σ (1 − y)), by one walk up the sorted predictions.
+fn auroc(pairs: &mut [(f64, f64)]) -> Option<f64> {
+    pairs.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);
+    for equals in pairs.chunk_by(|a, b| a.0 == b.0) {
+        let equal_positive: f64 = equals.iter().map(|(_, label)| label).sum();
+        let equal_negative: f64 = equals.iter().map(|(_, label)| 1.0 - label).sum();
+        ordered += equal_positive * (negative + 0.5 * equal_negative);
+        positive += equal_positive;
+        negative += equal_negative;
+    }
+    (positive > 0.0 && negative > 0.0).then(|| ordered / (positive * negative))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Draws, SeededDraws};
+
+    fn scores(pairs: &[(f64, f64)]) -> HeadScores {
+        let mut metrics = HeadMetrics::default();
+        for &(predicted_prob, label) in pairs {
+            metrics.update(predicted_prob, label);
+        }
+        metrics.finish()
+    }
+
+    #[track_caller]
+    fn close(found: f64, expected: f64) {
+        // Sums of a few hundred f64 terms of order one.
+        assert!((found - expected).abs() < 1e-12, "{found} != {expected}");
+    }
+
+    fn random_pairs(len: usize) -> Vec<(f64, f64)> {
+        let mut draws = SeededDraws::new(4, &["pairs"]);
+        // Predictions on a grid, so that there are ties; a third of the labels hard.
+        let label = |draws: &mut SeededDraws| {
+            [0.0, 1.0, draws.uniform()][draws.categorical(&[1.0, 1.0, 4.0])]
+        };
+        (0..len).map(|_| ((draws.uniform() * 20.0).floor() / 20.0, label(&mut draws))).collect()
+    }
+
+    #[test]
+    fn auroc_is_the_chance_of_the_right_order() {
+        let pairs = random_pairs(200);
+        let (mut ordered, mut total) = (0.0, 0.0);
+        for (high, positive) in &pairs {
+            for (low, label) in &pairs {
+                let weight = positive * (1.0 - label);
+                let share = if high > low {
+                    1.0
+                } else if high == low {
+                    0.5
+                } else {
+                    0.0
+                };
+                ordered += weight * share;
+                total += weight;
+            }
+        }
+        close(scores(&pairs).auroc.expect("both classes are present"), ordered / total);
+    }
+
+    #[test]
+    fn auroc_of_hard_labels() {
+        let auroc = |pairs: &[(f64, f64)]| scores(pairs).auroc;
+        assert_eq!(auroc(&[(0.1, 0.0), (0.4, 1.0), (0.35, 0.0), (0.8, 1.0)]), Some(1.0));
+        assert_eq!(auroc(&[(0.1, 0.0), (0.4, 0.0), (0.35, 1.0), (0.8, 1.0)]), Some(0.75));
+        assert_eq!(auroc(&[(0.5, 0.0), (0.5, 1.0)]), Some(0.5));
+        assert_eq!(auroc(&[(0.9, 0.0), (0.1, 1.0)]), Some(0.0));
+        assert_eq!(auroc(&[(0.9, 1.0), (0.1, 1.0)]), None);
+        assert_eq!(auroc(&[]), None);
+    }
+
+    #[test]
+    fn divergences_match_hand_computation() {
+        // KL(½ ‖ ¼) = ½ ln 2 + ½ ln ⅔; KL(1 ‖ ¼) = ln 4.
+        let found = scores(&[(0.25, 0.5), (0.25, 1.0)]);
+        let (first, second) = (0.5 * 2f64.ln() + 0.5 * (2f64 / 3.0).ln(), 4f64.ln());
+        close(found.kl, (first + second) / 2.0);
+        close(found.bce, (first + 2f64.ln() + second) / 2.0);
+        close(found.brier, (0.25f64.powi(2) + 0.75f64.powi(2)) / 2.0);
+        close(found.mean_label, 0.75);
+        close(found.mean_predicted, 0.25);
+        close(found.ece, 0.5);
+    }
+
+    #[test]
+    fn a_perfect_head_has_no_divergence() {
+        let pairs: Vec<(f64, f64)> =
+            random_pairs(300).iter().map(|(_, label)| (*label, *label)).collect();
+        let found = scores(&pairs);
+        close(found.kl, 0.0);
+        close(found.ece, 0.0);
+        assert_eq!(found.brier, 0.0);
+        assert!(found.bce > 0.1, "soft labels have entropy of their own");
+    }
+
+    #[test]
+    fn calibration_is_judged_bin_by_bin() {
+        // Two predictions of one bin average out; two of different bins do not. 1 belongs to the last bin.
+        close(scores(&[(0.51, 1.0), (0.51, 0.02)]).ece, 0.0);
+        close(scores(&[(0.2, 0.3), (0.8, 0.7)]).ece, 0.1);
+        close(scores(&[(1.0, 0.9), (0.96, 1.0)]).ece, 0.03);
+    }
+
+    #[test]
+    fn certain_predictions_stay_finite() {
+        let found = scores(&[(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (1.0, 0.5)]);
+        close(found.bce, (100.0 + 100.0 + 50.0) / 5.0);
+        assert!(found.kl.is_finite() && found.kl < found.bce);
+    }
+}

@@ -1,0 +1,98 @@
+//! Least squares over up to three columns, refusing what the observations do not determine.
+//!
+//! Knows nothing of what the columns count; `cost` chooses them, weighs them and says what a refusal means.
+
+/// The least sine of the angle between a column and the others at which its coefficient means anything. Runs at one
+/// fixed candidate length stay below it, though their last rounds may be cut short.
+const LEAST_SINE: f64 = 0.02;
+
+/// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the squared error.
+/// None where a column is as good as a combination of the others.
+///
+/// Modified Gram-Schmidt on unit columns, with the target as one column more: as exact as an orthogonal
+/// factorisation, where normal equations would square the condition number.
+pub(crate) fn least_squares(
+    columns: &[Vec<f64>; 3],
+    subset: &[usize],
+    target: &[f64],
+) -> Option<([f64; 3], f64)> {
+    let mut basis: Vec<Vec<f64>> = Vec::with_capacity(subset.len());
+    let mut triangle = [[0.0; 3]; 3];
+    for (place, &column) in subset.iter().enumerate() {
+        let mut rest = columns[column].clone();
+        let norm = dot(&rest, &rest).sqrt();
+        for (row, unit) in basis.iter().enumerate() {
+            triangle[row][place] = project_out(&mut rest, unit);
+        }
+        let length = dot(&rest, &rest).sqrt();
+        if norm == 0.0 || length < LEAST_SINE * norm {
+            return None;
+        }
+        rest.iter_mut().for_each(|value| *value /= length);
+        triangle[place][place] = length;
+        basis.push(rest);
+    }
+    let mut residual = target.to_vec();
+    let mut coefficients = [0.0; 3];
+    let loadings: Vec<f64> = basis.iter().map(|unit| project_out(&mut residual, unit)).collect();
+    for place in (0..subset.len()).rev() {
+        let known: f64 = (place + 1..subset.len())
+            .map(|later| triangle[place][later] * coefficients[subset[later]])
+            .sum();
+        coefficients[subset[place]] = (loadings[place] - known) / triangle[place][place];
+    }
+    Some((coefficients, dot(&residual, &residual)))
+}
+
+/// Takes the part along `unit` out of `vector` and returns its length.
+fn project_out(vector: &mut [f64], unit: &[f64]) -> f64 {
+    let length = dot(vector, unit);
+    vector.iter_mut().zip(unit).for_each(|(value, unit)| *value -= length * unit);
+    length
+}
+
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn columns() -> [Vec<f64>; 3] {
+        [vec![1.0, 1.0, 1.0, 1.0], vec![0.0, 1.0, 2.0, 3.0], vec![1.0, 3.0, 5.0, 7.0]]
+    }
+
+    #[test]
+    fn a_line_is_fitted_as_by_hand() {
+        // The best line through (0, 0), (1, 1), (2, 1), (3, 2) is 0.1 + 0.6·x, with squared error 0.2.
+        let (coefficients, error) =
+            least_squares(&columns(), &[0, 1], &[0.0, 1.0, 1.0, 2.0]).expect("independent columns");
+        // A handful of f64 operations on numbers of order one.
+        assert!((coefficients[0] - 0.1).abs() < 1e-14 && (coefficients[1] - 0.6).abs() < 1e-14);
+        assert_eq!(coefficients[2], 0.0);
+        assert!((error - 0.2).abs() < 1e-14);
+    }
+
+    #[test]
+    fn the_residual_is_orthogonal_to_the_columns() {
+        let target = [3.0, -1.0, 4.0, 1.0];
+        let (coefficients, error) =
+            least_squares(&columns(), &[0, 2], &target).expect("independent columns");
+        let [ones, _, third] = &columns();
+        let residual: Vec<f64> = (0..4)
+            .map(|i| target[i] - coefficients[0] * ones[i] - coefficients[2] * third[i])
+            .collect();
+        assert!(dot(&residual, ones).abs() < 1e-13 && dot(&residual, third).abs() < 1e-13);
+        assert!((dot(&residual, &residual) - error).abs() < 1e-13);
+    }
+
+    #[test]
+    fn dependent_columns_are_refused() {
+        // The third column is the first and twice the second.
+        assert_eq!(least_squares(&columns(), &[0, 1, 2], &[1.0; 4]), None);
+        let zero = [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]];
+        assert_eq!(least_squares(&zero, &[0], &[1.0; 4]), None);
+        assert_eq!(least_squares(&zero, &[1, 2], &[1.0; 4]), None);
+    }
+}

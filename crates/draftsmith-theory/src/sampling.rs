@@ -1,0 +1,280 @@
+//! How a token is chosen from logits: greedily, or drawn after temperature, top-k and top-p.
+//!
+//! The warpers and their order are those of HF transformers, since its settings are what recipes and peers mean by
+//! these names. This runs for every decoded token and every verified row, over vocabularies of 1k to 128k, so each
+//! step looks only at the tokens the step before it left.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TheoryError;
+use crate::distribution::checked_max;
+use crate::select::{Token, kth_largest, nucleus};
+
+/// How a model's next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decoding {
+    /// The most probable token, the first of equals.
+    Greedy,
+    /// A token drawn from the warped distribution.
+    Sampled(Sampling),
+}
+
+impl Decoding {
+    /// Checks the sampling settings, if there are any.
+    ///
+    /// # Errors
+    /// As [`Sampling::validate`].
+    pub fn validate(&self) -> Result<(), TheoryError> {
+        match self {
+            Self::Greedy => Ok(()),
+            Self::Sampled(sampling) => sampling.validate(),
+        }
+    }
+}
+
+/// The warpers applied before drawing: temperature, then top-k, then top-p. The default leaves the model's own
+/// distribution as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sampling {
+    /// Divides the logits. Positive; 1 changes nothing.
+    pub temperature: f64,
+    /// Keeps the smallest set of most probable tokens whose mass reaches this. In (0, 1]; 1 keeps all.
+    pub top_p: f64,
+    /// Keeps the tokens whose logit is at least the k-th largest, so more than k where there is a tie. None keeps all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, top_k: None }
+    }
+}
+
+impl Sampling {
+    /// Checks that every setting is in its range.
+    ///
+    /// # Errors
+    /// Names the first setting that is not.
+    pub fn validate(&self) -> Result<(), TheoryError> {
+        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
+            return Err(TheoryError::Temperature(self.temperature));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(TheoryError::TopP(self.top_p));
+        }
+        if self.top_k == Some(0) {
+            return Err(TheoryError::TopK);
+        }
+        Ok(())
+    }
+
+    /// The probabilities a token is drawn with: softmax of the warped `logits`, 0 for the tokens warped away.
+    ///
+    /// Settings must be valid (see [`Sampling::validate`]). Among tokens of equal probability at the edge of the
+    /// top-p set, those of higher index stay, as in HF, which removes from an ascending stable sort.
+    ///
+    /// # Panics
+    /// If no logit is finite, or any is NaN or +∞.
+    pub fn probs(&self, logits: &[f32]) -> Vec<f64> {
+        let largest = checked_max(logits);
+        let weight_of =
+            |logit: f32| ((f64::from(logit) - f64::from(largest)) / self.temperature).exp();
+
+        let Some(top_k) = self.top_k.filter(|&top_k| top_k < logits.len()) else {
+            let mut weights: Vec<f64> = if self.temperature == 1.0 {
+                logits.iter().map(|&logit| (f64::from(logit) - f64::from(largest)).exp()).collect()
+            } else {
+                logits.iter().map(|&logit| weight_of(logit)).collect()
+            };
+            let total = checked_total(weights.iter().sum());
+            if self.top_p >= 1.0 {
+                weights.iter_mut().for_each(|weight| *weight /= total);
+                return weights;
+            }
+            let kept =
+                nucleus(weights.iter().copied().enumerate(), total, logits.len(), self.top_p);
+            return spread(weights, kept);
+        };
+
+        let smallest_kept = kth_largest(logits, top_k);
+        let mut kept: Vec<Token> = Vec::with_capacity(top_k);
+        for (index, &logit) in logits.iter().enumerate() {
+            // NaN is let in, to be met by the check on the sum.
+            if logit >= smallest_kept || logit.is_nan() {
+                kept.push((index, weight_of(logit)));
+            }
+        }
+        if self.top_p < 1.0 {
+            let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
+            kept = nucleus(kept.iter().copied(), total, kept.len(), self.top_p);
+        }
+        spread(vec![0.0; logits.len()], kept)
+    }
+}
+
+fn checked_total(total: f64) -> f64 {
+    assert!(total.is_finite(), "logits must not be NaN");
+    total
+}
+
+/// `row` with the kept tokens' weights, normalised, and 0 elsewhere.
+fn spread(mut row: Vec<f64>, kept: Vec<Token>) -> Vec<f64> {
+    let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
+    row.fill(0.0);
+    for (index, weight) in kept {
+        row[index] = weight / total;
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Draws, SeededDraws, log_softmax};
+
+    /// HF's warpers, transcribed step by step: a full ascending stable sort, and no shortcuts.
+    fn reference_probs(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
+        let mut scores: Vec<f64> =
+            logits.iter().map(|&logit| f64::from(logit) / sampling.temperature).collect();
+        if let Some(top_k) = sampling.top_k {
+            let mut sorted = scores.clone();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let smallest_kept = sorted[top_k.min(sorted.len()) - 1];
+            scores
+                .iter_mut()
+                .filter(|score| **score < smallest_kept)
+                .for_each(|score| *score = f64::NEG_INFINITY);
+        }
+        let softmax = |scores: &[f64]| -> Vec<f64> {
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+            scores.iter().map(|score| (score - largest).exp() / total).collect()
+        };
+        if sampling.top_p < 1.0 {
+            let probs = softmax(&scores);
+            let mut order: Vec<usize> = (0..scores.len()).collect();
+            order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+            let mut cumulative = 0.0;
+            for &index in &order[..order.len() - 1] {
+                cumulative += probs[index];
+                if cumulative <= 1.0 - sampling.top_p {
+                    scores[index] = f64::NEG_INFINITY;
+                }
+            }
+        }
+        softmax(&scores)
+    }
+
+    #[test]
+    fn probs_equal_the_plain_transcription() {
+        let mut draws = SeededDraws::new(1, &["warpers"]);
+        for case in 0..600 {
+            let len = [1, 2, 5, 17, 300, 3000][case % 6];
+            let spread = [0.01, 3.0, 30.0][case % 3];
+            let mut logits: Vec<f32> =
+                (0..len).map(|_| ((draws.uniform() - 0.5) * spread) as f32).collect();
+            if len > 2 && case % 5 == 0 {
+                logits[1] = f32::NEG_INFINITY;
+            }
+            let sampling = Sampling {
+                temperature: [1.0, 0.6, 1.7][draws.categorical(&[1.0; 3])],
+                top_p: [1.0, 0.9, 0.5, 0.01][draws.categorical(&[1.0; 4])],
+                top_k: [None, Some(1), Some(3), Some(50), Some(5000)][draws.categorical(&[1.0; 5])],
+            };
+            let probs = sampling.probs(&logits);
+            for (index, (prob, expected)) in
+                probs.iter().zip(reference_probs(&sampling, &logits)).enumerate()
+            {
+                // Both are normalised sums of at most 3000 f64 terms.
+                assert!(
+                    (prob - expected).abs() < 1e-12,
+                    "{sampling:?}, token {index}: {prob} != {expected}"
+                );
+                assert_eq!(*prob == 0.0, expected == 0.0, "{sampling:?}, token {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_default_is_the_softmax() {
+        let logits = [0.3, -1.5, 7.0, f32::NEG_INFINITY, 2.25];
+        let probs = Sampling::default().probs(&logits);
+        for (prob, log_prob) in probs.iter().zip(log_softmax(&logits)) {
+            // exp(log) and a division, each rounded once.
+            assert!((prob - log_prob.exp()).abs() < 1e-15);
+        }
+    }
+
+    /// Logits whose softmax at T = 1 is (close to) the given probabilities.
+    fn logits_of(probs: &[f64]) -> Vec<f32> {
+        probs.iter().map(|prob| prob.ln() as f32).collect()
+    }
+
+    #[track_caller]
+    fn check(sampling: Sampling, probs: &[f64], expected: &[f64]) {
+        let found = sampling.probs(&logits_of(probs));
+        for (found, expected) in found.iter().zip(expected) {
+            // The logits are f32 logarithms.
+            assert!((found - expected).abs() < 1e-6, "{found} != {expected}");
+        }
+    }
+
+    #[test]
+    fn top_p_keeps_the_smallest_set_that_reaches_it() {
+        let probs = [0.1, 0.4, 0.2, 0.3];
+        let top_p = |top_p| Sampling { top_p, ..Sampling::default() };
+        check(top_p(0.95), &probs, &probs);
+        check(top_p(0.85), &probs, &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+        check(top_p(0.65), &probs, &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        check(top_p(0.35), &probs, &[0.0, 1.0, 0.0, 0.0]);
+        check(top_p(1e-300), &probs, &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn top_p_removes_lower_indices_of_equals_first() {
+        check(Sampling { top_p: 0.5, ..Sampling::default() }, &[0.25; 4], &[0.0, 0.0, 0.5, 0.5]);
+        check(Sampling { top_p: 1e-300, ..Sampling::default() }, &[0.25; 4], &[0.0, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn top_k_keeps_ties_and_top_p_sees_its_result() {
+        let top_k = |top_k, top_p| Sampling { top_k: Some(top_k), top_p, temperature: 1.0 };
+        check(top_k(2, 1.0), &[0.1, 0.4, 0.2, 0.3], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        check(top_k(1, 1.0), &[0.4, 0.4, 0.2], &[0.5, 0.5, 0.0]);
+        // After top-k the first token has 4/7 > 0.55 of the mass; before it, 0.4.
+        check(top_k(2, 0.55), &[0.1, 0.4, 0.2, 0.3], &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn temperature_comes_before_top_p() {
+        // At T = 1/2 the probabilities are squared and normalised: 16/26, 9/26, 1/26.
+        let sampling = Sampling { temperature: 0.5, top_p: 0.6, top_k: None };
+        check(sampling, &[0.5, 0.375, 0.125], &[1.0, 0.0, 0.0]);
+        let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
+        check(sampling, &[0.5, 0.375, 0.125], &[16.0 / 26.0, 9.0 / 26.0, 1.0 / 26.0]);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        let valid = Sampling::default();
+        assert_eq!(valid.validate(), Ok(()));
+        for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let refused = Decoding::Sampled(Sampling { temperature, ..valid }).validate();
+            assert!(matches!(refused, Err(TheoryError::Temperature(_))));
+        }
+        for top_p in [0.0, 1.1, f64::NAN] {
+            assert!(matches!(Sampling { top_p, ..valid }.validate(), Err(TheoryError::TopP(_))));
+        }
+        assert_eq!(Sampling { top_k: Some(0), ..valid }.validate(), Err(TheoryError::TopK));
+        assert_eq!(Decoding::Greedy.validate(), Ok(()));
+    }
+
+    #[test]
+    #[should_panic(expected = "must not be NaN")]
+    fn a_nan_logit_is_refused_under_top_k_too() {
+        Sampling { top_k: Some(1), ..Sampling::default() }.probs(&[0.0, 1.0, f32::NAN]);
+    }
+}

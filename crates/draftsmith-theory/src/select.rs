@@ -1,0 +1,110 @@
+//! Selection without sorting: the k-th largest logit and the top-p set, over whole vocabularies.
+//!
+//! What `sampling` asks of a row for every decoded token. Nearly all of a vocabulary is discarded by one comparison
+//! a token; what is left is halved until the edge is found, and never put in order.
+
+/// A token's index and its weight, not normalised.
+pub(crate) type Token = (usize, f64);
+
+/// The k-th largest logit, 1 <= k; −∞ where fewer than k are above it. NaNs are passed over.
+///
+/// One pass that holds at most a few times k logits: those above the k-th largest so far.
+pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
+    let select =
+        |best: &mut Vec<f32>| *best.select_nth_unstable_by(top_k - 1, |a, b| b.total_cmp(a)).1;
+    let capacity = 2 * top_k + 64;
+    let mut best: Vec<f32> = Vec::with_capacity(capacity);
+    let mut floor = f32::NEG_INFINITY;
+    for &logit in logits {
+        if logit > floor {
+            best.push(logit);
+            if best.len() == capacity {
+                floor = select(&mut best);
+                best.truncate(top_k);
+            }
+        }
+    }
+    if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
+}
+
+/// The top-p set: in descending order, every token before which less than `top_p` of the mass has gone. Returned in
+/// no particular order.
+///
+/// A kept token and the at most `num_tokens` no heavier ones hold more than 1 − `top_p` of the mass, so it weighs
+/// more than (1 − `top_p`) / `num_tokens` of it: that discards nearly all of most rows. The edge among the rest is
+/// found by halving, as a quickselect on mass, so that flat rows too cost linear time.
+pub(crate) fn nucleus(
+    tokens: impl Iterator<Item = Token>,
+    total: f64,
+    num_tokens: usize,
+    top_p: f64,
+) -> Vec<Token> {
+    // A little less, so that rounding here never removes what exact arithmetic keeps.
+    let least = (1.0 - top_p) * total / num_tokens as f64 * (1.0 - 1e-9);
+    let mut tokens: Vec<Token> = tokens.filter(|(_, weight)| *weight >= least).collect();
+    let descending = |a: &Token, b: &Token| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
+    // Of the tokens in descending order, those through `start` stay and those from `end` go.
+    let (mut start, mut end, mut mass_before) = (0, tokens.len(), 0.0);
+    while end - start > 1 {
+        let half = (end - start) / 2;
+        tokens[start..end].select_nth_unstable_by(half, descending);
+        let mass_through =
+            mass_before + tokens[start..start + half].iter().map(|(_, weight)| weight).sum::<f64>();
+        if mass_through < top_p * total {
+            start += half;
+            mass_before = mass_through;
+        } else {
+            end = start + half;
+        }
+    }
+    tokens.truncate(end);
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SeededDraws;
+
+    #[test]
+    fn kth_largest_is_that_of_a_sort() {
+        let mut draws = SeededDraws::new(9, &["kth"]);
+        for len in [1, 10, 200, 1000] {
+            let mut logits: Vec<f32> =
+                (0..len).map(|_| (draws.uniform() * 50.0).floor() as f32).collect();
+            for top_k in [1, 2, 10, 100, 1000].into_iter().filter(|&top_k| top_k <= len) {
+                let mut sorted = logits.clone();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                assert_eq!(kth_largest(&logits, top_k), sorted[top_k - 1]);
+                logits.reverse();
+            }
+        }
+    }
+
+    #[test]
+    fn nucleus_is_that_of_a_sort() {
+        let mut draws = SeededDraws::new(9, &["nucleus"]);
+        for len in [1, 63, 64, 65, 2000] {
+            for top_p in [0.001, 0.3, 0.9, 0.999, 1.0 - 1e-12] {
+                // Multiples of 1/8: sums are exact, and ties abound.
+                let weights: Vec<f64> =
+                    (0..len).map(|_| (draws.uniform() * 40.0).ceil() / 8.0).collect();
+                let total: f64 = weights.iter().sum();
+                let mut expected: Vec<Token> = weights.iter().copied().enumerate().collect();
+                expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
+                let mut mass = 0.0;
+                let num_kept = expected.iter().take_while(|(_, weight)| {
+                    let before = mass;
+                    mass += weight;
+                    before < top_p * total
+                });
+                let num_kept = num_kept.count();
+                expected.truncate(num_kept);
+                expected.sort_by_key(|(index, _)| *index);
+                let mut found = nucleus(weights.into_iter().enumerate(), total, len, top_p);
+                found.sort_by_key(|(index, _)| *index);
+                assert_eq!(found, expected);
+            }
+        }
+    }
+}

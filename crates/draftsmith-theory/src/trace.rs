@@ -1,0 +1,306 @@
+//! What happened while decoding, round by round, and the rates every report is made of.
+//!
+//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates are of the tokens that were kept: those
+//! cut off by an end-of-sequence token or the token limit count as discarded.
+
+use std::iter::Sum;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::TheoryError;
+
+/// One draft phase and one target forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Round {
+    /// Candidates drafted and verified; 0 when the target decodes alone.
+    pub num_drafted: usize,
+    /// Forwards of the draft. One a candidate for a separate draft; a drafter that looks tokens up has none, and one
+    /// that shares layers with the target can have one more than candidates.
+    pub num_draft_forwards: usize,
+    /// Leading candidates the target accepted.
+    pub num_accepted: usize,
+    /// Time drafting took.
+    pub draft_time: Duration,
+    /// Time the target forward and verification took.
+    pub verify_time: Duration,
+}
+
+impl Round {
+    /// Tokens the round yields before any cut: the accepted candidates and the target's own.
+    pub fn num_tokens(&self) -> usize {
+        self.num_accepted + 1
+    }
+}
+
+/// One generation, or several put together.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Trace {
+    /// The rounds, in order.
+    pub rounds: Vec<Round>,
+    /// New tokens kept, the end-of-sequence token included.
+    pub num_tokens: usize,
+    /// Time both models took over `prompt[..-1]`, before the first round.
+    pub prefill_time: Duration,
+}
+
+impl Trace {
+    /// Several generations as one: all rounds, and the sums of tokens and times.
+    pub fn merge<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Trace {
+        let mut merged = Trace::default();
+        for trace in traces {
+            merged.rounds.extend_from_slice(&trace.rounds);
+            merged.num_tokens += trace.num_tokens;
+            merged.prefill_time += trace.prefill_time;
+        }
+        merged
+    }
+
+    /// The counts the rates are made of.
+    ///
+    /// # Panics
+    /// If a round accepts more than it drafted, or more tokens were kept than the rounds yield.
+    pub fn counts(&self) -> Counts {
+        let (mut counts, mut num_yielded, mut num_rejected) = (Counts::default(), 0, 0);
+        for round in &self.rounds {
+            assert!(
+                round.num_accepted <= round.num_drafted,
+                "only drafted candidates can be accepted: {round:?}"
+            );
+            counts.num_draft_forwards += round.num_draft_forwards;
+            counts.num_drafted += round.num_drafted;
+            counts.num_accepted += round.num_accepted;
+            num_rejected += round.num_drafted - round.num_accepted;
+            num_yielded += round.num_tokens();
+        }
+        let num_cut = num_yielded
+            .checked_sub(self.num_tokens)
+            .expect("every kept token was yielded by a round");
+        counts.num_tokens = self.num_tokens;
+        counts.num_target_forwards = self.rounds.len();
+        counts.num_discarded = num_rejected + num_cut;
+        counts
+    }
+
+    /// CTAR(w), the consecutive token acceptance rate (Kangaroo): the share of rounds that yield more than
+    /// `num_tokens` tokens. A round yields its accepted candidates and one more, whether or not the end of the text
+    /// then cuts some. NaN without rounds.
+    pub fn ctar(&self, num_tokens: usize) -> f64 {
+        let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
+        num_longer as f64 / self.rounds.len() as f64
+    }
+
+    /// Time all draft phases took.
+    pub fn draft_time(&self) -> Duration {
+        self.rounds.iter().map(|round| round.draft_time).sum()
+    }
+
+    /// Time all target forwards and verifications took.
+    pub fn verify_time(&self) -> Duration {
+        self.rounds.iter().map(|round| round.verify_time).sum()
+    }
+
+    /// Time all rounds took, without prefill.
+    pub fn decode_time(&self) -> Duration {
+        self.draft_time() + self.verify_time()
+    }
+}
+
+/// How often each thing happened. Counts of several generations add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// N: new tokens kept.
+    pub num_tokens: usize,
+    /// N_target: target forwards, one a round.
+    pub num_target_forwards: usize,
+    /// N_draft: draft forwards.
+    pub num_draft_forwards: usize,
+    /// Candidates drafted.
+    pub num_drafted: usize,
+    /// Candidates accepted, later cuts not considered.
+    pub num_accepted: usize,
+    /// N_discarded: candidates rejected, and tokens cut by an end-of-sequence token or the token limit.
+    pub num_discarded: usize,
+}
+
+impl Counts {
+    /// Target forwards a kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    pub fn verification_rate(&self) -> f64 {
+        self.num_target_forwards as f64 / self.num_tokens as f64
+    }
+
+    /// Discarded a kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    pub fn discard_rate(&self) -> f64 {
+        self.num_discarded as f64 / self.num_tokens as f64
+    }
+
+    /// Kept tokens a target forward: N / N_target (Kangaroo's CR). NaN without forwards.
+    pub fn compression_rate(&self) -> f64 {
+        self.num_tokens as f64 / self.num_target_forwards as f64
+    }
+
+    /// Accepted candidates a drafted one. NaN without candidates.
+    pub fn acceptance_rate(&self) -> f64 {
+        self.num_accepted as f64 / self.num_drafted as f64
+    }
+
+    /// Rows the target verified: a round of K candidates is a forward of K + 1.
+    pub fn num_verified_rows(&self) -> usize {
+        self.num_drafted + self.num_target_forwards
+    }
+
+    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), without which Eq. 2.3 says nothing.
+    ///
+    /// It holds when every draft forward makes one candidate, so for a separate draft and not for every other.
+    ///
+    /// # Errors
+    /// With the four counts, if they do not add up.
+    pub fn check_forward_identity(&self) -> Result<(), TheoryError> {
+        let Self { num_tokens, num_target_forwards, num_draft_forwards, num_discarded, .. } = *self;
+        if num_draft_forwards + num_target_forwards == num_tokens + num_discarded {
+            Ok(())
+        } else {
+            Err(TheoryError::ForwardIdentity {
+                num_draft_forwards,
+                num_target_forwards,
+                num_tokens,
+                num_discarded,
+            })
+        }
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.num_tokens += other.num_tokens;
+        self.num_target_forwards += other.num_target_forwards;
+        self.num_draft_forwards += other.num_draft_forwards;
+        self.num_drafted += other.num_drafted;
+        self.num_accepted += other.num_accepted;
+        self.num_discarded += other.num_discarded;
+    }
+}
+
+impl Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |mut total, counts| {
+            total += counts;
+            total
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Draws, SeededDraws};
+
+    fn round(num_drafted: usize, num_accepted: usize) -> Round {
+        let (draft_time, verify_time) =
+            (Duration::from_millis(num_drafted as u64), Duration::from_millis(10));
+        Round {
+            num_drafted,
+            num_draft_forwards: num_drafted,
+            num_accepted,
+            draft_time,
+            verify_time,
+        }
+    }
+
+    /// Three rounds yield 4 + 2 + 6 = 12 tokens; the limit keeps 10.
+    fn example() -> Trace {
+        let rounds = vec![round(3, 3), round(4, 1), round(5, 5)];
+        Trace { rounds, num_tokens: 10, prefill_time: Duration::from_millis(7) }
+    }
+
+    fn random_trace(draws: &mut SeededDraws) -> Trace {
+        let rounds: Vec<Round> = (0..1 + draws.categorical(&[1.0; 9]))
+            .map(|_| {
+                let num_drafted = draws.categorical(&[1.0; 6]);
+                round(num_drafted, draws.categorical(&vec![1.0; num_drafted + 1]))
+            })
+            .collect();
+        let num_yielded: usize = rounds.iter().map(Round::num_tokens).sum();
+        let last = rounds[rounds.len() - 1].num_tokens();
+        let num_tokens = num_yielded - draws.categorical(&vec![1.0; last]);
+        Trace { rounds, num_tokens, prefill_time: Duration::from_millis(3) }
+    }
+
+    #[test]
+    fn forwards_add_up_for_every_trace_of_a_separate_draft() {
+        let mut draws = SeededDraws::new(1, &["traces"]);
+        for _ in 0..300 {
+            let counts = random_trace(&mut draws).counts();
+            assert_eq!(counts.check_forward_identity(), Ok(()));
+            // Eq. 2.2 divided by N, in f64.
+            let per_token = (counts.num_draft_forwards + counts.num_target_forwards) as f64
+                / counts.num_tokens as f64;
+            assert!((per_token - 1.0 - counts.discard_rate()).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn counts_and_rates_match_hand_computation() {
+        let counts = example().counts();
+        let expected = Counts {
+            num_tokens: 10,
+            num_target_forwards: 3,
+            num_draft_forwards: 12,
+            num_drafted: 12,
+            num_accepted: 9,
+            num_discarded: 3 + 2,
+        };
+        assert_eq!(counts, expected);
+        assert_eq!(counts.verification_rate(), 0.3);
+        assert_eq!(counts.discard_rate(), 0.5);
+        assert_eq!(counts.compression_rate(), 10.0 / 3.0);
+        assert_eq!(counts.acceptance_rate(), 0.75);
+        assert_eq!(counts.num_verified_rows(), 4 + 5 + 6);
+    }
+
+    #[test]
+    fn ctar_is_the_share_of_rounds_that_yield_more() {
+        let shares: Vec<f64> = (0..8).map(|num_tokens| example().ctar(num_tokens)).collect();
+        let third = 1.0 / 3.0;
+        assert_eq!(shares, [1.0, 1.0, 2.0 / 3.0, 2.0 / 3.0, third, third, 0.0, 0.0]);
+        // The tail sum of a distribution is its mean: what compression would be without cuts.
+        assert!((shares.iter().sum::<f64>() - 12.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn merging_adds_counts_and_times() {
+        let mut draws = SeededDraws::new(2, &["traces"]);
+        let traces: Vec<Trace> = (0..6).map(|_| random_trace(&mut draws)).collect();
+        let merged = Trace::merge(&traces);
+        assert_eq!(merged.counts(), traces.iter().map(Trace::counts).sum());
+        assert_eq!(merged.decode_time(), traces.iter().map(Trace::decode_time).sum());
+        assert_eq!(merged.prefill_time, Duration::from_millis(18));
+        assert_eq!(Trace::merge([]), Trace::default());
+    }
+
+    #[test]
+    fn the_target_alone_keeps_the_identity() {
+        let trace = Trace { rounds: vec![round(0, 0); 7], num_tokens: 7, ..Trace::default() };
+        let counts = trace.counts();
+        assert_eq!(counts.check_forward_identity(), Ok(()));
+        assert_eq!((counts.verification_rate(), counts.discard_rate()), (1.0, 0.0));
+    }
+
+    #[test]
+    fn extra_draft_forwards_break_the_identity_and_are_told() {
+        let mut trace = example();
+        trace.rounds[0].num_draft_forwards += 1;
+        let refused = trace.counts().check_forward_identity();
+        assert_eq!(refused.map_err(|error| error.to_string()), Err(
+            "draft and target forwards do not add up to tokens kept and discarded: `13` + `3` != `10` + `5`".into()
+        ));
+    }
+
+    #[test]
+    #[should_panic(expected = "yielded by a round")]
+    fn tokens_from_nowhere_are_a_bug() {
+        Trace { num_tokens: 13, ..example() }.counts();
+    }
+}

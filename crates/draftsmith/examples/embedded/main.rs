@@ -1,0 +1,132 @@
+//! Makes the embedded default models: writes the corpus, trains the tokenizer, pre-trains the
+//! target and two drafts, and measures how well they agree.
+//!
+//! ```text
+//! cargo run --release --example embedded -- prompts
+//! cargo run --release --example embedded -- pretrain target 2600
+//! cargo run --release --example embedded -- pretrain draft 6000
+//! cargo run --release --example embedded -- pretrain draft-small 6000
+//! ```
+
+#[path = "../../src/allocator.rs"]
+mod allocator;
+mod corpus;
+mod pretrain;
+mod tokenizer;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+use draftsmith_model::{LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+
+use pretrain::Pretraining;
+
+/// Seed of the corpus and of everything trained on it.
+const SEED: u64 = 20_260;
+/// Examples from this index on are never trained on.
+const FIRST_UNSEEN: u64 = 1 << 40;
+const VOCAB_SIZE: usize = 1024;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Repository root.
+    #[arg(long, default_value = ".")]
+    root: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write the prompt sets of `data/tiny/prompts`.
+    Prompts,
+    /// Print two examples of each kind.
+    Samples,
+    /// Train one model: `target`, `draft` or `draft-small`.
+    Pretrain {
+        /// Which one.
+        model: String,
+        /// Optimizer steps.
+        num_steps: usize,
+        /// Rows of 192 tokens a step.
+        #[arg(long, default_value_t = 16)]
+        batch_size: usize,
+        /// Highest learning rate.
+        #[arg(long, default_value_t = 3e-3)]
+        learning_rate: f64,
+    },
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let root = &arguments.root;
+    match arguments.command {
+        Command::Prompts => {
+            let dir = root.join("data/tiny/prompts");
+            std::fs::create_dir_all(&dir)?;
+            corpus::write_prompts(&dir.join("train.jsonl"), SEED, FIRST_UNSEEN..FIRST_UNSEEN + 400)?;
+            let test = FIRST_UNSEEN + 10_000;
+            corpus::write_prompts(&dir.join("test.jsonl"), SEED, test..test + 140)
+        }
+        Command::Samples => {
+            for index in 0..60 {
+                let example = corpus::example(SEED, FIRST_UNSEEN + index);
+                println!("[{}] {}\n--\n{}\n", example.kind.name(), example.prompt, example.answer);
+            }
+            Ok(())
+        }
+        Command::Pretrain { model, num_steps, batch_size, learning_rate } => {
+            let plan = Pretraining {
+                batch_size,
+                row_len: 192,
+                num_steps,
+                learning_rate,
+                seed: SEED,
+            };
+            let dir = root.join("checkpoints/tiny").join(&model);
+            train(&model, &shape(&model)?, &plan, &dir)
+        }
+    }
+}
+
+fn train(name: &str, config: &LlamaConfig, plan: &Pretraining, dir: &Path) -> Result<()> {
+    let texts = (0..20_000)
+        .map(|index| corpus::example(SEED, index))
+        .flat_map(|example| [example.prompt, example.answer]);
+    let trained = tokenizer::train(texts, VOCAB_SIZE)?;
+    eprintln!("{name}: {} parameters, {plan:?}", config.num_parameters());
+    tokenizer::write_model_dir_files(dir, &trained)?;
+    let save = |model: &draftsmith_model::CausalLm| {
+        model.write_model_dir(dir, WeightDtype::Bf16).map_err(anyhow::Error::from)
+    };
+    pretrain::pretrain(name, config, &trained, plan, 200, save)?;
+    Ok(())
+}
+
+/// A deep target, a shallow draft, and a draft of one layer.
+fn shape(name: &str) -> Result<LlamaConfig> {
+    let (hidden_size, num_hidden_layers, heads, kv_heads) = match name {
+        "target" => (192, 8, 6, 2),
+        "draft" => (96, 2, 3, 1),
+        "draft-small" => (64, 1, 2, 1),
+        other => bail!("`{other}` is none of `target`, `draft`, `draft-small`"),
+    };
+    Ok(LlamaConfig {
+        vocab_size: VOCAB_SIZE,
+        hidden_size,
+        intermediate_size: hidden_size * 8 / 3,
+        num_hidden_layers,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        head_dim: 32,
+        max_position_embeddings: 256,
+        rms_norm_eps: 1e-5,
+        rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
+        tie_word_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+        bos_token_id: Some(0),
+        eos_token_ids: vec![1],
+    })
+}

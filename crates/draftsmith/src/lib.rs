@@ -1,0 +1,1 @@
+//! Trains what makes speculative decoding faster, and proves it.
