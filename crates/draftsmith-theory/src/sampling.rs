@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
-use crate::distribution::checked_max;
+use crate::distribution::{argmax, checked_max};
 use crate::select::{Token, kth_largest, nucleus};
 
 /// How a model's next token is chosen.
@@ -21,6 +21,22 @@ pub enum Decoding {
 }
 
 impl Decoding {
+    /// The probabilities a token is chosen with, as served: of one token 1 when greedy, else
+    /// [`Sampling::probs`].
+    ///
+    /// # Panics
+    /// As [`Sampling::probs`].
+    pub fn probs(&self, logits: &[f32]) -> Vec<f64> {
+        match self {
+            Self::Greedy => {
+                let mut probs = vec![0.0; logits.len()];
+                probs[argmax(logits) as usize] = 1.0;
+                probs
+            }
+            Self::Sampled(sampling) => sampling.probs(logits),
+        }
+    }
+
     /// Checks the sampling settings, if there are any.
     ///
     /// # Errors

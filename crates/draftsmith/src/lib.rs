@@ -1,1 +1,18 @@
-//! Trains what makes speculative decoding faster, and proves it.
+//! The jobs of draftsmith: recipes, subcommands and reports.
+//!
+//! The only crate that prints, reads arguments and picks devices. One file a subcommand in
+//! `commands/`; what they share stands beside it.
+
+mod answers;
+mod cli;
+mod commands;
+mod console;
+mod device;
+mod pair;
+mod progress;
+mod recipe;
+mod report;
+mod results;
+mod table;
+
+pub use cli::run;

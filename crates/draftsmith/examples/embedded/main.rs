@@ -59,6 +59,7 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    allocator::keep_freed_pages();
     let arguments = Arguments::parse();
     let root = &arguments.root;
     match arguments.command {

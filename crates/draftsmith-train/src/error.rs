@@ -1,0 +1,110 @@
+//! What can go wrong while training: every message names the setting, the row or the file, and
+//! says what to do.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use draftsmith_data::DataError;
+
+/// An error of training.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// A setting is out of its range.
+    #[error("`head.{key}` is {value}, expected {expected}")]
+    Setting {
+        /// The key in the recipe's `[head]` section.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// The values it may have.
+        expected: &'static str,
+    },
+    /// A row has no columns of a draft.
+    #[error(
+        "row `{id}` has no draft columns: the data was built without a drafter; \
+         give `models.draft` and build it again"
+    )]
+    NoDraftColumns {
+        /// The row.
+        id: String,
+    },
+    /// A row is not what the data format promises.
+    #[error(transparent)]
+    Row(#[from] DataError),
+    /// A log-probability is not a number.
+    #[error("row `{id}`: the log-probabilities at position {position} are {target} (target) and {draft} (draft); build the data again")]
+    LogProb {
+        /// The row.
+        id: String,
+        /// The position in the response.
+        position: usize,
+        /// The target's log-probability of the draft's token.
+        target: f32,
+        /// The draft's.
+        draft: f32,
+    },
+    /// One side of the split has nothing to learn or to measure.
+    #[error(
+        "{num_training} rows for training and {num_validation} for validation have labels, of \
+         {num_rows} in all ({num_unusable} are empty or begin past the draft's context of \
+         {context} tokens), with `head.validation_share` = {validation_share} and \
+         `head.mixing_ratio` = {mixing_ratio}: each side needs one; build more data"
+    )]
+    TooFewRows {
+        /// Rows given.
+        num_rows: usize,
+        /// Rows that have no position inside the draft's context.
+        num_unusable: usize,
+        /// Training rows that have a label, in the epoch that has fewest.
+        num_training: usize,
+        /// Validation rows that have a label.
+        num_validation: usize,
+        /// Longest sequence of the draft, in tokens.
+        context: usize,
+        /// The share that was to be held out.
+        validation_share: f64,
+        /// The share of positions without a label.
+        mixing_ratio: f64,
+    },
+    /// A loss or a prediction is NaN or infinite.
+    #[error(
+        "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
+         high (`head.learning_rate`), or the draft's hidden states are broken there",
+        quoted(.row_ids)
+    )]
+    NotFinite {
+        /// `training loss` or `prediction`.
+        what: &'static str,
+        /// The epoch, counted from 1.
+        epoch: usize,
+        /// The rows of the batch.
+        row_ids: Vec<String>,
+    },
+    /// The directory of checkpoints cannot be used.
+    #[error("cannot {action} `{path}`: {source}")]
+    CheckpointDir {
+        /// What was being done: `create`, `clear`.
+        action: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The device failed to deliver a result.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// burn-train stopped: a checkpoint could not be written, or a metric not be computed.
+    #[error("training stopped: {0}")]
+    Learner(Arc<burn_train::TrainingError>),
+}
+
+fn quoted(ids: &[String]) -> String {
+    ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Copies a tensor from its device: waits for it.
+pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TrainError> {
+    let data = tensor.try_into_data().map_err(|e| TrainError::Device(e.to_string()))?;
+    data.try_into_vec().map_err(|e| TrainError::Device(format!("{e:?}")))
+}

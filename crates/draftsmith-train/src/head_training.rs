@@ -1,0 +1,170 @@
+//! The recipe's `[head]` section: how an acceptance head is trained.
+//!
+//! The defaults are the SpecDec++ authors' run: what their script sets, and the defaults of the
+//! Hugging Face Trainer for what it leaves open.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+
+/// The settings of [`train_head`](crate::train_head). Every key may be left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeadTraining {
+    /// Residual blocks D of the head, 0 to 64. 3: the best of SpecDec++'s sweep over 0 to 4.
+    pub num_layers: usize,
+    /// Whether one block serves every depth. True: the authors' code, and the only form that their
+    /// class can load.
+    pub tied: bool,
+    /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
+    /// 1, 3, 6 and 12.
+    pub rejection_weight: f64,
+    /// The share of positions that keep the target's token and have no label, from 0 to below 1.
+    /// 0.15: SpecDec++, section 3.
+    pub mixing_ratio: f64,
+    /// The peak learning rate of AdamW, above 0. 5e-5: the Trainer's default.
+    pub learning_rate: f64,
+    /// Decoupled weight decay of AdamW, 0 or more. 0: the Trainer's default.
+    pub weight_decay: f64,
+    /// Decay of AdamW's mean of gradients, from 0 to below 1. 0.9: the Trainer's default.
+    pub beta_1: f64,
+    /// Decay of AdamW's mean of squared gradients, from 0 to below 1. 0.999: the Trainer's default.
+    pub beta_2: f64,
+    /// Added to the root of AdamW's mean of squares, above 0. 1e-8: the Trainer's default.
+    pub epsilon: f64,
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; it
+    /// falls to 0 along a cosine after them. 0.03: the authors' script.
+    pub warm_up_share: f64,
+    /// The global norm that a step's gradients are cut to, above 0. 1: the Trainer's default.
+    pub max_grad_norm: f64,
+    /// How often the data is gone through, 1 or more. 3: the authors' script.
+    pub num_epochs: usize,
+    /// Rows a batch, 1 or more; the loss is a mean over a batch's labels. 4: the authors' script.
+    pub batch_size: usize,
+    /// Batches a step, 1 or more; their gradients are averaged. 8: the authors' script.
+    pub gradient_accumulation: usize,
+    /// The share of conversations held out for validation, between 0 and 1. 0.1: ours; the authors
+    /// hold out a fixed number of an unseeded shuffle.
+    pub validation_share: f64,
+}
+
+impl Default for HeadTraining {
+    fn default() -> Self {
+        Self {
+            num_layers: 3,
+            tied: true,
+            rejection_weight: 6.0,
+            mixing_ratio: 0.15,
+            learning_rate: 5e-5,
+            weight_decay: 0.0,
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-8,
+            warm_up_share: 0.03,
+            max_grad_norm: 1.0,
+            num_epochs: 3,
+            batch_size: 4,
+            gradient_accumulation: 8,
+            validation_share: 0.1,
+        }
+    }
+}
+
+impl HeadTraining {
+    /// Checks every setting's range.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with the first key that is out of its range.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        let positive = |x: f64| x > 0.0 && x.is_finite();
+        let below_one = |x: f64| (0.0..1.0).contains(&x);
+        let numbers: [(_, f64, bool, _); 10] = [
+            ("rejection_weight", self.rejection_weight, positive(self.rejection_weight), "a number above 0"),
+            ("mixing_ratio", self.mixing_ratio, below_one(self.mixing_ratio), "0 to below 1"),
+            ("learning_rate", self.learning_rate, positive(self.learning_rate), "a number above 0"),
+            (
+                "weight_decay",
+                self.weight_decay,
+                self.weight_decay == 0.0 || positive(self.weight_decay),
+                "0 or more",
+            ),
+            ("beta_1", self.beta_1, below_one(self.beta_1), "0 to below 1"),
+            ("beta_2", self.beta_2, below_one(self.beta_2), "0 to below 1"),
+            // Smaller ones are 0 in the f32 that AdamW computes in.
+            (
+                "epsilon",
+                self.epsilon,
+                positive(self.epsilon) && self.epsilon >= f64::from(f32::MIN_POSITIVE),
+                "a number above 1.2e-38",
+            ),
+            ("warm_up_share", self.warm_up_share, (0.0..=1.0).contains(&self.warm_up_share), "0 to 1"),
+            ("max_grad_norm", self.max_grad_norm, positive(self.max_grad_norm), "a number above 0"),
+            (
+                "validation_share",
+                self.validation_share,
+                self.validation_share > 0.0 && self.validation_share < 1.0,
+                "a number between 0 and 1",
+            ),
+        ];
+        let counts = [
+            ("num_epochs", self.num_epochs),
+            ("batch_size", self.batch_size),
+            ("gradient_accumulation", self.gradient_accumulation),
+        ];
+        let fail = |key, value: String, expected| Err(TrainError::Setting { key, value, expected });
+        if self.num_layers > 64 {
+            return fail("num_layers", self.num_layers.to_string(), "0 to 64");
+        }
+        if let Some((key, value, _, expected)) = numbers.into_iter().find(|(_, _, fits, _)| !fits) {
+            return fail(key, value.to_string(), expected);
+        }
+        match counts.into_iter().find(|(_, value)| *value == 0) {
+            Some((key, value)) => fail(key, value.to_string(), "1 or more"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_section_is_the_default_and_a_misspelt_key_is_named() {
+        let read = |text: &str| toml::from_str::<HeadTraining>(text);
+        assert_eq!(read("").unwrap(), HeadTraining::default());
+        assert_eq!(read("num_layers = 1\nepsilon = 1e-6").unwrap().num_layers, 1);
+        let message = read("learning_rat = 1.0").unwrap_err().to_string();
+        assert!(message.contains("learning_rat"), "{message}");
+    }
+
+    #[test]
+    fn every_default_is_in_range_and_bad_values_name_their_key() {
+        HeadTraining::default().validate().unwrap();
+        let check = |key: &str, bad: HeadTraining| {
+            let message = bad.validate().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`head.{key}` is ")), "{message}");
+        };
+        let default = HeadTraining::default;
+        check("num_layers", HeadTraining { num_layers: 65, ..default() });
+        check("num_epochs", HeadTraining { num_epochs: 0, ..default() });
+        check("batch_size", HeadTraining { batch_size: 0, ..default() });
+        check("gradient_accumulation", HeadTraining { gradient_accumulation: 0, ..default() });
+        for bad in [f64::NAN, -1.0, f64::INFINITY] {
+            check("rejection_weight", HeadTraining { rejection_weight: bad, ..default() });
+            check("mixing_ratio", HeadTraining { mixing_ratio: bad, ..default() });
+            check("learning_rate", HeadTraining { learning_rate: bad, ..default() });
+            check("weight_decay", HeadTraining { weight_decay: bad, ..default() });
+            check("beta_1", HeadTraining { beta_1: bad, ..default() });
+            check("beta_2", HeadTraining { beta_2: bad, ..default() });
+            check("epsilon", HeadTraining { epsilon: bad, ..default() });
+            check("warm_up_share", HeadTraining { warm_up_share: bad, ..default() });
+            check("max_grad_norm", HeadTraining { max_grad_norm: bad, ..default() });
+            check("validation_share", HeadTraining { validation_share: bad, ..default() });
+        }
+        check("mixing_ratio", HeadTraining { mixing_ratio: 1.0, ..default() });
+        check("validation_share", HeadTraining { validation_share: 0.0, ..default() });
+        check("validation_share", HeadTraining { validation_share: 1.0, ..default() });
+        check("epsilon", HeadTraining { epsilon: 1e-60, ..default() });
+    }
+}

@@ -1,0 +1,180 @@
+//! The command line: what can be said, resolved once into what is meant.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{ArgGroup, Args, Parser, Subcommand};
+
+use crate::commands;
+use crate::console::{Console, Interrupted};
+use crate::device::DeviceChoice;
+use crate::recipe::Recipe;
+
+/// Trains what makes speculative decoding faster, and proves it.
+#[derive(Debug, Parser)]
+#[command(name = "draftsmith", version, propagate_version = true)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags of every subcommand.
+#[derive(Debug, Args)]
+struct Common {
+    /// Where to compute: `cpu`, `cuda`, `cuda:N` or `wgpu`.
+    #[arg(long, global = true, default_value = "cpu", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// Seed of every draw; overrides the recipe's.
+    #[arg(long, global = true)]
+    seed: Option<u64>,
+    /// No progress and no notes on stderr, only errors.
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// One JSON document on stdout instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run every stage the recipe has, skipping finished ones.
+    Run(RecipeArguments),
+    /// Generate responses with the target and label them with the draft.
+    BuildData(RecipeArguments),
+    /// Train an acceptance head on the built data.
+    TrainHead(RecipeArguments),
+    /// Measure plain decoding, fixed candidate lengths and the head's thresholds.
+    Evaluate(RecipeArguments),
+    /// Generate text with one model, or with a target and its draft.
+    Generate(GenerateArguments),
+    /// Explain a model, a head, a dataset or results.
+    Inspect {
+        /// A model or head directory, a data directory or Parquet file, or results.json.
+        path: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RecipeArguments {
+    /// The recipe, a TOML file.
+    recipe: PathBuf,
+    /// Override a key, as in `--set head.num_layers=2`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+/// What `generate` is told.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
+pub(crate) struct GenerateArguments {
+    /// The target's checkpoint directory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) target: PathBuf,
+    /// A draft's checkpoint directory, for speculative decoding.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) draft: Option<PathBuf>,
+    /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
+    #[arg(long, value_name = "DIR", requires = "draft")]
+    pub(crate) head: Option<PathBuf>,
+    /// What the user says to the model.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: String,
+    /// Give the prompt to the model as it is, without its chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Always take the most probable token (the default).
+    #[arg(long)]
+    pub(crate) greedy: bool,
+    /// Sample at this temperature; 0 is greedy.
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f64>,
+    /// Sample from the smallest set of tokens that has this mass.
+    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+    /// The most new tokens.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) max_new_tokens: usize,
+    /// Candidates a round, where there is a draft and no head.
+    #[arg(long, value_name = "K", default_value_t = 5, conflicts_with = "head")]
+    pub(crate) candidate_length: usize,
+    /// With a head: end a round when the chance of a rejection exceeds this.
+    #[arg(long, value_name = "H", default_value_t = 0.7, requires = "head")]
+    pub(crate) stop_threshold: f64,
+    /// With a head: the most candidates a round.
+    #[arg(long, value_name = "K", default_value_t = 20, requires = "head")]
+    pub(crate) max_candidate_length: usize,
+}
+
+/// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
+/// 1 for a failure, 2 for a command line that cannot be understood, 130 after Ctrl-C.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    let json = arguments.common.json;
+    match execute(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("{error}");
+            ExitCode::from(130)
+        }
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", describe(&error));
+            if json {
+                println!("{}", serde_json::json!({ "error": describe(&error) }));
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(arguments: Arguments) -> Result<()> {
+    let Arguments { common, command } = arguments;
+    let console = Console::new(common.quiet, common.json)?;
+    let recipe = |arguments: &RecipeArguments| -> Result<Recipe> {
+        Recipe::read(&arguments.recipe, &arguments.overrides, common.seed)
+    };
+    let device = || common.device.open();
+    match command {
+        Command::Run(a) => commands::run::run(&recipe(&a)?, &device()?, &console),
+        Command::BuildData(a) => {
+            commands::build_data::run(&recipe(&a)?, &device()?, &console).map(drop)
+        }
+        Command::TrainHead(a) => {
+            commands::train_head::run(&recipe(&a)?, &device()?, &console).map(drop)
+        }
+        Command::Evaluate(a) => {
+            commands::evaluate::run(&recipe(&a)?, &device()?, &console).map(drop)
+        }
+        Command::Generate(a) => {
+            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, &console)
+        }
+        Command::Inspect { path } => commands::inspect::run(&path, &console)
+            .with_context(|| format!("cannot inspect `{}`", path.display())),
+    }
+}
+
+/// An error and its causes on one line, each cause once.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Whether output broke off because its reader went away, as in `draftsmith … | head`.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}

@@ -1,0 +1,8 @@
+//! The subcommands, one file each.
+
+pub(crate) mod build_data;
+pub(crate) mod evaluate;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod run;
+pub(crate) mod train_head;

@@ -1,0 +1,337 @@
+//! `build-data`: prompts in, labelled responses out, in shards that are each whole or absent.
+//!
+//! A shard holds the rows of a fixed run of prompts, and every draw is seeded by its row's id: so
+//! a job that was killed goes on with the first missing shard, and the bytes are the same in the
+//! end, however often it was stopped and on however many threads it ran.
+
+mod labels;
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{
+    FinishReason, Prompt, PromptFile, Provenance, ResponseRow, hash_file, read_prompts,
+    read_provenance, shard_path, shard_paths, write_shard,
+};
+use draftsmith_decode::{Finish, Limits, ModelSession, decode_plain};
+use draftsmith_theory::{Decoding, SeededDraws};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::console::{Console, Interrupted};
+use crate::device::DeviceChoice;
+use crate::pair::{Pair, hash_dir};
+use crate::progress::Progress;
+use crate::recipe::{DataRecipe, Recipe, Responses};
+
+/// Prompts (whole conversations) a shard.
+const PROMPTS_PER_SHARD: usize = 32;
+
+/// What was built, as `--json` tells it.
+#[derive(Debug, Serialize)]
+pub(crate) struct BuiltData {
+    /// The directory of the shards.
+    pub(crate) data_dir: PathBuf,
+    /// Shards in all.
+    pub(crate) num_shards: usize,
+    /// Shards that were there already.
+    pub(crate) num_shards_kept: usize,
+    /// Prompts in all.
+    pub(crate) num_prompts: usize,
+    /// Response tokens written now.
+    pub(crate) num_new_tokens: usize,
+}
+
+/// Runs the stage.
+pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<BuiltData> {
+    let data = recipe
+        .data
+        .as_ref()
+        .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
+    let sources = read_sources(&data.prompts, data.num_prompts)?;
+    let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
+    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+    let provenance = provenance(recipe, data, &sources, &pair)?;
+    let dir = recipe.data_dir();
+    let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
+    let present = present_shards(&dir, &provenance, num_shards)?;
+    let first_prompts = encode_first_turns(&pair, &prompts, data)?;
+
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
+    recipe.write_beside(&dir)?;
+    let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
+    let num_present = present.iter().filter(|p| **p).count();
+    let job = Job { pair: &pair, data, seed: recipe.seed, decoding: data.decoding() };
+    let mut num_new_tokens = 0;
+    let mut num_done = 0;
+    for (index, chunk) in prompts.chunks(PROMPTS_PER_SHARD).enumerate() {
+        if present[index] {
+            num_done += chunk.len();
+            progress.skip_to(num_done as u64);
+            continue;
+        }
+        let encoded = &first_prompts[index * PROMPTS_PER_SHARD..][..chunk.len()];
+        let build = |(prompt, ids): (&&Prompt, &Vec<u32>)| -> Result<Vec<ResponseRow>> {
+            if console.is_interrupted() {
+                return Err(Interrupted.into());
+            }
+            let rows = job.rows(prompt, ids)?;
+            progress.advance(1);
+            Ok(rows)
+        };
+        let rows: Vec<Vec<ResponseRow>> = if DeviceChoice::is_cpu(device) {
+            chunk.par_iter().zip(encoded).map(build).collect::<Result<_>>()?
+        } else {
+            chunk.iter().zip(encoded).map(build).collect::<Result<_>>()?
+        };
+        let rows: Vec<ResponseRow> = rows.into_iter().flatten().collect();
+        num_new_tokens += rows.iter().map(|row| row.response_ids.len()).sum::<usize>();
+        write_shard(&shard_path(&dir, index), &rows, &provenance)?;
+        num_done += chunk.len();
+    }
+    progress.finish();
+    let built = BuiltData {
+        data_dir: dir,
+        num_shards,
+        num_shards_kept: num_present,
+        num_prompts: prompts.len(),
+        num_new_tokens,
+    };
+    console.note(format!(
+        "build-data: {} shards in `{}`, {} of them there before",
+        built.num_shards,
+        built.data_dir.display(),
+        built.num_shards_kept
+    ));
+    Ok(built)
+}
+
+/// A prompt file and what was taken from it.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) prompts: Vec<Prompt>,
+}
+
+/// Reads prompt files, at most `limit` prompts of each.
+///
+/// # Errors
+/// If one cannot be read, or two would give the same row ids.
+pub(crate) fn read_sources(paths: &[PathBuf], limit: Option<usize>) -> Result<Vec<Source>> {
+    let mut names = BTreeSet::new();
+    let mut sources = Vec::new();
+    for path in paths {
+        let mut prompts = read_prompts(path)?;
+        prompts.truncate(limit.unwrap_or(usize::MAX));
+        let name = prompts.first().map(|p| p.source.clone()).unwrap_or_default();
+        if !names.insert(name.clone()) {
+            bail!(
+                "`{}` is named `{name}` like another prompt file, and rows are named by file: \
+                 rename one of them",
+                path.display()
+            );
+        }
+        sources.push(Source { path: path.clone(), prompts });
+    }
+    Ok(sources)
+}
+
+fn provenance(
+    recipe: &Recipe,
+    data: &DataRecipe,
+    sources: &[Source],
+    pair: &Pair,
+) -> Result<Provenance> {
+    let prompts = sources
+        .iter()
+        .map(|source| {
+            Ok(PromptFile {
+                name: source.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                hash: hash_file(&source.path)?,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Provenance {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        target: hash_dir(&recipe.models.target)?,
+        draft: recipe.models.draft.as_deref().map(hash_dir).transpose()?,
+        tokenizer: pair.tokenizer.hash(),
+        chat_template: pair.template.as_ref().map(|template| template.hash()),
+        prompts,
+        limit: data.num_prompts.map(|n| n as u64),
+        existing_responses: data.responses == Responses::Existing,
+        temperature: data.temperature,
+        top_p: data.top_p,
+        top_k: data.top_k.map(|k| k as u32),
+        max_new_tokens: data.max_new_tokens as u64,
+        seed: recipe.seed,
+    })
+}
+
+/// Which shards are there already.
+///
+/// # Errors
+/// If one cannot be read or was made with other settings.
+fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Result<Vec<bool>> {
+    let mut present = vec![false; num_shards];
+    if !dir.is_dir() || shard_paths(dir).is_err() {
+        return Ok(present);
+    }
+    for path in shard_paths(dir)? {
+        let found = read_provenance(&path)?;
+        if let Some(difference) = found.difference(provenance) {
+            bail!(
+                "`{}` was built with `{}` = {}, the recipe now says {}: \
+                 delete `{}`, or give the recipe another `name`",
+                path.display(),
+                difference.key,
+                difference.left,
+                difference.right,
+                dir.display()
+            );
+        }
+        if let Some(index) = (0..num_shards).find(|i| shard_path(dir, *i) == path) {
+            present[index] = true;
+        }
+    }
+    Ok(present)
+}
+
+/// Encodes every prompt's first turn, so that one that cannot be used is told before any work.
+fn encode_first_turns(
+    pair: &Pair,
+    prompts: &[&Prompt],
+    data: &DataRecipe,
+) -> Result<Vec<Vec<u32>>> {
+    prompts
+        .iter()
+        .map(|prompt| {
+            let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());
+            if data.responses == Responses::Existing && lacks {
+                bail!(
+                    "prompt `{}` has no response in its file; \
+                     hint: set `data.responses = \"generate\"` to let the target write them",
+                    prompt.id
+                );
+            }
+            let ids = pair.encode(&prompt.messages(0, &[]))?;
+            pair.check_fits(&prompt.id, &ids)?;
+            Ok(ids)
+        })
+        .collect()
+}
+
+/// What the rows of all prompts have in common.
+struct Job<'a> {
+    pair: &'a Pair,
+    data: &'a DataRecipe,
+    seed: u64,
+    decoding: Decoding,
+}
+
+impl Job<'_> {
+    /// The rows of one conversation, one an assistant turn.
+    fn rows(&self, prompt: &Prompt, first_ids: &[u32]) -> Result<Vec<ResponseRow>> {
+        let mut rows = Vec::with_capacity(prompt.turns.len());
+        let mut responses = Vec::new();
+        for turn in 0..prompt.turns.len() {
+            let ids = if turn == 0 {
+                first_ids.to_vec()
+            } else {
+                self.pair.encode(&prompt.messages(turn, &responses))?
+            };
+            // A conversation that outgrows the context ends with the turn before.
+            if ids.len() >= self.pair.context() {
+                break;
+            }
+            let existing = prompt.turns[turn]
+                .response
+                .as_deref()
+                .filter(|_| self.data.responses == Responses::Existing);
+            let row = self
+                .row(prompt.row_id(turn), &prompt.source, ids, existing)
+                .with_context(|| format!("prompt `{}`", prompt.row_id(turn)))?;
+            responses.push(self.pair.tokenizer.decode(&row.response_ids, true)?);
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    fn row(
+        &self,
+        id: String,
+        source: &str,
+        prompt_ids: Vec<u32>,
+        existing: Option<&str>,
+    ) -> Result<ResponseRow> {
+        let context = self.pair.context();
+        let mut target = ModelSession::new(&self.pair.target, context, "target");
+        let (response_ids, finish_reason) = match existing {
+            Some(text) => self.existing_response(text, context - prompt_ids.len())?,
+            None => self.generate(&id, &prompt_ids, &mut target)?,
+        };
+        let mut ids = prompt_ids.clone();
+        ids.extend(&response_ids);
+        // The logits after the last prompt token and every response token but the last.
+        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
+        let target_logits = target.score(read, from)?;
+        let draft_logits = match &self.pair.draft {
+            Some(draft) => Some(ModelSession::new(draft, context, "draft").score(read, from)?),
+            None => None,
+        };
+        let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
+        let labels = labels::label(
+            &self.decoding,
+            &target_logits,
+            draft_logits.as_ref(),
+            &response_ids,
+            &mut draws,
+        );
+        let mut row = ResponseRow {
+            id,
+            source: source.to_owned(),
+            prompt_ids,
+            response_ids,
+            response_target_log_prob: labels.response_target_log_prob,
+            draft: labels.draft,
+            finish_reason,
+        };
+        row.round_stored();
+        Ok(row)
+    }
+
+    fn generate(
+        &self,
+        id: &str,
+        prompt_ids: &[u32],
+        target: &mut ModelSession<'_>,
+    ) -> Result<(Vec<u32>, FinishReason)> {
+        let limits = Limits {
+            max_new_tokens: self.data.max_new_tokens,
+            eos_token_ids: self.pair.target.config().eos_token_ids.clone(),
+        };
+        let mut draws = SeededDraws::new(self.seed, &[id, "response"]);
+        let generation =
+            decode_plain(target, &self.decoding, prompt_ids, &limits, &mut draws, &mut |_| {
+                ControlFlow::Continue(())
+            })?;
+        let finish = match generation.finish {
+            Finish::Eos => FinishReason::Eos,
+            Finish::Length | Finish::Stopped => FinishReason::Length,
+        };
+        Ok((generation.token_ids, finish))
+    }
+
+    /// A response from the file, ended as the target would end it, cut where it does not fit.
+    fn existing_response(&self, text: &str, room: usize) -> Result<(Vec<u32>, FinishReason)> {
+        let mut ids = self.pair.tokenizer.encode(text, false)?;
+        ids.extend(self.pair.target.config().eos_token_ids.first());
+        let most = room.min(self.data.max_new_tokens);
+        let finish = if ids.len() > most { FinishReason::Length } else { FinishReason::Eos };
+        ids.truncate(most);
+        Ok((ids, finish))
+    }
+}

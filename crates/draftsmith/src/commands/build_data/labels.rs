@@ -1,0 +1,125 @@
+//! The numbers of a row: what target and draft say at each position of a response.
+
+use draftsmith_data::DraftColumns;
+use draftsmith_decode::Logits;
+use draftsmith_theory::{
+    Decoding, Draws, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
+};
+
+/// The columns that come from logits.
+#[derive(Debug)]
+pub(super) struct Labels {
+    pub(super) response_target_log_prob: Vec<f32>,
+    pub(super) draft: Option<DraftColumns>,
+}
+
+/// Labels a response X from the logits after each prefix, and draws the draft's own tokens Y from
+/// `draws`.
+///
+/// log-probabilities at X and Y and overlap are of the distributions as served under `decoding`;
+/// entropy, cross-entropy and the top log-probability are raw. A draft with fewer embeddings than
+/// the target gives the missing tokens chance 0.
+///
+/// # Panics
+/// If there is not one row of logits for each token of the response.
+pub(super) fn label(
+    decoding: &Decoding,
+    target: &Logits,
+    draft: Option<&Logits>,
+    response_ids: &[u32],
+    draws: &mut dyn Draws,
+) -> Labels {
+    assert_eq!(target.num_rows(), response_ids.len(), "a row of logits for each token");
+    let mut labels = Labels {
+        response_target_log_prob: Vec::with_capacity(response_ids.len()),
+        draft: draft.map(|_| DraftColumns::default()),
+    };
+    for (i, id) in response_ids.iter().enumerate() {
+        let target_row = target.row(i);
+        let p = decoding.probs(target_row);
+        labels.response_target_log_prob.push(log(p[*id as usize]));
+        if let (Some(draft), Some(columns)) = (draft, &mut labels.draft) {
+            let mut draft_row = draft.row(i).to_vec();
+            draft_row.resize(target_row.len(), f32::NEG_INFINITY);
+            push(columns, decoding, target_row, &draft_row, &p, *id, draws);
+        }
+    }
+    labels
+}
+
+fn push(
+    columns: &mut DraftColumns,
+    decoding: &Decoding,
+    target_row: &[f32],
+    draft_row: &[f32],
+    p: &[f64],
+    response_id: u32,
+    draws: &mut dyn Draws,
+) {
+    let q = decoding.probs(draft_row);
+    let drawn = draws.categorical(&q);
+    let (raw_p, raw_q) = (log_softmax(target_row), log_softmax(draft_row));
+    let top = argmax(draft_row);
+    columns.response_draft_log_prob.push(log(q[response_id as usize]));
+    columns.draft_ids.push(drawn as u32);
+    columns.draft_log_prob.push(log(q[drawn]));
+    columns.target_log_prob.push(log(p[drawn]));
+    columns.overlap.push(overlap(p, &q) as f32);
+    columns.draft_entropy.push(entropy_of_log_probs(&raw_q) as f32);
+    columns.draft_target_cross_entropy.push(cross_entropy(&raw_q, &raw_p) as f32);
+    columns.draft_top_ids.push(top);
+    columns.target_top_ids.push(argmax(target_row));
+    columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
+}
+
+fn log(prob: f64) -> f32 {
+    prob.ln() as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use draftsmith_theory::{Sampling, SeededDraws};
+
+    #[test]
+    fn the_columns_are_what_they_are_called() {
+        let (p, q) = ([0.5_f64, 0.25, 0.25], [0.2_f64, 0.5, 0.3]);
+        let logits = |probs: [f64; 3]| probs.map(|p| p.ln() as f32).to_vec();
+        let (target, draft) = (Logits::new(logits(p), 3), Logits::new(logits(q), 3));
+        let mut draws = SeededDraws::new(1, &["test"]);
+        let decoding = Decoding::Sampled(Sampling::default());
+        let labels = label(&decoding, &target, Some(&draft), &[2], &mut draws);
+        let close = |found: f32, expected: f64| {
+            // Logits were rounded to f32 on the way in.
+            assert!((f64::from(found) - expected).abs() < 1e-6, "{found} for {expected}");
+        };
+        close(labels.response_target_log_prob[0], 0.25_f64.ln());
+        let columns = labels.draft.expect("a draft was given");
+        close(columns.response_draft_log_prob[0], 0.3_f64.ln());
+        let drawn = columns.draft_ids[0] as usize;
+        close(columns.draft_log_prob[0], q[drawn].ln());
+        close(columns.target_log_prob[0], p[drawn].ln());
+        close(columns.overlap[0], 0.2 + 0.25 + 0.25);
+        close(columns.draft_entropy[0], -q.iter().map(|q| q * q.ln()).sum::<f64>());
+        close(
+            columns.draft_target_cross_entropy[0],
+            -q.iter().zip(p).map(|(q, p)| q * p.ln()).sum::<f64>(),
+        );
+        assert_eq!((columns.draft_top_ids[0], columns.target_top_ids[0]), (1, 0));
+        close(columns.draft_top_log_prob[0], 0.5_f64.ln());
+    }
+
+    #[test]
+    fn served_columns_are_warped_and_raw_ones_are_not() {
+        let target = Logits::new(vec![3.0, 1.0, 0.0], 3);
+        let draft = Logits::new(vec![0.0, 2.0], 2);
+        let mut draws = SeededDraws::new(1, &["test"]);
+        let labels = label(&Decoding::Greedy, &target, Some(&draft), &[0], &mut draws);
+        let columns = labels.draft.expect("a draft was given");
+        assert_eq!(labels.response_target_log_prob, [0.0]);
+        assert_eq!(columns.draft_ids, [1]);
+        assert_eq!(columns.target_log_prob, [f32::NEG_INFINITY]);
+        assert_eq!(columns.overlap, [0.0]);
+        assert!(columns.draft_entropy[0] > 0.1, "raw, not of the greedy choice");
+    }
+}

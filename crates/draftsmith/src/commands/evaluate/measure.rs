@@ -1,0 +1,216 @@
+//! Running the settings over prompts, side by side: for each prompt every setting in turn, so that
+//! a slow minute of the machine falls on all of them alike.
+
+use std::ops::ControlFlow;
+
+use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
+use draftsmith_decode::{
+    DecodeError, Generation, Limits, ModelSession, SeparateDraft, decode_plain,
+    decode_speculative,
+};
+use draftsmith_model::AcceptanceHead;
+use draftsmith_theory::{Decoding, SeededDraws, Trace};
+
+use super::settings::Setting;
+use crate::pair::Pair;
+
+/// How near two logits must be, relative to the larger, for a greedy mismatch to be a tie that
+/// rounding broke the other way.
+const TIE: f32 = 1e-5;
+
+/// One prompt under one setting.
+#[derive(Debug, Clone)]
+pub(super) struct Measured {
+    /// Where the prompt stands in its dataset.
+    pub(super) prompt: usize,
+    /// All turns as one.
+    pub(super) trace: Trace,
+    /// The answers, a turn each.
+    pub(super) turns: Vec<Turn>,
+}
+
+/// One answer.
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    pub(super) text: String,
+    pub(super) trace: Trace,
+    token_ids: Vec<u32>,
+    prompt_ids: Vec<u32>,
+}
+
+/// How a greedy answer compares with plain decoding's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Agreement {
+    /// Token for token the same.
+    Same,
+    /// Apart from where plain decoding's two best logits are equal but for rounding.
+    Tie,
+    /// Different.
+    Different,
+}
+
+/// The models, ready to run any setting on any prompt.
+pub(super) struct Bench<'m> {
+    pair: &'m Pair,
+    target: ModelSession<'m>,
+    drafter: Option<SeparateDraft<'m>>,
+    limits: Limits,
+    seed: u64,
+}
+
+impl<'m> Bench<'m> {
+    pub(super) fn new(
+        pair: &'m Pair,
+        head: Option<&'m AcceptanceHead>,
+        max_new_tokens: usize,
+        seed: u64,
+    ) -> Self {
+        let (context, vocab_size) = (pair.context(), pair.target.config().vocab_size);
+        Self {
+            pair,
+            target: ModelSession::new(&pair.target, context, "target"),
+            drafter: pair
+                .draft
+                .as_ref()
+                .map(|draft| SeparateDraft::new(draft, head, vocab_size, context)),
+            limits: Limits {
+                max_new_tokens,
+                eos_token_ids: pair.target.config().eos_token_ids.clone(),
+            },
+            seed,
+        }
+    }
+
+    /// Runs every setting once on a prompt, untimed and short: the first forwards of a process
+    /// touch pages and pick kernels.
+    pub(super) fn warm_up(
+        &mut self,
+        prompt: &Prompt,
+        decodings: &[Decoding],
+        settings: &[Setting],
+    ) -> Result<()> {
+        let most = std::mem::replace(&mut self.limits.max_new_tokens, 16);
+        for decoding in decodings {
+            for setting in settings {
+                self.run(0, prompt, decoding, *setting)?;
+            }
+        }
+        self.limits.max_new_tokens = most;
+        Ok(())
+    }
+
+    /// Answers all turns of a prompt, each fed with the setting's own earlier answers.
+    pub(super) fn run(
+        &mut self,
+        number: usize,
+        prompt: &Prompt,
+        decoding: &Decoding,
+        setting: Setting,
+    ) -> Result<Measured> {
+        let mut turns: Vec<Turn> = Vec::with_capacity(prompt.turns.len());
+        for turn in 0..prompt.turns.len() {
+            let answers: Vec<String> = turns.iter().map(|turn| turn.text.clone()).collect();
+            let prompt_ids = self.pair.encode(&prompt.messages(turn, &answers))?;
+            let id = prompt.row_id(turn);
+            if turn == 0 {
+                self.pair.check_fits(&id, &prompt_ids)?;
+            } else if prompt_ids.len() >= self.pair.context() {
+                // A conversation that outgrows the context ends with the turn before.
+                break;
+            }
+            let generation = self
+                .generate(&id, &prompt_ids, decoding, setting)
+                .with_context(|| format!("prompt `{id}`"))?;
+            turns.push(Turn {
+                text: self.pair.tokenizer.decode(&generation.token_ids, true)?,
+                trace: generation.trace,
+                token_ids: generation.token_ids,
+                prompt_ids,
+            });
+        }
+        let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
+        Ok(Measured { prompt: number, trace, turns })
+    }
+
+    fn generate(
+        &mut self,
+        id: &str,
+        prompt_ids: &[u32],
+        decoding: &Decoding,
+        setting: Setting,
+    ) -> Result<Generation> {
+        let mut draws = SeededDraws::new(self.seed, &[id, "evaluate", &setting.name()]);
+        let mut observe = |_: draftsmith_decode::RoundTokens<'_>| ControlFlow::Continue(());
+        let generation = match (setting.rule()?, &mut self.drafter) {
+            (Some(mut rule), Some(drafter)) => decode_speculative(
+                &mut self.target,
+                drafter,
+                rule.as_mut(),
+                decoding,
+                prompt_ids,
+                &self.limits,
+                &mut draws,
+                &mut observe,
+            )?,
+            _ => decode_plain(
+                &mut self.target,
+                decoding,
+                prompt_ids,
+                &self.limits,
+                &mut draws,
+                &mut observe,
+            )?,
+        };
+        Ok(generation)
+    }
+
+    /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
+    pub(super) fn compare(
+        &mut self,
+        plain: &Measured,
+        other: &Measured,
+    ) -> Result<Agreement, DecodeError> {
+        for (plain, other) in plain.turns.iter().zip(&other.turns) {
+            if plain.token_ids == other.token_ids {
+                continue;
+            }
+            let same = plain.token_ids.iter().zip(&other.token_ids).take_while(|(a, b)| a == b);
+            let at = same.count();
+            let mut ids = plain.prompt_ids.clone();
+            ids.extend(&plain.token_ids[..at]);
+            let logits = self.target.score(&ids, ids.len() - 1)?;
+            return Ok(if top_two_gap(logits.row(0)) < TIE {
+                Agreement::Tie
+            } else {
+                Agreement::Different
+            });
+        }
+        Ok(Agreement::Same)
+    }
+}
+
+/// The gap between the two largest logits, relative to the larger magnitude.
+fn top_two_gap(logits: &[f32]) -> f32 {
+    let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for logit in logits {
+        if *logit > first {
+            (first, second) = (*logit, first);
+        } else if *logit > second {
+            second = *logit;
+        }
+    }
+    (first - second) / first.abs().max(second.abs()).max(f32::MIN_POSITIVE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gap_is_relative_and_of_the_two_largest() {
+        assert_eq!(top_two_gap(&[1.0, 4.0, 3.0, -9.0]), 0.25);
+        assert!(top_two_gap(&[100.0, 100.000_01, 0.0]) < TIE);
+        assert_eq!(top_two_gap(&[2.0, 2.0]), 0.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! `generate`: text as it comes, from one model or from a target and its draft.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use draftsmith_data::Message;
+use draftsmith_decode::{
+    Generation, Limits, ModelSession, RoundTokens, SeparateDraft, decode_plain, decode_speculative,
+};
+use draftsmith_model::AcceptanceHead;
+use draftsmith_theory::{
+    Bounds, Decoding, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
+};
+use serde::Serialize;
+
+use crate::cli::GenerateArguments;
+use crate::console::{Console, Interrupted};
+use crate::pair::Pair;
+use crate::recipe;
+
+/// The document of `--json`.
+#[derive(Debug, Serialize)]
+struct Generated<'a> {
+    prompt_ids: &'a [u32],
+    /// The new tokens only.
+    token_ids: &'a [u32],
+    text: String,
+    rounds: Vec<RoundSummary>,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct RoundSummary {
+    num_drafted: usize,
+    num_accepted: usize,
+    draft_seconds: f64,
+    verify_seconds: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    arguments: &GenerateArguments,
+    seed: u64,
+    device: &Device,
+    console: &Console,
+) -> Result<()> {
+    let decoding = recipe::decoding(Sampling {
+        temperature: arguments.temperature.unwrap_or(0.0),
+        top_p: arguments.top_p,
+        top_k: None,
+    });
+    decoding.validate()?;
+    let mut rule = stop_rule(arguments)?;
+    let pair = Pair::load(&arguments.target, arguments.draft.as_deref(), device)?;
+    let head = match (&arguments.head, &pair.draft) {
+        (Some(dir), Some(draft)) => {
+            Some(AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?.1)
+        }
+        _ => None,
+    };
+    let prompt_ids = if arguments.raw {
+        pair.tokenizer.encode(&arguments.prompt, true)?
+    } else {
+        pair.encode(&[Message::user(&arguments.prompt)])?
+    };
+    pair.check_fits("--prompt", &prompt_ids)?;
+
+    let limits = Limits {
+        max_new_tokens: arguments.max_new_tokens,
+        eos_token_ids: pair.target.config().eos_token_ids.clone(),
+    };
+    let capacity = (prompt_ids.len() + arguments.max_new_tokens + 1).min(pair.context());
+    let mut draws = SeededDraws::new(seed, &["generate"]);
+    let mut stream = Some(pair.tokenizer.text_stream(true));
+    let mut failure: Option<anyhow::Error> = None;
+    let mut observe = |round: RoundTokens<'_>| -> ControlFlow<()> {
+        if console.is_interrupted() {
+            return ControlFlow::Break(());
+        }
+        if console.json() {
+            return ControlFlow::Continue(());
+        }
+        let mut print = || -> Result<()> {
+            let stream = stream.as_mut().context("the text stream is open")?;
+            for id in round.kept {
+                if let Some(text) = stream.push(*id)? {
+                    console.text(text)?;
+                }
+            }
+            Ok(())
+        };
+        match print() {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let mut target = ModelSession::new(&pair.target, capacity, "target");
+    let begun = Instant::now();
+    let generation = match &pair.draft {
+        None => {
+            decode_plain(&mut target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
+        }
+        Some(draft) => {
+            let vocab_size = pair.target.config().vocab_size;
+            let mut drafter = SeparateDraft::new(draft, head.as_ref(), vocab_size, capacity);
+            decode_speculative(
+                &mut target,
+                &mut drafter,
+                rule.as_mut(),
+                &decoding,
+                &prompt_ids,
+                &limits,
+                &mut draws,
+                &mut observe,
+            )?
+        }
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    if let Some(rest) = stream.take().map(|stream| stream.finish()).transpose()?.flatten() {
+        console.text(rest)?;
+    }
+    console.text("\n")?;
+    console.document(&Generated {
+        prompt_ids: &prompt_ids,
+        token_ids: &generation.token_ids,
+        text: pair.tokenizer.decode(&generation.token_ids, true)?,
+        rounds: rounds(&generation),
+        seconds,
+    })?;
+    std::io::stdout().flush()?;
+    console.note(summary(&generation, seconds, pair.draft.is_some()));
+    if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+fn stop_rule(arguments: &GenerateArguments) -> Result<Box<dyn StopRule>> {
+    Ok(if arguments.head.is_some() {
+        let bounds = Bounds::new(1, arguments.max_candidate_length)
+            .context("flag `--max-candidate-length`")?;
+        Box::new(
+            RejectionThreshold::new(arguments.stop_threshold, bounds)
+                .context("flag `--stop-threshold`")?,
+        )
+    } else {
+        Box::new(
+            FixedLength::new(arguments.candidate_length).context("flag `--candidate-length`")?,
+        )
+    })
+}
+
+fn rounds(generation: &Generation) -> Vec<RoundSummary> {
+    let rounds = generation.trace.rounds.iter();
+    rounds
+        .map(|round| RoundSummary {
+            num_drafted: round.num_drafted,
+            num_accepted: round.num_accepted,
+            draft_seconds: round.draft_time.as_secs_f64(),
+            verify_seconds: round.verify_time.as_secs_f64(),
+        })
+        .collect()
+}
+
+fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {
+    let counts = generation.trace.counts();
+    let mut text = format!(
+        "{} tokens in {seconds:.2} s, {:.0} tokens/s",
+        counts.num_tokens,
+        counts.num_tokens as f64 / seconds
+    );
+    if speculative && counts.num_target_forwards > 0 {
+        text += &format!(
+            "; {:.2} tokens a target forward, {} of {} candidates accepted",
+            counts.compression_rate(),
+            counts.num_accepted,
+            counts.num_drafted
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temperature_zero_is_greedy() {
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(recipe::decoding(sampling), Decoding::Greedy);
+    }
+}

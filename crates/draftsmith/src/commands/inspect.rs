@@ -1,0 +1,184 @@
+//! `inspect`: what a model, head, dataset or result is, and where it came from.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use draftsmith_data::{
+    ChatTemplate, ResponseRow, TextTokenizer, read_dir, read_shard, shard_paths,
+};
+use draftsmith_model::{AcceptanceHeadConfig, LlamaConfig, WeightReader};
+use draftsmith_theory::acceptance_prob;
+use serde_json::{Map, Value, json};
+
+use crate::console::Console;
+use crate::pair::hash_dir;
+use crate::results;
+use crate::table::render_table;
+
+/// Runs the command.
+pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
+    if is_results(path) {
+        let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
+        let rows = results::read(&file)?;
+        console.document(&rows)?;
+        return console.text(render_table(&rows, None, console.colour()));
+    }
+    let shown = if path.is_file() && path.extension().is_some_and(|e| e == "parquet") {
+        let (rows, provenance) = read_shard(path)?;
+        dataset(&rows, serde_json::to_value(provenance)?, 1)
+    } else if path.is_dir() && shard_paths(path).is_ok() {
+        let (rows, provenance) = read_dir(path)?;
+        dataset(&rows, serde_json::to_value(provenance)?, shard_paths(path)?.len())
+    } else if path.join("config.json").is_file() {
+        match serde_json::from_slice::<Map<String, Value>>(&std::fs::read(
+            path.join("config.json"),
+        )?) {
+            Ok(config) if !config.contains_key("vocab_size") && config.contains_key("num_layers") => {
+                head(path)?
+            }
+            _ => model(path)?,
+        }
+    } else if !path.exists() {
+        bail!("there is no such file or directory");
+    } else {
+        bail!(
+            "it is none of: a checkpoint directory or a head directory (with config.json), a data \
+             directory (with responses-*.parquet), a Parquet file of responses, results.json"
+        );
+    };
+    console.document(&shown)?;
+    console.text(lines(&shown))
+}
+
+fn is_results(path: &Path) -> bool {
+    path.join("results.json").is_file()
+        || (path.is_file() && path.extension().is_some_and(|e| e == "json"))
+}
+
+fn model(dir: &Path) -> Result<Value> {
+    let config = LlamaConfig::from_model_dir(dir)?;
+    let weights = WeightReader::open_dir(dir)?;
+    let tokenizer = dir.join("tokenizer.json").is_file();
+    let (known, tokenizer_hash) = if tokenizer {
+        let tokenizer = TextTokenizer::from_model_dir(dir)?;
+        (json!(tokenizer.vocab_size()), json!(tokenizer.hash()))
+    } else {
+        (Value::Null, Value::Null)
+    };
+    let template = ChatTemplate::from_model_dir(dir)?;
+    Ok(json!({
+        "kind": "model",
+        "architecture": "llama",
+        "num_parameters": config.num_parameters(),
+        "stored_dtype": weights.dtype(),
+        "num_tensors": weights.names().count(),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "tokenizer_size": known,
+        "context": config.max_position_embeddings,
+        "rope_theta": config.rope.theta,
+        "tied_embeddings": config.tie_word_embeddings,
+        "eos_token_ids": config.eos_token_ids,
+        "chat_template": template.is_some(),
+        "tokenizer_hash": tokenizer_hash,
+        "hash": hash_dir(dir)?,
+    }))
+}
+
+fn head(dir: &Path) -> Result<Value> {
+    let config = AcceptanceHeadConfig::from_dir(dir)?;
+    let weights = WeightReader::open_file(&dir.join("model.safetensors"))?;
+    let num_parameters: usize = weights
+        .names()
+        .filter_map(|name| weights.shape(name))
+        .map(|shape| shape.iter().product::<usize>())
+        .sum();
+    Ok(json!({
+        "kind": "acceptance head",
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "blocks": if config.is_tied() { "tied" } else { "untied" },
+        "num_parameters": num_parameters,
+        "stored_dtype": weights.dtype(),
+        "draft_hash": config.draft_hash,
+        "target_hash": config.target_hash,
+        "training": config.training,
+        "hash": hash_dir(dir)?,
+    }))
+}
+
+fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value {
+    let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
+    let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    let num_eos = rows
+        .iter()
+        .filter(|row| row.finish_reason == draftsmith_data::FinishReason::Eos)
+        .count();
+    let drafted: Vec<_> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
+    let mean = |values: Vec<f64>| {
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    };
+    let flat = |column: fn(&draftsmith_data::DraftColumns) -> Vec<f64>| {
+        mean(drafted.iter().flat_map(|columns| column(columns)).collect())
+    };
+    json!({
+        "kind": "responses",
+        "num_shards": num_shards,
+        "num_rows": rows.len(),
+        "sources": sources,
+        "num_prompt_tokens": rows.iter().map(|row| row.prompt_ids.len()).sum::<usize>(),
+        "num_response_tokens": num_tokens,
+        "share_ended_by_eos": num_eos as f64 / rows.len().max(1) as f64,
+        "has_draft": !drafted.is_empty(),
+        "mean_overlap": flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect()),
+        "mean_acceptance_prob": flat(|c| {
+            let pairs = c.target_log_prob.iter().zip(&c.draft_log_prob);
+            pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
+        }),
+        "greedy_agreement": flat(|c| {
+            let pairs = c.draft_top_ids.iter().zip(&c.target_top_ids);
+            pairs.map(|(d, t)| f64::from(u8::from(d == t))).collect()
+        }),
+        "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
+        "provenance": provenance,
+    })
+}
+
+/// A JSON object as aligned `key  value` lines, nested objects indented.
+fn lines(value: &Value) -> String {
+    fn write(object: &Map<String, Value>, indent: usize, out: &mut String) {
+        let width = object.keys().map(String::len).max().unwrap_or(0);
+        for (key, value) in object {
+            match value {
+                Value::Object(inner) if !inner.is_empty() => {
+                    *out += &format!("{:indent$}{key}\n", "");
+                    write(inner, indent + 2, out);
+                }
+                Value::Null => *out += &format!("{:indent$}{key:<width$}  -\n", ""),
+                Value::String(text) => *out += &format!("{:indent$}{key:<width$}  {text}\n", ""),
+                Value::Number(n) if n.is_f64() => {
+                    let n = n.as_f64().unwrap_or(f64::NAN);
+                    let shown = if n == 0.0 || (1e-3..1e6).contains(&n.abs()) {
+                        format!("{n:.4}")
+                    } else {
+                        format!("{n:.3e}")
+                    };
+                    *out += &format!("{:indent$}{key:<width$}  {shown}\n", "");
+                }
+                other => *out += &format!("{:indent$}{key:<width$}  {other}\n", ""),
+            }
+        }
+    }
+    let mut out = String::new();
+    if let Value::Object(object) = value {
+        write(object, 0, &mut out);
+    }
+    out
+}

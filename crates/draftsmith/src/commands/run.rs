@@ -1,0 +1,40 @@
+//! `run`: every stage the recipe has, in order, skipping those whose output is there already.
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use serde_json::json;
+
+use crate::commands::{build_data, evaluate, train_head};
+use crate::console::Console;
+use crate::recipe::Recipe;
+use crate::table::render_table;
+
+/// Runs the command. It ends with the table of results and the report's path on stdout.
+pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<()> {
+    if recipe.data.is_none() && recipe.head.is_none() && recipe.evaluate.is_none() {
+        bail!("the recipe has no stage: give it a section `[data]`, `[head]` or `[evaluate]`");
+    }
+    // Each stage sees only the flags of this one; their own documents would be several on stdout.
+    let quiet_stages = console.without_output();
+    let built = match recipe.data {
+        Some(_) => Some(build_data::run(recipe, device, &quiet_stages)?),
+        None => None,
+    };
+    let head = match recipe.head {
+        Some(_) => Some(train_head::run(recipe, device, &quiet_stages)?),
+        None => None,
+    };
+    let evaluation = match recipe.evaluate {
+        Some(_) => Some(evaluate::run(recipe, device, &quiet_stages)?),
+        None => None,
+    };
+    if let Some(evaluation) = &evaluation {
+        console.text(render_table(&evaluation.rows, None, console.colour()))?;
+        console.text(format!("report: {}\n", evaluation.report.display()))?;
+    }
+    console.document(&json!({
+        "build_data": built,
+        "train_head": head,
+        "evaluate": evaluation,
+    }))
+}

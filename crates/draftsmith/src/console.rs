@@ -1,0 +1,99 @@
+//! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C that stops a job
+//! between two units of work.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// A job was stopped by Ctrl-C; what is done is kept.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped; what is done is kept: run the same command again to go on")]
+pub(crate) struct Interrupted;
+
+/// How a job talks, and whether it was asked to stop.
+#[derive(Debug, Clone)]
+pub(crate) struct Console {
+    quiet: bool,
+    json: bool,
+    /// Whether data goes to stdout at all: a stage of `run` leaves that to `run`.
+    output: bool,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Console {
+    /// Installs the Ctrl-C handler: the first asks jobs to stop, the second ends the process.
+    pub(crate) fn new(quiet: bool, json: bool) -> Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&interrupted);
+        ctrlc::set_handler(move || {
+            if flag.swap(true, Ordering::SeqCst) {
+                std::process::exit(130);
+            }
+            eprintln!("stopping after the work in hand; Ctrl-C again to stop at once");
+        })
+        .context("cannot listen for Ctrl-C")?;
+        Ok(Self { quiet, json, output: true, interrupted })
+    }
+
+    /// The same console without stdout.
+    pub(crate) fn without_output(&self) -> Self {
+        Self { output: false, ..self.clone() }
+    }
+
+    /// Whether stdout is to be one JSON document.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether only errors go to stderr.
+    pub(crate) fn quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// Whether Ctrl-C was pressed.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::SeqCst)
+    }
+
+    /// The error that ends an interrupted job.
+    pub(crate) fn check_interrupt(&self) -> Result<()> {
+        if self.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+    }
+
+    /// A line on stderr, unless quiet.
+    pub(crate) fn note(&self, text: impl AsRef<str>) {
+        if !self.quiet {
+            eprintln!("{}", text.as_ref());
+        }
+    }
+
+    /// Text on stdout, unless stdout is to be JSON.
+    pub(crate) fn text(&self, text: impl AsRef<str>) -> Result<()> {
+        if self.json || !self.output {
+            return Ok(());
+        }
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(text.as_ref().as_bytes())?;
+        stdout.flush()?;
+        Ok(())
+    }
+
+    /// The JSON document on stdout, if asked for.
+    pub(crate) fn document(&self, value: &impl Serialize) -> Result<()> {
+        if !self.json || !self.output {
+            return Ok(());
+        }
+        let mut stdout = std::io::stdout().lock();
+        serde_json::to_writer_pretty(&mut stdout, value)?;
+        stdout.write_all(b"\n")?;
+        Ok(())
+    }
+
+    /// Whether stdout is a terminal that colours may be sent to.
+    pub(crate) fn colour(&self) -> bool {
+        std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+    }
+}

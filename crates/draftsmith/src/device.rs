@@ -1,0 +1,101 @@
+//! Devices: the only file that knows which backends a build has.
+
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+
+/// A device as the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceChoice {
+    /// The CPU, through burn's flex backend.
+    Cpu,
+    /// The N-th CUDA GPU.
+    Cuda(usize),
+    /// The default GPU of Vulkan, Metal or DirectX.
+    Wgpu,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "wgpu" => Ok(Self::Wgpu),
+            Some(("cuda", index)) => index
+                .parse()
+                .map(Self::Cuda)
+                .map_err(|_| format!("`{index}` is not the number of a GPU, as in `cuda:1`")),
+            _ => Err("expected `cpu`, `cuda`, `cuda:N` or `wgpu`".to_owned()),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// Opens the device, after a check that it works.
+    ///
+    /// # Errors
+    /// If this build has no such backend, or this machine no such device.
+    pub(crate) fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::flex()),
+            Self::Cuda(index) => cuda(index),
+            Self::Wgpu => wgpu(),
+        }
+    }
+
+    /// Whether several sequences are best decoded side by side, one a thread.
+    pub(crate) fn is_cpu(device: &Device) -> bool {
+        *device == Device::flex()
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Result<Device> {
+    probe("cuda", move || Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_index: usize) -> Result<Device> {
+    bail!(
+        "`--device cuda`: this build has no CUDA; \
+         hint: build with `cargo build --release --features cuda`, or use `--device cpu`"
+    )
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Device> {
+    probe("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Result<Device> {
+    bail!(
+        "`--device wgpu`: this build has no wgpu; \
+         hint: build with `cargo build --release --features wgpu`, or use `--device cpu`"
+    )
+}
+
+/// Runs one small product on a device. Backends panic where the driver or the card is missing, at
+/// first use; here, before anything else was done, that becomes an error.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let outcome = std::panic::catch_unwind(|| {
+        let device = open();
+        let ones = burn::tensor::Tensor::<2>::ones([4, 4], &device);
+        ones.clone().matmul(ones).sum().try_into_data().map(|_| device).map_err(|e| e.to_string())
+    });
+    std::panic::set_hook(hook);
+    match outcome {
+        Ok(Ok(device)) => Ok(device),
+        Ok(Err(message)) => bail!("`--device {name}` does not work on this machine: {message}"),
+        Err(_) => bail!(
+            "`--device {name}` does not work on this machine: no driver or no such card was found; \
+             hint: check the driver, or use `--device cpu`"
+        ),
+    }
+}

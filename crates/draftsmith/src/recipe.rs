@@ -1,0 +1,387 @@
+//! A recipe: one TOML file with a section a stage. Read once, checked as a whole, and written
+//! beside every output in the form that was meant: defaults filled in, overrides applied.
+//!
+//! Paths are relative to the directory that draftsmith is run in.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::write_atomically;
+use draftsmith_theory::{Bounds, Decoding, Sampling};
+use draftsmith_train::HeadTraining;
+use serde::{Deserialize, Serialize};
+
+/// Everything a job is told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recipe {
+    /// Names the output directories `data/NAME` and `checkpoints/NAME`; the file's name if absent.
+    #[serde(default)]
+    pub(crate) name: String,
+    /// Seed of every draw.
+    #[serde(default)]
+    pub(crate) seed: u64,
+    /// The models.
+    pub(crate) models: Models,
+    /// Stage build-data.
+    pub(crate) data: Option<DataRecipe>,
+    /// Stage train-head.
+    pub(crate) head: Option<HeadTraining>,
+    /// Stage evaluate.
+    pub(crate) evaluate: Option<EvaluateRecipe>,
+}
+
+/// Checkpoint directories in Hugging Face's form.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Models {
+    /// The model whose output it is.
+    pub(crate) target: PathBuf,
+    /// The model that proposes.
+    pub(crate) draft: Option<PathBuf>,
+}
+
+/// How responses are made and labelled.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DataRecipe {
+    /// Prompt files: Spec-Bench, GSM8K, HumanEval, Alpaca, ShareGPT, `messages` or `{"prompt"}`.
+    pub(crate) prompts: Vec<PathBuf>,
+    /// At most so many prompts of each file; all if absent.
+    #[serde(default)]
+    pub(crate) num_prompts: Option<usize>,
+    /// Where responses come from.
+    #[serde(default)]
+    pub(crate) responses: Responses,
+    /// Sampling temperature of target and draft; 0 is greedy.
+    #[serde(default = "one")]
+    pub(crate) temperature: f64,
+    /// Nucleus mass of target and draft; 1 keeps all.
+    #[serde(default = "one")]
+    pub(crate) top_p: f64,
+    /// Most probable tokens kept by target and draft; all if absent.
+    #[serde(default)]
+    pub(crate) top_k: Option<usize>,
+    /// The longest response, in tokens.
+    #[serde(default = "default_max_new_tokens")]
+    pub(crate) max_new_tokens: usize,
+}
+
+/// Where responses come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Responses {
+    /// The target writes them.
+    #[default]
+    Generate,
+    /// They stand in the prompt files.
+    Existing,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EvaluateRecipe {
+    /// Prompt files, one dataset each, in any of the forms that `data.prompts` may have.
+    pub(crate) prompts: Vec<PathBuf>,
+    /// At most so many prompts of each file, spread evenly over it; all if absent.
+    #[serde(default)]
+    pub(crate) num_prompts: Option<usize>,
+    /// The most new tokens a turn.
+    #[serde(default = "default_max_new_tokens")]
+    pub(crate) max_new_tokens: usize,
+    /// Which decodings are measured.
+    #[serde(default = "default_decodings")]
+    pub(crate) decodings: Vec<DecodingName>,
+    /// Temperature of the sampled decoding.
+    #[serde(default = "one")]
+    pub(crate) temperature: f64,
+    /// Nucleus mass of the sampled decoding.
+    #[serde(default = "one")]
+    pub(crate) top_p: f64,
+    /// The fixed candidate lengths K.
+    #[serde(default = "default_candidate_lengths")]
+    pub(crate) candidate_lengths: Vec<usize>,
+    /// The head's stop thresholds h; none where there is no head.
+    #[serde(default = "default_stop_thresholds")]
+    pub(crate) stop_thresholds: Vec<f64>,
+    /// The most candidates a round under the head.
+    #[serde(default = "default_max_candidate_length")]
+    pub(crate) max_candidate_length: usize,
+    /// The head's directory; the one that this recipe trains if absent.
+    #[serde(default)]
+    pub(crate) head: Option<PathBuf>,
+}
+
+/// A decoding, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DecodingName {
+    /// The most probable token.
+    Greedy,
+    /// Drawn at `evaluate.temperature` and `evaluate.top_p`.
+    Sampled,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn default_max_new_tokens() -> usize {
+    128
+}
+
+fn default_decodings() -> Vec<DecodingName> {
+    vec![DecodingName::Greedy, DecodingName::Sampled]
+}
+
+fn default_candidate_lengths() -> Vec<usize> {
+    (1..=10).collect()
+}
+
+fn default_stop_thresholds() -> Vec<f64> {
+    vec![0.1, 0.3, 0.5, 0.7, 0.9]
+}
+
+fn default_max_candidate_length() -> usize {
+    20
+}
+
+impl Recipe {
+    /// Reads a recipe, applies `KEY=VALUE` overrides and a seed from the command line, and checks
+    /// every value.
+    pub(crate) fn read(path: &Path, overrides: &[String], seed: Option<u64>) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
+        let named = || format!("recipe `{}`", path.display());
+        let mut recipe: Self = if overrides.is_empty() {
+            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
+        } else {
+            let mut table: toml::Table =
+                toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+            for given in overrides {
+                apply(&mut table, given)?;
+            }
+            // Through text again, so that messages name keys as they do for a file.
+            let merged = toml::to_string(&table).context("cannot merge the overrides")?;
+            toml::from_str(&merged)
+                .map_err(|e| toml_error(&e))
+                .with_context(|| format!("{} with its `--set` overrides", named()))?
+        };
+        if recipe.name.is_empty() {
+            let stem = path.file_stem().unwrap_or_default();
+            recipe.name = stem.to_string_lossy().into_owned();
+        }
+        recipe.seed = seed.unwrap_or(recipe.seed);
+        recipe.check().with_context(named)?;
+        Ok(recipe)
+    }
+
+    /// Where build-data writes.
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        Path::new("data").join(&self.name)
+    }
+
+    /// Where train-head writes.
+    pub(crate) fn head_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name).join("head")
+    }
+
+    /// Where evaluate writes.
+    pub(crate) fn evaluation_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name).join("evaluation")
+    }
+
+    /// The draft, for stages that cannot do without.
+    pub(crate) fn need_draft(&self, stage: &str) -> Result<&Path> {
+        self.models.draft.as_deref().with_context(|| {
+            format!("{stage} needs a draft; hint: set `models.draft` to its checkpoint directory")
+        })
+    }
+
+    /// Writes the recipe as it was meant beside an output.
+    pub(crate) fn write_beside(&self, dir: &Path) -> Result<()> {
+        let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
+        write_text(&dir.join("recipe.toml"), &text)
+    }
+
+    fn check(&self) -> Result<()> {
+        let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
+            bail!(
+                "key `name` is `{}`: it names directories, so letters, digits, `-`, `_` and `.` \
+                 only, and not `.` first",
+                self.name
+            );
+        }
+        if let Some(data) = &self.data {
+            data.decoding().validate().context("section `data`")?;
+            require(!data.prompts.is_empty(), "data.prompts", "is empty: name a prompt file")?;
+            require(data.num_prompts != Some(0), "data.num_prompts", "is 0: leave it out for all")?;
+            require(data.max_new_tokens > 0, "data.max_new_tokens", "is 0, expected 1 or more")?;
+        }
+        if let Some(head) = &self.head {
+            head.validate()?;
+        }
+        if let Some(evaluate) = &self.evaluate {
+            evaluate.check()?;
+        }
+        Ok(())
+    }
+}
+
+impl DataRecipe {
+    /// How target and draft are sampled; temperature 0 is greedy.
+    pub(crate) fn decoding(&self) -> Decoding {
+        decoding(Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k })
+    }
+}
+
+/// Sampling settings with the meaning that temperature 0 has everywhere: greedy.
+pub(crate) fn decoding(sampling: Sampling) -> Decoding {
+    if sampling.temperature == 0.0 { Decoding::Greedy } else { Decoding::Sampled(sampling) }
+}
+
+impl EvaluateRecipe {
+    /// The decoding that a name stands for here.
+    pub(crate) fn decoding(&self, name: DecodingName) -> Decoding {
+        match name {
+            DecodingName::Greedy => Decoding::Greedy,
+            DecodingName::Sampled => Decoding::Sampled(Sampling {
+                temperature: self.temperature,
+                top_p: self.top_p,
+                top_k: None,
+            }),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
+        require(
+            self.num_prompts != Some(0),
+            "evaluate.num_prompts",
+            "is 0: leave it out for all",
+        )?;
+        require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
+        require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
+        require(
+            self.candidate_lengths.iter().all(|k| (1..=256).contains(k)),
+            "evaluate.candidate_lengths",
+            "has a length outside 1 to 256",
+        )?;
+        require(
+            self.stop_thresholds.iter().all(|h| (0.0..=1.0).contains(h)),
+            "evaluate.stop_thresholds",
+            "has a threshold outside 0 to 1",
+        )?;
+        for name in &self.decodings {
+            self.decoding(*name).validate().context("section `evaluate`")?;
+        }
+        Bounds::new(1, self.max_candidate_length)
+            .context("key `evaluate.max_candidate_length`")?;
+        Ok(())
+    }
+}
+
+/// Writes a text file whole or not at all, making its directory.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("cannot create `{}`", dir.display()))?;
+    }
+    write_atomically(path, |file| {
+        use std::io::Write;
+        file.write_all(text.as_bytes())
+            .with_context(|| format!("cannot write `{}`", path.display()))
+    })
+}
+
+fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
+    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
+}
+
+/// toml's own message without its trailing newline.
+fn toml_error(error: &toml::de::Error) -> anyhow::Error {
+    anyhow::anyhow!("{}", error.to_string().trim_end().to_owned())
+}
+
+/// Sets `a.b=value` in a table. The value is TOML; what is not, is a string.
+fn apply(table: &mut toml::Table, given: &str) -> Result<()> {
+    let (key, value) = given
+        .split_once('=')
+        .with_context(|| format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`"))?;
+    let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
+        .ok()
+        .and_then(|mut parsed| parsed.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let last = parts.pop().unwrap_or_default();
+    let mut place = table;
+    for part in parts {
+        place = place
+            .entry(part)
+            .or_insert_with(|| toml::Value::Table(toml::Table::new()))
+            .as_table_mut()
+            .with_context(|| format!("`--set {given}`: `{part}` is not a section"))?;
+    }
+    place.insert(last.to_owned(), value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECIPE: &str = "[models]\ntarget = 't'\ndraft = 'd'\n\
+                          [data]\nprompts = ['p.jsonl']\n\
+                          [head]\n[evaluate]\nprompts = ['q.jsonl']\n";
+
+    fn read(text: &str, overrides: &[&str]) -> Result<Recipe> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("mine.toml");
+        std::fs::write(&path, text).expect("written");
+        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        Recipe::read(&path, &overrides, None)
+    }
+
+    fn message(text: &str, overrides: &[&str]) -> String {
+        format!("{:#}", read(text, overrides).expect_err("refused"))
+    }
+
+    #[test]
+    fn defaults_and_overrides_resolve() {
+        let recipe =
+            read(RECIPE, &["head.num_layers=2", "seed=7", "models.draft=other"]).expect("reads");
+        assert_eq!(recipe.name, "mine");
+        assert_eq!(recipe.seed, 7);
+        assert_eq!(recipe.head.as_ref().expect("a head").num_layers, 2);
+        assert_eq!(recipe.models.draft.as_deref(), Some(Path::new("other")));
+        assert_eq!(recipe.evaluate.expect("a section").candidate_lengths.len(), 10);
+    }
+
+    #[test]
+    fn what_is_written_beside_outputs_reads_back() {
+        let recipe = read(RECIPE, &["data.top_k=5"]).expect("reads");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        recipe.write_beside(dir.path()).expect("written");
+        let again = Recipe::read(&dir.path().join("recipe.toml"), &[], None).expect("reads back");
+        assert_eq!(
+            toml::to_string(&again).expect("TOML"),
+            toml::to_string(&recipe).expect("TOML")
+        );
+    }
+
+    #[test]
+    fn misspelt_missing_and_senseless_keys_are_named() {
+        let misspelt = RECIPE.replace("prompts = ['q.jsonl']", "prompt = ['q.jsonl']");
+        assert!(message(&misspelt, &[]).contains("`prompt`"));
+        let missing = RECIPE.replace("target = 't'\n", "");
+        assert!(message(&missing, &[]).contains("`target`"));
+        assert!(message(RECIPE, &["head.layers=2"]).contains("`layers`"));
+        assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
+        assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
+        assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
+        assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
+        assert!(message(RECIPE, &["seed.x=1"]).len() > 5);
+    }
+}
