@@ -21,6 +21,7 @@ use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
+use crate::few_rows::{few_rows_matmul, is_few_rows};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
 pub(crate) use load::{pretty, transposed};
@@ -73,7 +74,20 @@ pub(crate) struct LinearShape {
 /// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
 pub(crate) fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
-    linear.forward(x.reshape([batch * seq, width]))
+    project_rows(linear, x.reshape([batch * seq, width]))
+}
+
+/// Applies a linear layer to rows.
+fn project_rows(linear: &Linear, rows: Tensor<2>) -> Tensor<2> {
+    let weight = linear.weight.val();
+    if !is_few_rows(rows.dims()[0], &weight.device()) {
+        return linear.forward(rows);
+    }
+    let product = few_rows_matmul(rows, weight);
+    match &linear.bias {
+        Some(bias) => product + bias.val().unsqueeze(),
+        None => product,
+    }
 }
 
 impl LlamaConfig {
@@ -130,8 +144,8 @@ impl Mlp {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = x.reshape([batch * seq, hidden]);
-        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
-        self.down_proj.forward(gated).reshape([batch, seq, hidden])
+        let gated = silu(project_rows(&self.gate_proj, x.clone())) * project_rows(&self.up_proj, x);
+        project_rows(&self.down_proj, gated).reshape([batch, seq, hidden])
     }
 }
 
@@ -201,6 +215,9 @@ impl CausalLm {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
         let logits = match &self.lm_head {
+            Some(weight) if is_few_rows(batch * seq, &rows.device()) => {
+                few_rows_matmul(rows, weight.val())
+            }
             Some(weight) => rows.matmul(weight.val()),
             None => rows.matmul(self.embed_tokens.val().transpose()),
         };

@@ -33,7 +33,9 @@ pub enum TrainError {
     #[error(transparent)]
     Row(#[from] DataError),
     /// A log-probability is not a number.
-    #[error("row `{id}`: the log-probabilities at position {position} are {target} (target) and {draft} (draft); build the data again")]
+    #[error(
+        "row `{id}`: the log-probabilities at position {position} are {target} (target) and {draft} (draft); build the data again"
+    )]
     LogProb {
         /// The row.
         id: String,

@@ -79,7 +79,12 @@ impl HeadTraining {
         let positive = |x: f64| x > 0.0 && x.is_finite();
         let below_one = |x: f64| (0.0..1.0).contains(&x);
         let numbers: [(_, f64, bool, _); 10] = [
-            ("rejection_weight", self.rejection_weight, positive(self.rejection_weight), "a number above 0"),
+            (
+                "rejection_weight",
+                self.rejection_weight,
+                positive(self.rejection_weight),
+                "a number above 0",
+            ),
             ("mixing_ratio", self.mixing_ratio, below_one(self.mixing_ratio), "0 to below 1"),
             ("learning_rate", self.learning_rate, positive(self.learning_rate), "a number above 0"),
             (
@@ -97,7 +102,12 @@ impl HeadTraining {
                 positive(self.epsilon) && self.epsilon >= f64::from(f32::MIN_POSITIVE),
                 "a number above 1.2e-38",
             ),
-            ("warm_up_share", self.warm_up_share, (0.0..=1.0).contains(&self.warm_up_share), "0 to 1"),
+            (
+                "warm_up_share",
+                self.warm_up_share,
+                (0.0..=1.0).contains(&self.warm_up_share),
+                "0 to 1",
+            ),
             ("max_grad_norm", self.max_grad_norm, positive(self.max_grad_norm), "a number above 0"),
             (
                 "validation_share",

@@ -17,8 +17,8 @@ pub(crate) fn weighted_bce(
     rejection_weight: f64,
 ) -> Tensor<1> {
     let rejected = (labels.clone().neg() + 1.0) * rejection_weight;
-    let log_likelihood = log_sigmoid(logit.clone()) * labels.clone()
-        + log_sigmoid(logit.neg()) * rejected.clone();
+    let log_likelihood =
+        log_sigmoid(logit.clone()) * labels.clone() + log_sigmoid(logit.neg()) * rejected.clone();
     log_likelihood.sum().neg() / (rejected + labels).sum()
 }
 
@@ -47,10 +47,8 @@ mod tests {
         // Row 1, y = 1: 1 · ln 2 of weight 1. Row 2, y = 0: 6 · ln 4 of weight 6.
         // Row 3, y = ¼ at ln 3: 6 · ¾ · ln 4 + ¼ · ln (4/3) of weight 4.75.
         let ln3 = 3_f64.ln();
-        let numerator = 2_f64.ln()
-            + 6.0 * 4_f64.ln()
-            + 4.5 * 4_f64.ln()
-            + 0.25 * (4.0_f64 / 3.0).ln();
+        let numerator =
+            2_f64.ln() + 6.0 * 4_f64.ln() + 4.5 * 4_f64.ln() + 0.25 * (4.0_f64 / 3.0).ln();
         let denominator = 1.0 + 6.0 + 4.5 + 0.25;
         close(
             loss(&[0.0, ln3 as f32, ln3 as f32], &[1.0, 0.0, 0.25], 6.0),

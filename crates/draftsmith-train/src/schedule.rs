@@ -57,10 +57,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rates_are_transformers() {
-        // transformers 4.57, torch 2.8: get_cosine_schedule_with_warmup(optimizer, 3, 10) on a rate
-        // of 1: `[scheduler.get_last_lr()[0], scheduler.step()]` ten times over, by its formula
-        // max(0, 0.5 (1 + cos(π (step − 3) / 7))) after step/3.
+    fn the_rates_are_those_of_transformers() {
+        // transformers' formula for 3 warm-up steps of 10 on a rate of 1, by Python:
+        // [s / 3 if s < 3 else 0.5 * (1 + math.cos(math.pi * min(1, (s - 3) / 7))) for s in range(12)]
         let expected = [
             0.0,
             1.0 / 3.0,
@@ -78,7 +77,7 @@ mod tests {
         let mut schedule = CosineWithWarmUp::new(2.0, 0.3, 10);
         for (step, expected) in expected.into_iter().enumerate() {
             let rate = schedule.step();
-            // The published digits end at the sixteenth.
+            // Sixteen digits of numbers near 1.
             assert!((rate - 2.0 * expected).abs() < 1e-12, "step {step}: {rate}");
         }
     }

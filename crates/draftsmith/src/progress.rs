@@ -72,6 +72,11 @@ impl Progress {
         self.bar.reset_eta();
     }
 
+    /// Ends the stage without a word.
+    pub(crate) fn clear(self) {
+        self.bar.finish_and_clear();
+    }
+
     /// Ends the stage with a line that says how long it took.
     pub(crate) fn finish(self) {
         self.bar.finish_and_clear();

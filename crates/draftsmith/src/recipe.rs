@@ -11,6 +11,8 @@ use draftsmith_theory::{Bounds, Decoding, Sampling};
 use draftsmith_train::HeadTraining;
 use serde::{Deserialize, Serialize};
 
+use crate::results::DecodingName;
+
 /// Everything a job is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,16 +113,6 @@ pub(crate) struct EvaluateRecipe {
     /// The head's directory; the one that this recipe trains if absent.
     #[serde(default)]
     pub(crate) head: Option<PathBuf>,
-}
-
-/// A decoding, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DecodingName {
-    /// The most probable token.
-    Greedy,
-    /// Drawn at `evaluate.temperature` and `evaluate.top_p`.
-    Sampled,
 }
 
 fn one() -> f64 {

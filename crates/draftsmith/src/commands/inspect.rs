@@ -19,7 +19,7 @@ use crate::table::render_table;
 pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
     if is_results(path) {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
-        let rows = results::read(&file)?;
+        let rows = results::read_results(&file)?;
         console.document(&rows)?;
         return console.text(render_table(&rows, None, console.colour()));
     }

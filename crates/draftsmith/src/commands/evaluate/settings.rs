@@ -3,6 +3,7 @@
 use draftsmith_theory::{Bounds, FixedLength, RejectionThreshold, StopRule, TheoryError};
 
 use crate::recipe::EvaluateRecipe;
+use crate::results::{DrafterName, StopRuleName};
 
 /// One way of decoding.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,16 +40,16 @@ impl Setting {
     }
 
     /// The drafter's name in results.
-    pub(super) fn drafter(self) -> &'static str {
-        if self == Self::Plain { "none" } else { "draft" }
+    pub(super) fn drafter(self) -> DrafterName {
+        if self == Self::Plain { DrafterName::None } else { DrafterName::Draft }
     }
 
     /// The stop rule's name in results.
-    pub(super) fn stop_rule(self) -> &'static str {
+    pub(super) fn stop_rule(self) -> StopRuleName {
         match self {
-            Self::Plain => "none",
-            Self::FixedLength(_) => "fixed_length",
-            Self::RejectionThreshold(..) => "rejection_threshold",
+            Self::Plain => StopRuleName::None,
+            Self::FixedLength(_) => StopRuleName::FixedLength,
+            Self::RejectionThreshold(..) => StopRuleName::RejectionThreshold,
         }
     }
 

@@ -1,0 +1,279 @@
+//! Chat templates: the Jinja text that turns messages into the one text a model was trained on.
+//!
+//! They are rendered as transformers renders them: `trim_blocks` and `lstrip_blocks`, Python's
+//! string methods, `raise_exception`, a `tojson` that escapes nothing for HTML, `tools` and
+//! `documents` none, and the special tokens of `tokenizer_config.json` in scope. One departure:
+//! `strftime_now` is not defined. Templates that ask whether it is fall back to a fixed date; one
+//! that calls it regardless is an error, since a prompt that changes from day to day could not be
+//! made again.
+
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::Value as Json;
+
+use crate::error::DataError;
+use crate::hash::hash_bytes;
+
+/// The template's own file (transformers 5).
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+/// Where special tokens stand, and the template in transformers 4.
+const CONFIG_FILE: &str = "tokenizer_config.json";
+/// The name under which the environment knows the template.
+const TEMPLATE_NAME: &str = "chat_template";
+/// The special tokens that templates may name.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// One message of a chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks: `system`, `user` or `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A system text.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self { role: "system".to_owned(), content: content.into() }
+    }
+
+    /// What the user says.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self { role: "user".to_owned(), content: content.into() }
+    }
+
+    /// What the assistant answers.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self { role: "assistant".to_owned(), content: content.into() }
+    }
+}
+
+/// A model's chat template, parsed.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    /// The file that holds the source.
+    path: PathBuf,
+    source: String,
+    environment: Environment<'static>,
+    special_tokens: Vec<(&'static str, String)>,
+}
+
+impl ChatTemplate {
+    /// The chat template of a checkpoint directory, if it has one: `chat_template.jinja`, else the
+    /// key `chat_template` of `tokenizer_config.json`, a text or a list of
+    /// `{"name": …, "template": …}` of which `default` is taken.
+    ///
+    /// # Errors
+    /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
+    /// type, or the template is not valid Jinja.
+    pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
+        let config_path = dir.join(CONFIG_FILE);
+        let config = match read_if_present(&config_path)? {
+            None => Json::Null,
+            Some(text) => {
+                serde_json::from_str(&text).map_err(|e| DataError::json(&config_path, 1, 1, &e))?
+            }
+        };
+        let template_path = dir.join(TEMPLATE_FILE);
+        let (path, source) = match read_if_present(&template_path)? {
+            Some(source) => (template_path, source),
+            None => match template_of_config(&config_path, &config)? {
+                Some(source) => (config_path.clone(), source),
+                None => return Ok(None),
+            },
+        };
+        let special_tokens = special_tokens_of_config(&config_path, &config)?;
+        let environment = environment(&path, &source)?;
+        Ok(Some(Self { path, source, environment, special_tokens }))
+    }
+
+    /// The text of a chat; with `add_generation_prompt`, up to where the assistant's answer begins.
+    /// Special tokens are in the text already: encode it without adding any.
+    ///
+    /// # Errors
+    /// What the template raises about these messages, or fails on.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, DataError> {
+        let messages = messages.iter().map(|message| {
+            Value::from_pairs([
+                ("role", message.role.as_str()),
+                ("content", message.content.as_str()),
+            ])
+        });
+        let mut context = vec![
+            ("messages", messages.collect::<Value>()),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+        ];
+        let special_tokens = self.special_tokens.iter();
+        context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
+        let template = self
+            .environment
+            .get_template(TEMPLATE_NAME)
+            .expect("the environment was built with this template");
+        template.render(Value::from_pairs(context)).map_err(|e| DataError::TemplateRender {
+            path: self.path.clone(),
+            problem: describe(&e),
+        })
+    }
+
+    /// The SHA-256 of the template's source, as hex.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        hash_bytes(self.source.as_bytes())
+    }
+}
+
+fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(DataError::io("read", path, e)),
+    }
+}
+
+fn template_of_config(path: &Path, config: &Json) -> Result<Option<String>, DataError> {
+    let error = |problem: &str| DataError::Config {
+        path: path.to_path_buf(),
+        key: "chat_template".to_owned(),
+        problem: problem.to_owned(),
+    };
+    match config.get("chat_template") {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::String(source)) => Ok(Some(source.clone())),
+        Some(Json::Array(named)) => {
+            let default = named.iter().find(|entry| entry["name"] == "default");
+            let source = default.and_then(|entry| entry["template"].as_str());
+            source
+                .map(|source| Some(source.to_owned()))
+                .ok_or_else(|| error("is a list without a template named `default`: add one"))
+        }
+        Some(_) => Err(error("must be a template, or a list of named templates")),
+    }
+}
+
+fn special_tokens_of_config(
+    path: &Path,
+    config: &Json,
+) -> Result<Vec<(&'static str, String)>, DataError> {
+    let mut tokens = Vec::new();
+    for name in SPECIAL_TOKENS {
+        let token = match config.get(name) {
+            None | Some(Json::Null) => continue,
+            Some(Json::Object(token)) => token.get("content").and_then(Json::as_str),
+            Some(token) => token.as_str(),
+        };
+        let token = token.ok_or_else(|| DataError::Config {
+            path: path.to_path_buf(),
+            key: name.to_owned(),
+            problem: "must be a string, or an object with the string `content`".to_owned(),
+        })?;
+        tokens.push((name, token.to_owned()));
+    }
+    Ok(tokens)
+}
+
+fn environment(path: &Path, source: &str) -> Result<Environment<'static>, DataError> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", |message: String| {
+        Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_filter("tojson", to_json);
+    environment.add_template_owned(TEMPLATE_NAME, without_generation_tags(source)).map_err(
+        |e| DataError::TemplateSyntax { path: path.to_path_buf(), problem: describe(&e) },
+    )?;
+    Ok(environment)
+}
+
+/// An error in one line: what the template raised, or the kind of mistake, and the line.
+fn describe(error: &Error) -> String {
+    let what = match error.detail() {
+        Some(detail) if error.kind() == ErrorKind::InvalidOperation => detail.to_owned(),
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    match error.line() {
+        Some(line) => format!("{what} (line {line} of the template)"),
+        None => what,
+    }
+}
+
+/// `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`, which
+/// escapes no HTML. The engine's own filter escapes four characters for HTML; they are put back.
+fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+    if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
+        let problem = "`tojson(ensure_ascii=true)` is not supported";
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
+    let indent = indent.or(options.get("indent")?);
+    options.assert_all_used()?;
+    let escaped =
+        minijinja::filters::tojson(value, indent, Kwargs::from_iter::<[(&str, Value); 0]>([]))?;
+    Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
+}
+
+/// JSON text with `\u003c`, `\u003e`, `\u0026` and `\u0027` as the characters they stand for.
+fn without_html_escapes(json: &str) -> String {
+    let mut plain = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(backslash) = rest.find('\\') {
+        plain.push_str(&rest[..backslash]);
+        rest = &rest[backslash..];
+        let character = match rest.get(..6) {
+            Some("\\u003c") => Some('<'),
+            Some("\\u003e") => Some('>'),
+            Some("\\u0026") => Some('&'),
+            Some("\\u0027") => Some('\''),
+            _ => None,
+        };
+        // Any other escape is taken as a pair, so that `\\u003c` stays the backslash it is.
+        let length = match character {
+            Some(character) => {
+                plain.push(character);
+                6
+            }
+            None => {
+                plain.push_str(&rest[..2]);
+                2
+            }
+        };
+        rest = &rest[length..];
+    }
+    plain + rest
+}
+
+/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks what the
+/// assistant said and which renders to its contents, by a condition that always holds.
+fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}").map(|end| end + 2) else { break };
+        plain.push_str(&rest[..start]);
+        let tag = &rest[start..start + length];
+        let inside = tag[2..length - 2].trim_matches(['-', '+']).trim();
+        plain.push_str(&match inside {
+            "generation" => tag.replacen("generation", "if true", 1),
+            "endgeneration" => tag.replacen("endgeneration", "endif", 1),
+            _ => tag.to_owned(),
+        });
+        rest = &rest[start + length..];
+    }
+    plain + rest
+}
+
+#[cfg(test)]
+mod tests;

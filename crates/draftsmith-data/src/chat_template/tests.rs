@@ -1,0 +1,147 @@
+//! Templates in both layouts, against texts worked out by hand from Jinja's rules.
+
+use super::*;
+
+/// The template under test is `template`; `config` is `tokenizer_config.json`.
+fn load(template: Option<&str>, config: Option<&str>) -> Result<Option<ChatTemplate>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [(TEMPLATE_FILE, template), (CONFIG_FILE, config)] {
+        if let Some(text) = text {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+    }
+    let prefix = format!("{}/", dir.path().display());
+    ChatTemplate::from_model_dir(dir.path()).map_err(|e| e.to_string().replace(&prefix, ""))
+}
+
+fn render(template: &str) -> Result<String, String> {
+    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null}"#;
+    let template = load(Some(template), Some(config))?.unwrap();
+    let messages = [
+        Message::system("be brief"),
+        Message::user("1 < 2 & 'yes'"),
+        Message::assistant("ok "),
+        Message::user("why?"),
+    ];
+    template
+        .render(&messages, true)
+        .map_err(|e| e.to_string().split_once(" cannot render ").unwrap().1.to_owned())
+}
+
+fn check(template: &str, expected: &str) {
+    assert_eq!(render(template).unwrap(), expected, "{template}");
+}
+
+#[test]
+fn blocks_trim_like_transformers() {
+    check(
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\nU:{{ m.content }}\n    {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\nA:\n{% endif %}\n",
+        "U:1 < 2 & 'yes'\nU:why?\nA:\n",
+    );
+    check("x\n{%- if true %} y {% endif -%}\n z\n", "x y z");
+}
+
+#[test]
+fn special_tokens_and_absent_ones() {
+    check("{{ bos_token }}{{ eos_token }}[{{ pad_token }}]", "<s></s>[]");
+    check(
+        "{{ pad_token is defined }} {{ tools is none }} {{ documents is none }}",
+        "False True True",
+    );
+    check("{{ 'a' if strftime_now is defined else '26 Jul 2024' }}", "26 Jul 2024");
+}
+
+#[test]
+fn what_templates_use_works() {
+    check("{{ messages[0]['content'].upper().strip() }}", "BE BRIEF");
+    check("{% for m in messages[1:] %}{{ loop.index0 }}{{ m['role'][0] }}{% endfor %}", "0u1a2u");
+    check(
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+        "user",
+    );
+    check(
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "4",
+    );
+    check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(messages[-1].content | trim) }}", "<why?>");
+    check("{{ 'a</think>b'.split('</think>')[-1] }}", "b");
+    check("{{ messages[2].content }}|{{ messages[2].content.rstrip() }}|", "ok |ok|");
+    check("{{ 'tool' not in messages[0] and messages[0].role in ['system'] }}", "True");
+}
+
+#[test]
+fn to_json_escapes_no_html() {
+    check("{{ messages[1] | tojson }}", r#"{"role": "user", "content": "1 < 2 & 'yes'"}"#);
+    check(r#"{{ 'é \\u003c "q" <' | tojson(ensure_ascii=False) }}"#, r#""é \\u003c \"q\" <""#);
+    check("{{ [1, {'a': none}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  }\n]");
+}
+
+#[test]
+fn generation_tags_render_their_contents() {
+    check(
+        "{% for m in messages %}\n{%- generation %}{{ m.role[0] }}{%- endgeneration -%}\n{% endfor %}",
+        "suau",
+    );
+    assert_eq!(without_generation_tags("a {% x"), "a {% x");
+}
+
+#[test]
+fn raised_exceptions_and_mistakes_are_told() {
+    let check = |template: &str, expected: &str| {
+        let error = render(template).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(
+        "\n{{ raise_exception('roles must alternate') }}",
+        "these messages: roles must alternate (line 2 of the template)",
+    );
+    check("{{ strftime_now('%d') }}", "strftime_now");
+    check("{{ messages.role.name }}", "undefined value");
+    check(
+        "a\n{% for m in messages %}",
+        "`chat_template.jinja` holds a chat template that does not parse: syntax error",
+    );
+}
+
+#[test]
+fn both_layouts_and_their_order() {
+    let content = |found: Option<ChatTemplate>| {
+        found.map(|t| t.render(&[Message::user("x")], false).unwrap())
+    };
+    let check = |template, config, expected: Option<&str>| {
+        assert_eq!(content(load(template, config).unwrap()).as_deref(), expected);
+    };
+    let text = r#"{"chat_template": "old {{ messages[0].content }}"}"#;
+    let list = r#"{"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}"#;
+    check(None, None, None);
+    check(None, Some("{}"), None);
+    check(None, Some(r#"{"chat_template": null}"#), None);
+    check(None, Some(text), Some("old x"));
+    check(None, Some(list), Some("d"));
+    check(Some("new"), Some(text), Some("new"));
+    check(Some("new"), None, Some("new"));
+}
+
+#[test]
+fn bad_configs_are_named() {
+    let check = |config: &str, expected: &str| {
+        let error = load(None, Some(config)).unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    check("{\n\"a\": }", "`tokenizer_config.json`, line 2, column 6: not JSON");
+    check(r#"{"chat_template": 5}"#, "`tokenizer_config.json`: key `chat_template` must be");
+    check(
+        r#"{"chat_template": [{"name": "rag", "template": "r"}]}"#,
+        "`tokenizer_config.json`: key `chat_template` is a list without a template named `default`",
+    );
+    check(
+        r#"{"chat_template": "x", "bos_token": {"id": 1}}"#,
+        "`tokenizer_config.json`: key `bos_token` must be a string",
+    );
+}
+
+#[test]
+fn the_hash_is_of_the_source() {
+    let template = load(Some("abc"), None).unwrap().unwrap();
+    assert_eq!(template.hash(), hash_bytes(b"abc"));
+}

@@ -1,0 +1,256 @@
+//! What can be wrong with prompts, templates, tokenizers and response files: every message names
+//! the file, and the line, key or column where there is one, and says what to do.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::provenance::Difference;
+
+/// The forms of prompt files, as told in messages.
+const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
+     `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
+
+/// An error of reading or writing prompts, tokenizers, chat templates or response files.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The file could not be read or written.
+    #[error("cannot {action} `{path}`: {source}")]
+    Io {
+        /// What was being done: `read`, `write`, `create`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file, or a line of one, is not JSON.
+    #[error(
+        "`{path}`, line {line}, column {column}: not JSON: {problem}; mend or remove that line"
+    )]
+    NotJson {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column, in bytes from 1; 0 where the text ends too early.
+        column: usize,
+        /// What the parser said.
+        problem: String,
+    },
+    /// The prompt file holds no prompt.
+    #[error("`{path}` holds no prompts: give one JSON object a line with {PROMPT_FORMS}")]
+    NoPrompts {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A prompt record is in none of the known forms.
+    #[error("`{path}`, {place}: the record has {found}, but a prompt needs {PROMPT_FORMS}")]
+    UnknownRecord {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: Place,
+        /// The keys that are there, or what is there instead of an object.
+        found: String,
+    },
+    /// A prompt record is in a known form, but one of its values cannot be used.
+    #[error("`{path}`, {place}: key `{key}` {problem}")]
+    BadRecord {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: Place,
+        /// The key, dotted and indexed.
+        key: String,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// A key of `tokenizer_config.json` cannot be used.
+    #[error("`{path}`: key `{key}` {problem}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted.
+        key: String,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// A chat template is not valid Jinja.
+    #[error("`{path}` holds a chat template that does not parse: {problem}")]
+    TemplateSyntax {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// What is wrong, with the template's line.
+        problem: String,
+    },
+    /// A chat template refuses the messages, or fails on them.
+    #[error("the chat template of `{path}` cannot render these messages: {problem}")]
+    TemplateRender {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// What it raised, with the template's line.
+        problem: String,
+    },
+    /// There were no messages to encode.
+    #[error("the chat has no user message: add one, there is nothing to answer")]
+    NoUserMessage,
+    /// `tokenizer.json` cannot be used, or a text or id cannot be converted by it.
+    #[error("`{path}`: cannot {action}: {problem}")]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What was being done: `load the tokenizer`, `encode`, `decode`.
+        action: &'static str,
+        /// What the tokenizer said.
+        problem: String,
+    },
+    /// Target and draft do not share one tokenizer.
+    #[error(
+        "`{target}` and `{draft}` are different tokenizers: {difference}; \
+         a draft must have its target's vocabulary"
+    )]
+    TokenizersDiffer {
+        /// The target's `tokenizer.json`.
+        target: PathBuf,
+        /// The draft's `tokenizer.json`.
+        draft: PathBuf,
+        /// The first id or token that differs.
+        difference: String,
+    },
+    /// A response row breaks its own rules.
+    #[error("row `{id}`: column `{column}` {problem}")]
+    Row {
+        /// The row's id.
+        id: String,
+        /// The column.
+        column: &'static str,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// A file holds a response row that breaks its own rules.
+    #[error("`{path}`: {source}; build the data again")]
+    RowInFile {
+        /// The file.
+        path: PathBuf,
+        /// The broken rule.
+        source: Box<DataError>,
+    },
+    /// A Parquet file breaks its own format, is cut short, or its footer lies.
+    #[error("`{path}` is not a whole Parquet file: {problem}; build or fetch it again")]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What does not add up.
+        problem: String,
+    },
+    /// Rows could not be encoded as Parquet.
+    #[error("cannot encode `{path}` as Parquet: {problem}")]
+    ParquetWrite {
+        /// The file.
+        path: PathBuf,
+        /// What the encoder said.
+        problem: String,
+    },
+    /// A response file lacks a column.
+    #[error("`{path}` has no column `{column}`: it is not a file that build-data wrote")]
+    MissingColumn {
+        /// The file.
+        path: PathBuf,
+        /// The column's name.
+        column: &'static str,
+    },
+    /// A column has another type than the schema says.
+    #[error("`{path}`: column `{column}` is {found}, it must be {expected}")]
+    ColumnType {
+        /// The file.
+        path: PathBuf,
+        /// The column's name.
+        column: &'static str,
+        /// The type in the file.
+        found: String,
+        /// The type that is needed.
+        expected: String,
+    },
+    /// A value is null, or not one of those that may be.
+    #[error("`{path}`: row {row}, column `{column}` {problem}; build the data again")]
+    ColumnValue {
+        /// The file.
+        path: PathBuf,
+        /// The row, from 0.
+        row: usize,
+        /// The column's name.
+        column: &'static str,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// A response file does not say where it came from, or not in a form that can be read.
+    #[error("`{path}`: the provenance in its metadata cannot be read: {problem}")]
+    BadProvenance {
+        /// The file.
+        path: PathBuf,
+        /// What is missing or unknown.
+        problem: String,
+    },
+    /// Two shards of one directory were made differently.
+    #[error(
+        "`{first}` and `{second}` were made differently: {difference}; \
+         keep shards of different runs in different directories"
+    )]
+    ProvenanceDiffers {
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+        /// The first key that differs, with both values.
+        difference: Difference,
+    },
+    /// A directory holds no response shards.
+    #[error("`{path}` holds no `responses-*.parquet`: run build-data first")]
+    NoShards {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+impl DataError {
+    /// Wraps an I/O error with what was done to which file.
+    pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Wraps a parser's error about a text that begins at `line` and `column` (both from 1) of the
+    /// file.
+    pub(crate) fn json(
+        path: &Path,
+        line: usize,
+        column: usize,
+        source: &serde_json::Error,
+    ) -> Self {
+        let told = source.to_string();
+        let problem = told.rsplit_once(" at line ").map_or(told.as_str(), |(problem, _)| problem);
+        Self::NotJson {
+            path: path.to_path_buf(),
+            line: line + source.line().saturating_sub(1),
+            column: if source.line() <= 1 { source.column() + column - 1 } else { source.column() },
+            problem: problem.to_owned(),
+        }
+    }
+}
+
+/// Where in a prompt file a record stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The line that the record begins on, from 1.
+    Line(usize),
+    /// The row of a table, from 0.
+    Row(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Row(row) => write!(f, "row {row}"),
+        }
+    }
+}

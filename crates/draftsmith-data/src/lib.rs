@@ -1,0 +1,26 @@
+//! Prompts, chat templates, tokenizers and the Parquet rows that heads and adapters are trained on.
+//!
+//! Everything that comes from or goes to a file and is not a model: prompt sets in their published
+//! forms, the text side of a checkpoint directory (`tokenizer.json`, the chat template), and the
+//! response shards with the provenance in their metadata. It sees token ids and numbers, never
+//! tensors or weights.
+
+mod artifact;
+mod chat_template;
+mod error;
+mod hash;
+mod prompts;
+mod provenance;
+mod record;
+mod responses;
+mod tokenizer;
+
+pub use artifact::write_atomically;
+pub use chat_template::{ChatTemplate, Message};
+pub use error::{DataError, Place};
+pub use hash::{hash_bytes, hash_file};
+pub use prompts::{Prompt, Turn, read_prompts};
+pub use provenance::{Difference, PromptFile, Provenance};
+pub use record::{DraftColumns, FinishReason, ResponseRow, round_stored};
+pub use responses::{read_dir, read_provenance, read_shard, shard_path, shard_paths, write_shard};
+pub use tokenizer::{TextStream, TextTokenizer};

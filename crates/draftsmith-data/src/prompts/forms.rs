@@ -1,0 +1,285 @@
+//! What the keys of a prompt record mean, form by form.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::Turn;
+use crate::error::{DataError, Place};
+
+/// What a record says, before it has an id.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) category: Option<String>,
+    pub(super) turns: Vec<Turn>,
+    pub(super) system: Option<String>,
+}
+
+/// What is wrong with a record, before its place is known.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// In no known form; what was found.
+    Unknown(String),
+    /// A key's value cannot be used.
+    Key { key: String, problem: String },
+}
+
+impl Problem {
+    fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Key { key: key.into(), problem: problem.into() }
+    }
+
+    pub(super) fn at(self, path: &Path, place: Place) -> DataError {
+        let path = path.to_path_buf();
+        match self {
+            Self::Unknown(found) => DataError::UnknownRecord { path, place, found },
+            Self::Key { key, problem } => DataError::BadRecord { path, place, key, problem },
+        }
+    }
+}
+
+/// Whose text a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+/// How a form spells a list of messages.
+struct Dialect {
+    list: &'static str,
+    role: &'static str,
+    text: &'static str,
+    roles: &'static [(&'static str, Role)],
+    expected_roles: &'static str,
+    /// Whether conversations were cut, so that they may begin with an answer or hold no user text.
+    cut: bool,
+}
+
+/// ShareGPT's; the answers of its published files come from several assistants.
+const SHARE_GPT: Dialect = Dialect {
+    list: "conversations",
+    role: "from",
+    text: "value",
+    roles: &[
+        ("human", Role::User),
+        ("user", Role::User),
+        ("gpt", Role::Assistant),
+        ("assistant", Role::Assistant),
+        ("chatgpt", Role::Assistant),
+        ("model", Role::Assistant),
+        ("bing", Role::Assistant),
+        ("bard", Role::Assistant),
+        ("system", Role::System),
+    ],
+    expected_roles: "`human`, `gpt` or `system`",
+    cut: true,
+};
+
+const CHAT: Dialect = Dialect {
+    list: "messages",
+    role: "role",
+    text: "content",
+    roles: &[("user", Role::User), ("assistant", Role::Assistant), ("system", Role::System)],
+    expected_roles: "`user`, `assistant` or `system`",
+    cut: false,
+};
+
+/// Reads a record in any known form. `None` is a conversation that was cut down to nothing.
+///
+/// The keys are tried from the richest to the plainest: sets that carry a conversation often repeat
+/// its beginning as `prompt`.
+pub(super) fn read_record(record: &Value) -> Result<Option<Content>, Problem> {
+    let Value::Object(record) = record else {
+        return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
+    };
+    let one_turn = |user: String, response| {
+        Ok(Some(Content {
+            category: category(record),
+            turns: vec![Turn { user, response }],
+            system: None,
+        }))
+    };
+    for dialect in [&SHARE_GPT, &CHAT] {
+        if record.contains_key(dialect.list) {
+            return read_conversation(record, dialect);
+        }
+    }
+    if record.contains_key("turns") {
+        read_turns(record).map(Some)
+    } else if record.contains_key("instruction") {
+        let mut user = user_text(record, "instruction")?;
+        if let Some(input) = optional_text(record, "input")? {
+            user = format!("{user}\nInput: {input}");
+        }
+        one_turn(user, optional_text(record, "output")?)
+    } else if record.contains_key("question") {
+        one_turn(user_text(record, "question")?, optional_text(record, "answer")?)
+    } else if record.contains_key("prompt") {
+        let mut response = None;
+        for key in ["response", "answer", "completion"] {
+            response = response.or(optional_text(record, key)?);
+        }
+        one_turn(user_text(record, "prompt")?, response)
+    } else {
+        Err(Problem::Unknown(list_keys(record)))
+    }
+}
+
+/// Spec-Bench's: a list of user texts.
+fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
+    let texts = array(record, "turns")?;
+    if texts.is_empty() {
+        return Err(Problem::key("turns", "is empty: a user text is needed"));
+    }
+    let turns = texts
+        .iter()
+        .enumerate()
+        .map(|(n, text)| {
+            let key = format!("turns[{n}]");
+            Ok(Turn { user: non_empty(string(text, &key)?, &key)?, response: None })
+        })
+        .collect::<Result<_, Problem>>()?;
+    Ok(Content { category: category(record), turns, system: None })
+}
+
+fn read_conversation(
+    record: &Map<String, Value>,
+    dialect: &Dialect,
+) -> Result<Option<Content>, Problem> {
+    let mut system = None;
+    let mut turns: Vec<Turn> = Vec::new();
+    let mut answered = true;
+    let mut begun = false;
+    for (n, message) in array(record, dialect.list)?.iter().enumerate() {
+        let role_key = format!("{}[{n}].{}", dialect.list, dialect.role);
+        let text_key = format!("{}[{n}].{}", dialect.list, dialect.text);
+        let role = read_role(message, &role_key, dialect)?;
+        let text = read_text(message, &text_key, dialect)?;
+        match role {
+            Role::System if begun => {
+                return Err(Problem::key(
+                    role_key,
+                    "is a system text after the conversation began: put it first",
+                ));
+            }
+            Role::System => system = Some(text).filter(|text| !text.trim().is_empty()),
+            Role::User if !answered => {
+                return Err(Problem::key(
+                    role_key,
+                    "is a second user text in a row: put an answer between them",
+                ));
+            }
+            Role::User => {
+                turns.push(Turn { user: non_empty(text, &text_key)?, response: None });
+                answered = false;
+            }
+            Role::Assistant => match turns.last_mut() {
+                Some(turn) if !answered => {
+                    turn.response = Some(text).filter(|text| !text.trim().is_empty());
+                    answered = true;
+                }
+                Some(_) => {
+                    return Err(Problem::key(
+                        role_key,
+                        "is a second answer in a row: put a user text between them",
+                    ));
+                }
+                None if dialect.cut => {}
+                None => {
+                    return Err(Problem::key(role_key, "is an answer before any user text"));
+                }
+            },
+        }
+        begun = true;
+    }
+    match (turns.is_empty(), dialect.cut) {
+        (false, _) => Ok(Some(Content { category: category(record), turns, system })),
+        (true, true) => Ok(None),
+        (true, false) => Err(Problem::key(dialect.list, "has no user message")),
+    }
+}
+
+fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<Role, Problem> {
+    let name = string(present(message.get(dialect.role), key)?, key)?;
+    let known = dialect.roles.iter().find(|(known, _)| *known == name);
+    known.map(|&(_, role)| role).ok_or_else(|| {
+        Problem::key(key, format!("is `{name}`, it must be {}", dialect.expected_roles))
+    })
+}
+
+/// A message's text: a string, or a list of `{"type": "text", "text": …}` parts.
+fn read_text(message: &Value, key: &str, dialect: &Dialect) -> Result<String, Problem> {
+    match present(message.get(dialect.text), key)? {
+        Value::Array(parts) => parts
+            .iter()
+            .enumerate()
+            .map(|(n, part)| {
+                let key = format!("{key}[{n}].text");
+                string(present(part.get("text"), &key)?, &key)
+            })
+            .collect(),
+        text => string(text, key),
+    }
+}
+
+fn category(record: &Map<String, Value>) -> Option<String> {
+    record.get("category")?.as_str().map(ToOwned::to_owned)
+}
+
+fn user_text(record: &Map<String, Value>, key: &str) -> Result<String, Problem> {
+    non_empty(string(present(record.get(key), key)?, key)?, key)
+}
+
+/// The text under `key`; nothing if it is missing, null or blank.
+fn optional_text(record: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {
+    match record.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => Ok(Some(string(value, key)?).filter(|text| !text.trim().is_empty())),
+    }
+}
+
+fn array<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a Vec<Value>, Problem> {
+    let value = present(record.get(key), key)?;
+    value
+        .as_array()
+        .ok_or_else(|| Problem::key(key, format!("is {}, it must be an array", kind(value))))
+}
+
+fn present<'a>(value: Option<&'a Value>, key: &str) -> Result<&'a Value, Problem> {
+    value.ok_or_else(|| Problem::key(key, "is missing"))
+}
+
+fn string(value: &Value, key: &str) -> Result<String, Problem> {
+    value
+        .as_str()
+        .map(ToOwned::to_owned)
+        .ok_or_else(|| Problem::key(key, format!("is {}, it must be a string", kind(value))))
+}
+
+fn non_empty(text: String, key: &str) -> Result<String, Problem> {
+    if text.trim().is_empty() {
+        return Err(Problem::key(key, "is empty: a user text is needed"));
+    }
+    Ok(text)
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn list_keys(record: &Map<String, Value>) -> String {
+    if record.is_empty() {
+        return "no keys".to_owned();
+    }
+    let keys: Vec<_> = record.keys().map(|key| format!("`{key}`")).collect();
+    format!("keys {}", keys.join(", "))
+}

@@ -1,0 +1,217 @@
+//! Every published form, and every mistake, by small files made here.
+
+use std::io::Write;
+
+use super::*;
+
+/// Writes `bytes` under `name` and reads it as prompts; the error as text, without directories.
+fn read(name: &str, bytes: &[u8]) -> Result<Vec<Prompt>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    let prefix = format!("{}/", dir.path().display());
+    read_prompts(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn turn(user: &str, response: Option<&str>) -> Turn {
+    Turn { user: user.into(), response: response.map(Into::into) }
+}
+
+fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[Turn]) {
+    for (name, text) in [
+        ("set.jsonl", line.to_owned()),
+        ("set.json", format!("[{line}]")),
+        ("set.json", format!(" [\n{line}\n]\n")),
+    ] {
+        let prompts = read(name, text.as_bytes()).unwrap();
+        let expected = Prompt {
+            id: "set#0".into(),
+            source: "set".into(),
+            category: category.map(Into::into),
+            turns: turns.to_vec(),
+            system: system.map(Into::into),
+        };
+        assert_eq!(prompts, [expected], "{text}");
+    }
+}
+
+#[test]
+fn every_published_form() {
+    check_one(
+        r#"{"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["r"]}"#,
+        None,
+        Some("writing"),
+        &[turn("a", None), turn("b", None)],
+    );
+    check_one(
+        r#"{"question": "how many?", "answer": "1\n#### 1"}"#,
+        None,
+        None,
+        &[turn("how many?", Some("1\n#### 1"))],
+    );
+    check_one(
+        r#"{"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "    pass"}"#,
+        None,
+        None,
+        &[turn("def f():\n", None)],
+    );
+    check_one(
+        r#"{"id": 3, "prompt": "p", "category": "c", "response": "r"}"#,
+        None,
+        Some("c"),
+        &[turn("p", Some("r"))],
+    );
+    check_one(r#"{"prompt": "p", "answer": "", "category": 5}"#, None, None, &[turn("p", None)]);
+    check_one(
+        r#"{"instruction": "add", "input": "1, 2", "output": "3"}"#,
+        None,
+        None,
+        &[turn("add\nInput: 1, 2", Some("3"))],
+    );
+    check_one(
+        r#"{"instruction": "sing", "input": "", "output": ""}"#,
+        None,
+        None,
+        &[turn("sing", None)],
+    );
+    check_one(
+        r#"{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "user", "value": "c"}]}"#,
+        Some("s"),
+        None,
+        &[turn("a", Some("b")), turn("c", None)],
+    );
+    check_one(
+        r#"{"conversations": [{"from": "gpt", "value": "cut"}, {"from": "human", "value": "a"}]}"#,
+        None,
+        None,
+        &[turn("a", None)],
+    );
+    check_one(
+        r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}], "prompt": "a"}"#,
+        None,
+        None,
+        &[turn("a", Some("b"))],
+    );
+}
+
+#[test]
+fn ids_count_records_and_not_lines() {
+    let text =
+        "\u{feff}\r\n{\"prompt\": \"a\"}\r\n\n  \n{\"prompt\": \"b\"}\r{\"question\": \"c\"}";
+    let prompts = read("a.b.jsonl", text.as_bytes()).unwrap();
+    let ids: Vec<_> = prompts.iter().map(|p| p.id.as_str()).collect();
+    assert_eq!(ids, ["a.b#0", "a.b#1", "a.b#2"]);
+    assert_eq!(prompts[2].row_id(0), "a.b#2");
+    assert_eq!(prompts[2].row_id(1), "a.b#2#1");
+}
+
+#[test]
+fn conversations_without_a_user_are_dropped_and_keep_their_number() {
+    let text = "{\"conversations\": []}\n\
+                {\"conversations\": [{\"from\": \"gpt\", \"value\": \"x\"}]}\n\
+                {\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}]}";
+    let prompts = read("s.json", text.as_bytes()).unwrap();
+    assert_eq!(prompts.len(), 1);
+    assert_eq!(prompts[0].id, "s#2");
+}
+
+#[test]
+fn gzip_is_known_by_its_bytes() {
+    let text = b"{\"prompt\": \"a\"}";
+    for name in ["set.jsonl.gz", "set.jsonl", "set"] {
+        assert_eq!(read(name, &gzip(text)).unwrap()[0].source, "set");
+    }
+    assert_eq!(read("set.jsonl.gz", text).unwrap()[0].id, "set#0");
+    let cut = &gzip(text)[..14];
+    assert!(read("set.gz", cut).unwrap_err().starts_with("cannot decompress `set.gz`"));
+}
+
+#[test]
+fn messages_lead_up_to_a_turn() {
+    let prompt = &read(
+        "s.jsonl",
+        br#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#,
+    )
+    .unwrap()[0];
+    assert_eq!(prompt.messages(0, &[]), [Message::system("s"), Message::user("a")]);
+    let own = ["mine".to_owned()];
+    assert_eq!(
+        prompt.messages(1, &own),
+        [Message::system("s"), Message::user("a"), Message::assistant("mine"), Message::user("c")]
+    );
+}
+
+#[test]
+fn mistakes_are_told_with_file_and_line() {
+    let check = |text: &str, expected: &str| {
+        let error = read("set.json", text.as_bytes()).unwrap_err();
+        assert!(error.contains(expected), "{text}\n{error}");
+        assert!(error.contains("`set.json`"), "{error}");
+    };
+    check("", "`set.json` holds no prompts: give one JSON object a line with `turns`");
+    check("\u{feff} \r\n", "holds no prompts");
+    check("[]", "holds no prompts");
+    check("{\"prompt\": \"a\"}\nhello\n", "`set.json`, line 2, column 1: not JSON: expected");
+    check("{\"prompt\": \"a\"}\r\n\r\n{\"prompt\": \"b\"", "line 3, column 14: not JSON: EOF");
+    check("{\"prompt\": \"a\"} {\"prompt\": \"b\"}", "line 1, column 17: not JSON: trailing");
+    check("[{\"prompt\": \"a\"},\n {\"prompt\": tru}]", "line 2, column 16: not JSON: expected");
+    check(
+        "[{\"prompt\": \"a\"}\n {\"prompt\": \"b\"}]",
+        "line 2, column 2: not JSON: expected `,`",
+    );
+    check("[{\"prompt\": \"a\"},\n\n", "line 3, column 1: not JSON: the array is not closed");
+    check("[{\"prompt\": \"a\"}]\n x", "line 2, column 2: not JSON: text after the array");
+    check(
+        "{\"text\": \"a\", \"n\": 1}",
+        "line 1: the record has keys `text`, `n`, but a prompt needs",
+    );
+    check("{}", "line 1: the record has no keys, but");
+    check(
+        "\n[\n{\"prompt\": \"a\"},\n\"b\"]",
+        "line 4: the record has no keys (it is a string), but",
+    );
+    check("{\"prompt\": \" \\n\"}", "line 1: key `prompt` is empty: a user text is needed");
+    check("{\"prompt\": 5}", "line 1: key `prompt` is a number, it must be a string");
+    check("{\"turns\": []}", "key `turns` is empty");
+    check("{\"turns\": \"a\"}", "key `turns` is a string, it must be an array");
+    check("{\"turns\": [\"a\", null]}", "key `turns[1]` is null, it must be a string");
+    check(
+        "{\"question\": \"a\", \"answer\": [1]}",
+        "key `answer` is an array, it must be a string",
+    );
+    check("{\"messages\": []}", "key `messages` has no user message");
+    check("{\"messages\": [{\"content\": \"a\"}]}", "key `messages[0].role` is missing");
+    check("{\"messages\": [{\"role\": \"user\"}]}", "key `messages[0].content` is missing");
+    check(
+        "{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}",
+        "key `messages[0].role` is `tool`, it must be `user`, `assistant` or `system`",
+    );
+    check(
+        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}",
+        "key `messages[0].role` is an answer before any user text",
+    );
+    check(
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"human\", \"value\": \"b\"}]}",
+        "key `conversations[1].from` is a second user text in a row",
+    );
+    check(
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"\"}]}",
+        "key `conversations[0].value` is empty",
+    );
+    check(
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"system\", \"value\": \"b\"}]}",
+        "key `conversations[1].from` is a system text after the conversation began",
+    );
+}
+
+#[test]
+fn text_that_is_not_utf8_is_told_with_its_line() {
+    let error = read("s.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"\xff\"}").unwrap_err();
+    assert!(error.contains("line 2"), "{error}");
+}

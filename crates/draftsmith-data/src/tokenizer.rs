@@ -1,0 +1,155 @@
+//! `tokenizer.json`: text to token ids and back, and whether two models share one.
+
+mod text_stream;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tokenizers::Tokenizer;
+
+use crate::chat_template::{ChatTemplate, Message};
+use crate::error::DataError;
+use crate::hash::hex;
+
+pub use text_stream::TextStream;
+
+/// The file of a checkpoint directory that holds the tokenizer.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// A model's tokenizer.
+#[derive(Debug, Clone)]
+pub struct TextTokenizer {
+    path: PathBuf,
+    tokenizer: Tokenizer,
+}
+
+impl TextTokenizer {
+    /// Loads `tokenizer.json` of a checkpoint directory. Truncation and padding that it asks for
+    /// are switched off: they belong to batches of training text, and transformers ignores them
+    /// too unless told otherwise.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not a tokenizer.
+    pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
+        let path = dir.join(TOKENIZER_FILE);
+        let bytes = std::fs::read(&path).map_err(|e| DataError::io("read", &path, e))?;
+        let load_error = |e| tokenizer_error(&path, "load the tokenizer", e);
+        let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(load_error)?;
+        tokenizer.with_padding(None).with_truncation(None).map_err(load_error)?;
+        Ok(Self { path, tokenizer })
+    }
+
+    /// The ids of a text; with `add_special_tokens`, those that the tokenizer puts around a text
+    /// (often a beginning-of-sequence token) are added. Special tokens spelled out in the text
+    /// become their ids either way.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot encode the text.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map_err(|e| tokenizer_error(&self.path, "encode", e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of a chat up to where the assistant's answer begins: rendered by the template, or,
+    /// without one, the last user text alone with the tokenizer's own special tokens.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, or there is no user message.
+    pub fn encode_chat(
+        &self,
+        template: Option<&ChatTemplate>,
+        messages: &[Message],
+    ) -> Result<Vec<u32>, DataError> {
+        match template {
+            Some(template) => self.encode(&template.render(messages, true)?, false),
+            None => {
+                let last = messages.iter().rfind(|message| message.role == "user");
+                self.encode(&last.ok_or(DataError::NoUserMessage)?.content, true)
+            }
+        }
+    }
+
+    /// The text of ids; with `skip_special`, special tokens are left out. Bytes that are not UTF-8
+    /// become U+FFFD, ids that are not in the vocabulary nothing.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
+        self.tokenizer
+            .decode(ids, skip_special)
+            .map_err(|e| tokenizer_error(&self.path, "decode", e))
+    }
+
+    /// Starts turning ids into text as they come. See [`TextStream`].
+    #[must_use]
+    pub fn text_stream(&self, skip_special: bool) -> TextStream<'_> {
+        TextStream::new(self, skip_special)
+    }
+
+    /// One more than the largest token id, added tokens included: as many logits as a model must
+    /// have at least.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        let largest = self.tokenizer.get_vocab(true).into_values().max();
+        largest.map_or(0, |id| id as usize + 1)
+    }
+
+    /// The SHA-256 of the token → id map, added tokens included, as hex: what target and draft must
+    /// share. How text is cut into tokens does not enter.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        let mut hasher = Sha256::new();
+        for (id, token) in self.tokens_by_id() {
+            hasher.update(id.to_le_bytes());
+            hasher.update((token.len() as u64).to_le_bytes());
+            hasher.update(token.as_bytes());
+        }
+        hex(&hasher.finalize())
+    }
+
+    /// Checks that target and draft have the same token → id map.
+    ///
+    /// # Errors
+    /// [`DataError::TokenizersDiffer`] with both files and the smallest id at which they differ.
+    pub fn check_shared(target: &Self, draft: &Self) -> Result<(), DataError> {
+        let (target_tokens, draft_tokens) = (target.tokens_by_id(), draft.tokens_by_id());
+        let different = target_tokens
+            .keys()
+            .chain(draft_tokens.keys())
+            .filter(|&id| target_tokens.get(id) != draft_tokens.get(id))
+            .min();
+        let Some(id) = different else { return Ok(()) };
+        let told = |token: Option<&String>| match token {
+            Some(token) => format!("`{token}`"),
+            None => "no token".to_owned(),
+        };
+        Err(DataError::TokenizersDiffer {
+            target: target.path.clone(),
+            draft: draft.path.clone(),
+            difference: format!(
+                "id {id} is {} in the target's and {} in the draft's",
+                told(target_tokens.get(id)),
+                told(draft_tokens.get(id))
+            ),
+        })
+    }
+
+    /// The vocabulary by id. An id with several tokens, which no trained tokenizer has, keeps the
+    /// one that sorts last.
+    fn tokens_by_id(&self) -> BTreeMap<u32, String> {
+        let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
+        tokens.sort();
+        tokens.into_iter().map(|(token, id)| (id, token)).collect()
+    }
+}
+
+fn tokenizer_error(path: &Path, action: &'static str, source: tokenizers::Error) -> DataError {
+    DataError::Tokenizer { path: path.to_path_buf(), action, problem: source.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

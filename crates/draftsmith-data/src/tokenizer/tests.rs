@@ -1,0 +1,222 @@
+//! Two small tokenizers made by hand: byte-level BPE (GPT-2's and Llama 3's kind), and
+//! SentencePiece's with byte fallback (Llama 2's kind).
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+use super::*;
+
+const TEXT: &str = "hello hello wörld — 日本語 🙂🏽 e\u{301}\n\tfn main() { }  ";
+
+/// The 256 bytes, some merges, a beginning-of-sequence token that is put before texts, and `<|eos|>`.
+fn byte_level() -> Value {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let mut tokens: Vec<String> = alphabet.into_iter().map(String::from).collect();
+    let merges = [["h", "e"], ["l", "l"], ["he", "ll"], ["hell", "o"], ["Ġ", "hello"]];
+    tokens.extend(merges.map(|[left, right]| format!("{left}{right}")));
+    let vocab: serde_json::Map<_, _> =
+        tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
+    let special = |id: usize, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false, "special": true})
+    };
+    let num_tokens = tokens.len();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+                    "pad_id": 0, "pad_type_id": 0, "pad_token": "!"},
+        "added_tokens": [special(num_tokens, "<|bos|>"), special(num_tokens + 1, "<|eos|>")],
+        "normalizer": null,
+        "pre_tokenizer": byte_level.clone(),
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|bos|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [num_tokens], "tokens": ["<|bos|>"]}}
+        },
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                  "ignore_merges": false, "vocab": vocab, "merges": merges}
+    })
+}
+
+/// Words with `▁` for a space, and a token for every byte; the decoder drops the leading space.
+fn sentence_piece() -> Value {
+    let mut tokens =
+        vec!["<unk>".to_owned(), "▁".to_owned(), "▁hello".to_owned(), "hello".to_owned()];
+    tokens.extend("abcdefghijklmnopqrstuvwxyz".chars().map(String::from));
+    tokens.extend((0..=255_u8).map(|byte| format!("<0x{byte:02X}>")));
+    let vocab: serde_json::Map<_, _> =
+        tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+                  "ignore_merges": true, "vocab": vocab, "merges": []}
+    })
+}
+
+fn load(tokenizer: &Value) -> (TempDir, TextTokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
+    let loaded = TextTokenizer::from_model_dir(dir.path()).unwrap();
+    (dir, loaded)
+}
+
+/// The increments of a stream, the last of them from `finish`.
+fn stream(tokenizer: &TextTokenizer, ids: &[u32], skip_special: bool) -> Vec<String> {
+    let mut stream = tokenizer.text_stream(skip_special);
+    let mut texts: Vec<_> = ids.iter().filter_map(|&id| stream.push(id).unwrap()).collect();
+    texts.extend(stream.finish().unwrap());
+    texts
+}
+
+#[test]
+fn text_round_trips_without_truncation_or_padding() {
+    for json in [byte_level(), sentence_piece()] {
+        let (_dir, tokenizer) = load(&json);
+        for text in [TEXT, "", "hello"] {
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        }
+    }
+}
+
+#[test]
+fn special_tokens_are_added_kept_and_skipped() {
+    let (_dir, tokenizer) = load(&byte_level());
+    let bos = 261;
+    let plain = tokenizer.encode("hello", false).unwrap();
+    let with_bos = tokenizer.encode("hello", true).unwrap();
+    assert_eq!(with_bos, [&[bos], plain.as_slice()].concat());
+    assert_eq!(tokenizer.decode(&with_bos, false).unwrap(), "<|bos|>hello");
+    assert_eq!(tokenizer.decode(&with_bos, true).unwrap(), "hello");
+    assert_eq!(tokenizer.encode("<|eos|>", false).unwrap(), [bos + 1]);
+    assert_eq!(tokenizer.vocab_size(), 263);
+}
+
+#[test]
+fn streams_hold_back_characters_that_are_not_whole() {
+    let (_dir, tokenizer) = load(&byte_level());
+    let ids = tokenizer.encode("a日🙂 hello", false).unwrap();
+    assert_eq!(stream(&tokenizer, &ids, true), ["a", "日", "🙂", " hello"]);
+    // Two of the three bytes of 日: told at the end only.
+    assert_eq!(stream(&tokenizer, &ids[..3], true), ["a", "\u{fffd}"]);
+    // A character that the next id shows to be broken.
+    let broken = [ids[0], ids[1], ids[0]];
+    assert_eq!(stream(&tokenizer, &broken, true), ["a", "\u{fffd}a"]);
+}
+
+#[test]
+fn streams_keep_spaces_between_words_and_drop_the_first() {
+    let (_dir, tokenizer) = load(&sentence_piece());
+    let hello = tokenizer.encode("hello", false).unwrap();
+    assert_eq!(tokenizer.decode(&hello, true).unwrap(), "hello");
+    let twice = [hello.clone(), hello].concat();
+    assert_eq!(stream(&tokenizer, &twice, true).concat(), "hello hello");
+    assert_eq!(stream(&tokenizer, &[1, 1, 2, 1, 1, 3], true).concat(), "  hello  hello");
+}
+
+#[test]
+fn streams_give_what_decoding_gives() {
+    let check = |tokenizer: &TextTokenizer, ids: &[u32]| {
+        for skip_special in [false, true] {
+            let whole = tokenizer.decode(ids, skip_special).unwrap();
+            assert_eq!(stream(tokenizer, ids, skip_special).concat(), whole, "{ids:?}");
+        }
+    };
+    for (end, _) in TEXT.char_indices() {
+        for json in [byte_level(), sentence_piece()] {
+            let (_dir, tokenizer) = load(&json);
+            check(&tokenizer, &tokenizer.encode(&TEXT[..end], true).unwrap());
+        }
+    }
+    // Any ids at all, broken characters and special tokens among them.
+    let (_dir, tokenizer) = load(&byte_level());
+    let mut state = 1_u32;
+    for length in 0..300 {
+        let ids: Vec<u32> = (0..length % 40)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 16) % 263
+            })
+            .collect();
+        check(&tokenizer, &ids);
+    }
+}
+
+#[test]
+fn chats_are_encoded_with_and_without_a_template() {
+    let (dir, tokenizer) = load(&byte_level());
+    let template = "{{ bos }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|eos|>{% endif %}";
+    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    let template = ChatTemplate::from_model_dir(dir.path()).unwrap();
+    let messages = [Message::user("hello"), Message::assistant(" hello"), Message::user("he")];
+    let encode = |template| tokenizer.encode_chat(template, &messages).unwrap();
+    assert_eq!(encode(template.as_ref()), tokenizer.encode("hello hellohe<|eos|>", false).unwrap());
+    assert_eq!(encode(None), tokenizer.encode("he", true).unwrap());
+    let nobody = tokenizer.encode_chat(None, &[Message::system("x")]).unwrap_err();
+    assert!(nobody.to_string().starts_with("the chat has no user message"));
+}
+
+#[test]
+fn shared_tokenizers_are_told_from_others() {
+    let (_target_dir, target) = load(&byte_level());
+    let (_same_dir, same) = load(&byte_level());
+    TextTokenizer::check_shared(&target, &same).unwrap();
+    assert_eq!(target.hash(), same.hash());
+
+    let check = |change: fn(&mut Value), difference: &str| {
+        let mut json = byte_level();
+        change(&mut json);
+        let (dir, other) = load(&json);
+        assert_ne!(target.hash(), other.hash());
+        let error = TextTokenizer::check_shared(&target, &other).unwrap_err().to_string();
+        assert!(error.contains(difference), "{error}");
+        assert!(
+            error.contains(&format!("{}", dir.path().join(TOKENIZER_FILE).display())),
+            "{error}"
+        );
+    };
+    check(
+        |json| json["added_tokens"][1]["content"] = "<|end|>".into(),
+        "id 262 is `<|eos|>` in the target's and `<|end|>` in the draft's",
+    );
+    check(
+        |json| {
+            json["added_tokens"].as_array_mut().unwrap().pop();
+        },
+        "id 262 is `<|eos|>` in the target's and no token in the draft's",
+    );
+    check(
+        |json| {
+            json["model"]["vocab"]["!"] = 1.into();
+            json["model"]["vocab"]["\""] = 0.into();
+        },
+        "id 0 is `!` in the target's and `\"` in the draft's",
+    );
+}
+
+#[test]
+fn missing_and_broken_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let load = || TextTokenizer::from_model_dir(dir.path()).unwrap_err().to_string();
+    assert!(load().starts_with("cannot read `"));
+    for broken in ["", "{}", "{\"model\": 5}", "\u{0}"] {
+        std::fs::write(dir.path().join(TOKENIZER_FILE), broken).unwrap();
+        assert!(load().contains("tokenizer.json`: cannot load the tokenizer: "), "{broken}");
+    }
+}

@@ -1,0 +1,181 @@
+//! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
+
+mod show;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{Provenance, hash_bytes, read_dir};
+use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
+use draftsmith_theory::HeadScores;
+use draftsmith_train::{HeadTraining, Interrupter, train_head};
+use serde::Serialize;
+use serde_json::json;
+
+use self::show::EpochProgress;
+use crate::console::{Console, Interrupted};
+use crate::pair::hash_dir;
+use crate::recipe::{Recipe, write_text};
+
+/// What was trained, as `--json` tells it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Trained {
+    /// The head's directory.
+    pub(crate) head_dir: PathBuf,
+    /// Whether it was there already, trained with the same settings on the same data.
+    pub(crate) kept: bool,
+    /// Its scores on the validation rows.
+    pub(crate) scores: HeadScores,
+    /// Labelled tokens a second while it was trained; null where it was kept.
+    pub(crate) labels_per_second: Option<f64>,
+}
+
+/// Runs the stage.
+pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Trained> {
+    let training = recipe.head.as_ref().context(
+        "the recipe has no section `[head]`: it says how the acceptance head is trained",
+    )?;
+    let draft_dir = recipe.need_draft("train-head")?;
+    let data_dir = recipe.data_dir();
+    if !data_dir.is_dir() {
+        bail!(
+            "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
+            data_dir.display()
+        );
+    }
+    let (rows, provenance) = read_dir(&data_dir)?;
+    let draft_hash = hash_dir(draft_dir)?;
+    match &provenance.draft {
+        Some(hash) if *hash == draft_hash => {}
+        Some(hash) => bail!(
+            "the data in `{}` was labelled with another draft (hash {hash}) than `{}` \
+             (hash {draft_hash}): build it again",
+            data_dir.display(),
+            draft_dir.display()
+        ),
+        None => bail!(
+            "the data in `{}` was built without a draft, so there is nothing to learn from; \
+             hint: set `models.draft`, delete the directory and build it again",
+            data_dir.display()
+        ),
+    }
+    let head_dir = recipe.head_dir();
+    let fingerprint = fingerprint(training, recipe.seed, &provenance)?;
+    if let Some(scores) = finished(&head_dir, &fingerprint) {
+        console.note(format!(
+            "train-head: `{}` is there, trained with these settings on this data",
+            head_dir.display()
+        ));
+        let kept = Trained { head_dir, kept: true, scores, labels_per_second: None };
+        report(&kept, console)?;
+        return Ok(kept);
+    }
+
+    let draft = CausalLm::from_model_dir(draft_dir, device)?;
+    let checkpoint_dir = head_dir.with_file_name("head-training");
+    let interrupter = Interrupter::new();
+    let watch = Watch::start(console, &interrupter);
+    let renderer = EpochProgress::new(console, training.num_epochs);
+    let trained = train_head(
+        &draft,
+        &rows,
+        training,
+        recipe.seed,
+        &checkpoint_dir,
+        Box::new(renderer),
+        interrupter,
+    );
+    drop(watch);
+    let mut trained = trained?;
+    trained.config.draft_hash = Some(draft_hash);
+    trained.config.target_hash = Some(provenance.target.clone());
+    // An interrupted head is kept, but not taken for a finished one.
+    if !trained.interrupted {
+        trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
+    }
+    trained.head.write_dir(&head_dir, &trained.config)?;
+    recipe.write_beside(&head_dir)?;
+    write_text(
+        &head_dir.join("scores.json"),
+        &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
+    )?;
+    let done = Trained {
+        head_dir,
+        kept: false,
+        scores: trained.scores,
+        labels_per_second: Some(trained.labels_per_second()),
+    };
+    report(&done, console)?;
+    if trained.interrupted { Err(Interrupted.into()) } else { Ok(done) }
+}
+
+fn report(trained: &Trained, console: &Console) -> Result<()> {
+    let scores = &trained.scores;
+    console.document(trained)?;
+    console.text(format!(
+        "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE {:.4} \
+         (mean label {:.3}, mean prediction {:.3})\n",
+        trained.head_dir.display(),
+        scores.num_labels,
+        scores.kl,
+        scores.bce,
+        scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
+        scores.brier,
+        scores.ece,
+        scores.mean_label,
+        scores.mean_predicted,
+    ))
+}
+
+/// What the head depends on: its settings, the seed, and everything its data depends on.
+fn fingerprint(training: &HeadTraining, seed: u64, provenance: &Provenance) -> Result<String> {
+    let all = json!({ "head": training, "seed": seed, "data": provenance });
+    Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
+}
+
+/// The scores of a head that was trained to its end with the same fingerprint.
+fn finished(dir: &Path, fingerprint: &str) -> Option<HeadScores> {
+    let config = AcceptanceHeadConfig::from_dir(dir).ok()?;
+    let same = config.training.get("fingerprint").is_some_and(|found| found == fingerprint);
+    if !same || !dir.join("model.safetensors").is_file() {
+        return None;
+    }
+    serde_json::from_slice(&std::fs::read(dir.join("scores.json")).ok()?).ok()
+}
+
+/// Passes Ctrl-C on to the trainer, as long as it lives.
+struct Watch {
+    done: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(console: &Console, interrupter: &Interrupter) -> Self {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let done = std::sync::Arc::new(AtomicBool::new(false));
+        let (flag, console, interrupter) =
+            (std::sync::Arc::clone(&done), console.clone(), interrupter.clone());
+        let thread = std::thread::spawn(move || {
+            while !flag.load(Ordering::SeqCst) {
+                if console.is_interrupted() {
+                    interrupter.stop(Some("stopped by Ctrl-C"));
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Self { done, thread: Some(thread) }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.done.store(true, std::sync::atomic::Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // The thread only reads flags: it cannot have panicked.
+            let _ = thread.join();
+        }
+    }
+}

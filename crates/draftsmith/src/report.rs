@@ -1,0 +1,188 @@
+//! `report.html`: what an evaluation found, on one page that needs nothing else.
+//!
+//! No script, no font, no request: the style sheet stands in the page and the pictures are inline SVG. This file says
+//! what is on the page; its template says where. The pictures' geometry is worked out in `report/`: `pareto` (discard
+//! rate against verification rate), `bars` (speed-ups), with `axis` and `labels` under both; `sections` holds what
+//! comes before and after the pictures.
+
+mod axis;
+mod bars;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod labels;
+mod pareto;
+mod sections;
+
+use anyhow::{Context, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
+
+use crate::results::{EvaluationSummary, Group, ResultRow, groups};
+
+/// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the style sheet shows
+/// the one that fits: text scaled down with a wide picture could not be read on a telephone.
+#[derive(Debug, Clone, Copy)]
+struct Frame {
+    name: &'static str,
+    width: f64,
+    pareto_height: f64,
+}
+
+const FRAMES: [Frame; 2] = [
+    Frame { name: "wide", width: 600.0, pareto_height: 400.0 },
+    Frame { name: "narrow", width: 350.0, pareto_height: 330.0 },
+];
+
+/// The page for `rows`, in the order they are given, and what they were measured with.
+///
+/// # Errors
+/// None that rows and summary can cause: the template is ours.
+pub(crate) fn render_html(rows: &[ResultRow], summary: &EvaluationSummary) -> Result<String> {
+    let groups = groups(rows);
+    let mut datasets: Vec<(&str, Vec<Value>)> = Vec::new();
+    for (index, group) in groups.iter().enumerate() {
+        let view = group_view(group, summary, index);
+        match datasets.iter_mut().find(|(name, _)| *name == group.dataset) {
+            Some((_, views)) => views.push(view),
+            None => datasets.push((group.dataset, vec![view])),
+        }
+    }
+    let datasets: Vec<Value> = datasets
+        .into_iter()
+        .map(|(name, groups)| {
+            let known = summary.datasets.iter().find(|dataset| dataset.name == name);
+            context! {
+                name,
+                prompts => known.map(|known| counted(known.num_prompts, "prompt")),
+                groups,
+            }
+        })
+        .collect();
+    let page = context! {
+        recipe => summary.recipe.as_str(),
+        version => summary.version.as_str(),
+        lead => sections::lead(&groups),
+        cards => sections::cards(&groups),
+        datasets,
+        costs => sections::costs(&groups, summary),
+        lossless => sections::lossless(&groups, summary),
+        provenance => sections::provenance(summary),
+    };
+    let environment = environment()?;
+    let template = environment.get_template("page.html")?;
+    template.render(page).context("the report's template does not fit its data")
+}
+
+fn environment() -> Result<Environment<'static>> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    // Every value is text to be escaped, the style sheet's file holds none.
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    for (name, source) in [
+        ("page.html", include_str!("report/page.html")),
+        ("group.html", include_str!("report/group.html")),
+        ("pareto.html", include_str!("report/pareto.html")),
+        ("bars.html", include_str!("report/bars.html")),
+        ("style.css", include_str!("report/style.css")),
+    ] {
+        environment.add_template(name, source)?;
+    }
+    Ok(environment)
+}
+
+/// One dataset under one way of decoding: its pictures and tables.
+fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> Value {
+    let cost = summary.group(group).and_then(|known| known.cost);
+    let paretos = FRAMES.iter().filter_map(|frame| pareto::picture(group, cost.as_ref(), *frame));
+    let bars = FRAMES.iter().filter_map(|frame| bars::picture(group, *frame));
+    context! {
+        id => group_id(index),
+        title => sentence_case(&group.decoding_text()),
+        name => format!("{}, {}", group.dataset, group.decoding_text()),
+        paretos => paretos.collect::<Vec<_>>(),
+        bars => bars.collect::<Vec<_>>(),
+        rows => group.pooled().map(|row| row_view(group, row)).collect::<Vec<_>>(),
+        categories => sections::categories(group),
+    }
+}
+
+fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
+    let counts = row.counts();
+    context! {
+        label => row.label(),
+        best => group.is_best(row),
+        tokens_per_second => number(row.tokens_per_second, 1),
+        speedup => times(row.speedup),
+        modelled => times(row.modelled_speedup),
+        discard_rate => number(row.discard_rate, 3),
+        verification_rate => number(row.verification_rate, 3),
+        compression_rate => number(row.compression_rate, 2),
+        acceptance => percent(counts.acceptance_rate()),
+        num_tokens => thousands(row.num_tokens),
+        num_target_forwards => thousands(row.num_target_forwards),
+        num_draft_forwards => thousands(row.num_draft_forwards),
+        lossless => match row.lossless {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "\u{2013}",
+        },
+        mismatch => row.lossless == Some(false),
+    }
+}
+
+/// The fragment a group is found under; names may hold anything, so it is not made of them.
+fn group_id(index: usize) -> String {
+    format!("group-{}", index + 1)
+}
+
+/// `value` with so many decimals; an en dash where there is none.
+fn number(value: f64, decimals: usize) -> String {
+    if value.is_finite() {
+        format!("{value:.decimals$}").replace('-', "\u{2212}")
+    } else {
+        "\u{2013}".into()
+    }
+}
+
+fn times(value: Option<f64>) -> String {
+    match value.filter(|value| value.is_finite()) {
+        Some(value) => format!("{value:.2}\u{d7}"),
+        None => number(f64::NAN, 0),
+    }
+}
+
+fn percent(share: f64) -> String {
+    if share.is_finite() { number(100.0 * share, 1) + "\u{a0}%" } else { number(share, 1) }
+}
+
+/// `+9.0 %`, `−1.2 %`.
+fn gain(ratio: f64) -> String {
+    let sign = if ratio >= 1.0 { "+" } else { "" };
+    format!("{sign}{}", percent(ratio - 1.0))
+}
+
+/// `12 345`, with narrow spaces that do not break.
+fn thousands(count: usize) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{}\u{a0}{what}{}", thousands(count), if count == 1 { "" } else { "s" })
+}
+
+fn sentence_case(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests;

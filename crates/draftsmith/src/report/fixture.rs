@@ -1,0 +1,211 @@
+//! Realistic numbers for tests: an evaluation that never ran.
+//!
+//! Tokens are easy or hard in runs, a head sees which through noise, and forwards take a set time give or take, so
+//! that the rows hang together as measured ones do. The rows come through `Trace`, as real ones do.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use draftsmith_theory::{CostModel, Decoding, Observation, Round, Sampling, SeededDraws, Trace};
+
+use crate::results::{
+    ALL_CATEGORIES, CostSummary, DatasetSummary, DrafterName, EvaluationSummary, GroupSummary,
+    ModelSummary, ResultRow, RowContext, StopRuleName, Version, sort_rows, tokens_per_second,
+};
+
+const COST: CostModel =
+    CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
+const NUM_TOKENS: usize = 96;
+
+const DATASETS: [(&str, &[&str], f64); 2] = [
+    (
+        "spec-bench",
+        &["writing", "coding", "extraction", "translation", "summarization", "math_reasoning"],
+        0.80,
+    ),
+    ("gsm8k", &["arithmetic", "word_problem"], 0.90),
+];
+
+static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new(evaluation);
+
+type Setting = (StopRuleName, Option<f64>);
+
+fn settings() -> Vec<Setting> {
+    let fixed = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 14.0];
+    let heads = [0.1, 0.3, 0.5, 0.7, 0.9];
+    let mut settings = vec![(StopRuleName::None, None)];
+    settings.extend(fixed.map(|setting| (StopRuleName::FixedLength, Some(setting))));
+    settings.extend(heads.map(|setting| (StopRuleName::RejectionThreshold, Some(setting))));
+    settings
+}
+
+fn decodings() -> [Decoding; 2] {
+    [Decoding::Greedy, Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None })]
+}
+
+/// The rows of 2 datasets, 2 ways of decoding, 16 settings and every category.
+pub(crate) fn rows() -> Vec<ResultRow> {
+    EVALUATION.0.clone()
+}
+
+/// What the rows were measured with.
+pub(crate) fn summary() -> EvaluationSummary {
+    EVALUATION.1.clone()
+}
+
+fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
+    let mut draws = SeededDraws::new(5, &["fixture"]);
+    let (mut rows, mut groups) = (Vec::new(), Vec::new());
+    for (dataset, categories, easy_share) in DATASETS {
+        for decoding in decodings() {
+            let easy_share = easy_share - if decoding == Decoding::Greedy { 0.0 } else { 0.08 };
+            let traces: Vec<(Setting, Vec<Vec<Trace>>)> = settings()
+                .into_iter()
+                .map(|setting| {
+                    let categories = (0..categories.len()).map(|category| {
+                        let easy_share = easy_share + 0.03 * category as f64 - 0.08;
+                        (0..10).map(|_| decode(setting, easy_share, &mut draws)).collect()
+                    });
+                    (setting, categories.collect())
+                })
+                .collect();
+            let observations: Vec<Observation> = traces
+                .iter()
+                .flat_map(|(_, traces)| traces.iter().flatten())
+                .map(Observation::from)
+                .collect();
+            let fit = CostModel::fit(&observations).expect("several candidate lengths");
+            groups.push(GroupSummary {
+                dataset: dataset.into(),
+                decoding,
+                num_forgiven_ties: usize::from(decoding == Decoding::Greedy),
+                cost: Some(CostSummary::from(&fit)),
+            });
+            let seconds_per_token = |trace: &Trace| {
+                let decode = fit.model.seconds(&Observation::from(trace));
+                (trace.prefill_time.as_secs_f64() + decode) / trace.num_tokens as f64
+            };
+            let mut row = |category: &str, pick: &dyn Fn(&[Vec<Trace>]) -> Vec<Trace>| {
+                let plain = Trace::merge(&pick(&traces[0].1));
+                for ((stop_rule, setting), traces) in &traces {
+                    let picked = pick(traces);
+                    let trace = Trace::merge(&picked);
+                    let context = RowContext {
+                        dataset: dataset.into(),
+                        category: category.into(),
+                        drafter: match stop_rule {
+                            StopRuleName::None => DrafterName::None,
+                            _ => DrafterName::Draft,
+                        },
+                        stop_rule: *stop_rule,
+                        setting: *setting,
+                        decoding,
+                        num_prompts: picked.len(),
+                        plain_tokens_per_second: Some(tokens_per_second(&plain)),
+                        modelled_speedup: Some(
+                            seconds_per_token(&plain) / seconds_per_token(&trace),
+                        ),
+                        lossless: (decoding == Decoding::Greedy).then_some(true),
+                    };
+                    rows.push(ResultRow::new(context, &trace));
+                }
+            };
+            row(ALL_CATEGORIES, &|traces| traces.concat());
+            for (index, category) in categories.iter().enumerate() {
+                row(category, &|traces| traces[index].clone());
+            }
+        }
+    }
+    sort_rows(&mut rows);
+    (rows, summary_of(groups))
+}
+
+/// One answer of [`NUM_TOKENS`] tokens.
+fn decode((stop_rule, setting): Setting, easy_share: f64, draws: &mut SeededDraws) -> Trace {
+    let setting = setting.unwrap_or(0.0);
+    let (mut rounds, mut num_tokens, mut easy) = (Vec::new(), 0, true);
+    let jitter = |draws: &mut SeededDraws| 0.9 + 0.2 * draws.uniform();
+    while num_tokens < NUM_TOKENS {
+        let (mut num_drafted, mut num_accepted, mut accepting, mut all_accepted) =
+            (0, 0, true, 1.0);
+        let room = NUM_TOKENS - num_tokens - 1;
+        loop {
+            let stops = match stop_rule {
+                StopRuleName::None => true,
+                StopRuleName::FixedLength => num_drafted as f64 >= setting,
+                StopRuleName::RejectionThreshold => num_drafted > 0 && 1.0 - all_accepted > setting,
+            };
+            if stops || num_drafted == room.min(20) {
+                break;
+            }
+            if draws.uniform() < 0.35 {
+                easy = draws.uniform() < easy_share;
+            }
+            let accepted = draws.uniform() < if easy { 0.95 } else { 0.4 };
+            all_accepted *= if easy { 0.90 } else { 0.5 } + 0.1 * draws.uniform();
+            accepting &= accepted;
+            num_drafted += 1;
+            num_accepted += usize::from(accepting);
+        }
+        let seconds = COST.draft_seconds * num_drafted as f64;
+        // Not quite what the cost model thinks, so that it has something to miss.
+        let verify_seconds =
+            COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
+        rounds.push(Round {
+            num_drafted,
+            num_draft_forwards: num_drafted,
+            num_accepted,
+            draft_time: Duration::from_secs_f64(seconds * jitter(draws)),
+            verify_time: Duration::from_secs_f64(verify_seconds * jitter(draws)),
+        });
+        num_tokens += num_accepted + 1;
+    }
+    Trace { rounds, num_tokens: NUM_TOKENS, prefill_time: Duration::from_millis(9) }
+}
+
+fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
+    let model = |role: &str, name: &str, description: &str, hash: &str| ModelSummary {
+        role: role.into(),
+        name: name.into(),
+        description: description.into(),
+        hash: hash.repeat(8),
+    };
+    let version =
+        |name: &str, version: &str| Version { name: name.into(), version: version.into() };
+    EvaluationSummary {
+        recipe: "tiny".into(),
+        version: "0.1.0".into(),
+        device: "cpu".into(),
+        machine: "8 cores, 32 GiB, Linux x86_64".into(),
+        versions: vec![version("burn", "0.22.1"), version("rustc", "1.95.0")],
+        models: vec![
+            model(
+                "target",
+                "checkpoints/tiny/target",
+                "llama, 8 layers of 256, 8.4M parameters, f32",
+                "3f9ac01b",
+            ),
+            model(
+                "draft",
+                "checkpoints/tiny/draft",
+                "llama, 2 layers of 128, 0.9M parameters, f32",
+                "b71200de",
+            ),
+            model(
+                "head",
+                "checkpoints/tiny/head",
+                "acceptance head, 3 tied blocks of 128",
+                "09e4d55a",
+            ),
+        ],
+        max_new_tokens: NUM_TOKENS,
+        seeds: vec![42],
+        datasets: DATASETS
+            .map(|(name, categories, _)| DatasetSummary {
+                name: name.into(),
+                num_prompts: 10 * categories.len(),
+            })
+            .into(),
+        groups,
+    }
+}

@@ -1,0 +1,250 @@
+//! Where the labels of crowded points go: near their point, over nothing else.
+
+use super::axis::tenth;
+
+/// A rectangle, y downwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rect {
+    pub(super) left: f64,
+    pub(super) top: f64,
+    pub(super) right: f64,
+    pub(super) bottom: f64,
+}
+
+/// A straight line between two points.
+pub(super) type Segment = [(f64, f64); 2];
+
+/// A point to be labelled.
+#[derive(Debug, Clone)]
+pub(super) struct Mark {
+    pub(super) centre: (f64, f64),
+    /// How far the mark reaches from its centre.
+    pub(super) radius: f64,
+    pub(super) text: String,
+    /// Bold text is wider, and is placed first.
+    pub(super) bold: bool,
+}
+
+/// Where a label goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Label {
+    /// The text's middle.
+    pub(super) centre: (f64, f64),
+    /// A line from the mark to a label that is not next to it.
+    pub(super) leader: Option<Segment>,
+    /// What the text covers.
+    pub(super) rect: Rect,
+}
+
+/// The text's height in pixels, as set in the style sheet.
+const TEXT_HEIGHT: f64 = 12.0;
+
+/// From a mark's edge to its label's, tried in turn.
+const DISTANCES: [f64; 6] = [3.0, 7.0, 14.0, 22.0, 32.0, 44.0];
+
+/// Beyond this distance a label needs a leader.
+const LEADER_DISTANCE: f64 = 10.0;
+
+/// Directions tried at every distance.
+const NUM_DIRECTIONS: usize = 16;
+
+impl Rect {
+    /// The rectangle of `text` set about `centre`, in the widest of the usual fonts.
+    pub(super) fn of_text(text: &str, bold: bool, centre: (f64, f64)) -> Self {
+        let advance = if bold { 8.4 } else { 7.5 };
+        let half_width = text.chars().count() as f64 * advance / 2.0 + 1.0;
+        Self::about(centre, half_width, TEXT_HEIGHT / 2.0)
+    }
+
+    /// The rectangle that reaches so far from `centre`.
+    pub(super) fn about((x, y): (f64, f64), half_width: f64, half_height: f64) -> Self {
+        Self {
+            left: x - half_width,
+            top: y - half_height,
+            right: x + half_width,
+            bottom: y + half_height,
+        }
+    }
+
+    /// The area shared with `other`.
+    pub(super) fn overlap(&self, other: &Self) -> f64 {
+        let width = self.right.min(other.right) - self.left.max(other.left);
+        let height = self.bottom.min(other.bottom) - self.top.max(other.top);
+        width.max(0.0) * height.max(0.0)
+    }
+
+    fn area(&self) -> f64 {
+        (self.right - self.left) * (self.bottom - self.top)
+    }
+
+    fn nearest_to(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        (x.clamp(self.left, self.right), y.clamp(self.top, self.bottom))
+    }
+
+    /// How much of `segment` lies within, in pixels (Liang and Barsky's clipping).
+    pub(super) fn length_within(&self, segment: &Segment) -> f64 {
+        self.clip(segment).map_or(0.0, |[from, to]| (to.0 - from.0).hypot(to.1 - from.1))
+    }
+
+    /// The part of `segment` that lies within.
+    pub(super) fn clip(&self, &[from, to]: &Segment) -> Option<Segment> {
+        let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+        let (mut enter, mut leave) = (0.0f64, 1.0f64);
+        for (step, room) in [
+            (-dx, from.0 - self.left),
+            (dx, self.right - from.0),
+            (-dy, from.1 - self.top),
+            (dy, self.bottom - from.1),
+        ] {
+            if step == 0.0 {
+                if room < 0.0 {
+                    return None;
+                }
+            } else if step < 0.0 {
+                enter = enter.max(room / step);
+            } else {
+                leave = leave.min(room / step);
+            }
+        }
+        let at = |share: f64| (from.0 + share * dx, from.1 + share * dy);
+        (enter < leave).then(|| [at(enter), at(leave)])
+    }
+}
+
+/// Places a label for every mark, inside `bounds`, off the other marks and labels and off `obstacles` where there is
+/// room, and rather not on `lines`. In order of the result: the marks' own.
+///
+/// Each label takes the cheapest of a ring of places, the bold ones choosing first. For some dozens of marks that is
+/// enough; a search over all labels together would be the next step.
+pub(super) fn place(
+    marks: &[Mark],
+    obstacles: &[Rect],
+    lines: &[Segment],
+    bounds: Rect,
+) -> Vec<Label> {
+    let mut order: Vec<usize> = (0..marks.len()).collect();
+    order.sort_by_key(|&index| !marks[index].bold);
+    let mut placed: Vec<Option<Label>> = vec![None; marks.len()];
+    for index in order {
+        let best = places(&marks[index])
+            .map(|(label, distance)| {
+                let cost = distance + cost(&label, index, marks, &placed, obstacles, lines, bounds);
+                (label, cost)
+            })
+            .reduce(|best, other| if other.1 < best.1 { other } else { best });
+        placed[index] = best.map(|(label, _)| label);
+    }
+    placed.into_iter().map(|label| label.expect("every mark has places")).collect()
+}
+
+/// Places around a mark, nearest first, above first.
+fn places(mark: &Mark) -> impl Iterator<Item = (Label, f64)> + '_ {
+    let (x, y) = mark.centre;
+    let text = Rect::of_text(&mark.text, mark.bold, (0.0, 0.0));
+    DISTANCES.into_iter().flat_map(move |distance| {
+        (0..NUM_DIRECTIONS).map(move |direction| {
+            let angle = std::f64::consts::TAU * direction as f64 / NUM_DIRECTIONS as f64;
+            let (dx, dy) = (angle.sin(), -angle.cos());
+            let reach = mark.radius + distance;
+            let centre =
+                (tenth(x + dx * (reach + text.right)), tenth(y + dy * (reach + text.bottom)));
+            let rect = Rect::of_text(&mark.text, mark.bold, centre);
+            let leader = (distance > LEADER_DISTANCE).then(|| {
+                let end = rect.nearest_to(mark.centre);
+                let length = (end.0 - x).hypot(end.1 - y).max(1.0);
+                let edge =
+                    |end: f64, centre: f64| tenth(centre + (end - centre) * mark.radius / length);
+                [(edge(end.0, x), edge(end.1, y)), (tenth(end.0), tenth(end.1))]
+            });
+            (Label { centre, leader, rect }, distance)
+        })
+    })
+}
+
+/// What a place costs, in pixels of distance it would be worth going to be rid of it.
+fn cost(
+    label: &Label,
+    index: usize,
+    marks: &[Mark],
+    placed: &[Option<Label>],
+    obstacles: &[Rect],
+    lines: &[Segment],
+    bounds: Rect,
+) -> f64 {
+    let rect = &label.rect;
+    let covered =
+        |other: &Rect| if rect.overlap(other) > 0.0 { 60.0 + rect.overlap(other) } else { 0.0 };
+    let crossed = |other: &Rect| {
+        label
+            .leader
+            .map_or(0.0, |leader| if other.length_within(&leader) > 0.0 { 40.0 } else { 0.0 })
+    };
+    let outside = rect.area() - rect.overlap(&bounds);
+    let mut cost = if outside > 0.01 { 500.0 + outside } else { 0.0 };
+    for (other, mark) in marks.iter().enumerate() {
+        let mark_rect = Rect::about(mark.centre, mark.radius, mark.radius);
+        cost += covered(&mark_rect);
+        if other != index {
+            cost += crossed(&mark_rect);
+        }
+    }
+    for other in placed.iter().flatten() {
+        cost += covered(&other.rect) + crossed(&other.rect);
+        cost += other.leader.map_or(0.0, |leader| 4.0 * rect.length_within(&leader));
+    }
+    cost += obstacles.iter().map(|other| covered(other) + crossed(other)).sum::<f64>();
+    cost + lines.iter().map(|line| 0.6 * rect.length_within(line)).sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Rect = Rect { left: 0.0, top: 0.0, right: 500.0, bottom: 300.0 };
+
+    fn mark(x: f64, y: f64, text: &str) -> Mark {
+        Mark { centre: (x, y), radius: 5.0, text: text.into(), bold: false }
+    }
+
+    #[test]
+    fn a_lone_label_stands_above_its_mark() {
+        let [label] = place(&[mark(100.0, 100.0, "6")], &[], &[], BOUNDS)[..] else {
+            panic!("one mark, one label")
+        };
+        assert_eq!((label.centre, label.leader), ((100.0, 86.0), None));
+    }
+
+    #[test]
+    fn crowded_labels_keep_off_each_other_and_off_the_marks() {
+        // Sixteen marks on a curve, some of them touching, one in the corner.
+        let mut marks: Vec<Mark> = (0..15)
+            .map(|index| {
+                let along = f64::from(index);
+                mark(60.0 + 9.0 * along, 40.0 + 0.8 * along * along, &format!("0.{index}"))
+            })
+            .collect();
+        marks.push(mark(2.0, 2.0, "20"));
+        let lines: Vec<Segment> =
+            marks.windows(2).map(|pair| [pair[0].centre, pair[1].centre]).collect();
+        let labels = place(&marks, &[], &lines, BOUNDS);
+        for (index, label) in labels.iter().enumerate() {
+            assert_eq!(label.rect.overlap(&BOUNDS), label.rect.area(), "{label:?} is outside");
+            for other in &labels[..index] {
+                assert_eq!(label.rect.overlap(&other.rect), 0.0, "{label:?} meets {other:?}");
+            }
+            for mark in &marks {
+                let rect = Rect::about(mark.centre, mark.radius, mark.radius);
+                assert_eq!(label.rect.overlap(&rect), 0.0, "{label:?} covers {mark:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_clipped_to_the_rectangle() {
+        let rect = Rect::about((0.0, 0.0), 1.0, 1.0);
+        assert_eq!(rect.length_within(&[(-5.0, 0.0), (5.0, 0.0)]), 2.0);
+        assert_eq!(rect.length_within(&[(-5.0, 2.0), (5.0, 2.0)]), 0.0);
+        assert_eq!(rect.clip(&[(0.0, 0.5), (0.0, 5.0)]), Some([(0.0, 0.5), (0.0, 1.0)]));
+        assert_eq!(rect.clip(&[(2.0, 2.0), (3.0, 3.0)]), None);
+    }
+}

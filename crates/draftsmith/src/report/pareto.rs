@@ -1,0 +1,225 @@
+//! The Pareto picture: discard rate across, verification rate up, a point a setting.
+//!
+//! Both are work a token (drafted in vain, and verified), so lower left is better. By Eq. 2.3 of SpecDec++ modelled
+//! time is linear in the two, so that settings of equal modelled speed-up lie on a straight line.
+
+use minijinja::{Value, context};
+
+use super::axis::{Axis, decimals, round_step, tenth};
+use super::labels::{Mark, Rect, Segment, place};
+use super::{Frame, number, times};
+use crate::results::{CostSummary, Group, ResultRow, StopRuleName};
+
+const LEFT: f64 = 44.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 30.0;
+const BOTTOM: f64 = 48.0;
+const RADIUS: f64 = 4.5;
+const BEST_RADIUS: f64 = 6.5;
+
+/// A line shorter than this says nothing.
+const LEAST_LINE: f64 = 70.0;
+
+/// The picture's geometry; None where no setting drafts anything.
+pub(super) fn picture(
+    group: &Group<'_>,
+    cost: Option<&CostSummary>,
+    frame: Frame,
+) -> Option<Value> {
+    let rows: Vec<&ResultRow> = group
+        .pooled()
+        .filter(|row| row.stop_rule != StopRuleName::None)
+        .filter(|row| row.discard_rate.is_finite() && row.verification_rate.is_finite())
+        .collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let plot = Rect {
+        left: LEFT,
+        top: TOP,
+        right: frame.width - RIGHT,
+        bottom: frame.pareto_height - BOTTOM,
+    };
+    let most = |of: fn(&ResultRow) -> f64| rows.iter().map(|row| of(row)).fold(0.0, f64::max);
+    let least = rows.iter().map(|row| row.verification_rate).fold(f64::INFINITY, f64::min);
+    let num_ticks = (frame.width / 90.0) as usize;
+    let x = Axis::new((0.0, most(|row| row.discard_rate)), num_ticks, plot.left, plot.right);
+    let y = Axis::new((least, most(|row| row.verification_rate)), 5, plot.bottom, plot.top);
+
+    let marks: Vec<Mark> = rows.iter().map(|row| mark(row, group.is_best(row), &x, &y)).collect();
+    let fixed = rows.iter().zip(&marks).filter(|(row, _)| is_fixed(row));
+    let curve: Vec<(f64, f64)> = fixed.map(|(_, mark)| mark.centre).collect();
+    let curve_segments: Vec<Segment> = curve.windows(2).map(|pair| [pair[0], pair[1]]).collect();
+
+    // Eq. 2.3 says nothing of counts that do not add up.
+    let adds_up = rows.iter().all(|row| row.counts().check_forward_identity().is_ok());
+    let lines = cost.filter(|_| adds_up).map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
+    let line_labels = label_lines(&lines, &marks, &curve_segments, plot);
+    let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
+    let mut crossed = curve_segments;
+    crossed.extend(lines.iter().map(|(segment, _)| *segment));
+    let labels = place(&marks, &obstacles, &crossed, plot);
+
+    let points = rows.iter().zip(&marks).zip(&labels).map(|((row, mark), label)| {
+        let reach = mark.radius;
+        context! {
+            kind => if is_fixed(row) { "fixed" } else { "head" },
+            best => mark.bold,
+            title => point_title(row),
+            text => mark.text.as_str(),
+            x => mark.centre.0,
+            y => mark.centre.1,
+            radius => reach,
+            diamond => diamond(mark.centre, reach * 1.2),
+            label_x => label.centre.0,
+            label_y => tenth(label.centre.1 + 4.2),
+            leader => label.leader.map(segment_view),
+        }
+    });
+    // Heads over the curve, the best over all.
+    let mut points: Vec<(bool, Value)> =
+        points.zip(&marks).map(|(point, mark)| (mark.bold, point)).collect();
+    points.sort_by_key(|(best, _)| *best);
+    Some(context! {
+        frame => frame.name,
+        width => frame.width,
+        height => frame.pareto_height,
+        left => plot.left,
+        right => plot.right,
+        top => plot.top,
+        bottom => plot.bottom,
+        x_ticks => x.ticks().into_iter()
+            .map(|(value, text)| context! { at => x.place(value), text })
+            .collect::<Vec<_>>(),
+        y_ticks => y.ticks().into_iter()
+            .map(|(value, text)| context! { at => y.place(value), text })
+            .collect::<Vec<_>>(),
+        lines => lines.iter().zip(&line_labels)
+            .map(|((segment, text), label)| context! {
+                line => segment_view(*segment),
+                text => text.as_str(),
+                label => label.map(|((x, y), _)| context! { x => tenth(x), y => tenth(y + 4.0) }),
+            })
+            .collect::<Vec<_>>(),
+        curve => curve.iter().map(|(x, y)| format!("{x},{y}")).collect::<Vec<_>>().join(" "),
+        points => points.into_iter().map(|(_, point)| point).collect::<Vec<_>>(),
+        description => description(group, &rows),
+        has_heads => rows.iter().any(|row| !is_fixed(row)),
+        has_fixed => rows.iter().any(|row| is_fixed(row)),
+    })
+}
+
+fn is_fixed(row: &ResultRow) -> bool {
+    row.stop_rule == StopRuleName::FixedLength
+}
+
+fn mark(row: &ResultRow, best: bool, x: &Axis, y: &Axis) -> Mark {
+    Mark {
+        centre: (x.place(row.discard_rate), y.place(row.verification_rate)),
+        radius: if best { BEST_RADIUS } else { RADIUS },
+        text: if best { row.label() } else { row.setting_text() },
+        bold: best,
+    }
+}
+
+fn point_title(row: &ResultRow) -> String {
+    format!(
+        "{}: discard rate {}, verification rate {}, speed-up {}",
+        row.label(),
+        number(row.discard_rate, 3),
+        number(row.verification_rate, 3),
+        times(row.speedup)
+    )
+}
+
+fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
+    let mut text = format!(
+        "{} settings on {}, {}, each at its discard rate and verification rate; lower left is less work.",
+        rows.len(),
+        group.dataset,
+        group.decoding_text()
+    );
+    for best in [group.best_fixed_length(), group.best_head()].into_iter().flatten() {
+        text += &format!(" Fastest of its kind: {}.", point_title(best));
+    }
+    text
+}
+
+/// Lines of equal modelled speed-up across the plot, and what they are called.
+///
+/// With Eq. 2.3, time a token = a·(1 + discard) + b·verification, a = t_draft + t_row, b = t_target − t_draft; the
+/// target alone takes t_target + t_row.
+fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)> {
+    let row_seconds = cost.row_seconds.unwrap_or(0.0);
+    let a = cost.draft_seconds + row_seconds;
+    let b = cost.target_seconds - cost.draft_seconds;
+    // A draft as slow as the target: no line worth drawing.
+    if !(a > 0.0 && b > 0.0) {
+        return Vec::new();
+    }
+    let plain = cost.target_seconds + row_seconds;
+    let speedup =
+        |discard: f64, verification: f64| plain / (a * (1.0 + discard) + b * verification);
+    let (slowest, fastest) = (speedup(x.high, y.high), speedup(x.low, y.low));
+    let step = round_step((fastest - slowest) / 7.0);
+    let plot = Rect {
+        left: x.place(x.low),
+        right: x.place(x.high),
+        top: y.place(y.high),
+        bottom: y.place(y.low),
+    };
+    let first = (slowest / step).ceil() as usize;
+    let last = (fastest / step).floor() as usize;
+    (first.max(1)..=last)
+        .filter_map(|index| {
+            let level = index as f64 * step;
+            let verification = |discard: f64| (plain / level - a * (1.0 + discard)) / b;
+            let ends =
+                [x.low, x.high].map(|discard| (x.place(discard), y.place(verification(discard))));
+            let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
+            let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
+            let text = format!("{level:.*}\u{d7}", decimals(step));
+            (length >= LEAST_LINE).then_some((segment, text))
+        })
+        .collect()
+}
+
+/// A place on each line for its text, off the marks and the curve, as far right as there is one.
+fn label_lines(
+    lines: &[(Segment, String)],
+    marks: &[Mark],
+    curve: &[Segment],
+    plot: Rect,
+) -> Vec<Option<((f64, f64), Rect)>> {
+    let mut taken: Vec<Rect> = marks
+        .iter()
+        .map(|mark| Rect::about(mark.centre, mark.radius + 3.0, mark.radius + 3.0))
+        .collect();
+    let mut labels = Vec::new();
+    for ([from, to], text) in lines {
+        let label = (1..20).rev().map(|step| f64::from(step) / 20.0).find_map(|share| {
+            let centre = (from.0 + share * (to.0 - from.0), from.1 + share * (to.1 - from.1));
+            let rect = Rect::of_text(text, false, centre);
+            let free = rect.left >= plot.left
+                && rect.right <= plot.right
+                && rect.top >= plot.top
+                && rect.bottom <= plot.bottom
+                && taken.iter().all(|other| rect.overlap(other) == 0.0)
+                && curve.iter().all(|segment| rect.length_within(segment) == 0.0);
+            free.then_some((centre, rect))
+        });
+        taken.extend(label.map(|(_, rect)| rect));
+        labels.push(label);
+    }
+    labels
+}
+
+fn segment_view([from, to]: Segment) -> Value {
+    context! { x1 => from.0, y1 => from.1, x2 => to.0, y2 => to.1 }
+}
+
+fn diamond((x, y): (f64, f64), reach: f64) -> String {
+    [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
+        .map(|(x, y)| format!("{},{}", tenth(x), tenth(y)))
+        .join(" ")
+}

@@ -1,0 +1,193 @@
+//! The page is well formed, complete, finite, escaped, and asks nobody for anything.
+
+use super::*;
+use crate::results::StopRuleName;
+
+/// Elements that have no end.
+const VOID: [&str; 3] = ["meta", "link", "br"];
+
+/// The page's tags as (name, attributes), after a check that they are balanced.
+#[track_caller]
+fn tags(page: &str) -> Vec<(String, String)> {
+    let (mut open, mut tags) = (Vec::new(), Vec::new());
+    // Text holds no `<` but as `&lt;`, and neither do our attributes or the style sheet.
+    for part in page.split('<').skip(1) {
+        let (tag, _) = part.split_once('>').expect("every tag ends");
+        if tag.starts_with('!') {
+            continue;
+        }
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name), "an end without its start");
+            continue;
+        }
+        let name: String = tag.chars().take_while(char::is_ascii_alphanumeric).collect();
+        tags.push((name.clone(), tag[name.len()..].to_owned()));
+        if !tag.ends_with('/') && !VOID.contains(&name.as_str()) {
+            open.push(name);
+        }
+    }
+    assert_eq!(open, Vec::<String>::new(), "starts without an end");
+    tags
+}
+
+fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = attributes.split_once(&format!(" {name}=\""))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+fn page() -> String {
+    render_html(&fixture::rows(), &fixture::summary()).expect("the page is rendered")
+}
+
+#[test]
+fn the_page_is_well_formed_and_its_numbers_are_finite() {
+    let page = page();
+    let tags = tags(&page);
+    // Two pictures in two sizes for every dataset and decoding.
+    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), 4 * 2 * 2);
+    for (name, attributes) in &tags {
+        for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
+            let Some(text) = attribute(attributes, number) else { continue };
+            let value: f64 = text.parse().unwrap_or_else(|_| panic!("<{name} {number}={text}>"));
+            assert!(
+                value.is_finite() && (-1.0..=700.0).contains(&value),
+                "<{name} {number}={text}>"
+            );
+        }
+        for list in ["points", "viewBox"] {
+            let numbers = attribute(attributes, list).unwrap_or("");
+            for text in numbers.split([' ', ',']).filter(|text| !text.is_empty()) {
+                assert!(text.parse::<f64>().is_ok_and(f64::is_finite), "<{name} {list}={numbers}>");
+            }
+        }
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf\""));
+    let ids: Vec<&str> =
+        tags.iter().filter_map(|(_, attributes)| attribute(attributes, "id")).collect();
+    for (index, id) in ids.iter().enumerate() {
+        assert!(!ids[..index].contains(id), "`{id}` stands twice");
+    }
+}
+
+#[test]
+fn the_page_asks_nobody_for_anything() {
+    let page = page();
+    for (name, attributes) in tags(&page) {
+        assert!(
+            !["script", "img", "iframe", "object", "embed"].contains(&name.as_str()),
+            "<{name}>"
+        );
+        assert_eq!(attribute(&attributes, "src"), None);
+        if let Some(target) = attribute(&attributes, "href") {
+            assert!(target.starts_with('#') || target == "data:,", "{target}");
+        }
+    }
+    for forbidden in ["http:", "https:", "url(", "@import", "@font-face"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+}
+
+#[test]
+fn links_within_the_page_lead_somewhere() {
+    let tags = tags(&page());
+    let links = tags.iter().filter_map(|(_, attributes)| attribute(attributes, "href"));
+    let links: Vec<&str> = links.filter_map(|target| target.strip_prefix('#')).collect();
+    assert_eq!(links.len(), 4);
+    for link in links {
+        assert!(tags.iter().any(|(_, attributes)| attribute(attributes, "id") == Some(link)));
+    }
+}
+
+#[test]
+fn all_text_is_escaped() {
+    const HOSTILE: &str = r#"<b>"'&</b>{{ 7 * 6 }}"#;
+    let (mut rows, mut summary) = (fixture::rows(), fixture::summary());
+    for row in &mut rows {
+        row.dataset = HOSTILE.into();
+        if !row.is_pooled() {
+            row.category = HOSTILE.into();
+        }
+    }
+    for known in &mut summary.groups {
+        known.dataset = HOSTILE.into();
+    }
+    for dataset in &mut summary.datasets {
+        dataset.name = HOSTILE.into();
+    }
+    for text in
+        [&mut summary.recipe, &mut summary.version, &mut summary.machine, &mut summary.device]
+    {
+        *text = HOSTILE.into();
+    }
+    for model in &mut summary.models {
+        for text in [&mut model.role, &mut model.name, &mut model.description, &mut model.hash] {
+            *text = HOSTILE.into();
+        }
+    }
+    for version in &mut summary.versions {
+        (version.name, version.version) = (HOSTILE.into(), HOSTILE.into());
+    }
+    let page = render_html(&rows, &summary).expect("the page is rendered");
+    tags(&page);
+    assert!(!page.contains("<b>") && !page.contains("42}}"));
+    assert!(page.contains("&lt;b&gt;&quot;&#x27;&amp;&lt;&#x2f;b&gt;{{ 7 * 6 }}"));
+}
+
+#[test]
+fn what_is_missing_is_left_out() {
+    let (rows, summary) = (fixture::rows(), fixture::summary());
+    let without = |rule| -> Vec<ResultRow> {
+        rows.iter().filter(|row| row.stop_rule != rule).cloned().collect()
+    };
+    let mut unmeasured = rows.clone();
+    for row in &mut unmeasured {
+        (row.tokens_per_second, row.speedup, row.modelled_speedup) = (f64::NAN, None, None);
+        (row.discard_rate, row.verification_rate, row.lossless) = (f64::NAN, f64::NAN, None);
+    }
+    let bare =
+        EvaluationSummary { groups: vec![], models: vec![], datasets: vec![], ..summary.clone() };
+    for rows in [
+        without(StopRuleName::None),
+        without(StopRuleName::FixedLength),
+        without(StopRuleName::RejectionThreshold),
+        rows.iter().filter(|row| row.stop_rule == StopRuleName::None).cloned().collect(),
+        rows.iter().filter(|row| row.is_pooled()).cloned().collect(),
+        rows[..1].to_vec(),
+        unmeasured,
+        vec![],
+    ] {
+        for summary in [&summary, &bare] {
+            let page = render_html(&rows, summary).expect("the page is rendered");
+            tags(&page);
+            assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
+        }
+    }
+}
+
+#[test]
+fn the_finding_is_told_as_it_is() {
+    let (mut rows, summary) = (fixture::rows(), fixture::summary());
+    for row in &mut rows {
+        if row.stop_rule == StopRuleName::RejectionThreshold {
+            row.tokens_per_second *= 0.5;
+        }
+    }
+    let page = render_html(&rows, &summary).expect("the page is rendered");
+    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "a head that loses is said to lose");
+    assert!(page.contains("gain slower") && !page.contains("gain faster"));
+
+    let greedy = rows.iter_mut().find(|row| row.label() == "K = 3").expect("a fixed length");
+    greedy.lossless = Some(false);
+    let page = render_html(&rows, &summary).expect("the page is rendered");
+    assert!(page.contains("not the target\u{2019}s own tokens with K = 3."));
+}
+
+#[test]
+fn numbers_are_set_for_reading() {
+    assert_eq!(thousands(0), "0");
+    assert_eq!(thousands(1234567), "1\u{202f}234\u{202f}567");
+    assert_eq!(gain(1.09), "+9.0\u{a0}%");
+    assert_eq!(gain(0.988), "\u{2212}1.2\u{a0}%");
+    assert_eq!((times(Some(2.125)), times(None)), ("2.12\u{d7}".into(), "\u{2013}".into()));
+    assert_eq!(number(f64::INFINITY, 2), "\u{2013}");
+}

@@ -1,0 +1,10 @@
+//! Integration tests: everything through the command line, on the embedded models.
+
+#[path = "cli/bad_input.rs"]
+mod bad_input;
+#[path = "cli/generate.rs"]
+mod generate;
+#[path = "cli/road.rs"]
+mod road;
+#[path = "cli/support.rs"]
+mod support;

@@ -1,0 +1,296 @@
+//! Bad input ends with exit code 1 or 2 and one message that names file, key or tensor; nothing
+//! panics, and nothing half-written stands under its final name.
+
+use crate::support::{Place, model};
+
+/// A place with a small recipe; `edit` changes its text.
+fn with_recipe(edit: impl Fn(String) -> String) -> Place {
+    let place = Place::new();
+    let path = place.write_small_recipe();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, edit(text)).unwrap();
+    place
+}
+
+/// Asserts that a failed build-data left no data.
+fn left_nothing(place: &Place) {
+    let names = place.names("data/small");
+    assert!(names.iter().all(|name| name == "recipe.toml"), "{names:?}");
+}
+
+fn spoil_bytes(path: &std::path::Path, spoil: impl Fn(&mut Vec<u8>)) {
+    let mut bytes = std::fs::read(path).unwrap();
+    spoil(&mut bytes);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_recipe_that_is_missing_misspelt_or_incomplete() {
+    let place = Place::new();
+    place.run(&["run", "absent.toml"]).fails_naming(&["absent.toml"]);
+    let place = with_recipe(|text| text.replace("max_new_tokens", "max_tokens"));
+    place.run(&["run", "small.toml"]).fails_naming(&["small.toml", "max_tokens"]);
+    let place = with_recipe(|text| text.replace("target = ", "targets = "));
+    place.run(&["run", "small.toml"]).fails_naming(&["small.toml", "target"]);
+    let place = with_recipe(|text| text.replace("num_layers = 1", "num_layers = 'two'"));
+    place.run(&["run", "small.toml"]).fails_naming(&["num_layers"]);
+    let place = with_recipe(|text| text.replace("[models]", "[models"));
+    place.run(&["run", "small.toml"]).fails_naming(&["small.toml"]);
+    let place = with_recipe(|text| text);
+    place
+        .run(&["run", "small.toml", "--set", "head.mixing_ratio=2"])
+        .fails_naming(&["head.mixing_ratio"]);
+    place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
+    place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
+    left_nothing(&place);
+}
+
+#[test]
+fn stages_that_the_recipe_or_the_directory_lacks() {
+    let place = with_recipe(|text| text);
+    place.run(&["train-head", "small.toml"]).fails_naming(&["data/small", "build-data"]);
+    place.run(&["evaluate", "small.toml"]).fails_naming(&["checkpoints/small/head", "train-head"]);
+    let place = with_recipe(|text| text[..text.find("[data]").unwrap()].to_owned());
+    place.run(&["build-data", "small.toml"]).fails_naming(&["[data]"]);
+    place.run(&["run", "small.toml"]).fails_naming(&["no stage"]);
+    let place = with_recipe(|text| {
+        let lines = text.lines().filter(|line| !line.starts_with("draft ="));
+        lines.map(|line| format!("{line}\n")).collect()
+    });
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).fails_naming(&["models.draft"]);
+}
+
+#[test]
+fn a_tokenizer_that_target_and_draft_do_not_share() {
+    let place = with_recipe(|text| {
+        let own = model("draft").display().to_string();
+        text.replace(&format!("draft = '{own}'"), "draft = 'other'")
+    });
+    let other = place.copy_model("draft", "other");
+    let path = other.join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("<|user|>", "<|human|>")).unwrap();
+    place.run(&["build-data", "small.toml"]).fails_naming(&["other/tokenizer.json", "<|"]);
+    std::fs::remove_file(&path).unwrap();
+    place.run(&["build-data", "small.toml"]).fails_naming(&["other/tokenizer.json"]);
+    std::fs::write(&path, "{").unwrap();
+    place.run(&["build-data", "small.toml"]).fails_naming(&["other/tokenizer.json"]);
+    left_nothing(&place);
+}
+
+/// Runs generate on a spoilt copy of the small draft as its target.
+fn generate_on_spoilt(spoil: impl Fn(&std::path::Path), named: &[&str]) {
+    let place = Place::new();
+    let dir = place.copy_model("draft-small", "spoilt");
+    spoil(&dir);
+    place
+        .run(&["generate", "--target", "spoilt", "--prompt", "Convert 3 km to m."])
+        .fails_naming(named);
+}
+
+/// Rewrites the header of a safetensors file as text.
+fn edit_header(dir: &std::path::Path, edit: impl Fn(String) -> String) {
+    spoil_bytes(&dir.join("model.safetensors"), |bytes| {
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = edit(String::from_utf8(bytes[8..8 + len].to_vec()).unwrap());
+        let mut edited = (header.len() as u64).to_le_bytes().to_vec();
+        edited.extend(header.as_bytes());
+        edited.extend(&bytes[8 + len..]);
+        *bytes = edited;
+    });
+}
+
+#[test]
+fn checkpoints_with_tensors_missing_extra_or_misshapen() {
+    let q_proj = "model.layers.0.self_attn.q_proj.weight";
+    generate_on_spoilt(
+        |dir| edit_header(dir, |header| header.replace(q_proj, "model.layers.0.elsewhere")),
+        &["model.safetensors", q_proj],
+    );
+    generate_on_spoilt(
+        |dir| {
+            let path = dir.join("config.json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            config["intermediate_size"] = serde_json::json!(1000);
+            std::fs::write(&path, config.to_string()).unwrap();
+        },
+        &["model.safetensors", "mlp.gate_proj.weight", "1000"],
+    );
+    generate_on_spoilt(
+        |dir| {
+            let path = dir.join("config.json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            config["tie_word_embeddings"] = serde_json::json!(false);
+            std::fs::write(&path, config.to_string()).unwrap();
+        },
+        &["model.safetensors", "lm_head.weight"],
+    );
+    let place = Place::new();
+    let dir = place.copy_model("target", "deep");
+    let path = dir.join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let layers = config["num_hidden_layers"].as_u64().unwrap();
+    config["num_hidden_layers"] = serde_json::json!(layers - 1);
+    std::fs::write(&path, config.to_string()).unwrap();
+    place
+        .run(&["generate", "--target", "deep", "--prompt", "x"])
+        .fails_naming(&["deep", &format!("model.layers.{}", layers - 1)]);
+}
+
+#[test]
+fn safetensors_that_are_cut_short_or_lie() {
+    generate_on_spoilt(
+        |dir| spoil_bytes(&dir.join("model.safetensors"), |b| b.truncate(b.len() - 100)),
+        &["model.safetensors", "whole"],
+    );
+    generate_on_spoilt(
+        |dir| spoil_bytes(&dir.join("model.safetensors"), |b| b.truncate(5)),
+        &["model.safetensors"],
+    );
+    generate_on_spoilt(
+        |dir| {
+            spoil_bytes(&dir.join("model.safetensors"), |b| {
+                b[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+            });
+        },
+        &["model.safetensors", "header"],
+    );
+    generate_on_spoilt(
+        |dir| edit_header(dir, |header| header.replace("BF16", "F64")),
+        &["model.safetensors"],
+    );
+    generate_on_spoilt(
+        |dir| std::fs::remove_file(dir.join("model.safetensors")).unwrap(),
+        &["spoilt", "model.safetensors"],
+    );
+    generate_on_spoilt(
+        |dir| {
+            let path = dir.join("config.json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, text.replace("\"llama\"", "\"mamba\"")).unwrap();
+        },
+        &["config.json", "model_type", "mamba"],
+    );
+}
+
+#[test]
+fn parquet_that_is_cut_short_or_not_parquet() {
+    let place = with_recipe(|text| text);
+    place.run(&["build-data", "small.toml"]).ok();
+    let shard = place.path("data/small/responses-00001.parquet");
+    let whole = std::fs::read(&shard).unwrap();
+    for spoil in [&whole[..whole.len() / 2], &whole[..3], b"PAR1", b""] {
+        std::fs::write(&shard, spoil).unwrap();
+        place.run(&["train-head", "small.toml"]).fails_naming(&["responses-00001.parquet"]);
+        place.run(&["build-data", "small.toml"]).fails_naming(&["responses-00001.parquet"]);
+        place.run(&["inspect", "data/small"]).fails_naming(&["responses-00001.parquet"]);
+    }
+    // A footer that lies about its length.
+    let mut lying = whole.clone();
+    let at = lying.len() - 8;
+    lying[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    std::fs::write(&shard, &lying).unwrap();
+    place.run(&["train-head", "small.toml"]).fails_naming(&["responses-00001.parquet"]);
+    // A byte in the middle of the data.
+    let mut flipped = whole;
+    for position in (4..flipped.len() - 8).step_by(97) {
+        flipped[position] ^= 0xff;
+    }
+    std::fs::write(&shard, &flipped).unwrap();
+    place.run(&["train-head", "small.toml"]).fails_naming(&["responses-00001.parquet"]);
+    assert!(place.names("checkpoints/small").is_empty(), "no head from broken data");
+}
+
+#[test]
+fn prompts_that_are_empty_broken_or_too_long() {
+    let cases: [(&str, &[&str]); 4] = [
+        ("", &["train.jsonl"]),
+        ("{\"prompt\": \"fine\"}\n{not json\n", &["train.jsonl", "2"]),
+        ("{\"nothing\": \"known\"}\n", &["train.jsonl", "prompt"]),
+        ("{\"prompt\": \"\"}\n", &["train.jsonl"]),
+    ];
+    for (text, named) in cases {
+        let place = with_recipe(|text| text);
+        place.write("train.jsonl", text);
+        place.run(&["build-data", "small.toml"]).fails_naming(named);
+        left_nothing(&place);
+    }
+    let place = with_recipe(|text| text);
+    let long = "many words ".repeat(2000);
+    place.write("train.jsonl", format!("{{\"prompt\": \"fine\"}}\n{{\"prompt\": \"{long}\"}}\n"));
+    place.run(&["build-data", "small.toml"]).fails_naming(&["train#1", "context"]);
+    left_nothing(&place);
+    let target = model("target").display().to_string();
+    place
+        .run(&["generate", "--target", &target, "--prompt", &long])
+        .fails_naming(&["--prompt", "context"]);
+    place.run(&["build-data", "small.toml", "--set", "data.prompts=['absent.jsonl']"])
+        .fails_naming(&["absent.jsonl"]);
+}
+
+#[test]
+fn a_head_for_another_width_or_draft() {
+    let place = with_recipe(|text| text);
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).ok();
+    let [target, small] =
+        ["target", "draft-small"].map(|name| model(name).display().to_string());
+    place
+        .run(&[
+            "generate", "--target", &target, "--draft", &small, "--head",
+            "checkpoints/small/head", "--prompt", "x",
+        ])
+        .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
+    let other = format!("models.draft={small}");
+    place
+        .run(&["evaluate", "small.toml", "--set", &other])
+        .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
+    place.run(&["train-head", "small.toml", "--set", &other]).fails_naming(&["data/small"]);
+
+    let weights = place.path("checkpoints/small/head/model.safetensors");
+    spoil_bytes(&weights, |bytes| bytes.truncate(bytes.len() - 1));
+    place.run(&["evaluate", "small.toml"]).fails_naming(&["head/model.safetensors"]);
+    assert!(place.names("checkpoints/small/evaluation").is_empty());
+}
+
+#[test]
+fn a_device_that_this_build_or_machine_lacks() {
+    let place = Place::new();
+    let target = model("draft-small").display().to_string();
+    let generate = |device: &str| {
+        place.run(&["generate", "--target", &target, "--prompt", "x", "--device", device])
+    };
+    generate("abacus").fails_naming(&["abacus", "cuda"]);
+    generate("cuda:x").fails_naming(&["cuda"]);
+    if !cfg!(feature = "cuda") {
+        generate("cuda").fails_naming(&["--device cuda", "hint"]);
+    }
+    if !cfg!(feature = "wgpu") {
+        generate("wgpu").fails_naming(&["--device wgpu", "hint"]);
+    }
+}
+
+#[test]
+fn flags_outside_their_range_and_paths_that_are_nothing() {
+    let place = Place::new();
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let generate = |extra: &[&str]| {
+        let mut arguments = vec!["generate", "--target", &target, "--prompt", "x"];
+        arguments.extend(extra);
+        place.run(&arguments)
+    };
+    generate(&["--temperature", "-1"]).fails_naming(&["temperature"]);
+    generate(&["--temperature", "1", "--top-p", "0"]).fails_naming(&["top_p"]);
+    generate(&["--draft", &draft, "--candidate-length", "0"])
+        .fails_naming(&["--candidate-length"]);
+    generate(&["--head", "x"]).fails_naming(&["--draft"]);
+    generate(&["--draft", "nowhere"]).fails_naming(&["nowhere"]);
+    generate(&["--draft", &draft, "--head", "nowhere"]).fails_naming(&["nowhere"]);
+    place.run(&["inspect", "nowhere"]).fails_naming(&["nowhere"]);
+    place.write("some.txt", "text");
+    place.run(&["inspect", "some.txt"]).fails_naming(&["some.txt"]);
+}

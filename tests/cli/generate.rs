@@ -1,0 +1,98 @@
+//! `generate`: text, JSON, and the promise that a draft changes the speed and nothing else.
+
+use crate::support::{Place, model};
+
+fn paths() -> [String; 3] {
+    ["target", "draft", "draft-small"].map(|name| model(name).display().to_string())
+}
+
+const PROMPTS: [&str; 3] = [
+    "What is 47 + 85? Show the steps.",
+    "Copy the second sentence: The red lamp is near the door. The old clock is on the shelf.",
+    "Convert 3 km to m.",
+];
+
+#[test]
+fn greedy_speculative_output_is_plain_greedy_output() {
+    let place = Place::new();
+    let [target, draft, small] = paths();
+    for prompt in PROMPTS {
+        let generate = |extra: &[&str]| {
+            let mut arguments =
+                vec!["generate", "--target", &target, "--prompt", prompt, "--greedy", "--json"];
+            arguments.extend(["--max-new-tokens", "60"]);
+            arguments.extend(extra);
+            place.run(&arguments).json()
+        };
+        let plain = generate(&[]);
+        assert!(!plain["token_ids"].as_array().unwrap().is_empty());
+        assert!(!plain["text"].as_str().unwrap().is_empty());
+        for draft in [&draft, &small] {
+            for length in ["1", "3", "8"] {
+                let speculative = generate(&["--draft", draft, "--candidate-length", length]);
+                assert_eq!(speculative["token_ids"], plain["token_ids"], "{prompt}");
+                assert_eq!(speculative["prompt_ids"], plain["prompt_ids"]);
+                let rounds = speculative["rounds"].as_array().unwrap();
+                let accepted: u64 =
+                    rounds.iter().map(|r| r["num_accepted"].as_u64().unwrap() + 1).sum();
+                assert!(accepted >= plain["token_ids"].as_array().unwrap().len() as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_changes_the_rounds_and_not_the_text() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    let trained = place.run(&["train-head", "small.toml", "--json"]).json();
+    assert_eq!(trained["kept"], false);
+    let [target, draft, _] = paths();
+    let generate = |extra: &[&str]| {
+        let mut arguments =
+            vec!["generate", "--target", &target, "--prompt", PROMPTS[0], "--json"];
+        arguments.extend(extra);
+        place.run(&arguments).json()
+    };
+    let plain = generate(&[]);
+    let head = ["--draft", &draft, "--head", "checkpoints/small/head", "--stop-threshold"];
+    for threshold in ["0.2", "0.9"] {
+        let mut extra = head.to_vec();
+        extra.push(threshold);
+        assert_eq!(generate(&extra)["token_ids"], plain["token_ids"]);
+    }
+}
+
+#[test]
+fn sampling_is_a_function_of_the_seed() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let generate = |seed: &str| {
+        place
+            .run(&[
+                "generate", "--target", &target, "--draft", &draft, "--prompt", PROMPTS[1],
+                "--temperature", "1.5", "--seed", seed, "--json",
+            ])
+            .json()["token_ids"]
+            .clone()
+    };
+    assert_eq!(generate("1"), generate("1"));
+    assert_ne!(generate("1"), generate("2"));
+}
+
+#[test]
+fn text_goes_to_stdout_and_notes_to_stderr() {
+    let place = Place::new();
+    let [target, ..] = paths();
+    let arguments = ["generate", "--target", &target, "--prompt", PROMPTS[2]];
+    let ran = place.run(&arguments);
+    assert!(ran.stderr.contains("tokens/s"), "{}", ran.stderr);
+    let text = ran.ok();
+    assert!(!text.contains("</s>") && text.ends_with('\n'), "{text}");
+    let mut quiet = arguments.to_vec();
+    quiet.push("--quiet");
+    let ran = place.run(&quiet);
+    assert_eq!(ran.stderr, "");
+    assert_eq!(ran.ok(), text);
+}

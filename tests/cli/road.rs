@@ -1,0 +1,162 @@
+//! The whole road, and what a job that is stopped leaves behind.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::support::Place;
+
+/// File name to bytes of every Parquet shard.
+fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
+    let names = place.names("data/small");
+    let shards = names.into_iter().filter(|name| name.ends_with(".parquet"));
+    shards
+        .map(|name| {
+            let bytes = std::fs::read(place.path("data/small").join(&name)).unwrap();
+            (name, bytes)
+        })
+        .collect()
+}
+
+#[test]
+fn prompts_go_in_and_a_measured_report_comes_out() {
+    let place = Place::new();
+    place.write_small_recipe();
+    let ran = place.run(&["run", "small.toml"]);
+    let stdout = ran.ok();
+    assert!(stdout.contains("K = 4") && stdout.contains("h = 0.5"), "{stdout}");
+    assert!(stdout.contains("report: checkpoints/small/evaluation/report.html"), "{stdout}");
+
+    let evaluation = place.path("checkpoints/small/evaluation");
+    let results = std::fs::read_to_string(evaluation.join("results.json")).unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&results).unwrap();
+    let pooled: Vec<_> = rows.iter().filter(|row| row["category"] == "all").collect();
+    // Plain, two fixed lengths and one threshold, greedy and sampled.
+    assert_eq!(pooled.len(), 2 * 4);
+    for row in &rows {
+        let count = |key: &str| row[key].as_u64().unwrap();
+        if row["decoding"] == "greedy" {
+            assert_eq!(row["lossless"], true, "{row}");
+        } else {
+            assert!(row["lossless"].is_null(), "{row}");
+        }
+        assert_eq!(
+            count("num_draft_forwards") + count("num_target_forwards"),
+            count("num_tokens") + count("num_discarded"),
+            "{row}"
+        );
+        assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
+    }
+    let html = std::fs::read_to_string(evaluation.join("report.html")).unwrap();
+    assert!(html.starts_with("<!doctype html>") || html.starts_with("<!DOCTYPE html>"));
+    assert!(!html.contains("http://") || html.contains("www.w3.org"), "no external requests");
+    assert_eq!(place.names("checkpoints/small/evaluation/answers/test").len(), 8);
+
+    // Again: nothing is built or trained twice.
+    let before = shards(&place);
+    let head = std::fs::read(place.path("checkpoints/small/head/model.safetensors")).unwrap();
+    let again = place.run(&["run", "small.toml", "--json"]).json();
+    assert_eq!(again["build_data"]["num_shards_kept"], again["build_data"]["num_shards"]);
+    assert_eq!(again["build_data"]["num_new_tokens"], 0);
+    assert_eq!(again["train_head"]["kept"], true);
+    assert_eq!(shards(&place), before);
+    assert_eq!(
+        std::fs::read(place.path("checkpoints/small/head/model.safetensors")).unwrap(),
+        head
+    );
+
+    // What came out can be looked at.
+    for (path, kind) in
+        [("checkpoints/small/head", "acceptance head"), ("data/small", "responses")]
+    {
+        let shown = place.run(&["inspect", path, "--json"]).json();
+        assert_eq!(shown["kind"], kind);
+        assert!(place.run(&["inspect", path]).ok().contains("hash"));
+    }
+    let table = place.run(&["inspect", "checkpoints/small/evaluation/results.json"]).ok();
+    assert!(table.contains("K = 4"), "{table}");
+
+    // Other settings do not mix with what is there.
+    place
+        .run(&["build-data", "small.toml", "--set", "data.temperature=0.5"])
+        .fails_naming(&["temperature", "data/small", "delete"]);
+}
+
+#[test]
+fn missing_shards_are_built_again_with_the_same_bytes() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    let whole = shards(&place);
+    assert_eq!(whole.len(), 3, "70 prompts make 3 shards");
+    std::fs::remove_file(place.path("data/small/responses-00001.parquet")).unwrap();
+    let built = place.run(&["build-data", "small.toml", "--json"]).json();
+    assert_eq!(built["num_shards_kept"], 2);
+    assert_eq!(shards(&place), whole);
+
+    // Order and threads change nothing either.
+    for name in whole.keys() {
+        std::fs::remove_file(place.path("data/small").join(name)).unwrap();
+    }
+    let one_thread = place
+        .command(&["build-data", "small.toml"])
+        .env("RAYON_NUM_THREADS", "1")
+        .output()
+        .unwrap();
+    assert!(one_thread.status.success());
+    assert_eq!(shards(&place), whole);
+}
+
+/// Waits until `path` is there, for a minute at most.
+fn wait_for(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "`{}` did not come", path.display());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_killed_job_leaves_whole_shards_and_goes_on_to_the_same_bytes() {
+    let place = Place::new();
+    place.write_small_recipe();
+    let mut child = place.command(&["build-data", "small.toml", "--quiet"]).spawn().unwrap();
+    wait_for(&place.path("data/small/responses-00000.parquet"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = shards(&place);
+    place.run(&["build-data", "small.toml"]).ok();
+    let whole = shards(&place);
+    for (name, bytes) in &left {
+        assert_eq!(&whole[name], bytes, "what was there is kept");
+    }
+    let untouched = Place::new();
+    untouched.write_small_recipe();
+    untouched.run(&["build-data", "small.toml"]).ok();
+    assert_eq!(shards(&untouched), whole);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.write_prompts("train.jsonl", 350);
+    let child = place
+        .command(&["build-data", "small.toml"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for(&place.path("data/small/responses-00000.parquet"));
+    let sent =
+        std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("run the same command again"), "{stderr}");
+    for name in place.names("data/small") {
+        assert!(!name.contains("tmp"), "`{name}` is half-written");
+    }
+    place.run(&["inspect", "data/small"]).ok();
+}
