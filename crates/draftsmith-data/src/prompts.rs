@@ -19,6 +19,9 @@ use crate::error::DataError;
 pub struct Prompt {
     /// `source#n`, `n` the record's place in its file, from 0.
     pub id: String,
+    /// What the record calls itself, a number or a string: `question_id`, `task_id` or `id`, so
+    /// that answers can be joined with questions.
+    pub own_id: Option<serde_json::Value>,
     /// The file's name without `.jsonl`, `.json`, `.parquet` and `.gz`.
     pub source: String,
     /// The record's own category, where it has one.
@@ -92,6 +95,7 @@ pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>, DataError> {
         let content = forms::read_record(&record).map_err(|problem| problem.at(path, place))?;
         prompts.extend(content.map(|content| Prompt {
             id: format!("{source}#{index}"),
+            own_id: forms::own_id(&record),
             source: source.clone(),
             category: content.category,
             turns: content.turns,

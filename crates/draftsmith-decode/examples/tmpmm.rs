@@ -6,17 +6,13 @@ fn main(){
   let copies = (24<<20)/(k*n*4)+1; 
   let ws: Vec<_> = (0..copies).map(|_| Tensor::<2>::random([k,n], Distribution::Default, &d)).collect();
   let wts: Vec<_> = (0..copies).map(|_| Tensor::<2>::random([n,k], Distribution::Default, &d)).collect();
-  let blk = |b: usize| -> Vec<Tensor<3>> { (0..copies).map(|_| Tensor::<3>::random([n.div_ceil(b),k,b], Distribution::Default, &d)).collect() };
-  let b32 = blk(32); let b64 = blk(64); let b128=blk(128);
   println!("k={k} n={n} copies={copies}");
   for m in [1usize,2,4,6,8,12] {
    let x = Tensor::<2>::random([m,k], Distribution::Default, &d);
    print!("m={m:2}");
    med("plain", copies, |i| { let _ = x.clone().matmul(ws[i].clone()); });
    med("xWT", copies, |i| { let _ = x.clone().matmul(wts[i].clone().transpose()); });
-   for (nm,bs) in [("b32",&b32),("b64",&b64),("b128",&b128)] {
-    med(nm, copies, |i| { let _ = x.clone().unsqueeze::<3>().matmul(bs[i].clone()).swap_dims(0,1).reshape([m as i32,-1]); });
-   }
+   med("few", copies, |i| { let _ = draftsmith_model::few_rows_matmul(x.clone(), ws[i].clone()); });
    println!();
   }
  }

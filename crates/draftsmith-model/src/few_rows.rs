@@ -12,7 +12,6 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_flex::Flex;
-use pulp::{Arch, Simd, WithSimd};
 
 /// The most rows that are multiplied here; more are the general product's business.
 const MOST_ROWS: usize = 16;
@@ -36,7 +35,7 @@ pub(crate) fn is_few_rows(rows: usize, device: &Device) -> bool {
 /// - output: `[rows, out]`
 ///
 /// Falls back to the general product where the tensors are not plain f32 in memory.
-pub(crate) fn few_rows_matmul(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+pub fn few_rows_matmul(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let [rows, inputs] = x.dims();
     let [_, outputs] = weight.dims();
     let device = x.device();
@@ -54,126 +53,163 @@ pub(crate) fn few_rows_matmul(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     if !plain(&weight_flex) || !plain(&x_flex) {
         return x.matmul(weight);
     }
+    let Some(multiply) = fastest() else { return x.matmul(weight) };
     let mut output = vec![0.0; rows * outputs];
-    Arch::new().dispatch(FewRows {
-        x: &x_flex.storage::<f32>()[..rows * inputs],
-        weight: &weight_flex.storage::<f32>()[..inputs * outputs],
-        output: &mut output,
+    multiply(
+        &x_flex.storage::<f32>()[..rows * inputs],
+        &weight_flex.storage::<f32>()[..inputs * outputs],
+        &mut output,
         inputs,
         outputs,
-    });
+    );
     Tensor::from_data(TensorData::new(output, [rows, outputs]), &device)
 }
 
-/// `output += x · weight`, all row by row.
-struct FewRows<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    output: &'a mut [f32],
-    inputs: usize,
-    outputs: usize,
-}
+/// `output += x · weight` on slices: x, weight, output, inputs, outputs.
+type Multiply = fn(&[f32], &[f32], &mut [f32], usize, usize);
 
-impl WithSimd for FewRows<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let xs = self.x.chunks(ROWS_A_PASS * self.inputs);
-        let outputs = self.output.chunks_mut(ROWS_A_PASS * self.outputs);
-        for (x, output) in xs.zip(outputs) {
-            let (weight, k, n) = (self.weight, self.inputs, self.outputs);
-            // Few rows leave registers for wider blocks, which keep as many sums in flight.
-            match x.len() / k {
-                1 => pass::<S, 1, 8>(simd, x, weight, output, k, n),
-                2 => pass::<S, 2, 4>(simd, x, weight, output, k, n),
-                3 => pass::<S, 3, 3>(simd, x, weight, output, k, n),
-                4 => pass::<S, 4, 2>(simd, x, weight, output, k, n),
-                5 => pass::<S, 5, 2>(simd, x, weight, output, k, n),
-                _ => pass::<S, 6, 2>(simd, x, weight, output, k, n),
-            }
+/// The product compiled for this processor's vectors; none where it has no fused multiply-add.
+fn fastest() -> Option<Multiply> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            return Some(multiply_avx512);
+        }
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
+        {
+            return Some(multiply_avx2);
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    return Some(multiply::<16>);
+    #[cfg(not(target_arch = "aarch64"))]
+    None
 }
 
-/// Multiplies `ROWS` rows, in blocks of `WIDTH` vectors of outputs.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "functions compiled for newer processors are unsafe to call")]
+fn multiply_avx2(x: &[f32], weight: &[f32], output: &mut [f32], inputs: usize, outputs: usize) {
+    #[target_feature(enable = "avx2,fma")]
+    fn compiled(x: &[f32], weight: &[f32], output: &mut [f32], inputs: usize, outputs: usize) {
+        multiply::<16>(x, weight, output, inputs, outputs);
+    }
+    // SAFETY: `fastest` hands this function out only where both features are there.
+    unsafe { compiled(x, weight, output, inputs, outputs) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "functions compiled for newer processors are unsafe to call")]
+fn multiply_avx512(x: &[f32], weight: &[f32], output: &mut [f32], inputs: usize, outputs: usize) {
+    #[target_feature(enable = "avx512f")]
+    fn compiled(x: &[f32], weight: &[f32], output: &mut [f32], inputs: usize, outputs: usize) {
+        multiply::<32>(x, weight, output, inputs, outputs);
+    }
+    // SAFETY: `fastest` hands this function out only where the feature is there.
+    unsafe { compiled(x, weight, output, inputs, outputs) }
+}
+
+/// `output += x · weight`, all row by row.
 #[inline(always)]
-fn pass<S: Simd, const ROWS: usize, const WIDTH: usize>(
-    simd: S,
+fn multiply<const WIDTH: usize>(
     x: &[f32],
     weight: &[f32],
     output: &mut [f32],
     inputs: usize,
     outputs: usize,
 ) {
-    let x: [&[f32]; ROWS] = std::array::from_fn(|r| &x[r * inputs..(r + 1) * inputs]);
-    let mut start = 0;
-    for deep in weight.chunks(DEPTH * outputs) {
-        let depth = deep.len() / outputs;
-        if depth == DEPTH {
-            block::<S, ROWS, WIDTH, DEPTH>(simd, &x, start, deep, output, outputs);
-        } else {
-            for (i, row) in deep.chunks_exact(outputs).enumerate() {
-                block::<S, ROWS, WIDTH, 1>(simd, &x, start + i, row, output, outputs);
-            }
+    let xs = x.chunks(ROWS_A_PASS * inputs);
+    let products = output.chunks_mut(ROWS_A_PASS * outputs);
+    for (x, output) in xs.zip(products) {
+        match x.len() / inputs {
+            1 => pass::<1, WIDTH>(x, weight, output, inputs, outputs),
+            2 => pass::<2, WIDTH>(x, weight, output, inputs, outputs),
+            3 => pass::<3, WIDTH>(x, weight, output, inputs, outputs),
+            4 => pass::<4, WIDTH>(x, weight, output, inputs, outputs),
+            5 => pass::<5, WIDTH>(x, weight, output, inputs, outputs),
+            _ => pass::<6, WIDTH>(x, weight, output, inputs, outputs),
         }
-        start += depth;
     }
 }
 
-/// Adds the products with `LEN` weight rows, of which `start` is the first.
+/// Multiplies `ROWS` rows, in blocks of `WIDTH` outputs.
 #[inline(always)]
-fn block<S: Simd, const ROWS: usize, const WIDTH: usize, const LEN: usize>(
-    simd: S,
-    x: &[&[f32]; ROWS],
-    start: usize,
+fn pass<const ROWS: usize, const WIDTH: usize>(
+    x: &[f32],
+    weight: &[f32],
+    output: &mut [f32],
+    inputs: usize,
+    outputs: usize,
+) {
+    let mut start = 0;
+    for deep in weight.chunks(DEPTH * outputs) {
+        if deep.len() == DEPTH * outputs {
+            let mut factors = [[0.0; ROWS]; DEPTH];
+            for (i, factors) in factors.iter_mut().enumerate() {
+                for (r, factor) in factors.iter_mut().enumerate() {
+                    *factor = x[r * inputs + start + i];
+                }
+            }
+            block::<ROWS, WIDTH, DEPTH>(&factors, deep, output, outputs);
+        } else {
+            for (i, row) in deep.chunks_exact(outputs).enumerate() {
+                let mut factors = [[0.0; ROWS]; 1];
+                for (r, factor) in factors[0].iter_mut().enumerate() {
+                    *factor = x[r * inputs + start + i];
+                }
+                block::<ROWS, WIDTH, 1>(&factors, row, output, outputs);
+            }
+        }
+        start += DEPTH;
+    }
+}
+
+/// Adds the products with `LEN` weight rows.
+#[inline(always)]
+fn block<const ROWS: usize, const WIDTH: usize, const LEN: usize>(
+    factors: &[[f32; ROWS]; LEN],
     weight: &[f32],
     output: &mut [f32],
     outputs: usize,
 ) {
-    let factors: [[f32; LEN]; ROWS] =
-        std::array::from_fn(|r| std::array::from_fn(|i| x[r][start + i]));
-    let rows: [(&[S::f32s], &[f32]); LEN] =
-        std::array::from_fn(|i| S::as_simd_f32s(&weight[i * outputs..(i + 1) * outputs]));
-    let num_vectors = rows[0].0.len();
-    let mut sums = output.chunks_exact_mut(outputs);
-    let mut sums: [(&mut [S::f32s], &mut [f32]); ROWS] = std::array::from_fn(|_| {
-        S::as_mut_simd_f32s(sums.next().expect("one output row for each input row"))
-    });
     let mut column = 0;
-    while column + WIDTH <= num_vectors {
-        let mut sum: [[S::f32s; WIDTH]; ROWS] =
-            std::array::from_fn(|r| std::array::from_fn(|w| sums[r].0[column + w]));
-        for i in 0..LEN {
-            let weights = &rows[i].0[column..column + WIDTH];
-            for r in 0..ROWS {
-                let factor = simd.splat_f32s(factors[r][i]);
-                for w in 0..WIDTH {
-                    sum[r][w] = simd.mul_add_e_f32s(factor, weights[w], sum[r][w]);
-                }
-            }
-        }
-        for r in 0..ROWS {
-            sums[r].0[column..column + WIDTH].copy_from_slice(&sum[r]);
-        }
+    while column + WIDTH <= outputs {
+        columns::<ROWS, WIDTH, LEN>(factors, weight, output, outputs, column);
         column += WIDTH;
     }
-    for column in column..num_vectors {
+    while column + 8 <= outputs {
+        columns::<ROWS, 8, LEN>(factors, weight, output, outputs, column);
+        column += 8;
+    }
+    while column < outputs {
+        columns::<ROWS, 1, LEN>(factors, weight, output, outputs, column);
+        column += 1;
+    }
+}
+
+/// Adds the products of `WIDTH` outputs from `column` on; the sums stay in registers.
+#[inline(always)]
+fn columns<const ROWS: usize, const WIDTH: usize, const LEN: usize>(
+    factors: &[[f32; ROWS]; LEN],
+    weight: &[f32],
+    output: &mut [f32],
+    outputs: usize,
+    column: usize,
+) {
+    let mut sums = [[0.0_f32; WIDTH]; ROWS];
+    for r in 0..ROWS {
+        sums[r].copy_from_slice(&output[r * outputs + column..][..WIDTH]);
+    }
+    for i in 0..LEN {
+        let mut weights = [0.0_f32; WIDTH];
+        weights.copy_from_slice(&weight[i * outputs + column..][..WIDTH]);
         for r in 0..ROWS {
-            let mut sum = sums[r].0[column];
-            for i in 0..LEN {
-                let factor = simd.splat_f32s(factors[r][i]);
-                sum = simd.mul_add_e_f32s(factor, rows[i].0[column], sum);
+            for w in 0..WIDTH {
+                sums[r][w] = factors[i][r].mul_add(weights[w], sums[r][w]);
             }
-            sums[r].0[column] = sum;
         }
     }
-    for column in 0..rows[0].1.len() {
-        for r in 0..ROWS {
-            for i in 0..LEN {
-                sums[r].1[column] += factors[r][i] * rows[i].1[column];
-            }
-        }
+    for r in 0..ROWS {
+        output[r * outputs + column..][..WIDTH].copy_from_slice(&sums[r]);
     }
 }
 

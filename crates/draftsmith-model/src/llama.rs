@@ -47,7 +47,7 @@ pub struct CausalLm {
 
 /// One decoder layer: attention and MLP, each after a norm and around a residual.
 #[derive(Module, Debug)]
-pub struct DecoderLayer {
+pub(crate) struct DecoderLayer {
     input_layernorm: RmsNorm,
     self_attn: Attention,
     post_attention_layernorm: RmsNorm,
@@ -56,7 +56,7 @@ pub struct DecoderLayer {
 
 /// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
 #[derive(Module, Debug)]
-pub struct Mlp {
+pub(crate) struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,

@@ -93,7 +93,9 @@ mod tests {
     #[test]
     fn a_record_resumes_it() {
         let mut schedule = CosineWithWarmUp::new(1.0, 0.2, 20);
-        (0..7).for_each(|_| drop(schedule.step()));
+        for _ in 0..7 {
+            schedule.step();
+        }
         let mut resumed = CosineWithWarmUp::new(1.0, 0.2, 20);
         resumed.load_record(schedule.to_record());
         assert_eq!(resumed.step(), schedule.step());

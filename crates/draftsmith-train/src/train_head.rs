@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::AdamWConfig;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_train::checkpoint::KeepLastNCheckpoints;
 use burn_train::metric::{LearningRateMetric, LossMetric};
 use burn_train::renderer::MetricsRenderer;
@@ -123,7 +123,7 @@ pub fn train_head(
     let config = AcceptanceHeadConfig::new(hidden_size, training.num_layers, training.tied);
     let learner = Learner::new(
         HeadLearner {
-            head: initial_head(&config, seed, &device),
+            head: initial_head(&config, seed, &device.clone().autodiff()),
             rejection_weight: training.rejection_weight,
             max_grad_norm: training.max_grad_norm,
         },
@@ -219,11 +219,7 @@ impl Split {
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the
 /// seed: burn draws from one generator for all threads. Every layer's `in` is the hidden size.
-fn initial_head(
-    config: &AcceptanceHeadConfig,
-    seed: u64,
-    device: &burn::tensor::Device,
-) -> AcceptanceHead {
+fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
     let bound = 1.0 / (config.hidden_size as f64).sqrt();
     let draws = SeededDraws::new(seed, &["head"]);
     config.init(device).map(&mut Redraw { draws, bound })
@@ -240,7 +236,8 @@ impl ModuleMapper for Redraw {
             let values: Vec<f32> = (0..old.shape().num_elements())
                 .map(|_| ((2.0 * self.draws.uniform() - 1.0) * self.bound) as f32)
                 .collect();
-            Tensor::from_data(TensorData::new(values, old.shape()), &old.device())
+            let new = Tensor::from_data(TensorData::new(values, old.shape()), &old.device());
+            new.set_require_grad(old.is_require_grad())
         })
     }
 }
@@ -270,13 +267,13 @@ fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
 
 /// What `config.json` keeps of the training. No times: the same training gives the same file.
 fn record(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<String, Value> {
-    let mut record = match json!(training) {
+    let settings = match json!(training) {
         Value::Object(settings) => settings,
         other => unreachable!("a struct serialises to an object: {other}"),
     };
     // The config has these two itself.
-    record.remove("num_layers");
-    record.remove("tied");
+    let in_config = ["num_layers", "tied"];
+    let settings = settings.into_iter().filter(|(key, _)| !in_config.contains(&key.as_str()));
     let outcome = [
         ("seed", json!(seed)),
         ("num_training_rows", json!(trained.num_training_rows)),
@@ -288,8 +285,7 @@ fn record(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<Stri
         ("validation", json!(trained.scores)),
         ("epochs", json!(trained.epochs)),
     ];
-    record.extend(outcome.map(|(key, value)| (key.to_owned(), value)));
-    record
+    settings.chain(outcome.map(|(key, value)| (key.to_owned(), value))).collect()
 }
 
 #[cfg(test)]

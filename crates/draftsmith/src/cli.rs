@@ -111,6 +111,7 @@ pub(crate) struct GenerateArguments {
 /// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
 /// 1 for a failure, 2 for a command line that cannot be understood, 130 after Ctrl-C.
 pub fn run() -> ExitCode {
+    hush_caught_panics();
     let arguments = Arguments::parse();
     let json = arguments.common.json;
     match execute(arguments) {
@@ -154,6 +155,18 @@ fn execute(arguments: Arguments) -> Result<()> {
         Command::Inspect { path } => commands::inspect::run(&path, &console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
+}
+
+/// Keeps the panics of the Parquet reader off stderr: `draftsmith-data` catches them, where a file
+/// is corrupt, and turns them into errors that name the file.
+fn hush_caught_panics() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let caught = info.location().is_some_and(|place| place.file().contains("/parquet-"));
+        if !caught {
+            hook(info);
+        }
+    }));
 }
 
 /// An error and its causes on one line, each cause once.

@@ -92,6 +92,11 @@ impl Console {
         Ok(())
     }
 
+    /// The columns of the terminal that stdout is, if it is one.
+    pub(crate) fn width(&self) -> Option<usize> {
+        ::console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
+    }
+
     /// Whether stdout is a terminal that colours may be sent to.
     pub(crate) fn colour(&self) -> bool {
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()

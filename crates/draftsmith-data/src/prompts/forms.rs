@@ -127,6 +127,12 @@ pub(super) fn read_record(record: &Value) -> Result<Option<Content>, Problem> {
     }
 }
 
+/// What a record calls itself, where it does: a number or a string.
+pub(super) fn own_id(record: &Value) -> Option<Value> {
+    let keys = ["question_id", "task_id", "id"].into_iter();
+    keys.filter_map(|key| record.get(key)).find(|id| id.is_number() || id.is_string()).cloned()
+}
+
 /// Spec-Bench's: a list of user texts.
 fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
     let texts = array(record, "turns")?;

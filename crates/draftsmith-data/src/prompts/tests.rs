@@ -32,6 +32,7 @@ fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[
         let prompts = read(name, text.as_bytes()).unwrap();
         let expected = Prompt {
             id: "set#0".into(),
+            own_id: prompts[0].own_id.clone(),
             source: "set".into(),
             category: category.map(Into::into),
             turns: turns.to_vec(),
@@ -214,4 +215,15 @@ fn mistakes_are_told_with_file_and_line() {
 fn text_that_is_not_utf8_is_told_with_its_line() {
     let error = read("s.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"\xff\"}").unwrap_err();
     assert!(error.contains("line 2"), "{error}");
+}
+
+#[test]
+fn a_records_own_id_is_kept_as_it_is() {
+    let text = r#"{"question_id": 81, "turns": ["a"]}
+{"task_id": "HumanEval/0", "prompt": "b"}
+{"id": null, "prompt": "c"}
+"#;
+    let ids: Vec<_> =
+        read("set.jsonl", text.as_bytes()).unwrap().into_iter().map(|p| p.own_id).collect();
+    assert_eq!(ids, [Some(81.into()), Some("HumanEval/0".into()), None]);
 }

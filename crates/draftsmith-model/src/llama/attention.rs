@@ -15,7 +15,7 @@ use crate::llama::{LinearShape, project};
 
 /// The four projections of one layer's attention.
 #[derive(Module, Debug)]
-pub struct Attention {
+pub(crate) struct Attention {
     pub(crate) q_proj: Linear,
     pub(crate) k_proj: Linear,
     pub(crate) v_proj: Linear,

@@ -8,7 +8,7 @@ use crate::config::{LlamaConfig, RopeScaling};
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
-pub struct Rope {
+pub(crate) struct Rope {
     /// `[max_positions, head_dim]`, the two halves alike.
     cos: Tensor<2>,
     /// `[max_positions, head_dim]`, the first half negated, so that

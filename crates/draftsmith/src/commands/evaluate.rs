@@ -284,8 +284,13 @@ fn modelled_tokens_per_second(trace: &Trace, fit: &Fit) -> f64 {
     trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode)
 }
 
+/// The prompt's own id as its file has it, else ours.
 fn question_id(prompt: &Prompt) -> QuestionId {
-    prompt.id.as_str().into()
+    match &prompt.own_id {
+        Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
+        Some(serde_json::Value::String(text)) => QuestionId::Text(text.clone()),
+        _ => prompt.id.as_str().into(),
+    }
 }
 
 /// What all groups left.
@@ -380,7 +385,7 @@ fn write(
         ));
     }
     let evaluation = Evaluation { rows: evaluated.rows, report };
-    console.text(render_table(&evaluation.rows, None, console.colour()))?;
+    console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
     console.text(format!("report: {}\n", evaluation.report.display()))?;
     console.document(&evaluation.rows)?;
     Ok(evaluation)

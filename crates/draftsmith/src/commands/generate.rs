@@ -12,7 +12,7 @@ use draftsmith_decode::{
 };
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{
-    Bounds, Decoding, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
+    Bounds, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
 };
 use serde::Serialize;
 
@@ -189,6 +189,7 @@ fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use draftsmith_theory::Decoding;
 
     #[test]
     fn temperature_zero_is_greedy() {

@@ -21,7 +21,7 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
         let rows = results::read_results(&file)?;
         console.document(&rows)?;
-        return console.text(render_table(&rows, None, console.colour()));
+        return console.text(render_table(&rows, console.width(), console.colour()));
     }
     let shown = if path.is_file() && path.extension().is_some_and(|e| e == "parquet") {
         let (rows, provenance) = read_shard(path)?;

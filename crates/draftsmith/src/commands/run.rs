@@ -29,7 +29,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         None => None,
     };
     if let Some(evaluation) = &evaluation {
-        console.text(render_table(&evaluation.rows, None, console.colour()))?;
+        console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
         console.text(format!("report: {}\n", evaluation.report.display()))?;
     }
     console.document(&json!({

@@ -1,6 +1,6 @@
 //! Training progress on the console: a bar an epoch, and a line with its losses at its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use draftsmith_train::renderer::{
     EvaluationName, EvaluationProgressLogger, LearnerSummary, MetricDefinition, MetricId,
@@ -18,7 +18,7 @@ pub(super) struct EpochProgress {
     epoch: usize,
     training: bool,
     bar: Option<Progress>,
-    names: BTreeMap<MetricId, String>,
+    names: HashMap<MetricId, String>,
     /// The latest training loss, and the validation scores of the epoch.
     loss: Option<f64>,
     scores: BTreeMap<String, f64>,
@@ -33,7 +33,7 @@ impl EpochProgress {
             epoch: 1,
             training: true,
             bar: None,
-            names: BTreeMap::new(),
+            names: HashMap::new(),
             loss: None,
             scores: BTreeMap::new(),
             processed: 0,
@@ -42,7 +42,7 @@ impl EpochProgress {
 
     fn numeric(&self, state: &MetricState) -> Option<(String, f64)> {
         match state {
-            MetricState::Numeric(entry, value) => {
+            MetricState::Numeric(entry, Some(value)) => {
                 let name = self.names.get(&entry.metric_id)?.clone();
                 let value = match value {
                     NumericEntry::Value(value) | NumericEntry::Final(value) => *value,
@@ -50,7 +50,7 @@ impl EpochProgress {
                 };
                 Some((name, value))
             }
-            MetricState::Generic(_) => None,
+            MetricState::Numeric(_, None) | MetricState::Generic(_) => None,
         }
     }
 
@@ -171,6 +171,6 @@ impl MetricsRenderer for EpochProgress {
     fn manual_close(&mut self) {}
 
     fn register_metric(&mut self, definition: MetricDefinition) {
-        self.names.insert(definition.metric_id, definition.name);
+        self.names.insert(definition.metric_id, definition.name.to_string());
     }
 }
