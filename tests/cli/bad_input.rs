@@ -228,7 +228,8 @@ fn prompts_that_are_empty_broken_or_too_long() {
     place
         .run(&["generate", "--target", &target, "--prompt", &long])
         .fails_naming(&["--prompt", "context"]);
-    place.run(&["build-data", "small.toml", "--set", "data.prompts=['absent.jsonl']"])
+    place
+        .run(&["build-data", "small.toml", "--set", "data.prompts=['absent.jsonl']"])
         .fails_naming(&["absent.jsonl"]);
 }
 
@@ -237,12 +238,18 @@ fn a_head_for_another_width_or_draft() {
     let place = with_recipe(|text| text);
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml"]).ok();
-    let [target, small] =
-        ["target", "draft-small"].map(|name| model(name).display().to_string());
+    let [target, small] = ["target", "draft-small"].map(|name| model(name).display().to_string());
     place
         .run(&[
-            "generate", "--target", &target, "--draft", &small, "--head",
-            "checkpoints/small/head", "--prompt", "x",
+            "generate",
+            "--target",
+            &target,
+            "--draft",
+            &small,
+            "--head",
+            "checkpoints/small/head",
+            "--prompt",
+            "x",
         ])
         .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
     let other = format!("models.draft={small}");
@@ -285,8 +292,7 @@ fn flags_outside_their_range_and_paths_that_are_nothing() {
     };
     generate(&["--temperature", "-1"]).fails_naming(&["temperature"]);
     generate(&["--temperature", "1", "--top-p", "0"]).fails_naming(&["top_p"]);
-    generate(&["--draft", &draft, "--candidate-length", "0"])
-        .fails_naming(&["--candidate-length"]);
+    generate(&["--draft", &draft, "--candidate-length", "0"]).fails_naming(&["--candidate-length"]);
     generate(&["--head", "x"]).fails_naming(&["--draft"]);
     generate(&["--draft", "nowhere"]).fails_naming(&["nowhere"]);
     generate(&["--draft", &draft, "--head", "nowhere"]).fails_naming(&["nowhere"]);

@@ -50,8 +50,7 @@ fn a_head_changes_the_rounds_and_not_the_text() {
     assert_eq!(trained["kept"], false);
     let [target, draft, _] = paths();
     let generate = |extra: &[&str]| {
-        let mut arguments =
-            vec!["generate", "--target", &target, "--prompt", PROMPTS[0], "--json"];
+        let mut arguments = vec!["generate", "--target", &target, "--prompt", PROMPTS[0], "--json"];
         arguments.extend(extra);
         place.run(&arguments).json()
     };
@@ -71,8 +70,18 @@ fn sampling_is_a_function_of_the_seed() {
     let generate = |seed: &str| {
         place
             .run(&[
-                "generate", "--target", &target, "--draft", &draft, "--prompt", PROMPTS[1],
-                "--temperature", "1.5", "--seed", seed, "--json",
+                "generate",
+                "--target",
+                &target,
+                "--draft",
+                &draft,
+                "--prompt",
+                PROMPTS[1],
+                "--temperature",
+                "1.5",
+                "--seed",
+                seed,
+                "--json",
             ])
             .json()["token_ids"]
             .clone()

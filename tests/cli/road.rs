@@ -66,8 +66,7 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     );
 
     // What came out can be looked at.
-    for (path, kind) in
-        [("checkpoints/small/head", "acceptance head"), ("data/small", "responses")]
+    for (path, kind) in [("checkpoints/small/head", "acceptance head"), ("data/small", "responses")]
     {
         let shown = place.run(&["inspect", path, "--json"]).json();
         assert_eq!(shown["kind"], kind);
@@ -77,9 +76,11 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     assert!(table.contains("K = 4"), "{table}");
 
     // Other settings do not mix with what is there.
-    place
-        .run(&["build-data", "small.toml", "--set", "data.temperature=0.5"])
-        .fails_naming(&["temperature", "data/small", "delete"]);
+    place.run(&["build-data", "small.toml", "--set", "data.temperature=0.5"]).fails_naming(&[
+        "temperature",
+        "data/small",
+        "delete",
+    ]);
 }
 
 #[test]
@@ -148,8 +149,7 @@ fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
         .spawn()
         .unwrap();
     wait_for(&place.path("data/small/responses-00000.parquet"));
-    let sent =
-        std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(sent.unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

@@ -20,4 +20,3 @@ pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
     write_whole,
 };
-#[doc(hidden)] pub use few_rows::few_rows_matmul;

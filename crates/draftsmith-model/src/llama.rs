@@ -17,11 +17,11 @@ mod tests;
 use std::ops::Range;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Initializer, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
-use crate::few_rows::{few_rows_matmul, is_few_rows};
+use crate::few_rows::Projection;
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
 pub(crate) use load::{pretty, transposed};
@@ -37,9 +37,9 @@ pub struct CausalLm {
     embed_tokens: Param<Tensor<2>>,
     layers: Vec<DecoderLayer>,
     norm: RmsNorm,
-    /// `[hidden, vocab]`. `None` while a tied model is trained: the embedding is both then. A
+    /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A
     /// loaded model has its own contiguous copy, tied or not.
-    lm_head: Option<Param<Tensor<2>>>,
+    lm_head: Option<Projection>,
     rope: Rope,
     #[module(skip)]
     config: LlamaConfig,
@@ -57,9 +57,9 @@ pub(crate) struct DecoderLayer {
 /// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+    gate_proj: Projection,
+    up_proj: Projection,
+    down_proj: Projection,
 }
 
 /// A linear layer that a builder must supply.
@@ -72,22 +72,9 @@ pub(crate) struct LinearShape {
 }
 
 /// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
-pub(crate) fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
+pub(crate) fn project(linear: &Projection, x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
-    project_rows(linear, x.reshape([batch * seq, width]))
-}
-
-/// Applies a linear layer to rows.
-fn project_rows(linear: &Linear, rows: Tensor<2>) -> Tensor<2> {
-    let weight = linear.weight.val();
-    if !is_few_rows(rows.dims()[0], &weight.device()) {
-        return linear.forward(rows);
-    }
-    let product = few_rows_matmul(rows, weight);
-    match &linear.bias {
-        Some(bias) => product + bias.val().unsqueeze(),
-        None => product,
-    }
+    linear.forward(x.reshape([batch * seq, width]))
 }
 
 impl LlamaConfig {
@@ -105,7 +92,7 @@ impl LlamaConfig {
                 .with_initializer(init(std))
                 .init(device);
             layer.bias = layer.bias.map(|_| Initializer::Zeros.init([shape.output], device));
-            layer
+            Projection::new(layer)
         };
         let norm =
             || RmsNormConfig::new(self.hidden_size).with_epsilon(self.rms_norm_eps).init(device);
@@ -118,7 +105,8 @@ impl LlamaConfig {
             })
             .collect();
         let lm_head = (!self.tie_word_embeddings)
-            .then(|| init(0.02).init([self.hidden_size, self.vocab_size], device));
+            .then(|| LinearConfig::new(self.hidden_size, self.vocab_size).with_bias(false))
+            .map(|head| Projection::new(head.with_initializer(init(0.02)).init(device)));
         CausalLm {
             embed_tokens: init(0.02).init([self.vocab_size, self.hidden_size], device),
             layers,
@@ -131,7 +119,7 @@ impl LlamaConfig {
 }
 
 impl Mlp {
-    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Linear) -> Self {
+    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Projection) -> Self {
         let (hidden, wide, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
         let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
         Self {
@@ -144,8 +132,8 @@ impl Mlp {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = x.reshape([batch * seq, hidden]);
-        let gated = silu(project_rows(&self.gate_proj, x.clone())) * project_rows(&self.up_proj, x);
-        project_rows(&self.down_proj, gated).reshape([batch, seq, hidden])
+        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
+        self.down_proj.forward(gated).reshape([batch, seq, hidden])
     }
 }
 
@@ -215,10 +203,7 @@ impl CausalLm {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
         let logits = match &self.lm_head {
-            Some(weight) if is_few_rows(batch * seq, &rows.device()) => {
-                few_rows_matmul(rows, weight.val())
-            }
-            Some(weight) => rows.matmul(weight.val()),
+            Some(head) => head.forward(rows),
             None => rows.matmul(self.embed_tokens.val().transpose()),
         };
         logits.reshape([batch, seq, self.config.vocab_size])

@@ -50,8 +50,8 @@ impl Progress {
         );
         bar.enable_steady_tick(Duration::from_millis(500));
         let now = Instant::now();
-        let lines = (!console.quiet() && !terminal)
-            .then(|| Mutex::new(Lines { begun: now, last: now }));
+        let lines =
+            (!console.quiet() && !terminal).then(|| Mutex::new(Lines { begun: now, last: now }));
         Self { bar, lines, name, unit }
     }
 
@@ -103,7 +103,8 @@ impl Progress {
         lines.last = Instant::now();
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
         let rate = position as f64 / lines.begun.elapsed().as_secs_f64();
-        let left = Duration::from_secs_f64((total.saturating_sub(position)) as f64 / rate.max(1e-9));
+        let left =
+            Duration::from_secs_f64((total.saturating_sub(position)) as f64 / rate.max(1e-9));
         eprintln!(
             "{}: {position}/{total} {}, {rate:.1}/s, {} left {}",
             self.name,

@@ -249,11 +249,7 @@ impl EvaluateRecipe {
 
     fn check(&self) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
-        require(
-            self.num_prompts != Some(0),
-            "evaluate.num_prompts",
-            "is 0: leave it out for all",
-        )?;
+        require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
         require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         require(
@@ -269,8 +265,7 @@ impl EvaluateRecipe {
         for name in &self.decodings {
             self.decoding(*name).validate().context("section `evaluate`")?;
         }
-        Bounds::new(1, self.max_candidate_length)
-            .context("key `evaluate.max_candidate_length`")?;
+        Bounds::new(1, self.max_candidate_length).context("key `evaluate.max_candidate_length`")?;
         Ok(())
     }
 }
@@ -299,9 +294,9 @@ fn toml_error(error: &toml::de::Error) -> anyhow::Error {
 
 /// Sets `a.b=value` in a table. The value is TOML; what is not, is a string.
 fn apply(table: &mut toml::Table, given: &str) -> Result<()> {
-    let (key, value) = given
-        .split_once('=')
-        .with_context(|| format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`"))?;
+    let (key, value) = given.split_once('=').with_context(|| {
+        format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`")
+    })?;
     let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
         .ok()
         .and_then(|mut parsed| parsed.remove("value"))
@@ -357,10 +352,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         recipe.write_beside(dir.path()).expect("written");
         let again = Recipe::read(&dir.path().join("recipe.toml"), &[], None).expect("reads back");
-        assert_eq!(
-            toml::to_string(&again).expect("TOML"),
-            toml::to_string(&recipe).expect("TOML")
-        );
+        assert_eq!(toml::to_string(&again).expect("TOML"), toml::to_string(&recipe).expect("TOML"));
     }
 
     #[test]

@@ -5,10 +5,10 @@
 //! never expanded to the number of query heads.
 
 use burn::module::Module;
-use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::softmax};
 
 use crate::config::LlamaConfig;
+use crate::few_rows::Projection;
 use crate::kv_cache::LayerCache;
 use crate::llama::rope::RopeWindow;
 use crate::llama::{LinearShape, project};
@@ -16,10 +16,10 @@ use crate::llama::{LinearShape, project};
 /// The four projections of one layer's attention.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    pub(crate) q_proj: Linear,
-    pub(crate) k_proj: Linear,
-    pub(crate) v_proj: Linear,
-    pub(crate) o_proj: Linear,
+    pub(crate) q_proj: Projection,
+    pub(crate) k_proj: Projection,
+    pub(crate) v_proj: Projection,
+    pub(crate) o_proj: Projection,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Positions {
 impl Attention {
     pub(crate) fn new(
         config: &LlamaConfig,
-        linear: &mut impl FnMut(LinearShape) -> Linear,
+        linear: &mut impl FnMut(LinearShape) -> Projection,
     ) -> Self {
         let hidden = config.hidden_size;
         let q = config.num_attention_heads * config.head_dim;
@@ -67,7 +67,7 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
-        let heads = |linear: &Linear, num_heads: usize| {
+        let heads = |linear: &Projection, num_heads: usize| {
             project(linear, x.clone()).reshape([batch, seq, num_heads, self.head_dim])
         };
         let q = positions.rope.rotate(heads(&self.q_proj, self.num_heads)).swap_dims(1, 2);

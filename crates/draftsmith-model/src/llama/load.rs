@@ -6,12 +6,13 @@
 use std::path::Path;
 
 use burn::module::Param;
-use burn::nn::{Linear, RmsNorm};
+use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::{CausalLm, DecoderLayer, LinearShape, Mlp};
 use crate::config::LlamaConfig;
 use crate::error::ModelError;
+use crate::few_rows::Projection;
 use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
@@ -55,7 +56,7 @@ impl CausalLm {
             embed_tokens: parameter(embed, [vocab, hidden], device),
             layers,
             norm,
-            lm_head: Some(parameter(head, [hidden, vocab], device)),
+            lm_head: Some(Projection::frozen(head, [hidden, vocab], None, device)),
             rope: Rope::new(&config, device),
             config,
         })
@@ -82,7 +83,7 @@ impl CausalLm {
                 ("mlp.up_proj", &layer.mlp.up_proj),
                 ("mlp.down_proj", &layer.mlp.down_proj),
             ] {
-                let name = format!("{prefix}.{name}");
+                let (name, linear) = (format!("{prefix}.{name}"), &linear.linear);
                 tensors.push(NamedTensor::from_tensor(
                     &format!("{name}.weight"),
                     linear.weight.val().transpose(),
@@ -103,7 +104,10 @@ impl CausalLm {
         }
         tensors.push(NamedTensor::from_tensor("model.norm.weight", self.norm.gamma.val()));
         if let Some(head) = self.lm_head.as_ref().filter(|_| !config.tie_word_embeddings) {
-            tensors.push(NamedTensor::from_tensor("lm_head.weight", head.val().transpose()));
+            tensors.push(NamedTensor::from_tensor(
+                "lm_head.weight",
+                head.linear.weight.val().transpose(),
+            ));
         }
         write_safetensors(&dir.join("model.safetensors"), &tensors, dtype, &[])?;
         let json = config.to_json(dtype.config_name());
@@ -133,7 +137,7 @@ fn read_layer(
     let mut linear = |shape: LinearShape| {
         read_linear(&prefix, &shape, reader, device).unwrap_or_else(|error| {
             failure.get_or_insert(error);
-            Linear { weight: parameter(vec![0.0], [1, 1], device), bias: None }
+            Projection::frozen(vec![0.0], [1, 1], None, device)
         })
     };
     let self_attn = Attention::new(config, &mut linear);
@@ -155,17 +159,16 @@ fn read_linear(
     shape: &LinearShape,
     reader: &mut WeightReader,
     device: &Device,
-) -> Result<Linear, ModelError> {
+) -> Result<Projection, ModelError> {
     let name = format!("{prefix}.{}", shape.name);
     let weight = reader.take(&format!("{name}.weight"), &[shape.output, shape.input])?;
     let weight = transposed(&weight, shape.output, shape.input);
     let bias = if shape.bias {
-        let values = reader.take(&format!("{name}.bias"), &[shape.output])?;
-        Some(Param::from_data(TensorData::new(values, [shape.output]), device))
+        Some(reader.take(&format!("{name}.bias"), &[shape.output])?)
     } else {
         None
     };
-    Ok(Linear { weight: parameter(weight, [shape.input, shape.output], device), bias })
+    Ok(Projection::frozen(weight, [shape.input, shape.output], bias, device))
 }
 
 fn read_norm(

@@ -82,7 +82,11 @@ fn logits_and_hidden_states_agree_with_transformers() {
         // transformers' last entry is after the final norm.
         let normed = model.final_norm(last);
         for (layer, state) in states.into_iter().enumerate() {
-            assert_close(&values(state), &expected.hidden_states[layer], &format!("{name} {layer}"));
+            assert_close(
+                &values(state),
+                &expected.hidden_states[layer],
+                &format!("{name} {layer}"),
+            );
         }
         assert_close(&values(normed.clone()), &expected.hidden_states[3], &format!("{name} final"));
         assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));

@@ -66,7 +66,11 @@ fn main() -> Result<()> {
         Command::Prompts => {
             let dir = root.join("data/tiny/prompts");
             std::fs::create_dir_all(&dir)?;
-            corpus::write_prompts(&dir.join("train.jsonl"), SEED, FIRST_UNSEEN..FIRST_UNSEEN + 400)?;
+            corpus::write_prompts(
+                &dir.join("train.jsonl"),
+                SEED,
+                FIRST_UNSEEN..FIRST_UNSEEN + 400,
+            )?;
             let test = FIRST_UNSEEN + 10_000;
             corpus::write_prompts(&dir.join("test.jsonl"), SEED, test..test + 140)
         }
@@ -78,13 +82,8 @@ fn main() -> Result<()> {
             Ok(())
         }
         Command::Pretrain { model, num_steps, batch_size, learning_rate } => {
-            let plan = Pretraining {
-                batch_size,
-                row_len: 192,
-                num_steps,
-                learning_rate,
-                seed: SEED,
-            };
+            let plan =
+                Pretraining { batch_size, row_len: 192, num_steps, learning_rate, seed: SEED };
             let dir = root.join("checkpoints/tiny").join(&model);
             train(&model, &shape(&model)?, &plan, &dir)
         }

@@ -154,13 +154,7 @@ fn learning_rate(plan: &Pretraining, step: usize) -> f64 {
 }
 
 /// Mean cross-entropy, in nats, over the labelled positions.
-fn loss(
-    model: &CausalLm,
-    batch: Batch,
-    rows: usize,
-    row_len: usize,
-    device: &Device,
-) -> Tensor<1> {
+fn loss(model: &CausalLm, batch: Batch, rows: usize, row_len: usize, device: &Device) -> Tensor<1> {
     let count = batch.labelled.len();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(batch.ids, [rows, row_len]), device);
     let labelled = Tensor::<1, Int>::from_data(TensorData::new(batch.labelled, [count]), device);

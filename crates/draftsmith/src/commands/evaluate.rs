@@ -40,9 +40,10 @@ pub(crate) struct Evaluation {
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evaluation> {
-    let evaluate = recipe.evaluate.as_ref().context(
-        "the recipe has no section `[evaluate]`: it says which prompts to measure with",
-    )?;
+    let evaluate = recipe
+        .evaluate
+        .as_ref()
+        .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let draft_dir = recipe.need_draft("evaluate")?;
     let datasets = read_datasets(evaluate)?;
     let pair = Pair::load(&recipe.models.target, Some(draft_dir), device)?;

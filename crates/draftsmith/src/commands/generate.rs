@@ -11,9 +11,7 @@ use draftsmith_decode::{
     Generation, Limits, ModelSession, RoundTokens, SeparateDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::AcceptanceHead;
-use draftsmith_theory::{
-    Bounds, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
-};
+use draftsmith_theory::{Bounds, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule};
 use serde::Serialize;
 
 use crate::cli::GenerateArguments;
@@ -150,9 +148,7 @@ fn stop_rule(arguments: &GenerateArguments) -> Result<Box<dyn StopRule>> {
                 .context("flag `--stop-threshold`")?,
         )
     } else {
-        Box::new(
-            FixedLength::new(arguments.candidate_length).context("flag `--candidate-length`")?,
-        )
+        Box::new(FixedLength::new(arguments.candidate_length).context("flag `--candidate-length`")?)
     })
 }
 

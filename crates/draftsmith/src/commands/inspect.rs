@@ -33,7 +33,9 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
         match serde_json::from_slice::<Map<String, Value>>(&std::fs::read(
             path.join("config.json"),
         )?) {
-            Ok(config) if !config.contains_key("vocab_size") && config.contains_key("num_layers") => {
+            Ok(config)
+                if !config.contains_key("vocab_size") && config.contains_key("num_layers") =>
+            {
                 head(path)?
             }
             _ => model(path)?,
@@ -117,10 +119,8 @@ fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value 
     let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     sources.sort_unstable();
     sources.dedup();
-    let num_eos = rows
-        .iter()
-        .filter(|row| row.finish_reason == draftsmith_data::FinishReason::Eos)
-        .count();
+    let num_eos =
+        rows.iter().filter(|row| row.finish_reason == draftsmith_data::FinishReason::Eos).count();
     let drafted: Vec<_> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     let mean = |values: Vec<f64>| {
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)

@@ -6,8 +6,7 @@ use std::ops::ControlFlow;
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_decode::{
-    DecodeError, Generation, Limits, ModelSession, SeparateDraft, decode_plain,
-    decode_speculative,
+    DecodeError, Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{Decoding, SeededDraws, Trace};
