@@ -291,8 +291,27 @@ pub fn write_safetensors(
     }
     let mut info: HashMap<String, String> = metadata.iter().cloned().collect();
     info.insert("format".to_owned(), "pt".to_owned());
-    let bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
+    let mut bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
+    sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
     write_whole(path, &bytes)
+}
+
+/// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors
+/// should give the same bytes.
+fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
+    let header_len = usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let header = &mut bytes[8..8 + header_len];
+    let mut object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header)?;
+    if let Some(serde_json::Value::Object(metadata)) = object.get_mut("__metadata__") {
+        metadata.sort_keys();
+    }
+    let sorted = serde_json::to_vec(&object)?;
+    // The same entries take the same room; what is left of the padding stays spaces.
+    if sorted.len() <= header.len() {
+        header.fill(b' ');
+        header[..sorted.len()].copy_from_slice(&sorted);
+    }
+    Ok(())
 }
 
 /// Writes a file under a temporary name in the same directory, flushes it to disk and renames it.
@@ -393,6 +412,24 @@ mod tests {
             assert_eq!(metadata["format"], "pt");
             assert_eq!(metadata["k"], "v");
         }
+    }
+
+    #[test]
+    fn the_same_tensors_give_the_same_bytes() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("model.safetensors");
+        let metadata: Vec<(String, String)> =
+            (0..8).map(|i| (format!("key{i}"), format!("value{i}"))).collect();
+        let write = || {
+            write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &metadata)
+                .expect("written");
+            std::fs::read(&path).expect("reads")
+        };
+        let first = write();
+        for _ in 0..8 {
+            assert_eq!(write(), first);
+        }
+        assert_eq!(read_metadata(&path).expect("reads")["key7"], "value7");
     }
 
     #[test]

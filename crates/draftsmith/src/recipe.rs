@@ -67,6 +67,9 @@ pub(crate) struct DataRecipe {
     /// The longest response, in tokens.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,
+    /// Leave out prompts that do not fit the models' context; an error if false.
+    #[serde(default)]
+    pub(crate) skip_long_prompts: bool,
 }
 
 /// Where responses come from.
@@ -92,6 +95,9 @@ pub(crate) struct EvaluateRecipe {
     /// The most new tokens a turn.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,
+    /// Leave out prompts that do not fit the models' context; an error if false.
+    #[serde(default)]
+    pub(crate) skip_long_prompts: bool,
     /// Which decodings are measured.
     #[serde(default = "default_decodings")]
     pub(crate) decodings: Vec<DecodingName>,

@@ -51,9 +51,15 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
-    let sources = read_sources(&data.prompts, data.num_prompts)?;
-    let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
+    let mut sources = read_sources(&data.prompts)?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+    for source in &mut sources {
+        if data.skip_long_prompts {
+            source.drop_long(&pair, console)?;
+        }
+        source.prompts.truncate(data.num_prompts.unwrap_or(usize::MAX));
+    }
+    let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
     let provenance = provenance(recipe, data, &sources, &pair)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
@@ -116,16 +122,48 @@ pub(crate) struct Source {
     pub(crate) prompts: Vec<Prompt>,
 }
 
-/// Reads prompt files, at most `limit` prompts of each.
+impl Source {
+    /// Takes out the prompts whose first turn does not fit the models' context, and tells how many.
+    ///
+    /// # Errors
+    /// If a prompt cannot be encoded, or none is left.
+    pub(crate) fn drop_long(&mut self, pair: &Pair, console: &Console) -> Result<()> {
+        let num_all = self.prompts.len();
+        let mut kept = Vec::with_capacity(num_all);
+        for prompt in self.prompts.drain(..) {
+            if pair.encode(&prompt.messages(0, &[]))?.len() < pair.context() {
+                kept.push(prompt);
+            }
+        }
+        if kept.is_empty() {
+            bail!(
+                "no prompt of `{}` fits the models' context of {} tokens",
+                self.path.display(),
+                pair.context()
+            );
+        }
+        if kept.len() < num_all {
+            console.note(format!(
+                "`{}`: {} of {num_all} prompts left out, they do not fit the context of {} tokens",
+                self.path.display(),
+                num_all - kept.len(),
+                pair.context()
+            ));
+        }
+        self.prompts = kept;
+        Ok(())
+    }
+}
+
+/// Reads prompt files.
 ///
 /// # Errors
 /// If one cannot be read, or two would give the same row ids.
-pub(crate) fn read_sources(paths: &[PathBuf], limit: Option<usize>) -> Result<Vec<Source>> {
+pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
     let mut names = BTreeSet::new();
     let mut sources = Vec::new();
     for path in paths {
-        let mut prompts = read_prompts(path)?;
-        prompts.truncate(limit.unwrap_or(usize::MAX));
+        let prompts = read_prompts(path)?;
         let name = prompts.first().map(|p| p.source.clone()).unwrap_or_default();
         if !names.insert(name.clone()) {
             bail!(

@@ -17,7 +17,7 @@ use serde::Serialize;
 use self::measure::{Agreement, Bench, Measured};
 use self::settings::Setting;
 use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
-use crate::commands::build_data::read_sources;
+use crate::commands::build_data::{Source, read_sources};
 use crate::console::Console;
 use crate::pair::{Pair, hash_dir};
 use crate::progress::Progress;
@@ -45,8 +45,9 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let draft_dir = recipe.need_draft("evaluate")?;
-    let datasets = read_datasets(evaluate)?;
+    let sources = read_sources(&evaluate.prompts)?;
     let pair = Pair::load(&recipe.models.target, Some(draft_dir), device)?;
+    let datasets = choose_prompts(evaluate, sources, &pair, console)?;
     for dataset in &datasets {
         for prompt in &dataset.prompts {
             pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
@@ -89,13 +90,20 @@ struct Dataset {
     prompts: Vec<Prompt>,
 }
 
-/// Reads the prompt files; of each at most `num_prompts` prompts, spread evenly, so that a file
-/// sorted by category gives all of them.
-fn read_datasets(evaluate: &EvaluateRecipe) -> Result<Vec<Dataset>> {
-    let sources = read_sources(&evaluate.prompts, None)?;
-    Ok(sources
+/// Of each file at most `num_prompts` prompts, spread evenly, so that a file sorted by category
+/// gives all of them.
+fn choose_prompts(
+    evaluate: &EvaluateRecipe,
+    sources: Vec<Source>,
+    pair: &Pair,
+    console: &Console,
+) -> Result<Vec<Dataset>> {
+    sources
         .into_iter()
-        .map(|source| {
+        .map(|mut source| {
+            if evaluate.skip_long_prompts {
+                source.drop_long(pair, console)?;
+            }
             let all = source.prompts;
             let count = evaluate.num_prompts.unwrap_or(all.len()).min(all.len());
             let name = all.first().map(|p| p.source.clone()).unwrap_or_default();
@@ -107,9 +115,9 @@ fn read_datasets(evaluate: &EvaluateRecipe) -> Result<Vec<Dataset>> {
                 .filter(|(i, _)| chosen.binary_search(i).is_ok())
                 .map(|(_, prompt)| prompt)
                 .collect();
-            Dataset { name, prompts }
+            Ok(Dataset { name, prompts })
         })
-        .collect())
+        .collect()
 }
 
 /// A head and where it came from.

@@ -136,9 +136,8 @@ impl TrainingProgressLogger for EpochProgress {
 
     fn end(&mut self) {}
 
-    fn log_event_training(&mut self, event: String) {
-        self.console.note(format!("train-head: {event}"));
-    }
+    // Steps and the like: the bar says as much.
+    fn log_event_training(&mut self, _event: String) {}
 }
 
 // Nothing is tested after training; the trait asks for these all the same.
