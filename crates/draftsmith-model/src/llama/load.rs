@@ -19,7 +19,8 @@ use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, 
 
 impl CausalLm {
     /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
-    /// computed with in f32, however they are stored.
+    /// computed with in f32, however they are stored. On an autodiff device they can be trained
+    /// further.
     ///
     /// # Errors
     /// If a file is missing or broken, or a tensor missing, extra or misshapen.
@@ -42,10 +43,13 @@ impl CausalLm {
     ) -> Result<Self, ModelError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed = reader.take("model.embed_tokens.weight", &[vocab, hidden])?;
-        let head = if config.tie_word_embeddings {
-            transposed(&embed, vocab, hidden)
+        // A tied model on an autodiff device is there to be trained: the embedding stays both.
+        let head = if !config.tie_word_embeddings {
+            Some(transposed(&reader.take("lm_head.weight", &[vocab, hidden])?, vocab, hidden))
+        } else if device.is_autodiff() {
+            None
         } else {
-            transposed(&reader.take("lm_head.weight", &[vocab, hidden])?, vocab, hidden)
+            Some(transposed(&embed, vocab, hidden))
         };
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for number in 0..config.num_hidden_layers {
@@ -56,7 +60,7 @@ impl CausalLm {
             embed_tokens: parameter(embed, [vocab, hidden], device),
             layers,
             norm,
-            lm_head: Some(Projection::frozen(head, [hidden, vocab], None, device)),
+            lm_head: head.map(|head| Projection::frozen(head, [hidden, vocab], None, device)),
             rope: Rope::new(&config, device),
             config,
         })

@@ -11,6 +11,7 @@
 #[path = "../../src/allocator.rs"]
 mod allocator;
 mod corpus;
+mod measure;
 mod pretrain;
 mod tokenizer;
 
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use draftsmith_model::{LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
 
 use pretrain::Pretraining;
 
@@ -43,6 +44,14 @@ enum Command {
     Prompts,
     /// Print two examples of each kind.
     Samples,
+    /// Print the share of right greedy answers, kind by kind.
+    Measure {
+        /// Which model.
+        model: String,
+        /// How many unseen examples.
+        #[arg(default_value_t = 400)]
+        count: u64,
+    },
     /// Train one model: `target`, `draft` or `draft-small`.
     Pretrain {
         /// Which one.
@@ -55,6 +64,9 @@ enum Command {
         /// Highest learning rate.
         #[arg(long, default_value_t = 3e-3)]
         learning_rate: f64,
+        /// Go on with the weights that are there, from this example on.
+        #[arg(long)]
+        continue_from: Option<u64>,
     },
 }
 
@@ -81,26 +93,43 @@ fn main() -> Result<()> {
             }
             Ok(())
         }
-        Command::Pretrain { model, num_steps, batch_size, learning_rate } => {
-            let plan =
-                Pretraining { batch_size, row_len: 192, num_steps, learning_rate, seed: SEED };
+        Command::Measure { model, count } => {
+            let dir = root.join("checkpoints/tiny").join(model);
+            measure::measure(&dir, SEED, FIRST_UNSEEN + 20_000, count)
+        }
+        Command::Pretrain { model, num_steps, batch_size, learning_rate, continue_from } => {
+            let plan = Pretraining {
+                batch_size,
+                row_len: 192,
+                num_steps,
+                learning_rate,
+                seed: SEED,
+                first_example: continue_from.unwrap_or(0),
+            };
             let dir = root.join("checkpoints/tiny").join(&model);
-            train(&model, &shape(&model)?, &plan, &dir)
+            let device = pretrain::training_device();
+            let start = if continue_from.is_some() {
+                CausalLm::from_model_dir(&dir, &device)?
+            } else {
+                device.seed(SEED);
+                shape(&model)?.init(&device)
+            };
+            train(&model, start, &plan, &dir)
         }
     }
 }
 
-fn train(name: &str, config: &LlamaConfig, plan: &Pretraining, dir: &Path) -> Result<()> {
+fn train(name: &str, start: CausalLm, plan: &Pretraining, dir: &Path) -> Result<()> {
     let texts = (0..20_000)
         .map(|index| corpus::example(SEED, index))
         .flat_map(|example| [example.prompt, example.answer]);
     let trained = tokenizer::train(texts, VOCAB_SIZE)?;
-    eprintln!("{name}: {} parameters, {plan:?}", config.num_parameters());
+    eprintln!("{name}: {} parameters, {plan:?}", start.config().num_parameters());
     tokenizer::write_model_dir_files(dir, &trained)?;
-    let save = |model: &draftsmith_model::CausalLm| {
+    let save = |model: &CausalLm| {
         model.write_model_dir(dir, WeightDtype::Bf16).map_err(anyhow::Error::from)
     };
-    pretrain::pretrain(name, config, &trained, plan, 200, save)?;
+    pretrain::pretrain(name, start, &trained, plan, 200, save)?;
     Ok(())
 }
 

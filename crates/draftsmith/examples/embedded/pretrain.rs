@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use draftsmith_model::{CausalLm, LlamaConfig};
+use draftsmith_model::CausalLm;
 use tokenizers::Tokenizer;
 
 use crate::corpus;
@@ -28,6 +28,8 @@ pub(crate) struct Pretraining {
     pub(crate) learning_rate: f64,
     /// Seed of the corpus and of the initial weights.
     pub(crate) seed: u64,
+    /// The first example.
+    pub(crate) first_example: u64,
 }
 
 /// A batch of packed rows: inputs, and for each labelled position its flat index and next token.
@@ -90,19 +92,22 @@ impl Packer<'_> {
     }
 }
 
-/// Trains a model of `config` from random weights, telling the loss now and then on stderr;
-/// `save` is called every `save_every` steps and at the end.
+/// The device that models are trained on.
+pub(crate) fn training_device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Trains a model, telling the loss now and then on stderr; `save` is called every `save_every`
+/// steps and at the end.
 pub(crate) fn pretrain(
     name: &str,
-    config: &LlamaConfig,
+    mut model: CausalLm,
     tokenizer: &Tokenizer,
     plan: &Pretraining,
     save_every: usize,
     mut save: impl FnMut(&CausalLm) -> Result<()>,
 ) -> Result<CausalLm> {
-    let device = Device::flex().autodiff();
-    device.seed(plan.seed);
-    let mut model = config.init(&device);
+    let device = training_device();
     let mut optimizer = AdamWConfig::new()
         .with_beta_1(0.9)
         .with_beta_2(0.95)
@@ -110,7 +115,8 @@ pub(crate) fn pretrain(
         .with_weight_decay(0.05)
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
-    let mut packer = Packer { tokenizer, seed: plan.seed, next_index: 0, pending: None };
+    let mut packer =
+        Packer { tokenizer, seed: plan.seed, next_index: plan.first_example, pending: None };
     let begun = Instant::now();
     let mut num_tokens = 0;
     let mut running: Option<f64> = None;
