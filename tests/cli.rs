@@ -1,4 +1,5 @@
 //! Integration tests: everything through the command line, on the embedded models.
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail like its tests")]
 
 #[path = "cli/bad_input.rs"]
 mod bad_input;

@@ -6,21 +6,21 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// The repository's root.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// An embedded model's directory.
-pub fn model(name: &str) -> PathBuf {
+pub(crate) fn model(name: &str) -> PathBuf {
     root().join("checkpoints/tiny").join(name)
 }
 
 /// What a run of the binary left.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ran {
@@ -34,20 +34,20 @@ impl Ran {
 
     /// Asserts success and returns stdout.
     #[track_caller]
-    pub fn ok(self) -> String {
+    pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "stderr: {}", self.stderr);
         self.stdout
     }
 
     /// Asserts success and parses stdout as one JSON document.
     #[track_caller]
-    pub fn json(self) -> serde_json::Value {
+    pub(crate) fn json(self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
 
     /// Asserts a clean failure: exit code 1 or 2, no panic, and one message with all of `named`.
     #[track_caller]
-    pub fn fails_naming(self, named: &[&str]) {
+    pub(crate) fn fails_naming(self, named: &[&str]) {
         assert!(matches!(self.code, Some(1 | 2)), "exit {:?}; stderr: {}", self.code, self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         let messages = self.stderr.lines().filter(|line| line.starts_with("error: ")).count();
@@ -59,21 +59,21 @@ impl Ran {
 }
 
 /// A directory that the binary is run in.
-pub struct Place {
+pub(crate) struct Place {
     dir: TempDir,
 }
 
 impl Place {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Writes a file.
-    pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -81,23 +81,23 @@ impl Place {
     }
 
     /// A copy of an embedded model that a test may spoil.
-    pub fn copy_model(&self, from: &str, to: &str) -> PathBuf {
+    pub(crate) fn copy_model(&self, from: &str, to: &str) -> PathBuf {
         copy_dir(&model(from), &self.path(to))
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_draftsmith"));
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("NO_COLOR", "1");
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         Ran::new(self.command(arguments).output().unwrap())
     }
 
     /// Prompts of `data/tiny/prompts/train.jsonl`, the first `count`.
-    pub fn write_prompts(&self, name: &str, count: usize) -> PathBuf {
+    pub(crate) fn write_prompts(&self, name: &str, count: usize) -> PathBuf {
         let text = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl")).unwrap();
         let lines: Vec<&str> = text.lines().take(count).collect();
         assert_eq!(lines.len(), count);
@@ -105,7 +105,7 @@ impl Place {
     }
 
     /// A small recipe named `small.toml` over `train.jsonl` and `test.jsonl`, which it writes too.
-    pub fn write_small_recipe(&self) -> PathBuf {
+    pub(crate) fn write_small_recipe(&self) -> PathBuf {
         self.write_prompts("train.jsonl", 70);
         self.write_prompts("test.jsonl", 3);
         self.write(
@@ -124,7 +124,7 @@ impl Place {
     }
 
     /// The names in a directory, sorted; none if it is absent.
-    pub fn names(&self, dir: &str) -> Vec<String> {
+    pub(crate) fn names(&self, dir: &str) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(dir)) else { return Vec::new() };
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())

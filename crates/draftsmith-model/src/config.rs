@@ -309,7 +309,7 @@ impl RawConfig {
         if !head_dim.is_multiple_of(2) {
             return Err(fail("head_dim", format!("is {head_dim}; rotary embedding needs it even")));
         }
-        if !(self.rms_norm_eps > 0.0) {
+        if self.rms_norm_eps.is_nan() || self.rms_norm_eps <= 0.0 {
             return Err(fail(
                 "rms_norm_eps",
                 format!("is {}, expected more than 0", self.rms_norm_eps),
@@ -344,7 +344,7 @@ fn read_rope(
 ) -> Result<RopeConfig, ModelError> {
     let fail = |key, problem: String| ModelError::Config { path: path.to_path_buf(), key, problem };
     let theta = raw.as_ref().and_then(|r| r.rope_theta).or(top_level_theta).unwrap_or(10_000.0);
-    if !(theta > 0.0 && theta.is_finite()) {
+    if theta.is_nan() || theta <= 0.0 || theta.is_infinite() {
         return Err(fail("rope_theta", format!("is {theta}, expected a positive number")));
     }
     let Some(raw) = raw else { return Ok(RopeConfig { theta, scaling: RopeScaling::None }) };

@@ -89,7 +89,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     pub(crate) greedy: bool,
     /// Sample at this temperature; 0 is greedy.
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f64>,
     /// Sample from the smallest set of tokens that has this mass.
     #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]

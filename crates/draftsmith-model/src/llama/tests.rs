@@ -117,7 +117,7 @@ fn what_is_truncated_was_never_read() {
     let ids = &expected.ids;
     let num_layers = model.config().num_hidden_layers;
     let mut cache = model.new_cache(64);
-    let mut read = |ids: &[u32], cache: &mut crate::KvCache| {
+    let read = |ids: &[u32], cache: &mut crate::KvCache| {
         let hidden = model.forward_layers(0..num_layers, model.embed(ids_tensor(ids)), cache);
         values(model.lm_head(model.final_norm(hidden)))
     };

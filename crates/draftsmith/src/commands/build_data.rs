@@ -112,6 +112,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         built.data_dir.display(),
         built.num_shards_kept
     ));
+    console.document(&built)?;
     Ok(built)
 }
 
