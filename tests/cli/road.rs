@@ -1,6 +1,7 @@
 //! The whole road, and what a job that is stopped leaves behind.
 
 use std::collections::BTreeMap;
+use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -135,6 +136,39 @@ fn a_killed_job_leaves_whole_shards_and_goes_on_to_the_same_bytes() {
     untouched.write_small_recipe();
     untouched.run(&["build-data", "small.toml"]).ok();
     assert_eq!(shards(&untouched), whole);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.write_prompts("test.jsonl", 300);
+    let no_head = ["--set", "evaluate.stop_thresholds=[]", "--set", "evaluate.head='head'"];
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).ok();
+    std::fs::rename(place.path("checkpoints/small/head"), place.path("head")).unwrap();
+    let mut arguments = vec!["evaluate", "small.toml"];
+    arguments.extend(no_head);
+    let mut child = place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("evaluate: ")), "it tells when it begins");
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(place.names("checkpoints/small/evaluation").is_empty());
+    let partial = place.path("checkpoints/small/evaluation-partial/results.json");
+    if partial.exists() {
+        let rows: Vec<serde_json::Value> =
+            serde_json::from_str(&std::fs::read_to_string(partial).unwrap()).unwrap();
+        let counts: Vec<u64> = rows
+            .iter()
+            .filter(|row| row["category"] == "all" && row["decoding"] == "greedy")
+            .map(|row| row["num_prompts"].as_u64().unwrap())
+            .collect();
+        assert!(counts.iter().all(|n| *n == counts[0] && *n > 0), "{counts:?}");
+    }
 }
 
 #[cfg(unix)]

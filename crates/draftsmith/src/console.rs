@@ -58,11 +58,6 @@ impl Console {
         self.interrupted.load(Ordering::SeqCst)
     }
 
-    /// The error that ends an interrupted job.
-    pub(crate) fn check_interrupt(&self) -> Result<()> {
-        if self.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
-    }
-
     /// A line on stderr, unless quiet.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {

@@ -18,7 +18,7 @@ use self::measure::{Agreement, Bench, Measured};
 use self::settings::Setting;
 use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::commands::build_data::{Source, read_sources};
-use crate::console::Console;
+use crate::console::{Console, Interrupted};
 use crate::pair::{Pair, hash_dir};
 use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
@@ -63,15 +63,24 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_runs = num_prompts * settings.len() * decodings.len();
     bench.warm_up(&datasets[0].prompts[0], &decodings, &settings)?;
+    console.note(format!(
+        "evaluate: {} settings, {} decodings, {num_prompts} prompts",
+        settings.len(),
+        decodings.len()
+    ));
     let progress = Progress::new(console, "evaluate", "runs", num_runs as u64);
     let mut evaluated = Evaluated::default();
-    for dataset in &datasets {
+    'all: for dataset in &datasets {
         for decoding in &decodings {
             let mut group = Group::new(dataset, *decoding, &settings);
             for (number, prompt) in dataset.prompts.iter().enumerate() {
                 progress.message(dataset.name.clone());
                 for (index, setting) in settings.iter().enumerate() {
-                    console.check_interrupt()?;
+                    if console.is_interrupted() {
+                        group.keep_whole_prompts();
+                        evaluated.add(group, recipe)?;
+                        break 'all;
+                    }
                     let measured = bench.run(number, prompt, decoding, *setting)?;
                     group.add(index, measured, &mut bench)?;
                     progress.advance(1);
@@ -81,7 +90,12 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         }
     }
     progress.finish();
-    write(recipe, evaluate, device, &pair, head.as_ref(), &datasets, evaluated, console)
+    if console.is_interrupted() && evaluated.rows.is_empty() {
+        return Err(Interrupted.into());
+    }
+    let evaluation =
+        write(recipe, evaluate, device, &pair, head.as_ref(), &datasets, evaluated, console)?;
+    if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
 /// A prompt file's prompts.
@@ -196,6 +210,14 @@ impl<'a> Group<'a> {
         }
         self.runs[index].push(measured);
         Ok(())
+    }
+
+    /// Drops the runs of a prompt that not all settings were run on.
+    fn keep_whole_prompts(&mut self) {
+        let num_whole = self.runs.iter().map(Vec::len).min().unwrap_or(0);
+        for runs in &mut self.runs {
+            runs.truncate(num_whole);
+        }
     }
 
     /// The cost model over all settings and prompts pooled; none where nothing can be fitted.
@@ -313,6 +335,9 @@ struct Evaluated {
 
 impl Evaluated {
     fn add(&mut self, group: Group<'_>, recipe: &Recipe) -> Result<()> {
+        if group.runs.iter().any(Vec::is_empty) {
+            return Ok(());
+        }
         let fit = group.fit();
         self.rows.extend(group.rows(fit.as_ref()));
         self.groups.push(GroupSummary {
@@ -346,7 +371,12 @@ fn write(
     console: &Console,
 ) -> Result<Evaluation> {
     sort_rows(&mut evaluated.rows);
-    let dir = recipe.evaluation_dir();
+    // What an interrupted evaluation has measured is kept apart from whole ones.
+    let dir = if console.is_interrupted() {
+        recipe.evaluation_dir().with_file_name("evaluation-partial")
+    } else {
+        recipe.evaluation_dir()
+    };
     let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
     if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
         models.push(describe("draft", path, draft.config())?);
