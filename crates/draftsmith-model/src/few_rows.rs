@@ -19,8 +19,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-/// The most rows that are multiplied here; more are the general product's business.
-const MOST_ROWS: usize = 16;
+use crate::host_rows::{MOST_ROWS, tensor, values};
 
 /// Rows multiplied in one pass over a panel: their sums stay in registers.
 const ROWS_A_PASS: usize = 6;
@@ -70,10 +69,9 @@ impl Projection {
             return self.linear.forward(rows);
         };
         let device = rows.device();
-        let x: Vec<f32> = rows.into_data().try_into_vec().expect("rows on the CPU are f32");
+        let x = values(rows);
         debug_assert_eq!(x.len(), num_rows * inputs);
-        let product = TensorData::new(panels.multiply(&x, num_rows), [num_rows, panels.outputs]);
-        let product = Tensor::from_data(product, &device);
+        let product = tensor(panels.multiply(&x, num_rows), [num_rows, panels.outputs], &device);
         match &self.linear.bias {
             Some(bias) => product + bias.val().unsqueeze(),
             None => product,

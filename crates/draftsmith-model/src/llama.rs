@@ -18,10 +18,11 @@ use std::ops::Range;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
+use burn::tensor::{Device, Int, Tensor, TensorData, module::embedding};
 
 use crate::config::LlamaConfig;
 use crate::few_rows::Projection;
+use crate::host_rows::{gated, rms_norm};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
 pub(crate) use load::{pretty, transposed};
@@ -132,7 +133,7 @@ impl Mlp {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = x.reshape([batch * seq, hidden]);
-        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
+        let gated = gated(self.gate_proj.forward(x.clone()), self.up_proj.forward(x));
         self.down_proj.forward(gated).reshape([batch, seq, hidden])
     }
 }
@@ -191,7 +192,7 @@ impl CausalLm {
     /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.norm.forward(hidden)
+        rms_norm(&self.norm, hidden)
     }
 
     /// Applies the LM head to normed hidden states.
@@ -262,10 +263,13 @@ impl DecoderLayer {
         positions: &Positions,
         cache: Option<&mut crate::kv_cache::LayerCache>,
     ) -> Tensor<3> {
-        let attended =
-            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), positions, cache);
+        let attended = self.self_attn.forward(
+            rms_norm(&self.input_layernorm, hidden.clone()),
+            positions,
+            cache,
+        );
         let hidden = hidden + attended;
-        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
+        let mlp = self.mlp.forward(rms_norm(&self.post_attention_layernorm, hidden.clone()));
         hidden + mlp
     }
 }

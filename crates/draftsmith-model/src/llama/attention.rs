@@ -70,8 +70,11 @@ impl Attention {
         let heads = |linear: &Projection, num_heads: usize| {
             project(linear, x.clone()).reshape([batch, seq, num_heads, self.head_dim])
         };
-        let q = positions.rope.rotate(heads(&self.q_proj, self.num_heads)).swap_dims(1, 2);
-        let k = positions.rope.rotate(heads(&self.k_proj, self.num_kv_heads)).swap_dims(1, 2);
+        // The scores' scale is the queries' as well, and fewer numbers.
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        let rope = &positions.rope;
+        let q = rope.rotate(heads(&self.q_proj, self.num_heads), scale).swap_dims(1, 2);
+        let k = rope.rotate(heads(&self.k_proj, self.num_kv_heads), 1.0).swap_dims(1, 2);
         let v = heads(&self.v_proj, self.num_kv_heads).swap_dims(1, 2);
         let (k, v) = match cache {
             Some(cache) => cache.append(k, v),
@@ -79,8 +82,7 @@ impl Attention {
         };
         let all = k.dims()[2];
         let groups = self.num_heads / self.num_kv_heads;
-        let scale = 1.0 / (self.head_dim as f64).sqrt();
-        let q = (q * scale).reshape([batch, self.num_kv_heads, groups * seq, self.head_dim]);
+        let q = q.reshape([batch, self.num_kv_heads, groups * seq, self.head_dim]);
         let mut scores = q.matmul(k.swap_dims(2, 3));
         if let Some(mask) = &positions.mask {
             scores = (scores.reshape([batch, self.num_heads, seq, all]) + mask.clone()).reshape([

@@ -5,6 +5,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
+use crate::host_rows::{are_few, tensor, values};
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
@@ -43,33 +44,61 @@ impl Rope {
     /// The tables of `len` positions from `start`.
     pub(crate) fn window(&self, start: usize, len: usize) -> RopeWindow {
         let [_, head_dim] = self.cos.dims();
-        let cut = |table: &Tensor<2>| {
-            table.clone().slice([start..start + len, 0..head_dim]).reshape([1, len, 1, head_dim])
-        };
-        RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
+        let cut = |table: &Tensor<2>| table.clone().slice([start..start + len, 0..head_dim]);
+        let (cos, signed_sin) = (cut(&self.cos), cut(&self.signed_sin));
+        if are_few(len, &cos.device()) {
+            return RopeWindow::Host { cos: values(cos), signed_sin: values(signed_sin) };
+        }
+        let shape = [1, len, 1, head_dim];
+        RopeWindow::Device { cos: cos.reshape(shape), signed_sin: signed_sin.reshape(shape) }
     }
 }
 
 /// The tables of the positions of one forward, shared by its layers.
 #[derive(Debug, Clone)]
-pub(crate) struct RopeWindow {
-    cos: Tensor<4>,
-    signed_sin: Tensor<4>,
+pub(crate) enum RopeWindow {
+    /// `[1, seq, 1, head_dim]` each.
+    Device { cos: Tensor<4>, signed_sin: Tensor<4> },
+    /// Few positions on the CPU: `seq` rows of `head_dim` each.
+    Host { cos: Vec<f32>, signed_sin: Vec<f32> },
 }
 
 impl RopeWindow {
-    /// Rotates queries or keys.
+    /// Rotates queries or keys, and multiplies them with `scale`.
     ///
     /// # Shapes
     /// - x: `[batch, seq, heads, head_dim]`
     /// - output: the same
-    pub(crate) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
-        let [batch, seq, heads, head_dim] = x.dims();
+    pub(crate) fn rotate(&self, x: Tensor<4>, scale: f32) -> Tensor<4> {
+        let shape = x.dims();
+        let [batch, seq, heads, head_dim] = shape;
         let half = head_dim / 2;
-        let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
-        let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
-        let swapped = Tensor::cat(vec![second, first], 3);
-        x * self.cos.clone() + swapped * self.signed_sin.clone()
+        match self {
+            Self::Device { cos, signed_sin } => {
+                let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
+                let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
+                let swapped = Tensor::cat(vec![second, first], 3);
+                let rotated = x * cos.clone() + swapped * signed_sin.clone();
+                if scale == 1.0 { rotated } else { rotated * scale }
+            }
+            Self::Host { cos, signed_sin } => {
+                let device = x.device();
+                let mut x = values(x);
+                for (position, token) in x.chunks_exact_mut(heads * head_dim).enumerate() {
+                    let row = (position % seq) * head_dim..(position % seq + 1) * head_dim;
+                    let (cos, sin) = (&cos[row.clone()], &signed_sin[row]);
+                    for head in token.chunks_exact_mut(head_dim) {
+                        let (first, second) = head.split_at_mut(half);
+                        for (i, (a, b)) in first.iter_mut().zip(second).enumerate() {
+                            let (x, y) = (*a, *b);
+                            *a = (x * cos[i] + y * sin[i]) * scale;
+                            *b = (y * cos[half + i] + x * sin[half + i]) * scale;
+                        }
+                    }
+                }
+                tensor(x, shape, &device)
+            }
+        }
     }
 }
 
