@@ -46,6 +46,11 @@ impl DeviceChoice {
         }
     }
 
+    /// The device's name as the command line takes it.
+    pub(crate) fn name(device: &Device) -> String {
+        if Self::is_cpu(device) { "cpu".to_owned() } else { format!("{device:?}") }
+    }
+
     /// Whether several sequences are best decoded side by side, one a thread.
     pub(crate) fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()

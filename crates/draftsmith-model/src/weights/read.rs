@@ -1,0 +1,264 @@
+//! Reading weight files: one safetensors file or a sharded index, tensor by tensor; their metadata;
+//! the hash of a checkpoint.
+//!
+//! A header is believed only as far as the file's length bears it out, and tensors are read one at
+//! a time, so that a broken file costs an error and a large one no second copy in memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+use sha2::{Digest, Sha256};
+
+use crate::error::{ModelError, read_json};
+
+/// The longest header that is read: the format's own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The weights of one checkpoint, open for reading.
+#[derive(Debug)]
+pub struct WeightReader {
+    /// What messages call it: the directory, or the single file.
+    path: PathBuf,
+    files: Vec<OpenFile>,
+    /// Tensor name to file index; shrinks as tensors are taken.
+    remaining: BTreeMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    data_start: u64,
+    metadata: Metadata,
+}
+
+#[derive(serde::Deserialize)]
+struct ShardIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl WeightReader {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// If neither is there, or a file is cut short or breaks the format.
+    pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
+        let single = dir.join("model.safetensors");
+        let index_path = dir.join("model.safetensors.index.json");
+        if single.exists() || !index_path.exists() {
+            if !single.exists() {
+                return Err(ModelError::NoWeights { path: dir.to_path_buf() });
+            }
+            return Self::open_file(&single);
+        }
+        let index: ShardIndex = read_json(&index_path)?;
+        let mut files = Vec::new();
+        let mut numbers = HashMap::new();
+        let mut remaining = BTreeMap::new();
+        for (tensor, file_name) in index.weight_map {
+            let number = match numbers.get(&file_name) {
+                Some(number) => *number,
+                None => {
+                    files.push(OpenFile::open(&dir.join(&file_name))?);
+                    numbers.insert(file_name, files.len() - 1);
+                    files.len() - 1
+                }
+            };
+            if files[number].metadata.info(&tensor).is_none() {
+                return Err(ModelError::MissingTensor { path: files[number].path.clone(), tensor });
+            }
+            remaining.insert(tensor, number);
+        }
+        Ok(Self { path: dir.to_path_buf(), files, remaining })
+    }
+
+    /// Opens one safetensors file.
+    ///
+    /// # Errors
+    /// If it cannot be read, is cut short, or breaks the format.
+    pub fn open_file(path: &Path) -> Result<Self, ModelError> {
+        let file = OpenFile::open(path)?;
+        let remaining = file.metadata.tensors().into_keys().map(|name| (name, 0)).collect();
+        Ok(Self { path: path.to_path_buf(), files: vec![file], remaining })
+    }
+
+    /// The names not taken yet, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.remaining.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor not taken yet.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        let file = &self.files[*self.remaining.get(name)?];
+        file.metadata.info(name).map(|info| info.shape.as_slice())
+    }
+
+    /// The storage type of the first tensor, as safetensors spells it; `None` without tensors.
+    pub fn dtype(&self) -> Option<String> {
+        let (name, number) = self.remaining.iter().next()?;
+        self.files[*number].metadata.info(name).map(|info| format!("{:?}", info.dtype))
+    }
+
+    /// Takes a tensor, widened to f32, row by row.
+    ///
+    /// # Errors
+    /// If it is missing, has another shape, or is stored in a type that cannot be read.
+    pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let Some(number) = self.remaining.remove(name) else {
+            return Err(ModelError::MissingTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+            });
+        };
+        let file = &mut self.files[number];
+        let info = file.metadata.info(name).cloned().ok_or_else(|| ModelError::MissingTensor {
+            path: file.path.clone(),
+            tensor: name.to_owned(),
+        })?;
+        if info.shape != expected {
+            return Err(ModelError::Shape {
+                path: file.path.clone(),
+                tensor: name.to_owned(),
+                found: info.shape,
+                expected: expected.to_vec(),
+            });
+        }
+        file.read(name, &info)
+    }
+
+    /// Drops tensors that the architecture may do without.
+    pub fn ignore(&mut self, is_ignored: impl Fn(&str) -> bool) {
+        self.remaining.retain(|name, _| !is_ignored(name));
+    }
+
+    /// Ends reading: every tensor must have been taken or ignored.
+    ///
+    /// # Errors
+    /// If one is left.
+    pub fn finish(self) -> Result<(), ModelError> {
+        let others = self.remaining.len().saturating_sub(1);
+        match self.remaining.into_keys().next() {
+            Some(tensor) => Err(ModelError::ExtraTensor { path: self.path, tensor, others }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OpenFile {
+    fn open(path: &Path) -> Result<Self, ModelError> {
+        let io = |e| ModelError::io("read", path, e);
+        let broken =
+            |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
+        let mut file = File::open(path).map_err(io)?;
+        let file_bytes = file.metadata().map_err(io)?.len();
+        if file_bytes < 8 {
+            return Err(broken(format!("it has {file_bytes} bytes, a header needs at least 8")));
+        }
+        let mut length = [0_u8; 8];
+        file.read_exact(&mut length).map_err(io)?;
+        let header_bytes = u64::from_le_bytes(length);
+        if header_bytes > MAX_HEADER_BYTES || header_bytes > file_bytes - 8 {
+            return Err(broken(format!(
+                "its header claims {header_bytes} bytes, the file has {file_bytes}"
+            )));
+        }
+        let header_len = usize::try_from(header_bytes).map_err(|e| broken(e.to_string()))?;
+        let mut header = vec![0_u8; header_len];
+        file.read_exact(&mut header).map_err(io)?;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| broken(format!("its header cannot be read: {e}")))?;
+        let data_bytes = file_bytes - 8 - header_bytes;
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            if end as u64 > data_bytes || start > end {
+                return Err(broken(format!(
+                    "tensor `{name}` claims bytes {start} to {end} of {data_bytes}"
+                )));
+            }
+            let bits = info
+                .shape
+                .iter()
+                .try_fold(info.dtype.bitsize(), |product, dim| product.checked_mul(*dim));
+            if bits != (end - start).checked_mul(8) {
+                return Err(broken(format!(
+                    "tensor `{name}` of shape {:?} claims {} bytes",
+                    info.shape,
+                    end - start
+                )));
+            }
+        }
+        Ok(Self { path: path.to_path_buf(), file, data_start: 8 + header_bytes, metadata })
+    }
+
+    fn read(&mut self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, ModelError> {
+        let io = |e| ModelError::io("read", &self.path, e);
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0_u8; end - start];
+        self.file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
+        self.file.read_exact(&mut bytes).map_err(io)?;
+        let widen = |decode: fn(&[u8]) -> f32, width: usize| {
+            bytes.chunks_exact(width).map(decode).collect::<Vec<f32>>()
+        };
+        match info.dtype {
+            Dtype::F32 => Ok(widen(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4)),
+            Dtype::F16 => Ok(widen(|b| f16::from_le_bytes([b[0], b[1]]).to_f32(), 2)),
+            Dtype::BF16 => Ok(widen(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32(), 2)),
+            other => Err(ModelError::Dtype {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                dtype: format!("{other:?}"),
+            }),
+        }
+    }
+}
+
+/// The hex SHA-256 over the names, shapes and bytes of a checkpoint's weight files and its
+/// `config.json`: what provenance calls the model's hash.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn hash_model_dir(dir: &Path) -> Result<String, ModelError> {
+    let mut names: Vec<String> = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(|e| ModelError::io("read", dir, e))? {
+        let name = entry.map_err(|e| ModelError::io("read", dir, e))?.file_name();
+        let name = name.to_string_lossy().into_owned();
+        if name == "config.json" || name.ends_with(".safetensors") {
+            names.push(name);
+        }
+    }
+    names.sort();
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0_u8; 1 << 20];
+    for name in names {
+        let path = dir.join(&name);
+        let io = |e| ModelError::io("read", &path, e);
+        let mut file = File::open(&path).map_err(io)?;
+        hasher.update(name.as_bytes());
+        hasher.update(file.metadata().map_err(io)?.len().to_le_bytes());
+        loop {
+            let read = file.read(&mut buffer).map_err(io)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+        }
+    }
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The string-to-string metadata of a safetensors file.
+///
+/// # Errors
+/// If the file is not whole.
+pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
+    let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| {
+        ModelError::Safetensors { path: path.to_path_buf(), problem: e.to_string() }
+    })?;
+    Ok(metadata.metadata().clone().unwrap_or_default().into_iter().collect())
+}

@@ -1,0 +1,110 @@
+//! What is written is read back; what is cut, changed, misshapen or missing is an error that names it.
+
+use super::*;
+
+fn tensor(name: &str, shape: &[usize]) -> NamedTensor {
+    let len: usize = shape.iter().product();
+    NamedTensor {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        values: (0..len).map(|i| i as f32 * 0.25 - 1.0).collect(),
+    }
+}
+
+#[test]
+fn tensors_round_trip_in_both_types() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("model.safetensors");
+    for dtype in [WeightDtype::F32, WeightDtype::Bf16] {
+        let tensors = [tensor("a", &[2, 3]), tensor("b", &[4])];
+        write_safetensors(&path, &tensors, dtype, &[("k".into(), "v".into())]).expect("written");
+        let mut reader = WeightReader::open_dir(dir.path()).expect("opens");
+        assert_eq!(reader.take("a", &[2, 3]).expect("reads"), tensors[0].values);
+        assert_eq!(reader.take("b", &[4]).expect("reads"), tensors[1].values);
+        reader.finish().expect("nothing left");
+        let metadata = read_metadata(&path).expect("reads");
+        assert_eq!(metadata["format"], "pt");
+        assert_eq!(metadata["k"], "v");
+    }
+}
+
+#[test]
+fn the_same_tensors_give_the_same_bytes() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("model.safetensors");
+    let metadata: Vec<(String, String)> =
+        (0..8).map(|i| (format!("key{i}"), format!("value{i}"))).collect();
+    let write = || {
+        write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &metadata)
+            .expect("written");
+        std::fs::read(&path).expect("reads")
+    };
+    let first = write();
+    for _ in 0..8 {
+        assert_eq!(write(), first);
+    }
+    assert_eq!(read_metadata(&path).expect("reads")["key7"], "value7");
+}
+
+#[test]
+fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("model.safetensors");
+    write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &[]).expect("written");
+    let whole = std::fs::read(&path).expect("reads");
+    for cut in 0..whole.len() {
+        std::fs::write(&path, &whole[..cut]).expect("written");
+        let error = WeightReader::open_file(&path).expect_err("a cut file is refused");
+        assert!(error.to_string().contains("model.safetensors"), "{error}");
+    }
+    for position in 0..whole.len() {
+        let mut changed = whole.clone();
+        changed[position] ^= 0x15;
+        std::fs::write(&path, &changed).expect("written");
+        if let Ok(mut reader) = WeightReader::open_file(&path) {
+            // Refused or read: never a panic.
+            let _ = reader.take("a", &[2, 3]);
+        }
+    }
+    for lie in [u64::MAX, 1 << 40, whole.len() as u64, 0] {
+        let mut lying = whole.clone();
+        lying[..8].copy_from_slice(&lie.to_le_bytes());
+        std::fs::write(&path, &lying).expect("written");
+        WeightReader::open_file(&path).expect_err("a lying header is refused");
+    }
+}
+
+#[test]
+fn missing_misshapen_and_extra_tensors_are_named() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("model.safetensors");
+    write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &[]).expect("written");
+    let open = || WeightReader::open_file(&path).expect("opens");
+    assert!(open().take("z", &[1]).expect_err("missing").to_string().contains("`z`"));
+    let message = open().take("a", &[3, 2]).expect_err("misshapen").to_string();
+    assert!(message.contains("`a`") && message.contains("[2, 3]"), "{message}");
+    assert!(open().finish().expect_err("extra").to_string().contains("`a`"));
+}
+
+#[test]
+fn shards_are_followed_and_a_lying_index_is_named() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let write = |name: &str, tensor: NamedTensor| {
+        write_safetensors(&dir.path().join(name), &[tensor], WeightDtype::F32, &[])
+            .expect("written");
+    };
+    write("model-1.safetensors", tensor("a", &[2]));
+    write("model-2.safetensors", tensor("b", &[3]));
+    let index = dir.path().join("model.safetensors.index.json");
+    std::fs::write(
+        &index,
+        r#"{"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#,
+    )
+    .expect("written");
+    let mut reader = WeightReader::open_dir(dir.path()).expect("opens");
+    assert_eq!(reader.take("b", &[3]).expect("reads").len(), 3);
+    assert_eq!(reader.take("a", &[2]).expect("reads").len(), 2);
+    std::fs::write(&index, r#"{"weight_map":{"c":"model-1.safetensors"}}"#).expect("written");
+    let message = WeightReader::open_dir(dir.path()).expect_err("refused").to_string();
+    assert!(message.contains("`c`"), "{message}");
+}

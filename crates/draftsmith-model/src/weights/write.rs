@@ -1,0 +1,132 @@
+//! Writing safetensors files, and any file, whole or not at all: under a temporary name, then
+//! renamed. The same tensors give the same bytes.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+
+use burn::tensor::Tensor;
+use half::bf16;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use crate::error::ModelError;
+
+/// The type that tensors are written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightDtype {
+    /// 32 bits.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl WeightDtype {
+    /// As `config.json` spells it.
+    pub fn config_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+/// One tensor to be written: name, shape, values row by row.
+#[derive(Debug, Clone)]
+pub struct NamedTensor {
+    /// The name in the file.
+    pub name: String,
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// The values.
+    pub values: Vec<f32>,
+}
+
+impl NamedTensor {
+    /// Copies a tensor from its device.
+    pub fn from_tensor<const D: usize>(name: &str, tensor: Tensor<D>) -> Self {
+        let shape = tensor.dims().to_vec();
+        let data = tensor.into_data().convert::<f32>();
+        let values = data.try_into_vec().expect("converted to f32 above");
+        Self { name: name.to_owned(), shape, values }
+    }
+}
+
+/// Writes a safetensors file under a temporary name and renames it when it is whole. The metadata
+/// always says `format: pt`, which every transformers release reads.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &[NamedTensor],
+    dtype: WeightDtype,
+    metadata: &[(String, String)],
+) -> Result<(), ModelError> {
+    let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
+    let encoded: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|t| match dtype {
+            WeightDtype::F32 => t.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            WeightDtype::Bf16 => {
+                t.values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
+            }
+        })
+        .collect();
+    let stored = match dtype {
+        WeightDtype::F32 => Dtype::F32,
+        WeightDtype::Bf16 => Dtype::BF16,
+    };
+    let mut views = Vec::with_capacity(tensors.len());
+    for (tensor, bytes) in tensors.iter().zip(&encoded) {
+        let view = TensorView::new(stored, tensor.shape.clone(), bytes)
+            .map_err(|e| broken(format!("tensor `{}`: {e}", tensor.name)))?;
+        views.push((tensor.name.clone(), view));
+    }
+    let mut info: HashMap<String, String> = metadata.iter().cloned().collect();
+    info.insert("format".to_owned(), "pt".to_owned());
+    let mut bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
+    sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
+    write_whole(path, &bytes)
+}
+
+/// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors
+/// should give the same bytes.
+fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
+    let header_len = usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let header = &mut bytes[8..8 + header_len];
+    let mut object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header)?;
+    if let Some(serde_json::Value::Object(metadata)) = object.get_mut("__metadata__") {
+        metadata.sort_keys();
+    }
+    let sorted = serde_json::to_vec(&object)?;
+    // The same entries take the same room; what is left of the padding stays spaces.
+    if sorted.len() <= header.len() {
+        header.fill(b' ');
+        header[..sorted.len()].copy_from_slice(&sorted);
+    }
+    Ok(())
+}
+
+/// Writes a file under a temporary name in the same directory, flushes it to disk and renames it.
+///
+/// # Errors
+/// If the directory cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
+    let io = |e| ModelError::io("write", path, e);
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(|e| ModelError::io("create", dir, e))?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".draftsmith-").suffix(".tmp");
+    // A temporary file is private by default; what is renamed should be as readable as any file.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o644));
+    }
+    let mut file = builder.tempfile_in(dir).map_err(io)?;
+    file.write_all(bytes).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist(path).map_err(|e| io(e.error))?;
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! All runs of one dataset under one decoding, and what they come to: rows, a cost model, answers.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use draftsmith_data::Prompt;
+use draftsmith_theory::{CostModel, Decoding, Fit, Observation, Trace};
+
+use super::Dataset;
+use super::measure::{Agreement, Bench, Measured};
+use super::settings::Setting;
+use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
+use crate::recipe::Recipe;
+use crate::results::{
+    ALL_CATEGORIES, CostSummary, GroupSummary, ResultRow, RowContext, tokens_per_second,
+};
+
+/// All runs of one dataset under one decoding.
+pub(super) struct Group<'a> {
+    dataset: &'a Dataset,
+    decoding: Decoding,
+    settings: &'a [Setting],
+    /// A list a setting, an entry a prompt.
+    runs: Vec<Vec<Measured>>,
+    lossless: Vec<bool>,
+    num_forgiven_ties: usize,
+}
+
+impl<'a> Group<'a> {
+    pub(super) fn new(dataset: &'a Dataset, decoding: Decoding, settings: &'a [Setting]) -> Self {
+        Self {
+            dataset,
+            decoding,
+            settings,
+            runs: vec![Vec::new(); settings.len()],
+            lossless: vec![true; settings.len()],
+            num_forgiven_ties: 0,
+        }
+    }
+
+    /// Takes a run in; a greedy one is compared with the plain run of its prompt, which came first.
+    pub(super) fn add(
+        &mut self,
+        index: usize,
+        measured: Measured,
+        bench: &mut Bench<'_>,
+    ) -> Result<()> {
+        if self.decoding == Decoding::Greedy
+            && let Some(plain) = self.runs[0].get(measured.prompt)
+        {
+            match bench.compare(plain, &measured)? {
+                Agreement::Same => {}
+                Agreement::Tie => self.num_forgiven_ties += 1,
+                Agreement::Different => self.lossless[index] = false,
+            }
+        }
+        self.runs[index].push(measured);
+        Ok(())
+    }
+
+    /// Drops the runs of a prompt that not all settings were run on.
+    pub(super) fn keep_whole_prompts(&mut self) {
+        let num_whole = self.runs.iter().map(Vec::len).min().unwrap_or(0);
+        for runs in &mut self.runs {
+            runs.truncate(num_whole);
+        }
+    }
+
+    /// The cost model over all settings and prompts pooled; none where nothing can be fitted.
+    fn fit(&self) -> Option<Fit> {
+        let observations: Vec<Observation> = self
+            .runs
+            .iter()
+            .flatten()
+            .filter(|run| run.trace.num_tokens > 0)
+            .map(|run| Observation::from(&run.trace))
+            .collect();
+        CostModel::fit(&observations).ok()
+    }
+
+    /// Rows over all prompts, and over each category where there are several.
+    fn rows(&self, fit: Option<&Fit>) -> Vec<ResultRow> {
+        let mut rows = self.category_rows(ALL_CATEGORIES, fit, |_| true);
+        let prompts = &self.dataset.prompts;
+        let categories: BTreeSet<&str> =
+            prompts.iter().filter_map(|prompt| prompt.category.as_deref()).collect();
+        if categories.len() > 1 {
+            for category in categories {
+                rows.extend(self.category_rows(category, fit, |run| {
+                    prompts[run.prompt].category.as_deref() == Some(category)
+                }));
+            }
+        }
+        rows
+    }
+
+    fn category_rows(
+        &self,
+        category: &str,
+        fit: Option<&Fit>,
+        belongs: impl Fn(&Measured) -> bool,
+    ) -> Vec<ResultRow> {
+        let traces: Vec<(usize, Trace)> = self
+            .runs
+            .iter()
+            .map(|runs| {
+                let of_category: Vec<&Measured> = runs.iter().filter(|r| belongs(r)).collect();
+                (of_category.len(), Trace::merge(of_category.into_iter().map(|r| &r.trace)))
+            })
+            .collect();
+        let plain = &traces[0].1;
+        let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
+            let setting = self.settings[index];
+            let context = RowContext {
+                dataset: self.dataset.name.clone(),
+                category: category.to_owned(),
+                drafter: setting.drafter(),
+                stop_rule: setting.stop_rule(),
+                setting: setting.parameter(),
+                decoding: self.decoding,
+                num_prompts: *num_prompts,
+                plain_tokens_per_second: Some(tokens_per_second(plain)),
+                modelled_speedup: fit.map(|fit| {
+                    modelled_tokens_per_second(trace, fit) / modelled_tokens_per_second(plain, fit)
+                }),
+                // A sampled output is another draw of the same law: nothing to compare it with.
+                lossless: (self.decoding == Decoding::Greedy).then_some(self.lossless[index]),
+            };
+            ResultRow::new(context, trace)
+        };
+        traces.iter().enumerate().map(row).collect()
+    }
+
+    fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
+        let name = self.settings[index].name();
+        self.runs[index]
+            .iter()
+            .map(|run| {
+                let prompt = &self.dataset.prompts[run.prompt];
+                let mut choice = Choice::default();
+                for turn in &run.turns {
+                    choice.push_turn(turn.text.clone(), &turn.trace);
+                }
+                let category = prompt.category.clone().unwrap_or_else(|| prompt.source.clone());
+                let model_id = format!("{}-{name}", recipe.name);
+                Answer::new(question_id(prompt), category, model_id, vec![choice])
+            })
+            .collect()
+    }
+
+    fn decoding_name(&self) -> &'static str {
+        if self.decoding == Decoding::Greedy { "greedy" } else { "sampled" }
+    }
+}
+
+/// Tokens a second with rounds as the cost model times them, and prefill as it was measured.
+fn modelled_tokens_per_second(trace: &Trace, fit: &Fit) -> f64 {
+    let decode = fit.model.seconds(&Observation::from(trace));
+    trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode)
+}
+
+/// The prompt's own id as its file has it, else ours.
+fn question_id(prompt: &Prompt) -> QuestionId {
+    match &prompt.own_id {
+        Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
+        Some(serde_json::Value::String(text)) => QuestionId::Text(text.clone()),
+        _ => prompt.id.as_str().into(),
+    }
+}
+
+/// What all groups left.
+#[derive(Default)]
+pub(super) struct Evaluated {
+    pub(super) rows: Vec<ResultRow>,
+    pub(super) groups: Vec<GroupSummary>,
+    /// File name and text of each answers file.
+    pub(super) answers: Vec<(String, String)>,
+}
+
+impl Evaluated {
+    pub(super) fn add(&mut self, group: Group<'_>, recipe: &Recipe) -> Result<()> {
+        if group.runs.iter().any(Vec::is_empty) {
+            return Ok(());
+        }
+        let fit = group.fit();
+        self.rows.extend(group.rows(fit.as_ref()));
+        self.groups.push(GroupSummary {
+            dataset: group.dataset.name.clone(),
+            decoding: group.decoding,
+            num_forgiven_ties: group.num_forgiven_ties,
+            cost: fit.as_ref().map(CostSummary::from),
+        });
+        for (index, setting) in group.settings.iter().enumerate() {
+            let name = format!(
+                "answers/{}/{}-{}.jsonl",
+                group.dataset.name,
+                group.decoding_name(),
+                setting.name()
+            );
+            self.answers.push((name, answers_to_jsonl(&group.answers(index, recipe))?));
+        }
+        Ok(())
+    }
+}

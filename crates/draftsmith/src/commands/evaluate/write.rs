@@ -1,0 +1,109 @@
+//! What an evaluation writes, each file whole or not at all: the report, answers, summary and, last,
+//! results.json.
+
+use std::path::Path;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use draftsmith_model::LlamaConfig;
+
+use super::group::Evaluated;
+use super::{Dataset, Evaluation, Head, machine};
+use crate::console::Console;
+use crate::device::DeviceChoice;
+use crate::pair::{Pair, hash_dir};
+use crate::recipe::{EvaluateRecipe, Recipe, write_text};
+use crate::report::render_html;
+use crate::results::{
+    DatasetSummary, EvaluationSummary, ModelSummary, results_to_json, sort_rows, summary_to_json,
+};
+use crate::table::render_table;
+
+#[expect(clippy::too_many_arguments, reason = "everything that provenance has to name")]
+pub(super) fn write(
+    recipe: &Recipe,
+    evaluate: &EvaluateRecipe,
+    device: &Device,
+    pair: &Pair,
+    head: Option<&Head>,
+    datasets: &[Dataset],
+    mut evaluated: Evaluated,
+    console: &Console,
+) -> Result<Evaluation> {
+    sort_rows(&mut evaluated.rows);
+    // What an interrupted evaluation has measured is kept apart from whole ones.
+    let dir = if console.is_interrupted() {
+        recipe.evaluation_dir().with_file_name("evaluation-partial")
+    } else {
+        recipe.evaluation_dir()
+    };
+    let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
+    if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
+        models.push(describe("draft", path, draft.config())?);
+    }
+    if let Some(head) = head {
+        let kind = if head.config.is_tied() { "tied" } else { "untied" };
+        models.push(ModelSummary {
+            role: "head".to_owned(),
+            name: head.dir.display().to_string(),
+            description: format!(
+                "acceptance head, {} {kind} blocks of width {}",
+                head.config.num_layers, head.config.hidden_size
+            ),
+            hash: hash_dir(&head.dir)?,
+        });
+    }
+    let summary = EvaluationSummary {
+        recipe: recipe.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        device: DeviceChoice::name(device),
+        machine: machine::describe(),
+        versions: machine::versions(),
+        models,
+        max_new_tokens: evaluate.max_new_tokens,
+        seeds: vec![recipe.seed],
+        datasets: datasets
+            .iter()
+            .map(|d| DatasetSummary { name: d.name.clone(), num_prompts: d.prompts.len() })
+            .collect(),
+        groups: evaluated.groups,
+    };
+    for (name, text) in &evaluated.answers {
+        write_text(&dir.join(name), text)?;
+    }
+    let report = dir.join("report.html");
+    write_text(&report, &render_html(&evaluated.rows, &summary)?)?;
+    write_text(&dir.join("summary.json"), &summary_to_json(&summary)?)?;
+    write_text(&dir.join("results.json"), &results_to_json(&evaluated.rows)?)?;
+    recipe.write_beside(&dir)?;
+    let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
+    if num_forgiven > 0 {
+        console.note(format!(
+            "evaluate: {num_forgiven} greedy mismatches forgiven: plain decoding's two best \
+             logits are within 1e-5 of each other there"
+        ));
+    }
+    let evaluation = Evaluation { rows: evaluated.rows, report };
+    console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
+    console.text(format!("report: {}\n", evaluation.report.display()))?;
+    console.document(&evaluation.rows)?;
+    Ok(evaluation)
+}
+
+fn describe(role: &str, dir: &Path, config: &LlamaConfig) -> Result<ModelSummary> {
+    Ok(ModelSummary {
+        role: role.to_owned(),
+        name: dir.display().to_string(),
+        description: format!(
+            "Llama architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
+             {:.1} M parameters",
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.vocab_size,
+            config.num_parameters() as f64 / 1e6
+        ),
+        hash: hash_dir(dir)?,
+    })
+}

@@ -1,0 +1,131 @@
+//! `summary.json`: program, machine, models, prompts and cost models that belong to the rows of `results.json`.
+//!
+//! This file owns the schema and its text. Who fills it in is the `evaluate` command's business.
+
+use anyhow::Result;
+use draftsmith_theory::{Decoding, Fit};
+use serde::{Deserialize, Serialize};
+
+use super::{DecodingName, Group, finite_or_null, temperature};
+
+/// What the rows were measured with: `summary.json`, beside `results.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EvaluationSummary {
+    /// The recipe's name.
+    pub(crate) recipe: String,
+    /// The version of this program.
+    pub(crate) version: String,
+    /// Where it computed: `cpu`, `cuda:0`.
+    pub(crate) device: String,
+    /// The machine, in words: processor, cores, memory, operating system.
+    pub(crate) machine: String,
+    /// Libraries and drivers with their versions, in the order to be shown.
+    pub(crate) versions: Vec<Version>,
+    /// Target, draft, head: in that order.
+    pub(crate) models: Vec<ModelSummary>,
+    /// The most tokens an answer may have.
+    pub(crate) max_new_tokens: usize,
+    /// The seeds of all draws.
+    pub(crate) seeds: Vec<u64>,
+    /// The prompts.
+    pub(crate) datasets: Vec<DatasetSummary>,
+    /// One for each dataset and way of decoding.
+    pub(crate) groups: Vec<GroupSummary>,
+}
+
+/// A library or driver and its version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Version {
+    /// What it is.
+    pub(crate) name: String,
+    /// Which one.
+    pub(crate) version: String,
+}
+
+/// A model or head: what it is and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ModelSummary {
+    /// `target`, `draft`, `head`.
+    pub(crate) role: String,
+    /// Its name, as the recipe gives it.
+    pub(crate) name: String,
+    /// Architecture, layers, sizes, parameters, in words.
+    pub(crate) description: String,
+    /// The hash of its files.
+    pub(crate) hash: String,
+}
+
+/// A set of prompts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DatasetSummary {
+    /// The prompt file's name, as in the rows.
+    pub(crate) name: String,
+    /// How many prompts were answered.
+    pub(crate) num_prompts: usize,
+}
+
+/// What belongs to one dataset under one way of decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct GroupSummary {
+    /// The dataset, as in the rows.
+    pub(crate) dataset: String,
+    /// How tokens were chosen, with all sampling settings.
+    pub(crate) decoding: Decoding,
+    /// Mismatches with plain greedy decoding forgiven because the top two logits were equal to 1e-5 there, all
+    /// settings together; 0 for sampled decoding.
+    pub(crate) num_forgiven_ties: usize,
+    /// The fitted cost model; None where it could not be fitted.
+    pub(crate) cost: Option<CostSummary>,
+}
+
+/// A fitted cost model and how well it fits, over all settings pooled.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CostSummary {
+    /// t_draft.
+    pub(crate) draft_seconds: f64,
+    /// t_target.
+    pub(crate) target_seconds: f64,
+    /// t_row; null where it cannot be told from the other two, and is part of both.
+    pub(crate) row_seconds: Option<f64>,
+    /// Centred R².
+    #[serde(with = "finite_or_null")]
+    pub(crate) r_squared: f64,
+    /// Mean relative error of a prompt's time.
+    #[serde(with = "finite_or_null")]
+    pub(crate) mean_relative_error: f64,
+    /// Greatest relative error of a prompt's time.
+    #[serde(with = "finite_or_null")]
+    pub(crate) max_relative_error: f64,
+}
+
+impl From<&Fit> for CostSummary {
+    fn from(fit: &Fit) -> Self {
+        Self {
+            draft_seconds: fit.model.draft_seconds,
+            target_seconds: fit.model.target_seconds,
+            row_seconds: fit.rows_separable.then_some(fit.model.row_seconds),
+            r_squared: fit.r_squared,
+            mean_relative_error: fit.mean_relative_error,
+            max_relative_error: fit.max_relative_error,
+        }
+    }
+}
+
+impl EvaluationSummary {
+    /// What is known of a group of rows.
+    pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
+        self.groups.iter().find(|summary| {
+            summary.dataset == group.dataset
+                && DecodingName::of(&summary.decoding) == group.decoding
+                && temperature(&summary.decoding) == group.temperature
+        })
+    }
+}
+
+/// The text of `summary.json`.
+///
+/// # Errors
+/// None that numbers and strings can cause.
+pub(crate) fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
+    Ok(serde_json::to_string_pretty(summary)? + "\n")
+}

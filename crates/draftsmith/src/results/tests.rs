@@ -1,0 +1,262 @@
+//! Rows and summaries come back from their files; rows are sorted, grouped and compared as they are shown.
+
+use std::time::Duration;
+
+use draftsmith_theory::{CostModel, Fit, Round};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Columns in DESIGN's order.
+const COLUMNS: [&str; 22] = [
+    "dataset",
+    "category",
+    "drafter",
+    "stop_rule",
+    "setting",
+    "decoding",
+    "temperature",
+    "num_prompts",
+    "num_tokens",
+    "num_target_forwards",
+    "num_draft_forwards",
+    "num_drafted",
+    "num_accepted",
+    "num_discarded",
+    "verification_rate",
+    "discard_rate",
+    "compression_rate",
+    "ctar",
+    "tokens_per_second",
+    "speedup",
+    "modelled_speedup",
+    "lossless",
+];
+
+fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
+    RowContext {
+        dataset: "alpaca".into(),
+        category: ALL_CATEGORIES.into(),
+        drafter: DrafterName::Draft,
+        stop_rule,
+        setting,
+        decoding: Decoding::Greedy,
+        num_prompts: 1,
+        plain_tokens_per_second: Some(50.0),
+        modelled_speedup: Some(1.9),
+        lossless: Some(true),
+    }
+}
+
+/// Two rounds yield 4 + 2 = 6 tokens in 50 ms, prefill 10 ms.
+fn trace() -> Trace {
+    let round = |num_drafted: usize, num_accepted| Round {
+        num_drafted,
+        num_draft_forwards: num_drafted,
+        num_accepted,
+        draft_time: Duration::from_millis(5),
+        verify_time: Duration::from_millis(20),
+    };
+    Trace {
+        rounds: vec![round(3, 3), round(4, 1)],
+        num_tokens: 6,
+        prefill_time: Duration::from_millis(10),
+    }
+}
+
+fn row(stop_rule: StopRuleName, setting: Option<f64>) -> ResultRow {
+    ResultRow::new(context(stop_rule, setting), &trace())
+}
+
+#[test]
+fn a_row_says_what_its_trace_says() {
+    let row = row(StopRuleName::FixedLength, Some(4.0));
+    assert_eq!(row.counts(), trace().counts());
+    assert_eq!((row.verification_rate, row.discard_rate), (2.0 / 6.0, 3.0 / 6.0));
+    assert_eq!(row.compression_rate, 3.0);
+    assert_eq!(row.ctar, [1.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    // 6 tokens in 60 ms, to f64's rounding of a Duration.
+    assert!((row.tokens_per_second - 100.0).abs() < 1e-9);
+    assert!((row.speedup.expect("there is a baseline") - 2.0).abs() < 1e-9);
+}
+
+#[test]
+fn results_are_a_list_of_rows_in_the_documented_order_and_come_back() {
+    let rows = vec![
+        ResultRow { lossless: None, ..row(StopRuleName::None, None) },
+        row(StopRuleName::FixedLength, Some(4.0)),
+        row(StopRuleName::RejectionThreshold, Some(0.7)),
+    ];
+    let text = results_to_json(&rows).expect("rows are JSON");
+    assert_eq!(text.lines().count(), rows.len() + 2);
+
+    let list: Vec<serde_json::Map<String, Value>> =
+        serde_json::from_str(&text).expect("a list of objects");
+    for row in &list {
+        assert_eq!(row.keys().collect::<Vec<_>>(), COLUMNS);
+    }
+    assert_eq!(list[0]["lossless"], Value::Null);
+    assert_eq!((&list[0]["stop_rule"], &list[0]["setting"]), (&json!("none"), &Value::Null));
+    assert!(text.contains(r#""drafter":"draft","stop_rule":"fixed_length","setting":4,"#));
+    assert!(text.contains(r#""stop_rule":"rejection_threshold","setting":0.7,"#));
+
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("results.json");
+    std::fs::write(&path, &text).expect("writable");
+    assert_eq!(read_results(&path).expect("readable"), rows);
+}
+
+#[test]
+fn what_is_not_a_number_is_null() {
+    let context = RowContext {
+        plain_tokens_per_second: Some(0.0),
+        modelled_speedup: Some(f64::NAN),
+        ..context(StopRuleName::FixedLength, Some(f64::NAN))
+    };
+    let row = ResultRow::new(context, &Trace::default());
+    assert!(row.verification_rate.is_nan());
+    let text = results_to_json(std::slice::from_ref(&row)).expect("rows are JSON");
+    let value: Value = serde_json::from_str(&text).expect("JSON");
+    for column in ["setting", "verification_rate", "discard_rate", "compression_rate"] {
+        assert_eq!(value[0][column], Value::Null, "{column}");
+    }
+    for column in ["tokens_per_second", "speedup", "modelled_speedup"] {
+        assert_eq!(value[0][column], Value::Null, "{column}");
+    }
+    assert_eq!(value[0]["ctar"], json!([]));
+    let back: Vec<ResultRow> = serde_json::from_str(&text).expect("rows");
+    assert!(back[0].discard_rate.is_nan() && back[0].speedup.is_none());
+
+    // Also by a writer that is not ours, and in numbers put in afterwards.
+    let row = ResultRow { speedup: Some(f64::INFINITY), ..row };
+    assert_eq!(serde_json::to_value(&row).expect("JSON")["speedup"], Value::Null);
+}
+
+#[test]
+fn a_file_that_is_no_result_is_named() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("results.json");
+    std::fs::write(&path, "[{}]").expect("writable");
+    let error = format!("{:#}", read_results(&path).expect_err("columns are missing"));
+    assert!(error.contains("is not a list of result rows; hint:"), "{error}");
+    assert!(error.contains("missing field `dataset`"), "{error}");
+}
+
+#[test]
+fn rows_are_sorted_as_they_are_shown() {
+    use StopRuleName::{FixedLength, None as Plain, RejectionThreshold};
+    let make = |dataset: &str, category: &str, stop_rule, setting| ResultRow {
+        dataset: dataset.into(),
+        category: category.into(),
+        ..row(stop_rule, setting)
+    };
+    let mut rows = vec![
+        make("gsm8k", "all", RejectionThreshold, Some(0.3)),
+        make("alpaca", "all", FixedLength, Some(10.0)),
+        make("gsm8k", "writing", FixedLength, Some(2.0)),
+        make("gsm8k", "all", FixedLength, Some(10.0)),
+        make("gsm8k", "coding", Plain, None),
+        make("gsm8k", "all", FixedLength, Some(2.0)),
+        make("alpaca", "all", Plain, None),
+        make("gsm8k", "all", Plain, None),
+    ];
+    sort_rows(&mut rows);
+    let shown: Vec<String> = rows
+        .iter()
+        .map(|row| format!("{} {} {}", row.dataset, row.category, row.label()))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "gsm8k all target alone",
+            "gsm8k all K = 2",
+            "gsm8k all K = 10",
+            "gsm8k all h = 0.3",
+            "gsm8k writing K = 2",
+            "gsm8k coding target alone",
+            "alpaca all target alone",
+            "alpaca all K = 10",
+        ]
+    );
+}
+
+#[test]
+fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
+    use StopRuleName::{FixedLength, None as Plain, RejectionThreshold};
+    let make = |stop_rule, setting, tokens_per_second| ResultRow {
+        tokens_per_second,
+        ..row(stop_rule, setting)
+    };
+    let rows = vec![
+        make(Plain, None, 50.0),
+        make(FixedLength, Some(2.0), 80.0),
+        make(FixedLength, Some(4.0), 90.0),
+        make(FixedLength, Some(6.0), 90.0),
+        make(RejectionThreshold, Some(0.3), f64::NAN),
+        make(RejectionThreshold, Some(0.7), 95.0),
+        ResultRow { category: "coding".into(), ..make(FixedLength, Some(2.0), 120.0) },
+        ResultRow {
+            decoding: DecodingName::Sampled,
+            temperature: 0.7,
+            ..make(FixedLength, Some(2.0), 70.0)
+        },
+    ];
+    let groups = groups(&rows);
+    assert_eq!(groups.len(), 2);
+    let label = |row: Option<&ResultRow>| row.map(ResultRow::label);
+    assert_eq!(label(groups[0].plain()).as_deref(), Some("target alone"));
+    assert_eq!(label(groups[0].best_fixed_length()).as_deref(), Some("K = 4"));
+    assert_eq!(label(groups[0].best_head()).as_deref(), Some("h = 0.7"));
+    assert_eq!(groups[0].categories(), ["coding"]);
+    assert!(groups[0].is_best(&rows[2]) && !groups[0].is_best(&rows[3]));
+    assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[6]));
+    assert_eq!(label(groups[1].best_fixed_length()).as_deref(), Some("K = 2"));
+    assert_eq!(label(groups[1].best_head()), None);
+    assert_eq!(groups[1].decoding_text(), "sampled at T = 0.7");
+}
+
+#[test]
+fn summaries_come_back() {
+    let fit = Fit {
+        model: CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.0 },
+        rows_separable: false,
+        r_squared: 0.99,
+        mean_relative_error: 0.01,
+        max_relative_error: 0.05,
+    };
+    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None };
+    let group = |decoding, cost| GroupSummary {
+        dataset: "alpaca".into(),
+        decoding,
+        num_forgiven_ties: 1,
+        cost,
+    };
+    let summary = EvaluationSummary {
+        recipe: "tiny".into(),
+        version: "0.1.0".into(),
+        device: "cpu".into(),
+        machine: "8 cores".into(),
+        versions: vec![Version { name: "burn".into(), version: "0.22.1".into() }],
+        models: vec![ModelSummary {
+            role: "target".into(),
+            name: "tiny/target".into(),
+            description: "llama".into(),
+            hash: "00ff".into(),
+        }],
+        max_new_tokens: 128,
+        seeds: vec![7],
+        datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
+        groups: vec![
+            group(Decoding::Greedy, Some(CostSummary::from(&fit))),
+            group(Decoding::Sampled(sampling), None),
+        ],
+    };
+    let text = summary_to_json(&summary).expect("a summary is JSON");
+    let back: EvaluationSummary = serde_json::from_str(&text).expect("a summary");
+    assert_eq!(back, summary);
+    assert_eq!(back.groups[0].cost.expect("a fit").row_seconds, None);
+
+    let rows = [row(StopRuleName::None, None)];
+    let found = back.group(&groups(&rows)[0]).expect("the greedy group");
+    assert_eq!(found.decoding, Decoding::Greedy);
+}
