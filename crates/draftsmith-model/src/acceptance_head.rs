@@ -8,12 +8,14 @@
 
 use std::path::Path;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData, activation::silu};
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, read_json};
+use crate::few_rows::Projection;
+use crate::host_rows::residual_silu;
 use crate::llama::{pretty, transposed};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
@@ -45,8 +47,8 @@ pub struct AcceptanceHeadConfig {
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
-    blocks: Vec<Linear>,
-    output: Linear,
+    blocks: Vec<Projection>,
+    output: Projection,
     num_layers: usize,
 }
 
@@ -77,9 +79,9 @@ impl AcceptanceHeadConfig {
         let hidden = self.hidden_size;
         AcceptanceHead {
             blocks: (0..self.num_stored_blocks())
-                .map(|_| LinearConfig::new(hidden, hidden).init(device))
+                .map(|_| Projection::new(LinearConfig::new(hidden, hidden).init(device)))
                 .collect(),
-            output: LinearConfig::new(hidden, 2).init(device),
+            output: Projection::new(LinearConfig::new(hidden, 2).init(device)),
             num_layers: self.num_layers,
         }
     }
@@ -128,7 +130,7 @@ impl AcceptanceHead {
         for depth in 0..self.num_layers {
             // One stored block is a tied head's only one, or an untied head's only depth.
             let block = &self.blocks[if self.blocks.len() == 1 { 0 } else { depth }];
-            x = x.clone() + silu(block.forward(x));
+            x = residual_silu(x.clone(), block.forward(x));
         }
         self.output.forward(x)
     }
@@ -242,7 +244,8 @@ impl AcceptanceHead {
     }
 }
 
-fn same(a: &Linear, b: &Linear) -> bool {
+fn same(a: &Projection, b: &Projection) -> bool {
+    let (a, b) = (&a.linear, &b.linear);
     let bias = |l: &Linear| l.bias.as_ref().map(|b| b.val().into_data());
     a.weight.val().into_data() == b.weight.val().into_data() && bias(a) == bias(b)
 }
@@ -252,7 +255,7 @@ fn read_linear(
     name: &str,
     hidden: usize,
     device: &Device,
-) -> Result<Linear, ModelError> {
+) -> Result<Projection, ModelError> {
     read_linear_shaped(reader, name, hidden, hidden, device)
 }
 
@@ -262,17 +265,15 @@ fn read_linear_shaped(
     input: usize,
     output: usize,
     device: &Device,
-) -> Result<Linear, ModelError> {
+) -> Result<Projection, ModelError> {
     let weight = reader.take(&format!("{name}.weight"), &[output, input])?;
     let bias = reader.take(&format!("{name}.bias"), &[output])?;
     let weight = transposed(&weight, output, input);
-    Ok(Linear {
-        weight: Param::from_data(TensorData::new(weight, [input, output]), device),
-        bias: Some(Param::from_data(TensorData::new(bias, [output]), device)),
-    })
+    Ok(Projection::frozen(weight, [input, output], Some(bias), device))
 }
 
-fn push_linear(tensors: &mut Vec<NamedTensor>, name: &str, linear: &Linear) {
+fn push_linear(tensors: &mut Vec<NamedTensor>, name: &str, projection: &Projection) {
+    let linear = &projection.linear;
     tensors
         .push(NamedTensor::from_tensor(&format!("{name}.weight"), linear.weight.val().transpose()));
     if let Some(bias) = &linear.bias {

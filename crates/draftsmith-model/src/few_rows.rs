@@ -21,8 +21,11 @@ use rayon::prelude::*;
 
 use crate::host_rows::{MOST_ROWS, tensor, values};
 
-/// Rows multiplied in one pass over a panel: their sums stay in registers.
+/// The most rows multiplied in one pass over a panel: their sums stay in registers.
 const ROWS_A_PASS: usize = 6;
+
+/// Panels multiplied side by side where the rows are too few to keep the multipliers busy.
+const PANELS_A_GROUP: usize = 4;
 
 /// Outputs of one panel: a cache line.
 const LINE: usize = 16;
@@ -112,36 +115,39 @@ impl Panels {
     /// `x · weight`, row by row.
     fn multiply(&self, x: &[f32], num_rows: usize) -> Vec<f32> {
         let mut output = vec![0.0; num_rows * self.outputs];
-        let panels = || self.lines.chunks_exact(self.inputs);
-        let write = |panel: usize, sums: &[[f32; LINE]], output: &mut [f32]| {
-            let (start, end) = (panel * LINE, ((panel + 1) * LINE).min(self.outputs));
-            for (row, sums) in output.chunks_exact_mut(self.outputs).zip(sums) {
-                row[start..end].copy_from_slice(&sums[..end - start]);
+        let group_len = PANELS_A_GROUP * self.inputs;
+        let product = |panels: &[Line]| {
+            let mut sums = [[[0.0; LINE]; MOST_ROWS]; PANELS_A_GROUP];
+            multiply_panels(x, panels, self.inputs, &mut sums);
+            sums
+        };
+        let mut write = |group: usize, sums: &[Sums; PANELS_A_GROUP]| {
+            for (panel, sums) in sums.iter().enumerate() {
+                let start = (group * PANELS_A_GROUP + panel) * LINE;
+                let end = (start + LINE).min(self.outputs);
+                if start < end {
+                    for (row, sums) in output.chunks_exact_mut(self.outputs).zip(sums) {
+                        row[start..end].copy_from_slice(&sums[..end - start]);
+                    }
+                }
             }
         };
         if self.inputs * self.outputs < PARALLEL_WEIGHTS {
-            let mut sums = [[0.0; LINE]; MOST_ROWS];
-            for (number, panel) in panels().enumerate() {
-                multiply_panel(x, panel, &mut sums[..num_rows]);
-                write(number, &sums[..num_rows], &mut output);
+            for (group, panels) in self.lines.chunks(group_len).enumerate() {
+                write(group, &product(panels));
             }
         } else {
-            let products: Vec<[[f32; LINE]; MOST_ROWS]> = self
-                .lines
-                .par_chunks_exact(self.inputs)
-                .map(|panel| {
-                    let mut sums = [[0.0; LINE]; MOST_ROWS];
-                    multiply_panel(x, panel, &mut sums[..num_rows]);
-                    sums
-                })
-                .collect();
-            for (number, sums) in products.iter().enumerate() {
-                write(number, &sums[..num_rows], &mut output);
+            let products: Vec<_> = self.lines.par_chunks(group_len).map(product).collect();
+            for (group, sums) in products.iter().enumerate() {
+                write(group, sums);
             }
         }
         output
     }
 }
+
+/// A panel's product with each row.
+type Sums = [[f32; LINE]; MOST_ROWS];
 
 #[cfg(not(target_arch = "x86_64"))]
 fn kernel_runs_here() -> bool {
@@ -149,12 +155,12 @@ fn kernel_runs_here() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn multiply_panel(_x: &[f32], _panel: &[Line], _sums: &mut [[f32; LINE]]) {
+fn multiply_panels(_x: &[f32], _panels: &[Line], _inputs: usize, _sums: &mut [Sums]) {
     unreachable!("no panels are packed on this processor")
 }
 
 #[cfg(target_arch = "x86_64")]
-use x86::{kernel_runs_here, multiply_panel};
+use x86::{kernel_runs_here, multiply_panels};
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector instructions are chosen at run time and load from pointers")]
@@ -167,56 +173,87 @@ mod x86 {
         _mm256_storeu_ps,
     };
 
-    use super::{LINE, Line, ROWS_A_PASS};
+    use super::{LINE, Line, ROWS_A_PASS, Sums};
 
     /// Whether the processor has the instructions.
     pub(super) fn kernel_runs_here() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
     }
 
-    /// Multiplies rows with a panel; only where [`kernel_runs_here`], for panels are packed only
-    /// there.
-    pub(super) fn multiply_panel(x: &[f32], panel: &[Line], sums: &mut [[f32; LINE]]) {
-        let inputs = panel.len();
-        assert_eq!(x.len(), sums.len() * inputs, "a row of inputs for each row of sums");
-        let passes = x.chunks(ROWS_A_PASS * inputs).zip(sums.chunks_mut(ROWS_A_PASS));
-        for (x, sums) in passes {
+    /// Multiplies rows with a group of panels; only where [`kernel_runs_here`], for panels are
+    /// packed only there. `sums` holds a row of lines for each panel in turn.
+    pub(super) fn multiply_panels(x: &[f32], panels: &[Line], inputs: usize, sums: &mut [Sums]) {
+        let num_rows = x.len() / inputs;
+        let num_passes = num_rows.div_ceil(ROWS_A_PASS);
+        // Passes of about the same size: a pass of one row costs as much as one of four.
+        let rows_a_pass = num_rows.div_ceil(num_passes);
+        for (number, x) in x.chunks(rows_a_pass * inputs).enumerate() {
+            let start = number * rows_a_pass;
+            let num_panels = panels.len() / inputs;
             // SAFETY: panels exist only where both features were detected.
             unsafe {
-                match sums.len() {
-                    1 => pass::<1>(x, panel, sums),
-                    2 => pass::<2>(x, panel, sums),
-                    3 => pass::<3>(x, panel, sums),
-                    4 => pass::<4>(x, panel, sums),
-                    5 => pass::<5>(x, panel, sums),
-                    _ => pass::<6>(x, panel, sums),
+                match (x.len() / inputs, num_panels) {
+                    (1, 4) => pass::<1, 4>(x, panels, inputs, start, sums),
+                    (1, _) => panel_by_panel::<1>(x, panels, inputs, start, sums),
+                    (2, _) => panel_by_panel::<2>(x, panels, inputs, start, sums),
+                    (3, _) => panel_by_panel::<3>(x, panels, inputs, start, sums),
+                    (4, _) => panel_by_panel::<4>(x, panels, inputs, start, sums),
+                    (5, _) => panel_by_panel::<5>(x, panels, inputs, start, sums),
+                    _ => panel_by_panel::<6>(x, panels, inputs, start, sums),
                 }
             }
         }
     }
 
     #[target_feature(enable = "avx2,fma")]
-    fn pass<const ROWS: usize>(x: &[f32], panel: &[Line], output: &mut [[f32; LINE]]) {
-        let inputs = panel.len();
+    fn panel_by_panel<const ROWS: usize>(
+        x: &[f32],
+        panels: &[Line],
+        inputs: usize,
+        start: usize,
+        sums: &mut [Sums],
+    ) {
+        for (panel, sums) in panels.chunks(inputs).zip(sums.chunks_mut(1)) {
+            pass::<ROWS, 1>(x, panel, inputs, start, sums);
+        }
+    }
+
+    /// Multiplies `ROWS` rows with `PANELS` panels side by side, so that enough sums are in flight
+    /// to keep the multipliers busy.
+    #[target_feature(enable = "avx2,fma")]
+    fn pass<const ROWS: usize, const PANELS: usize>(
+        x: &[f32],
+        panels: &[Line],
+        inputs: usize,
+        start: usize,
+        output: &mut [Sums],
+    ) {
         let rows: [&[f32]; ROWS] = std::array::from_fn(|r| &x[r * inputs..(r + 1) * inputs]);
+        let panels: [&[Line]; PANELS] =
+            std::array::from_fn(|p| &panels[p * inputs..(p + 1) * inputs]);
         let zero = _mm256_setzero_ps();
-        let mut sums: [[__m256; 2]; ROWS] = [[zero; 2]; ROWS];
-        for (i, line) in panel.iter().enumerate() {
-            // SAFETY: a line is sixteen values on a 64-byte boundary.
-            let (low, high) = unsafe {
-                (_mm256_load_ps(line.0.as_ptr()), _mm256_load_ps(line.0.as_ptr().add(LINE / 2)))
-            };
-            for r in 0..ROWS {
-                let factor = _mm256_set1_ps(rows[r][i]);
-                sums[r][0] = _mm256_fmadd_ps(factor, low, sums[r][0]);
-                sums[r][1] = _mm256_fmadd_ps(factor, high, sums[r][1]);
+        let mut sums: [[[__m256; 2]; ROWS]; PANELS] = [[[zero; 2]; ROWS]; PANELS];
+        for i in 0..inputs {
+            for p in 0..PANELS {
+                let line = &panels[p][i];
+                // SAFETY: a line is sixteen values on a 64-byte boundary.
+                let (low, high) = unsafe {
+                    (_mm256_load_ps(line.0.as_ptr()), _mm256_load_ps(line.0.as_ptr().add(LINE / 2)))
+                };
+                for r in 0..ROWS {
+                    let factor = _mm256_set1_ps(rows[r][i]);
+                    sums[p][r][0] = _mm256_fmadd_ps(factor, low, sums[p][r][0]);
+                    sums[p][r][1] = _mm256_fmadd_ps(factor, high, sums[p][r][1]);
+                }
             }
         }
-        for (row, sums) in output.iter_mut().zip(sums) {
-            // SAFETY: a row of the output is sixteen values.
-            unsafe {
-                _mm256_storeu_ps(row.as_mut_ptr(), sums[0]);
-                _mm256_storeu_ps(row.as_mut_ptr().add(LINE / 2), sums[1]);
+        for (output, sums) in output.iter_mut().zip(sums) {
+            for (row, sums) in output[start..start + ROWS].iter_mut().zip(sums) {
+                // SAFETY: a row of the output is sixteen values.
+                unsafe {
+                    _mm256_storeu_ps(row.as_mut_ptr(), sums[0]);
+                    _mm256_storeu_ps(row.as_mut_ptr().add(LINE / 2), sums[1]);
+                }
             }
         }
     }

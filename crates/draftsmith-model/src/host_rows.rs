@@ -7,12 +7,15 @@
 use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor, TensorData, activation::silu};
 
-/// The most rows that count as few.
+/// The most rows that are multiplied by panels.
 pub(crate) const MOST_ROWS: usize = 16;
 
-/// Whether rows on a device are worked on in host memory.
-pub(crate) fn are_few(num_rows: usize, device: &Device) -> bool {
-    num_rows <= MOST_ROWS && *device == Device::flex()
+/// The most values that are worked on here: beyond, a tensor's operations spread over threads.
+const MOST_VALUES: usize = 1 << 16;
+
+/// Whether so many values on a device are worked on in host memory.
+pub(crate) fn are_few(num_values: usize, device: &Device) -> bool {
+    num_values <= MOST_VALUES && *device == Device::flex()
 }
 
 /// The values of a tensor in host memory, row by row; without a copy where nobody else holds them.
@@ -38,7 +41,7 @@ pub(crate) fn rms_norm(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
     let shape = x.dims();
     let [batch, seq, width] = shape;
     let device = x.device();
-    if !are_few(batch * seq, &device) {
+    if !are_few(batch * seq * width, &device) {
         return norm.forward(x);
     }
     let gamma = values(norm.gamma.val());
@@ -61,7 +64,7 @@ pub(crate) fn rms_norm(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
 pub(crate) fn gated(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let shape = gate.dims();
     let device = gate.device();
-    if !are_few(shape[0], &device) {
+    if !are_few(shape[0] * shape[1], &device) {
         return silu(gate) * up;
     }
     let mut gate = values(gate);
@@ -69,6 +72,24 @@ pub(crate) fn gated(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
         *gate = *gate / (1.0 + (-*gate).exp()) * up;
     }
     tensor(gate, shape, &device)
+}
+
+/// `x + silu(y)`.
+///
+/// # Shapes
+/// - x, y: `[rows, width]`
+/// - output: the same
+pub(crate) fn residual_silu(x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+    let shape = x.dims();
+    let device = x.device();
+    if !are_few(shape[0] * shape[1], &device) {
+        return x + silu(y);
+    }
+    let mut x = values(x);
+    for (x, y) in x.iter_mut().zip(values(y)) {
+        *x += y / (1.0 + (-y).exp());
+    }
+    tensor(x, shape, &device)
 }
 
 #[cfg(test)]
@@ -86,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_are_what_tensors_give() {
+    fn few_values_are_what_tensors_give() {
         let device = Device::flex();
         let mut norm = RmsNormConfig::new(24).with_epsilon(1e-5).init(&device);
         let random = |shape| Tensor::<3>::random(shape, Distribution::Normal(0.0, 2.0), &device);
@@ -95,6 +116,8 @@ mod tests {
             let x = random([1, rows, 24]);
             assert_close(values(rms_norm(&norm, x.clone())), values(norm.forward(x)));
             let [gate, up] = [(); 2].map(|()| random([1, rows, 24]).reshape([rows, 24]));
+            let added = residual_silu(gate.clone(), up.clone());
+            assert_close(values(added), values(gate.clone() + silu(up.clone())));
             assert_close(values(gated(gate.clone(), up.clone())), values(silu(gate) * up));
         }
     }

@@ -46,7 +46,7 @@ impl Rope {
         let [_, head_dim] = self.cos.dims();
         let cut = |table: &Tensor<2>| table.clone().slice([start..start + len, 0..head_dim]);
         let (cos, signed_sin) = (cut(&self.cos), cut(&self.signed_sin));
-        if are_few(len, &cos.device()) {
+        if are_few(len * head_dim, &cos.device()) {
             return RopeWindow::Host { cos: values(cos), signed_sin: values(signed_sin) };
         }
         let shape = [1, len, 1, head_dim];
