@@ -284,6 +284,7 @@ fn push_linear(tensors: &mut Vec<NamedTensor>, name: &str, projection: &Projecti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::TensorData;
 
     fn outputs(head: &AcceptanceHead, hidden: usize) -> Vec<f32> {
         let device = Device::flex();
