@@ -50,15 +50,15 @@ impl Rope {
             return RopeWindow::Host { cos: values(cos), signed_sin: values(signed_sin) };
         }
         let shape = [1, len, 1, head_dim];
-        RopeWindow::Device { cos: cos.reshape(shape), signed_sin: signed_sin.reshape(shape) }
+        RopeWindow::Device(Box::new([cos.reshape(shape), signed_sin.reshape(shape)]))
     }
 }
 
 /// The tables of the positions of one forward, shared by its layers.
 #[derive(Debug, Clone)]
 pub(crate) enum RopeWindow {
-    /// `[1, seq, 1, head_dim]` each.
-    Device { cos: Tensor<4>, signed_sin: Tensor<4> },
+    /// Cosines and signed sines, `[1, seq, 1, head_dim]` each.
+    Device(Box<[Tensor<4>; 2]>),
     /// Few positions on the CPU: `seq` rows of `head_dim` each.
     Host { cos: Vec<f32>, signed_sin: Vec<f32> },
 }
@@ -74,11 +74,12 @@ impl RopeWindow {
         let [batch, seq, heads, head_dim] = shape;
         let half = head_dim / 2;
         match self {
-            Self::Device { cos, signed_sin } => {
+            Self::Device(tables) => {
+                let [cos, signed_sin] = (**tables).clone();
                 let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
                 let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
                 let swapped = Tensor::cat(vec![second, first], 3);
-                let rotated = x * cos.clone() + swapped * signed_sin.clone();
+                let rotated = x * cos + swapped * signed_sin;
                 if scale == 1.0 { rotated } else { rotated * scale }
             }
             Self::Host { cos, signed_sin } => {
