@@ -5,7 +5,7 @@ use draftsmith_model::{AcceptanceHead, CausalLm};
 use draftsmith_theory::DraftSignals;
 
 use crate::error::DecodeError;
-use crate::round::{Drafted, Drafter};
+use crate::round::{Drafted, Drafter, Target};
 use crate::session::{ModelSession, to_host};
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
@@ -42,14 +42,8 @@ impl<'m> SeparateDraft<'m> {
 
 impl<T> Drafter<T> for SeparateDraft<'_> {
     fn begin(&mut self, _target: &mut T, prompt: &[u32]) -> Result<(), DecodeError> {
-        let prompt = self.readable(prompt);
-        self.session.check_prompt(&prompt)?;
-        self.session.truncate(0);
-        let prefix = &prompt[..prompt.len() - 1];
-        if !prefix.is_empty() {
-            self.session.read(prefix, 1);
-        }
-        Ok(())
+        // A draft begins as any model does: it reads the prompt but for its last token.
+        self.session.begin(&self.readable(prompt))
     }
 
     fn draft(
