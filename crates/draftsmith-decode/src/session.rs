@@ -156,7 +156,7 @@ impl Target for ModelSession<'_> {
         self.truncate(0);
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
-            self.read(prefix, 1);
+            self.model.fill_cache(self.model.embed(self.ids(prefix)), &mut self.cache);
         }
         Ok(())
     }

@@ -7,36 +7,53 @@
 use burn::tensor::{Device, Tensor};
 
 use crate::config::LlamaConfig;
+use crate::host::{HostLayerCache, tensor, values};
 
-/// Keys and values of every layer of one model for one batch of equally long sequences.
+/// Keys and values of every layer of one model for one sequence.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
 }
 
-/// Keys and values of one layer, each `[batch, kv_heads, capacity, head_dim]`.
+/// Keys and values of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerCache {
-    // `Option` only so that the tensors can be moved out while they are written: a write is in
-    // place when nobody else holds the tensor.
-    keys: Option<Tensor<4>>,
-    values: Option<Tensor<4>>,
+    store: Store,
     len: usize,
     capacity: usize,
 }
 
+/// Where keys and values are.
+#[derive(Debug)]
+enum Store {
+    /// Keys and values on the model's device, each `[1, kv_heads, capacity, head_dim]`. `Option`
+    /// only so that the tensors can be moved out while they are written: a write is in place when
+    /// nobody else holds the tensor.
+    Device(Box<[Option<Tensor<4>>; 2]>),
+    /// In host memory, for a model that runs few rows there.
+    Host(HostLayerCache),
+}
+
 impl KvCache {
-    /// Allocates room for `capacity` tokens in each of `batch` sequences.
-    pub fn new(config: &LlamaConfig, batch: usize, capacity: usize, device: &Device) -> Self {
-        let shape = [batch, config.num_key_value_heads, capacity, config.head_dim];
+    /// Allocates room for `capacity` tokens; `on_host` for a model that has a host path.
+    pub(crate) fn new(
+        config: &LlamaConfig,
+        capacity: usize,
+        device: &Device,
+        on_host: bool,
+    ) -> Self {
+        let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
+        let shape = [1, heads, capacity, head_dim];
+        let store = || {
+            if on_host {
+                return Store::Host(HostLayerCache::new(heads, head_dim, capacity));
+            }
+            let zeros = || Some(Tensor::zeros(shape, device));
+            Store::Device(Box::new([zeros(), zeros()]))
+        };
         let layers = (0..config.num_hidden_layers)
-            .map(|_| LayerCache {
-                keys: Some(Tensor::zeros(shape, device)),
-                values: Some(Tensor::zeros(shape, device)),
-                len: 0,
-                capacity,
-            })
+            .map(|_| LayerCache { store: store(), len: 0, capacity })
             .collect();
         Self { layers, capacity }
     }
@@ -73,29 +90,61 @@ impl LayerCache {
         self.len
     }
 
+    /// Counts `new` more tokens as read, before the host path writes them.
+    ///
+    /// # Panics
+    /// If there is no room left, or the cache is not in host memory.
+    pub(crate) fn extend_on_host(&mut self, new: usize) -> &mut HostLayerCache {
+        self.extend(new);
+        match &mut self.store {
+            Store::Host(store) => store,
+            Store::Device(_) => panic!("a model with a host path has its cache there"),
+        }
+    }
+
     /// Appends the keys and values of new tokens, and returns those of all tokens.
     ///
     /// # Shapes
-    /// - keys, values: `[batch, kv_heads, new, head_dim]`
-    /// - output: two of `[batch, kv_heads, len + new, head_dim]`
+    /// - keys, values: `[1, kv_heads, new, head_dim]`
+    /// - output: two of `[1, kv_heads, len + new, head_dim]`
     ///
     /// # Panics
     /// If there is no room left: the caller checks prompts and limits against the capacity.
     pub(crate) fn append(&mut self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let [batch, heads, new, head_dim] = keys.dims();
+        let [_, heads, new, head_dim] = keys.dims();
+        let start = self.len;
+        let end = self.extend(new);
+        match &mut self.store {
+            Store::Device(slots) => {
+                let write = [0..1, 0..heads, start..end, 0..head_dim];
+                let read = [0..1, 0..heads, 0..end, 0..head_dim];
+                let append = |slot: &mut Option<Tensor<4>>, new: Tensor<4>| {
+                    let stored = slot.take().expect("put back after every write");
+                    let stored = stored.slice_assign(write.clone(), new);
+                    let all = stored.clone().slice(read.clone());
+                    *slot = Some(stored);
+                    all
+                };
+                let [all_keys, all_values] = &mut **slots;
+                (append(all_keys, keys), append(all_values, values))
+            }
+            Store::Host(store) => {
+                store.write_all(start, &self::values(keys.clone()), &self::values(values.clone()));
+                if start == 0 {
+                    return (keys, values);
+                }
+                let device = keys.device();
+                let (keys, values) = store.read_all(end);
+                let shape = [1, heads, end, head_dim];
+                (tensor(keys, shape, &device), tensor(values, shape, &device))
+            }
+        }
+    }
+
+    fn extend(&mut self, new: usize) -> usize {
         let end = self.len + new;
         assert!(end <= self.capacity, "{end} tokens do not fit a cache of {}", self.capacity);
-        let write = [0..batch, 0..heads, self.len..end, 0..head_dim];
-        let read = [0..batch, 0..heads, 0..end, 0..head_dim];
-        let append = |slot: &mut Option<Tensor<4>>, new: Tensor<4>| {
-            let stored = slot.take().expect("put back after every write");
-            let stored = stored.slice_assign(write.clone(), new);
-            let all = stored.clone().slice(read.clone());
-            *slot = Some(stored);
-            all
-        };
-        let all = (append(&mut self.keys, keys), append(&mut self.values, values));
         self.len = end;
-        all
+        end
     }
 }

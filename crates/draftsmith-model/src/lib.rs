@@ -6,8 +6,7 @@
 mod acceptance_head;
 mod config;
 mod error;
-mod few_rows;
-mod host_rows;
+mod host;
 mod kv_cache;
 mod llama;
 mod weights;

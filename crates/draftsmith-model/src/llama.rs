@@ -15,17 +15,17 @@ mod rope;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData, module::embedding};
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
-use crate::few_rows::Projection;
-use crate::host_rows::{gated, rms_norm};
+use crate::host::{self, HostAttention, HostMlp, HostNorm, Panels, RopeTable, Scratch};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
-pub(crate) use load::{pretty, transposed};
+pub(crate) use load::{linear, pretty, transposed};
 use rope::Rope;
 
 /// Added to scores that must not be seen: softmax turns it into exactly 0 in f32.
@@ -40,8 +40,11 @@ pub struct CausalLm {
     norm: RmsNorm,
     /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A
     /// loaded model has its own contiguous copy, tied or not.
-    lm_head: Option<Projection>,
+    lm_head: Option<Linear>,
     rope: Rope,
+    /// The same once more, for few rows on the CPU.
+    #[module(skip)]
+    host: Option<Arc<HostModel>>,
     #[module(skip)]
     config: LlamaConfig,
 }
@@ -58,9 +61,9 @@ pub(crate) struct DecoderLayer {
 /// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
-    gate_proj: Projection,
-    up_proj: Projection,
-    down_proj: Projection,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
 }
 
 /// A linear layer that a builder must supply.
@@ -73,7 +76,7 @@ pub(crate) struct LinearShape {
 }
 
 /// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
-pub(crate) fn project(linear: &Projection, x: Tensor<3>) -> Tensor<2> {
+pub(crate) fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
     linear.forward(x.reshape([batch * seq, width]))
 }
@@ -93,7 +96,7 @@ impl LlamaConfig {
                 .with_initializer(init(std))
                 .init(device);
             layer.bias = layer.bias.map(|_| Initializer::Zeros.init([shape.output], device));
-            Projection::new(layer)
+            layer
         };
         let norm =
             || RmsNormConfig::new(self.hidden_size).with_epsilon(self.rms_norm_eps).init(device);
@@ -107,20 +110,21 @@ impl LlamaConfig {
             .collect();
         let lm_head = (!self.tie_word_embeddings)
             .then(|| LinearConfig::new(self.hidden_size, self.vocab_size).with_bias(false))
-            .map(|head| Projection::new(head.with_initializer(init(0.02)).init(device)));
+            .map(|head| head.with_initializer(init(0.02)).init(device));
         CausalLm {
             embed_tokens: init(0.02).init([self.vocab_size, self.hidden_size], device),
             layers,
             norm: norm(),
             lm_head,
             rope: Rope::new(self, device),
+            host: None,
             config: self.clone(),
         }
     }
 }
 
 impl Mlp {
-    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Projection) -> Self {
+    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Linear) -> Self {
         let (hidden, wide, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
         let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
         Self {
@@ -133,7 +137,7 @@ impl Mlp {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = x.reshape([batch * seq, hidden]);
-        let gated = gated(self.gate_proj.forward(x.clone()), self.up_proj.forward(x));
+        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
         self.down_proj.forward(gated).reshape([batch, seq, hidden])
     }
 }
@@ -151,7 +155,7 @@ impl CausalLm {
 
     /// A cache for one sequence of up to `capacity` tokens.
     pub fn new_cache(&self, capacity: usize) -> KvCache {
-        KvCache::new(&self.config, 1, capacity, &self.device())
+        KvCache::new(&self.config, capacity, &self.device(), self.host.is_some())
     }
 
     /// Looks up token embeddings.
@@ -181,6 +185,9 @@ impl CausalLm {
             return hidden;
         }
         let start = cache.len(layers.start);
+        if let Some(host) = self.host_for(&hidden) {
+            return host.forward_layers(layers, hidden, cache);
+        }
         let positions = self.positions(start, hidden.dims()[1], &hidden.device());
         layers.fold(hidden, |hidden, number| {
             let layer_cache = cache.layer_mut(number);
@@ -189,10 +196,42 @@ impl CausalLm {
         })
     }
 
+    /// Reads new tokens into every layer's cache, for their keys and values alone: of the last
+    /// layer nothing else is computed.
+    ///
+    /// # Shapes
+    /// - hidden: `[1, seq, hidden]`, embeddings
+    ///
+    /// # Panics
+    /// If the layers hold different numbers of tokens, or the cache is full.
+    pub fn fill_cache(&self, hidden: Tensor<3>, cache: &mut KvCache) {
+        let last = self.config.num_hidden_layers - 1;
+        let hidden = self.forward_layers(0..last, hidden, cache);
+        let start = cache.len(last);
+        let [_, seq, _] = hidden.dims();
+        let layer_cache = cache.layer_mut(last);
+        if let Some(host) = self.host_for(&hidden) {
+            let memory = layer_cache.extend_on_host(seq);
+            let (attention, _) = &host.layers[last];
+            let x = host::values(hidden);
+            attention.fill(&x, start, memory, &host.rope, &mut Scratch::default());
+            return;
+        }
+        let positions = self.positions(start, seq, &hidden.device());
+        let layer = &self.layers[last];
+        layer.self_attn.fill(layer.input_layernorm.forward(hidden), &positions, layer_cache);
+    }
+
     /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
-        rms_norm(&self.norm, hidden)
+        match self.host_for(&hidden) {
+            Some(host) => {
+                let (shape, device) = (hidden.dims(), hidden.device());
+                host::tensor(host.norm.forward(&host::values(hidden)), shape, &device)
+            }
+            None => self.norm.forward(hidden),
+        }
     }
 
     /// Applies the LM head to normed hidden states.
@@ -202,6 +241,12 @@ impl CausalLm {
     /// - output: `[batch, seq, vocab]`
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
+        if let Some(host) = self.host_for(&hidden) {
+            let device = hidden.device();
+            let mut logits = Vec::new();
+            host.lm_head.multiply(&host::values(hidden), &mut logits);
+            return host::tensor(logits, [batch, seq, self.config.vocab_size], &device);
+        }
         let rows = hidden.reshape([batch * seq, width]);
         let logits = match &self.lm_head {
             Some(head) => head.forward(rows),
@@ -242,6 +287,12 @@ impl CausalLm {
         self.final_norm(hidden)
     }
 
+    /// The host path, where there is one and the rows are few.
+    fn host_for(&self, hidden: &Tensor<3>) -> Option<&HostModel> {
+        let [batch, seq, _] = hidden.dims();
+        self.host.as_deref().filter(|_| batch * seq <= host::MOST_ROWS)
+    }
+
     /// The rotary tables and mask of `seq` tokens that follow `start` others.
     fn positions(&self, start: usize, seq: usize, device: &Device) -> Positions {
         let mask = (seq > 1).then(|| {
@@ -263,13 +314,64 @@ impl DecoderLayer {
         positions: &Positions,
         cache: Option<&mut crate::kv_cache::LayerCache>,
     ) -> Tensor<3> {
-        let attended = self.self_attn.forward(
-            rms_norm(&self.input_layernorm, hidden.clone()),
-            positions,
-            cache,
-        );
+        let attended =
+            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), positions, cache);
         let hidden = hidden + attended;
-        let mlp = self.mlp.forward(rms_norm(&self.post_attention_layernorm, hidden.clone()));
+        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
         hidden + mlp
+    }
+}
+
+/// A model as `host` runs it: what few rows on the CPU go through instead of tensors.
+#[derive(Debug)]
+struct HostModel {
+    layers: Vec<(HostAttention, HostMlp)>,
+    norm: HostNorm,
+    lm_head: Panels,
+    rope: RopeTable,
+}
+
+impl HostModel {
+    fn of(model: &CausalLm) -> Self {
+        let layer = |layer: &DecoderLayer| {
+            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
+            let attention =
+                HostAttention::new(&model.config, &layer.input_layernorm, attention.projections());
+            let mlp = HostMlp::new(
+                &layer.post_attention_layernorm,
+                &mlp.gate_proj,
+                &mlp.up_proj,
+                &mlp.down_proj,
+            );
+            (attention, mlp)
+        };
+        let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
+        Self {
+            layers: model.layers.iter().map(layer).collect(),
+            norm: HostNorm::of(&model.norm),
+            lm_head: host::pack(&[head]),
+            rope: model.rope.table(),
+        }
+    }
+
+    fn forward_layers(
+        &self,
+        layers: Range<usize>,
+        hidden: Tensor<3>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let (shape, device) = (hidden.dims(), hidden.device());
+        let start = cache.len(layers.start);
+        let mut x = host::values(hidden);
+        let mut scratch = Scratch::default();
+        for number in layers {
+            let (attention, mlp) = &self.layers[number];
+            let layer_cache = cache.layer_mut(number);
+            assert_eq!(layer_cache.len(), start, "layers of one range run in step");
+            let memory = layer_cache.extend_on_host(shape[1]);
+            attention.forward(&mut x, start, memory, &self.rope, &mut scratch);
+            mlp.forward(&mut x, &mut scratch);
+        }
+        host::tensor(x, shape, &device)
     }
 }

@@ -40,7 +40,7 @@ fn prompt(len: usize) -> Vec<u32> {
 
 /// One target forward over so many rows, after a prompt of 60 tokens: 1 is plain decoding, K + 1
 /// the verification of K candidates, 17 the first that goes to the general matrix product.
-#[divan::bench(args = [1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 32])]
+#[divan::bench(args = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 128])]
 fn target_forward(bencher: Bencher, rows: usize) {
     let tokens = prompt(60 + rows);
     let mut session = ModelSession::new(&TARGET, 256, "target");

@@ -5,10 +5,10 @@
 //! never expanded to the number of query heads.
 
 use burn::module::Module;
+use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::softmax};
 
 use crate::config::LlamaConfig;
-use crate::few_rows::Projection;
 use crate::kv_cache::LayerCache;
 use crate::llama::rope::RopeWindow;
 use crate::llama::{LinearShape, project};
@@ -16,10 +16,10 @@ use crate::llama::{LinearShape, project};
 /// The four projections of one layer's attention.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    pub(crate) q_proj: Projection,
-    pub(crate) k_proj: Projection,
-    pub(crate) v_proj: Projection,
-    pub(crate) o_proj: Projection,
+    pub(crate) q_proj: Linear,
+    pub(crate) k_proj: Linear,
+    pub(crate) v_proj: Linear,
+    pub(crate) o_proj: Linear,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Positions {
 impl Attention {
     pub(crate) fn new(
         config: &LlamaConfig,
-        linear: &mut impl FnMut(LinearShape) -> Projection,
+        linear: &mut impl FnMut(LinearShape) -> Linear,
     ) -> Self {
         let hidden = config.hidden_size;
         let q = config.num_attention_heads * config.head_dim;
@@ -55,6 +55,11 @@ impl Attention {
         }
     }
 
+    /// The projections of queries, keys, values and the output.
+    pub(crate) fn projections(&self) -> [&Linear; 4] {
+        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
+    }
+
     /// Attends from new tokens to all tokens read so far and themselves.
     ///
     /// # Shapes
@@ -67,15 +72,11 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
-        let heads = |linear: &Projection, num_heads: usize| {
-            project(linear, x.clone()).reshape([batch, seq, num_heads, self.head_dim])
-        };
         // The scores' scale is the queries' as well, and fewer numbers.
         let scale = 1.0 / (self.head_dim as f32).sqrt();
-        let rope = &positions.rope;
-        let q = rope.rotate(heads(&self.q_proj, self.num_heads), scale).swap_dims(1, 2);
-        let k = rope.rotate(heads(&self.k_proj, self.num_kv_heads), 1.0).swap_dims(1, 2);
-        let v = heads(&self.v_proj, self.num_kv_heads).swap_dims(1, 2);
+        let q = self.heads(&self.q_proj, self.num_heads, x.clone());
+        let q = positions.rope.rotate(q, scale).swap_dims(1, 2);
+        let (k, v) = self.keys_and_values(x, positions);
         let (k, v) = match cache {
             Some(cache) => cache.append(k, v),
             None => (k, v),
@@ -98,5 +99,27 @@ impl Attention {
             .swap_dims(1, 2)
             .reshape([batch, seq, self.num_heads * self.head_dim]);
         project(&self.o_proj, mixed).reshape([batch, seq, hidden])
+    }
+
+    /// Appends the keys and values of new tokens, whose attention nobody reads.
+    ///
+    /// # Shapes
+    /// - x: `[1, seq, hidden]`
+    pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
+        let (k, v) = self.keys_and_values(x, positions);
+        cache.append(k, v);
+    }
+
+    /// `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
+    fn keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> (Tensor<4>, Tensor<4>) {
+        let k = self.heads(&self.k_proj, self.num_kv_heads, x.clone());
+        let v = self.heads(&self.v_proj, self.num_kv_heads, x);
+        (positions.rope.rotate(k, 1.0).swap_dims(1, 2), v.swap_dims(1, 2))
+    }
+
+    /// A projection cut into heads, `[batch, seq, heads, head_dim]`.
+    fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
+        let [batch, seq, _] = x.dims();
+        project(linear, x).reshape([batch, seq, num_heads, self.head_dim])
     }
 }

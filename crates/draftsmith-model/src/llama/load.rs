@@ -4,15 +4,16 @@
 //! LM head becomes a contiguous `[hidden, vocab]` copy of the embedding.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::module::Param;
-use burn::nn::RmsNorm;
+use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::{CausalLm, DecoderLayer, LinearShape, Mlp};
+use super::{CausalLm, DecoderLayer, HostModel, LinearShape, Mlp};
 use crate::config::LlamaConfig;
 use crate::error::ModelError;
-use crate::few_rows::Projection;
+use crate::host;
 use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
@@ -56,14 +57,19 @@ impl CausalLm {
             layers.push(read_layer(&config, number, reader, device)?);
         }
         let norm = read_norm(&config, "model.norm.weight", reader, device)?;
-        Ok(Self {
+        let mut model = Self {
             embed_tokens: parameter(embed, [vocab, hidden], device),
             layers,
             norm,
-            lm_head: head.map(|head| Projection::frozen(head, [hidden, vocab], None, device)),
+            lm_head: head.map(|head| linear(head, [hidden, vocab], None, device)),
             rope: Rope::new(&config, device),
+            host: None,
             config,
-        })
+        };
+        if host::runs_on(device) {
+            model.host = Some(Arc::new(HostModel::of(&model)));
+        }
+        Ok(model)
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
@@ -87,7 +93,7 @@ impl CausalLm {
                 ("mlp.up_proj", &layer.mlp.up_proj),
                 ("mlp.down_proj", &layer.mlp.down_proj),
             ] {
-                let (name, linear) = (format!("{prefix}.{name}"), &linear.linear);
+                let (name, linear) = (format!("{prefix}.{name}"), linear);
                 tensors.push(NamedTensor::from_tensor(
                     &format!("{name}.weight"),
                     linear.weight.val().transpose(),
@@ -108,10 +114,7 @@ impl CausalLm {
         }
         tensors.push(NamedTensor::from_tensor("model.norm.weight", self.norm.gamma.val()));
         if let Some(head) = self.lm_head.as_ref().filter(|_| !config.tie_word_embeddings) {
-            tensors.push(NamedTensor::from_tensor(
-                "lm_head.weight",
-                head.linear.weight.val().transpose(),
-            ));
+            tensors.push(NamedTensor::from_tensor("lm_head.weight", head.weight.val().transpose()));
         }
         write_safetensors(&dir.join("model.safetensors"), &tensors, dtype, &[])?;
         let json = config.to_json(dtype.config_name());
@@ -138,14 +141,14 @@ fn read_layer(
     let prefix = format!("model.layers.{number}");
     // The builder of a layer cannot fail, reading can: the first failure is kept and told after.
     let mut failure = None;
-    let mut linear = |shape: LinearShape| {
+    let mut read = |shape: LinearShape| {
         read_linear(&prefix, &shape, reader, device).unwrap_or_else(|error| {
             failure.get_or_insert(error);
-            Projection::frozen(vec![0.0], [1, 1], None, device)
+            linear(vec![0.0], [1, 1], None, device)
         })
     };
-    let self_attn = Attention::new(config, &mut linear);
-    let mlp = Mlp::new(config, &mut linear);
+    let self_attn = Attention::new(config, &mut read);
+    let mlp = Mlp::new(config, &mut read);
     if let Some(error) = failure {
         return Err(error);
     }
@@ -163,7 +166,7 @@ fn read_linear(
     shape: &LinearShape,
     reader: &mut WeightReader,
     device: &Device,
-) -> Result<Projection, ModelError> {
+) -> Result<Linear, ModelError> {
     let name = format!("{prefix}.{}", shape.name);
     let weight = reader.take(&format!("{name}.weight"), &[shape.output, shape.input])?;
     let weight = transposed(&weight, shape.output, shape.input);
@@ -172,7 +175,7 @@ fn read_linear(
     } else {
         None
     };
-    Ok(Projection::frozen(weight, [shape.input, shape.output], bias, device))
+    Ok(linear(weight, [shape.input, shape.output], bias, device))
 }
 
 fn read_norm(
@@ -197,6 +200,17 @@ pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32
         }
     }
     output
+}
+
+/// A linear layer of `[in, out]` weights.
+pub(crate) fn linear(
+    weight: Vec<f32>,
+    shape: [usize; 2],
+    bias: Option<Vec<f32>>,
+    device: &Device,
+) -> Linear {
+    let bias = bias.map(|bias| Param::from_data(TensorData::new(bias, [shape[1]]), device));
+    Linear { weight: parameter(weight, shape, device), bias }
 }
 
 fn parameter(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Param<Tensor<2>> {

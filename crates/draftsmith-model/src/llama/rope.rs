@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
-use crate::host_rows::{are_few, tensor, values};
+use crate::host::{RopeTable, values};
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
@@ -44,23 +44,29 @@ impl Rope {
     /// The tables of `len` positions from `start`.
     pub(crate) fn window(&self, start: usize, len: usize) -> RopeWindow {
         let [_, head_dim] = self.cos.dims();
-        let cut = |table: &Tensor<2>| table.clone().slice([start..start + len, 0..head_dim]);
-        let (cos, signed_sin) = (cut(&self.cos), cut(&self.signed_sin));
-        if are_few(len * head_dim, &cos.device()) {
-            return RopeWindow::Host { cos: values(cos), signed_sin: values(signed_sin) };
-        }
-        let shape = [1, len, 1, head_dim];
-        RopeWindow::Device(Box::new([cos.reshape(shape), signed_sin.reshape(shape)]))
+        let cut = |table: &Tensor<2>| {
+            let rows = table.clone().slice([start..start + len, 0..head_dim]);
+            rows.reshape([1, len, 1, head_dim])
+        };
+        RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
+    }
+
+    /// The tables in host memory, one half of the channels: the other has the same angles.
+    pub(crate) fn table(&self) -> RopeTable {
+        let [positions, head_dim] = self.cos.dims();
+        let half = head_dim / 2;
+        let second =
+            |table: &Tensor<2>| values(table.clone().slice([0..positions, half..head_dim]));
+        RopeTable::new(second(&self.cos), second(&self.signed_sin), half)
     }
 }
 
-/// The tables of the positions of one forward, shared by its layers.
+/// The cosines and signed sines of the positions of one forward, `[1, seq, 1, head_dim]` each,
+/// shared by its layers.
 #[derive(Debug, Clone)]
-pub(crate) enum RopeWindow {
-    /// Cosines and signed sines, `[1, seq, 1, head_dim]` each.
-    Device(Box<[Tensor<4>; 2]>),
-    /// Few positions on the CPU: `seq` rows of `head_dim` each.
-    Host { cos: Vec<f32>, signed_sin: Vec<f32> },
+pub(crate) struct RopeWindow {
+    cos: Tensor<4>,
+    signed_sin: Tensor<4>,
 }
 
 impl RopeWindow {
@@ -70,36 +76,13 @@ impl RopeWindow {
     /// - x: `[batch, seq, heads, head_dim]`
     /// - output: the same
     pub(crate) fn rotate(&self, x: Tensor<4>, scale: f32) -> Tensor<4> {
-        let shape = x.dims();
-        let [batch, seq, heads, head_dim] = shape;
+        let [batch, seq, heads, head_dim] = x.dims();
         let half = head_dim / 2;
-        match self {
-            Self::Device(tables) => {
-                let [cos, signed_sin] = (**tables).clone();
-                let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
-                let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
-                let swapped = Tensor::cat(vec![second, first], 3);
-                let rotated = x * cos + swapped * signed_sin;
-                if scale == 1.0 { rotated } else { rotated * scale }
-            }
-            Self::Host { cos, signed_sin } => {
-                let device = x.device();
-                let mut x = values(x);
-                for (position, token) in x.chunks_exact_mut(heads * head_dim).enumerate() {
-                    let row = (position % seq) * head_dim..(position % seq + 1) * head_dim;
-                    let (cos, sin) = (&cos[row.clone()], &signed_sin[row]);
-                    for head in token.chunks_exact_mut(head_dim) {
-                        let (first, second) = head.split_at_mut(half);
-                        for (i, (a, b)) in first.iter_mut().zip(second).enumerate() {
-                            let (x, y) = (*a, *b);
-                            *a = (x * cos[i] + y * sin[i]) * scale;
-                            *b = (y * cos[half + i] + x * sin[half + i]) * scale;
-                        }
-                    }
-                }
-                tensor(x, shape, &device)
-            }
-        }
+        let first = x.clone().slice([0..batch, 0..seq, 0..heads, 0..half]);
+        let second = x.clone().slice([0..batch, 0..seq, 0..heads, half..head_dim]);
+        let swapped = Tensor::cat(vec![second, first], 3);
+        let rotated = x * self.cos.clone() + swapped * self.signed_sin.clone();
+        if scale == 1.0 { rotated } else { rotated * scale }
     }
 }
 

@@ -112,6 +112,44 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 }
 
 #[test]
+fn a_filled_cache_is_as_good_as_one_that_was_read() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        for cut in [1, 9, expected.ids.len() - 1] {
+            let (prefix, rest) = expected.ids.split_at(cut);
+            let mut cache = model.new_cache(64);
+            model.fill_cache(model.embed(ids_tensor(prefix)), &mut cache);
+            let layers = 0..model.config().num_hidden_layers;
+            let hidden = model.forward_layers(layers, model.embed(ids_tensor(rest)), &mut cache);
+            let found = values(model.lm_head(model.final_norm(hidden)));
+            let vocab = model.config().vocab_size;
+            assert_close(&found, &expected.logits[cut * vocab..], &format!("{name} from {cut}"));
+        }
+    }
+}
+
+#[test]
+fn tensors_and_the_host_path_take_turns_on_one_cache() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        let num_layers = model.config().num_hidden_layers;
+        let mut on_tensors = load(name);
+        on_tensors.host = None;
+        let mut cache = model.new_cache(64);
+        let mut logits = Vec::new();
+        let (mut from, ids) = (0, &expected.ids);
+        for (turn, to) in [3, 4, 9, 10, ids.len()].into_iter().enumerate() {
+            let model = if turn % 2 == 0 { &model } else { &on_tensors };
+            let embedded = model.embed(ids_tensor(&ids[from..to]));
+            let hidden = model.forward_layers(0..num_layers, embedded, &mut cache);
+            logits.extend(values(model.lm_head(model.final_norm(hidden))));
+            from = to;
+        }
+        assert_close(&logits, &expected.logits, name);
+    }
+}
+
+#[test]
 fn what_is_truncated_was_never_read() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let ids = &expected.ids;

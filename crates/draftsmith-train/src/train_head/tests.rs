@@ -139,11 +139,10 @@ fn heads_of_every_depth_round_trip_through_their_files() {
                 |config: &AcceptanceHeadConfig| config.training.keys().cloned().collect::<Vec<_>>();
             assert_eq!(keys(&config), keys(&trained.config));
             let x = Tensor::<2>::ones([1, 16], &Device::flex()) * 0.3;
-            assert_eq!(
-                read.forward(x.clone()).into_data(),
-                trained.head.forward(x).into_data(),
-                "tied {tied}, D {num_layers}"
-            );
+            // Few rows of a head that was read sum in another order than a trained one's.
+            let gap = read.forward(x.clone()) - trained.head.forward(x);
+            let gap: f32 = gap.abs().max().into_scalar();
+            assert!(gap < 1e-5, "tied {tied}, D {num_layers}: off by {gap}");
         }
     }
 }

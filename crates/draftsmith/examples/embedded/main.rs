@@ -67,6 +67,9 @@ enum Command {
         /// Go on with the weights that are there, from this example on.
         #[arg(long)]
         continue_from: Option<u64>,
+        /// Rows of each batch that repeat random tokens instead of holding examples.
+        #[arg(long, default_value_t = 0)]
+        repetition_rows: usize,
     },
 }
 
@@ -97,7 +100,14 @@ fn main() -> Result<()> {
             let dir = root.join("checkpoints/tiny").join(model);
             measure::measure(&dir, SEED, FIRST_UNSEEN + 20_000, count)
         }
-        Command::Pretrain { model, num_steps, batch_size, learning_rate, continue_from } => {
+        Command::Pretrain {
+            model,
+            num_steps,
+            batch_size,
+            learning_rate,
+            continue_from,
+            repetition_rows,
+        } => {
             let plan = Pretraining {
                 batch_size,
                 row_len: 192,
@@ -105,6 +115,7 @@ fn main() -> Result<()> {
                 learning_rate,
                 seed: SEED,
                 first_example: continue_from.unwrap_or(0),
+                num_repetition_rows: repetition_rows,
             };
             let dir = root.join("checkpoints/tiny").join(&model);
             let device = pretrain::training_device();

@@ -1,5 +1,9 @@
 //! Pre-training of the embedded models from scratch: answers' tokens only, whole examples packed
 //! into rows, AdamW with a linear warm-up and a cosine decay to a tenth.
+//!
+//! Some rows may be repetitions of random tokens instead. A few hundred steps of them teach a small
+//! model what the corpus alone teaches late: to find where it has read the last tokens before, and to
+//! go on from there, which copying, lists and tables all need.
 
 use std::time::Instant;
 
@@ -10,6 +14,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::CausalLm;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use tokenizers::Tokenizer;
 
 use crate::corpus;
@@ -30,6 +36,8 @@ pub(crate) struct Pretraining {
     pub(crate) seed: u64,
     /// The first example.
     pub(crate) first_example: u64,
+    /// Rows of each batch that repeat random tokens instead of holding examples.
+    pub(crate) num_repetition_rows: usize,
 }
 
 /// A batch of packed rows: inputs, and for each labelled position its flat index and next token.
@@ -46,6 +54,10 @@ struct Packer<'a> {
     next_index: u64,
     /// An example that did not fit the last row: its ids, and how many of them are the prompt's.
     pending: Option<(Vec<u32>, usize)>,
+    /// Draws the repetitions.
+    rng: ChaCha8Rng,
+    /// Tokens that are whole words: what repetitions are made of.
+    words: Vec<i32>,
 }
 
 impl Packer<'_> {
@@ -65,9 +77,38 @@ impl Packer<'_> {
         Ok((ids, num_prompt))
     }
 
-    fn batch(&mut self, rows: usize, row_len: usize) -> Result<Batch> {
+    /// A segment of random tokens again and again, each time after a few other random tokens; what
+    /// can be known from the first time is labelled.
+    fn repetition_row(&mut self, start: usize, row_len: usize, batch: &mut Batch) {
+        let (rng, words) = (&mut self.rng, &self.words);
+        let num_words = rng.random_range(3..16);
+        let mut token = || words[rng.random_range(0..words.len())];
+        let segment: Vec<i32> = (0..num_words).map(|_| token()).collect();
+        let mut row = Vec::with_capacity(row_len + 64);
+        let mut is_first = true;
+        while row.len() < row_len {
+            let gap = token() % 3;
+            row.extend((0..gap).map(|_| token()));
+            for (i, &id) in segment.iter().enumerate() {
+                if !is_first && i > 0 && row.len() < row_len {
+                    batch.labelled.push((start + row.len() - 1) as i32);
+                    batch.next.push(id);
+                }
+                row.push(id);
+            }
+            is_first = false;
+        }
+        row.truncate(row_len);
+        batch.ids.extend(row);
+    }
+
+    fn batch(&mut self, plan: &Pretraining) -> Result<Batch> {
+        let row_len = plan.row_len;
         let mut batch = Batch { ids: Vec::new(), labelled: Vec::new(), next: Vec::new() };
-        for row in 0..rows {
+        for row in 0..plan.num_repetition_rows {
+            self.repetition_row(row * row_len, row_len, &mut batch);
+        }
+        for row in plan.num_repetition_rows..plan.batch_size {
             let start = row * row_len;
             let mut used = 0;
             loop {
@@ -90,6 +131,20 @@ impl Packer<'_> {
         }
         Ok(batch)
     }
+}
+
+/// The ids of whole words of three letters or more, in order.
+fn words(tokenizer: &Tokenizer) -> Vec<i32> {
+    let is_word = |token: &str| {
+        token.strip_prefix('Ġ').is_some_and(|word| {
+            word.len() > 2 && word.chars().all(|letter| letter.is_ascii_lowercase())
+        })
+    };
+    let vocabulary = tokenizer.get_vocab(false);
+    let words = vocabulary.into_iter().filter(|(token, _)| is_word(token));
+    let mut words: Vec<i32> = words.map(|(_, id)| id as i32).collect();
+    words.sort_unstable();
+    words
 }
 
 /// The device that models are trained on.
@@ -115,13 +170,19 @@ pub(crate) fn pretrain(
         .with_weight_decay(0.05)
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
-    let mut packer =
-        Packer { tokenizer, seed: plan.seed, next_index: plan.first_example, pending: None };
+    let mut packer = Packer {
+        tokenizer,
+        seed: plan.seed,
+        next_index: plan.first_example,
+        pending: None,
+        rng: ChaCha8Rng::seed_from_u64(plan.seed),
+        words: words(tokenizer),
+    };
     let begun = Instant::now();
     let mut num_tokens = 0;
     let mut running: Option<f64> = None;
     for step in 0..plan.num_steps {
-        let batch = packer.batch(plan.batch_size, plan.row_len)?;
+        let batch = packer.batch(plan)?;
         num_tokens += batch.ids.len();
         let loss = loss(&model, batch, plan.batch_size, plan.row_len, &device);
         let value = f64::from(loss.clone().into_scalar::<f32>());

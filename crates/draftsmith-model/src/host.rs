@@ -1,0 +1,190 @@
+//! The forward of a few rows on the CPU, in host memory.
+//!
+//! A decoded token is one row, a verification a few. On the CPU each tensor operation on so little
+//! costs more in overhead than in arithmetic, and a layer is some sixty of them; general products
+//! and caches are laid out for many rows besides. Here a layer is three products and a few passes
+//! over slices, with weights packed once while loading: a second copy of them.
+//!
+//! Many rows, other devices and training go through tensors, in `llama`. Both paths read and write
+//! one cache, so that a sequence may change between them at any token.
+//!
+//! Vector instructions are chosen at run time by `pulp`: what is handed to [`vectorized`] is
+//! compiled once more for them, provided that everything it calls is inlined into it.
+
+mod attention;
+mod panels;
+mod steps;
+
+use burn::nn::{Linear, RmsNorm};
+use burn::tensor::{Device, Tensor, TensorData};
+use pulp::Arch;
+
+pub(crate) use attention::{HostAttention, HostLayerCache, Scratch};
+pub(crate) use panels::Panels;
+
+use crate::config::LlamaConfig;
+
+/// The most rows that are run here: beyond, general products are as good.
+pub(crate) const MOST_ROWS: usize = 256;
+
+/// Runs `work` with the best vector instructions that this processor has.
+#[inline(always)]
+pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
+    Arch::new().dispatch(work)
+}
+
+/// Whether a model on `device` gets a host path: on the CPU, not to be trained, and where the processor fuses a product
+/// and a sum. Without that each would be a call.
+pub(crate) fn runs_on(device: &Device) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let fuses = matches!(Arch::new(), Arch::V3(_));
+    #[cfg(not(target_arch = "x86_64"))]
+    let fuses = cfg!(target_arch = "aarch64");
+    fuses && *device == Device::flex() && !device.is_autodiff()
+}
+
+/// The values of a tensor in host memory, row by row; without a copy where nobody else holds them.
+pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("tensors on the CPU are f32")
+}
+
+/// A tensor of values in host memory.
+pub(crate) fn tensor<const D: usize>(
+    values: Vec<f32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+/// A norm's scale and its ε.
+#[derive(Debug)]
+pub(crate) struct HostNorm {
+    gamma: Vec<f32>,
+    epsilon: f32,
+}
+
+impl HostNorm {
+    pub(crate) fn of(norm: &RmsNorm) -> Self {
+        Self { gamma: values(norm.gamma.val()), epsilon: norm.epsilon as f32 }
+    }
+
+    /// Norms rows.
+    pub(crate) fn forward(&self, x: &[f32]) -> Vec<f32> {
+        let mut output = Vec::with_capacity(x.len());
+        vectorized(
+            #[inline(always)]
+            || steps::rms_norm(x, &self.gamma, self.epsilon, &mut output),
+        );
+        output
+    }
+}
+
+/// Packs layers that read the same input side by side, as one matrix.
+pub(crate) fn pack(linears: &[&Linear]) -> Panels {
+    let inputs = linears[0].weight.dims()[0];
+    let parts: Vec<(Vec<f32>, usize)> = linears
+        .iter()
+        .map(|linear| (values(linear.weight.val()), linear.weight.dims()[1]))
+        .collect();
+    let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
+    let mut weight = Vec::with_capacity(inputs * outputs);
+    for input in 0..inputs {
+        for (part, outputs) in &parts {
+            weight.extend_from_slice(&part[input * outputs..(input + 1) * outputs]);
+        }
+    }
+    let has_bias = linears.iter().any(|linear| linear.bias.is_some());
+    let bias = has_bias.then(|| {
+        let bias = |(linear, (_, outputs)): (&&Linear, &(Vec<f32>, usize))| match &linear.bias {
+            Some(bias) => values(bias.val()),
+            None => vec![0.0; *outputs],
+        };
+        linears.iter().zip(&parts).flat_map(bias).collect()
+    });
+    Panels::pack(&weight, inputs, outputs, bias)
+}
+
+/// The cosines and sines of every position, `[positions, head_dim / 2]` each.
+#[derive(Debug)]
+pub(crate) struct RopeTable {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+impl RopeTable {
+    pub(crate) fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
+        Self { cos, sin, half }
+    }
+
+    fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        let row = position * self.half..(position + 1) * self.half;
+        (&self.cos[row.clone()], &self.sin[row])
+    }
+}
+
+/// The gated MLP behind its norm.
+#[derive(Debug)]
+pub(crate) struct HostMlp {
+    norm: HostNorm,
+    /// Gate and up, side by side.
+    gate_up: Panels,
+    down: Panels,
+    width: usize,
+}
+
+impl HostMlp {
+    pub(crate) fn new(norm: &RmsNorm, gate: &Linear, up: &Linear, down: &Linear) -> Self {
+        Self {
+            norm: HostNorm::of(norm),
+            gate_up: pack(&[gate, up]),
+            down: pack(&[down]),
+            width: down.weight.dims()[0],
+        }
+    }
+
+    /// Adds the MLP of rows to them.
+    pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
+        let Scratch { normed, wide, narrow, .. } = scratch;
+        vectorized(
+            #[inline(always)]
+            || steps::rms_norm(x, &self.norm.gamma, self.norm.epsilon, normed),
+        );
+        self.gate_up.multiply(normed, wide);
+        vectorized(
+            #[inline(always)]
+            || steps::gated(wide, self.width, normed),
+        );
+        self.down.multiply(normed, narrow);
+        vectorized(
+            #[inline(always)]
+            || steps::add(x, narrow),
+        );
+    }
+}
+
+impl HostAttention {
+    pub(crate) fn new(
+        config: &LlamaConfig,
+        norm: &RmsNorm,
+        [q, k, v, output]: [&Linear; 4],
+    ) -> Self {
+        Self {
+            norm: HostNorm::of(norm),
+            qkv: pack(&[q, k, v]),
+            output: pack(&[output]),
+            num_heads: config.num_attention_heads,
+            num_kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        }
+    }
+}
+
+/// Adds `silu(y)` to `x`: the residual step of an acceptance head.
+pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
+    vectorized(
+        #[inline(always)]
+        || steps::add_silu(x, y),
+    );
+}

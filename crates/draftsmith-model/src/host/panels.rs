@@ -1,0 +1,354 @@
+//! A weight matrix as the processor likes to read it, and its product with a few rows.
+//!
+//! A general matrix product walks a `[in, out]` matrix in blocks, one cache line from every row in
+//! turn. For many rows that is right. For the 2 to 16 rows of a verification the forward then waits
+//! for memory again and again, several times as long as one row takes, and speculation gains
+//! nothing. Here the matrix is stored as panels of 16 outputs laid end to end: each is read from
+//! its beginning to its end, at the memory's own speed, and every input row is multiplied with what
+//! is in registers.
+//!
+//! Each output is summed over the inputs in order, whatever the number of rows: a row's result does
+//! not depend on the rows beside it, so verification repeats plain decoding's products to the last
+//! bit.
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+/// The most rows multiplied in one pass over a panel: their sums stay in registers.
+const ROWS_A_PASS: usize = 6;
+
+/// Panels multiplied side by side where the rows are too few to keep the multipliers busy.
+const PANELS_A_GROUP: usize = 4;
+
+/// Outputs of one panel: a cache line.
+pub(crate) const LINE: usize = 16;
+
+/// Weights from which on a second thread is worth its start for few rows: below, they fit a core's
+/// caches.
+const PARALLEL_WEIGHTS: usize = 4 << 20;
+
+/// Products of two numbers from which on a second thread is worth its start for many rows: half a
+/// millisecond.
+const PARALLEL_PRODUCTS: usize = 1 << 24;
+
+/// Sixteen weights of one input, on one cache line.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [f32; LINE]);
+
+/// A `[in, out]` matrix as panels of [`LINE`] outputs, each `[in, LINE]`, and a bias.
+#[derive(Debug)]
+pub(crate) struct Panels {
+    lines: Vec<Line>,
+    inputs: usize,
+    outputs: usize,
+    bias: Option<Vec<f32>>,
+}
+
+impl Panels {
+    /// Packs a `[in, out]` matrix.
+    pub(crate) fn pack(
+        weight: &[f32],
+        inputs: usize,
+        outputs: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Self {
+        let num_panels = outputs.div_ceil(LINE);
+        let mut lines = vec![Line([0.0; LINE]); num_panels * inputs];
+        for (panel, lines) in lines.chunks_exact_mut(inputs).enumerate() {
+            let (start, end) = (panel * LINE, ((panel + 1) * LINE).min(outputs));
+            for (line, row) in lines.iter_mut().zip(weight.chunks_exact(outputs)) {
+                line.0[..end - start].copy_from_slice(&row[start..end]);
+            }
+        }
+        Self { lines, inputs, outputs, bias }
+    }
+
+    /// `x · weight + bias`, row by row.
+    ///
+    /// # Shapes
+    /// - x: `[rows, in]`, one after the other
+    /// - output: `[rows, out]`, written whole
+    pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>) {
+        let num_rows = x.len() / self.inputs;
+        output.resize(num_rows * self.outputs, 0.0);
+        let num_weights = self.inputs * self.outputs;
+        if num_rows >= 2 * ROWS_A_PASS && num_rows * num_weights >= PARALLEL_PRODUCTS {
+            self.multiply_row_blocks(x, output);
+        } else if num_weights >= PARALLEL_WEIGHTS {
+            self.multiply_panel_groups(x, output);
+        } else {
+            let (inputs, outputs) = (self.inputs, self.outputs);
+            Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
+        }
+        if let Some(bias) = &self.bias {
+            for row in output.chunks_exact_mut(self.outputs) {
+                for (value, bias) in row.iter_mut().zip(bias) {
+                    *value += bias;
+                }
+            }
+        }
+    }
+}
+
+impl Panels {
+    /// Many rows: a block of them for each thread.
+    fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
+        let (inputs, outputs) = (self.inputs, self.outputs);
+        let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
+        let rows_a_block = rows_a_thread.next_multiple_of(ROWS_A_PASS);
+        x.par_chunks(rows_a_block * inputs)
+            .zip(output.par_chunks_mut(rows_a_block * outputs))
+            .for_each(|(x, output)| {
+                Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
+            });
+    }
+
+    /// Few rows and many weights: some panels at a time for each thread.
+    fn multiply_panel_groups(&self, x: &[f32], output: &mut [f32]) {
+        let (num_rows, inputs) = (x.len() / self.inputs, self.inputs);
+        let group_width = PANELS_A_GROUP * LINE;
+        let groups: Vec<Vec<f32>> = self
+            .lines
+            .par_chunks(PANELS_A_GROUP * inputs)
+            .enumerate()
+            .map(|(number, lines)| {
+                let outputs = group_width.min(self.outputs - number * group_width);
+                let mut output = vec![0.0; num_rows * outputs];
+                let group = Product { x, lines, inputs, outputs, output: &mut output };
+                Arch::new().dispatch(group);
+                output
+            })
+            .collect();
+        for (number, group) in groups.iter().enumerate() {
+            let start = number * group_width;
+            let width = group.len() / num_rows;
+            for (row, group) in output.chunks_exact_mut(self.outputs).zip(group.chunks_exact(width))
+            {
+                row[start..start + width].copy_from_slice(group);
+            }
+        }
+    }
+}
+
+/// Rows times panels laid end to end, `[rows, inputs]` to `[rows, outputs]`.
+struct Product<'a> {
+    x: &'a [f32],
+    lines: &'a [Line],
+    inputs: usize,
+    outputs: usize,
+    output: &'a mut [f32],
+}
+
+impl WithSimd for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        multiply_panels(simd, self.x, self.lines, self.inputs, self.outputs, self.output);
+    }
+}
+
+/// Multiplies `[rows, inputs]` with panels laid end to end, into `[rows, outputs]`.
+#[inline(always)]
+pub(super) fn multiply_panels<S: Simd>(
+    simd: S,
+    x: &[f32],
+    lines: &[Line],
+    inputs: usize,
+    outputs: usize,
+    output: &mut [f32],
+) {
+    for (group, lines) in lines.chunks(PANELS_A_GROUP * inputs).enumerate() {
+        let start = group * PANELS_A_GROUP * LINE;
+        if x.len() == inputs && lines.len() == PANELS_A_GROUP * inputs {
+            multiply_group(simd, x, lines, &mut output[start..]);
+            continue;
+        }
+        for (panel, lines) in lines.chunks_exact(inputs).enumerate() {
+            multiply_panel(simd, x, lines, outputs, start + panel * LINE, output);
+        }
+    }
+}
+
+/// Multiplies rows with one panel, into `[rows, outputs]` from `column` on.
+#[inline(always)]
+pub(super) fn multiply_panel<S: Simd>(
+    simd: S,
+    x: &[f32],
+    lines: &[Line],
+    outputs: usize,
+    column: usize,
+    output: &mut [f32],
+) {
+    let inputs = lines.len();
+    let num_rows = x.len() / inputs;
+    let num_passes = num_rows.div_ceil(ROWS_A_PASS);
+    // Passes of about the same size: a pass of one row costs as much as one of four.
+    let rows_a_pass = num_rows.div_ceil(num_passes);
+    for (number, x) in x.chunks(rows_a_pass * inputs).enumerate() {
+        let output = &mut output[number * rows_a_pass * outputs..];
+        let at = (outputs, column);
+        match x.len() / inputs {
+            1 => pass::<S, 1>(simd, x, lines, at, output),
+            2 => pass::<S, 2>(simd, x, lines, at, output),
+            3 => pass::<S, 3>(simd, x, lines, at, output),
+            4 => pass::<S, 4>(simd, x, lines, at, output),
+            5 => pass::<S, 5>(simd, x, lines, at, output),
+            _ => pass::<S, 6>(simd, x, lines, at, output),
+        }
+    }
+}
+
+/// How far ahead a pass asks for its lines.
+const LINES_AHEAD: usize = 32;
+
+/// Registers of a line that a pass holds sums for: with six rows, as many as there are registers
+/// for where each holds eight values.
+const REGISTERS: usize = 2;
+
+/// Multiplies `ROWS` rows with one panel.
+#[inline(always)]
+fn pass<S: Simd, const ROWS: usize>(
+    simd: S,
+    x: &[f32],
+    lines: &[Line],
+    (outputs, column): (usize, usize),
+    output: &mut [f32],
+) {
+    let inputs = lines.len();
+    // Cut so that the compiler sees every length to be `inputs`, and checks no index below.
+    let mut rows = [&x[..inputs]; ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = &x[r * inputs..][..inputs];
+    }
+    let step = REGISTERS * S::F32_LANES;
+    for first in (0..LINE).step_by(step) {
+        let mut sums = [[simd.splat_f32s(0.0); REGISTERS]; ROWS];
+        for i in 0..inputs {
+            prefetch(&lines[i]);
+            let weights = S::as_simd_f32s(&lines[i].0[first..first + step]).0;
+            for r in 0..ROWS {
+                let factor = simd.splat_f32s(rows[r][i]);
+                for register in 0..REGISTERS {
+                    sums[r][register] =
+                        simd.mul_add_f32s(factor, weights[register], sums[r][register]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            write(simd, sums[r], &mut output[r * outputs..(r + 1) * outputs], column + first);
+        }
+    }
+}
+
+/// Multiplies one row with [`PANELS_A_GROUP`] panels side by side, so that enough sums are in
+/// flight to keep the multipliers busy.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+fn multiply_group<S: Simd>(simd: S, x: &[f32], lines: &[Line], output: &mut [f32]) {
+    let inputs = x.len();
+    let mut panels = [&lines[..inputs]; PANELS_A_GROUP];
+    for (p, panel) in panels.iter_mut().enumerate() {
+        *panel = &lines[p * inputs..][..inputs];
+    }
+    let step = REGISTERS * S::F32_LANES;
+    for first in (0..LINE).step_by(step) {
+        let mut sums = [[simd.splat_f32s(0.0); REGISTERS]; PANELS_A_GROUP];
+        for i in 0..inputs {
+            let factor = simd.splat_f32s(x[i]);
+            for p in 0..PANELS_A_GROUP {
+                let weights = S::as_simd_f32s(&panels[p][i].0[first..first + step]).0;
+                for register in 0..REGISTERS {
+                    sums[p][register] =
+                        simd.mul_add_f32s(factor, weights[register], sums[p][register]);
+                }
+            }
+        }
+        for p in 0..PANELS_A_GROUP {
+            write(simd, sums[p], output, p * LINE + first);
+        }
+    }
+}
+
+/// Asks for the line that a pass needs some lines later, in this panel or the next: one stream at a
+/// time does not make the processor look ahead far enough on its own.
+#[inline(always)]
+fn prefetch(line: &Line) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
+    // SAFETY: a prefetch of any address is allowed, and this one is only computed.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let ahead = std::ptr::from_ref(line).wrapping_add(LINES_AHEAD);
+        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Stores sums from `start` on, as far as the outputs go: a last panel may be wider than them.
+///
+/// The sums come by value: where their address is taken, they are kept in memory all along.
+#[inline(always)]
+fn write<S: Simd>(_simd: S, sums: [S::f32s; REGISTERS], output: &mut [f32], start: usize) {
+    let sums: &[f32] = pulp::bytemuck::cast_slice(&sums);
+    if start < output.len() {
+        let width = sums.len().min(output.len() - start);
+        output[start..start + width].copy_from_slice(&sums[..width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, Distribution, Tensor};
+
+    fn random(rows: usize, columns: usize) -> Tensor<2> {
+        let device = Device::flex();
+        Tensor::random([rows, columns], Distribution::Normal(0.0, 1.0), &device)
+    }
+
+    fn values(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().try_into_vec().expect("f32")
+    }
+
+    #[test]
+    fn it_is_the_general_product_and_rows_do_not_depend_on_each_other() {
+        for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2048, 2056)] {
+            let weight = random(inputs, outputs);
+            let panels = Panels::pack(&values(weight.clone()), inputs, outputs, None);
+            let product = |x: &[f32]| {
+                let mut output = Vec::new();
+                panels.multiply(x, &mut output);
+                output
+            };
+            let all = random(17, inputs);
+            let x = values(all.clone());
+            let single: Vec<f32> = x.chunks_exact(inputs).flat_map(product).collect();
+            for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17] {
+                let found = product(&x[..rows * inputs]);
+                assert_eq!(found, single[..rows * outputs], "{rows} rows are {rows} times one");
+                let general =
+                    values(all.clone().slice([0..rows, 0..inputs]).matmul(weight.clone()));
+                for (a, b) in found.iter().zip(general) {
+                    // Sums of up to 2,048 products of unit normals, in another order.
+                    assert!((a - b).abs() < 1e-3, "{a} for {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bias_is_added_to_every_row() {
+        let weight = values(random(5, 3));
+        let bias = vec![1.0, -2.0, 0.5];
+        let x = values(random(4, 5));
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        Panels::pack(&weight, 5, 3, None).multiply(&x, &mut without);
+        Panels::pack(&weight, 5, 3, Some(bias.clone())).multiply(&x, &mut with);
+        for (i, (with, without)) in with.iter().zip(without).enumerate() {
+            assert_eq!(*with, without + bias[i % 3]);
+        }
+    }
+}
