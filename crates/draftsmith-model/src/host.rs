@@ -15,6 +15,9 @@ mod attention;
 mod panels;
 mod steps;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
 use pulp::Arch;
@@ -26,6 +29,9 @@ use crate::config::LlamaConfig;
 
 /// The most rows that are run here: beyond, general products are as good.
 pub(crate) const MOST_ROWS: usize = 256;
+
+/// Rows from which on two threads share them: below, starting the second costs more than it saves.
+const ROWS_FOR_TWO: usize = 20;
 
 /// Runs `work` with the best vector instructions that this processor has.
 #[inline(always)]
@@ -121,6 +127,89 @@ impl RopeTable {
     fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let row = position * self.half..(position + 1) * self.half;
         (&self.cos[row.clone()], &self.sin[row])
+    }
+}
+
+/// One decoder layer.
+#[derive(Debug)]
+pub(crate) struct HostLayer {
+    pub(crate) attention: HostAttention,
+    pub(crate) mlp: HostMlp,
+}
+
+impl HostLayer {
+    fn forward(
+        &self,
+        x: &mut [f32],
+        start: usize,
+        cache: &mut HostLayerCache,
+        rope: &RopeTable,
+        scratch: &mut Scratch,
+    ) {
+        self.attention.forward(x, start, cache, rope, scratch);
+        self.mlp.forward(x, scratch);
+    }
+}
+
+/// Runs layers on rows at positions from `start` on, in place; `caches` has one entry a layer.
+///
+/// Many rows are shared by two threads: one runs the first half through layer after layer, the
+/// other follows with the second half, one layer behind, because its queries look at the first
+/// half's keys. They meet once a layer, where products split over threads would meet four times.
+pub(crate) fn forward_layers(
+    layers: &[HostLayer],
+    x: &mut [f32],
+    start: usize,
+    caches: Vec<&mut HostLayerCache>,
+    rope: &RopeTable,
+) {
+    let width = layers[0].attention.norm.gamma.len();
+    let num_rows = x.len() / width;
+    if num_rows < ROWS_FOR_TWO || rayon::current_num_threads() < 2 {
+        let scratch = &mut Scratch::default();
+        for (layer, cache) in layers.iter().zip(caches) {
+            layer.forward(x, start, cache, rope, scratch);
+        }
+        return;
+    }
+    // The second half's queries see more keys, so the first half is the larger.
+    let half = num_rows.div_ceil(2).next_multiple_of(2);
+    let (first, second) = x.split_at_mut(half * width);
+    let caches: Vec<Mutex<&mut HostLayerCache>> = caches.into_iter().map(Mutex::new).collect();
+    let num_done = AtomicUsize::new(0);
+    let run = |x: &mut [f32], start: usize, before: &dyn Fn(usize), after: &dyn Fn(usize)| {
+        let scratch = &mut Scratch::default();
+        for (number, (layer, cache)) in layers.iter().zip(&caches).enumerate() {
+            before(number);
+            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+            layer.forward(x, start, &mut cache, rope, scratch);
+            drop(cache);
+            after(number);
+        }
+    };
+    rayon::join(
+        || {
+            // Should this half panic, the other must not wait for it.
+            let _all_done = AllDone(&num_done);
+            run(first, start, &|_| {}, &|number| num_done.store(number + 1, Ordering::Release));
+        },
+        || {
+            let wait = |number| {
+                while num_done.load(Ordering::Acquire) <= number {
+                    std::hint::spin_loop();
+                }
+            };
+            run(second, start + half, &wait, &|_| {});
+        },
+    );
+}
+
+/// Tells a waiting thread, when it goes, that there is nothing more to wait for.
+struct AllDone<'a>(&'a AtomicUsize);
+
+impl Drop for AllDone<'_> {
+    fn drop(&mut self) {
+        self.0.store(usize::MAX, Ordering::Release);
     }
 }
 

@@ -4,6 +4,8 @@
 //! [`KvCache::truncate`] cuts every layer that is longer. Truncation moves a number; what lies
 //! beyond it is overwritten by the next append.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Tensor};
 
 use crate::config::LlamaConfig;
@@ -78,6 +80,24 @@ impl KvCache {
         for layer in &mut self.layers {
             layer.len = layer.len.min(len);
         }
+    }
+
+    /// Counts `new` more tokens as read by each layer of a range, before the host path writes them.
+    ///
+    /// # Panics
+    /// If the layers hold different numbers of tokens, there is no room left, or the cache is not
+    /// in host memory.
+    pub(crate) fn extend_on_host(
+        &mut self,
+        layers: Range<usize>,
+        new: usize,
+    ) -> Vec<&mut HostLayerCache> {
+        let start = self.len(layers.start);
+        fn extend(layer: &mut LayerCache, start: usize, new: usize) -> &mut HostLayerCache {
+            assert_eq!(layer.len, start, "layers of one range run in step");
+            layer.extend_on_host(new)
+        }
+        self.layers[layers].iter_mut().map(|layer| extend(layer, start, new)).collect()
     }
 
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {

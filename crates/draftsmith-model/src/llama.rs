@@ -22,7 +22,7 @@ use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
-use crate::host::{self, HostAttention, HostMlp, HostNorm, Panels, RopeTable, Scratch};
+use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Scratch};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
 pub(crate) use load::{linear, pretty, transposed};
@@ -212,9 +212,9 @@ impl CausalLm {
         let layer_cache = cache.layer_mut(last);
         if let Some(host) = self.host_for(&hidden) {
             let memory = layer_cache.extend_on_host(seq);
-            let (attention, _) = &host.layers[last];
             let x = host::values(hidden);
-            attention.fill(&x, start, memory, &host.rope, &mut Scratch::default());
+            let scratch = &mut Scratch::default();
+            host.layers[last].attention.fill(&x, start, memory, &host.rope, scratch);
             return;
         }
         let positions = self.positions(start, seq, &hidden.device());
@@ -325,7 +325,7 @@ impl DecoderLayer {
 /// A model as `host` runs it: what few rows on the CPU go through instead of tensors.
 #[derive(Debug)]
 struct HostModel {
-    layers: Vec<(HostAttention, HostMlp)>,
+    layers: Vec<HostLayer>,
     norm: HostNorm,
     lm_head: Panels,
     rope: RopeTable,
@@ -343,7 +343,7 @@ impl HostModel {
                 &mlp.up_proj,
                 &mlp.down_proj,
             );
-            (attention, mlp)
+            HostLayer { attention, mlp }
         };
         let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
         Self {
@@ -363,15 +363,8 @@ impl HostModel {
         let (shape, device) = (hidden.dims(), hidden.device());
         let start = cache.len(layers.start);
         let mut x = host::values(hidden);
-        let mut scratch = Scratch::default();
-        for number in layers {
-            let (attention, mlp) = &self.layers[number];
-            let layer_cache = cache.layer_mut(number);
-            assert_eq!(layer_cache.len(), start, "layers of one range run in step");
-            let memory = layer_cache.extend_on_host(shape[1]);
-            attention.forward(&mut x, start, memory, &self.rope, &mut scratch);
-            mlp.forward(&mut x, &mut scratch);
-        }
+        let memory = cache.extend_on_host(layers.clone(), shape[1]);
+        host::forward_layers(&self.layers[layers], &mut x, start, memory, &self.rope);
         host::tensor(x, shape, &device)
     }
 }

@@ -57,6 +57,12 @@ impl DeviceChoice {
     }
 }
 
+/// Runs `work` on one of the CPU's pooled threads: a forward that shares its rows with a second
+/// thread starts that one much sooner from there than from outside the pool.
+pub(crate) fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| work())
+}
+
 #[cfg(feature = "cuda")]
 fn cuda(index: usize) -> Result<Device> {
     probe("cuda", move || Device::cuda(index))

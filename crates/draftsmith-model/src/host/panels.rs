@@ -150,6 +150,9 @@ impl WithSimd for Product<'_> {
 }
 
 /// Multiplies `[rows, inputs]` with panels laid end to end, into `[rows, outputs]`.
+///
+/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep
+/// the multipliers busy.
 #[inline(always)]
 pub(super) fn multiply_panels<S: Simd>(
     simd: S,
@@ -161,12 +164,20 @@ pub(super) fn multiply_panels<S: Simd>(
 ) {
     for (group, lines) in lines.chunks(PANELS_A_GROUP * inputs).enumerate() {
         let start = group * PANELS_A_GROUP * LINE;
-        if x.len() == inputs && lines.len() == PANELS_A_GROUP * inputs {
-            multiply_group(simd, x, lines, &mut output[start..]);
-            continue;
-        }
-        for (panel, lines) in lines.chunks_exact(inputs).enumerate() {
-            multiply_panel(simd, x, lines, outputs, start + panel * LINE, output);
+        let is_whole = lines.len() == PANELS_A_GROUP * inputs;
+        match x.len() / inputs {
+            1 if is_whole => pass::<S, 1, 4>(simd, x, lines, inputs, (outputs, start), output),
+            2 if is_whole => {
+                for (pair, lines) in lines.chunks_exact(2 * inputs).enumerate() {
+                    let at = (outputs, start + 2 * pair * LINE);
+                    pass::<S, 2, 2>(simd, x, lines, inputs, at, output);
+                }
+            }
+            _ => {
+                for (panel, lines) in lines.chunks_exact(inputs).enumerate() {
+                    multiply_panel(simd, x, lines, outputs, start + panel * LINE, output);
+                }
+            }
         }
     }
 }
@@ -190,101 +201,87 @@ pub(super) fn multiply_panel<S: Simd>(
         let output = &mut output[number * rows_a_pass * outputs..];
         let at = (outputs, column);
         match x.len() / inputs {
-            1 => pass::<S, 1>(simd, x, lines, at, output),
-            2 => pass::<S, 2>(simd, x, lines, at, output),
-            3 => pass::<S, 3>(simd, x, lines, at, output),
-            4 => pass::<S, 4>(simd, x, lines, at, output),
-            5 => pass::<S, 5>(simd, x, lines, at, output),
-            _ => pass::<S, 6>(simd, x, lines, at, output),
+            1 => pass::<S, 1, 1>(simd, x, lines, inputs, at, output),
+            2 => pass::<S, 2, 1>(simd, x, lines, inputs, at, output),
+            3 => pass::<S, 3, 1>(simd, x, lines, inputs, at, output),
+            4 => pass::<S, 4, 1>(simd, x, lines, inputs, at, output),
+            5 => pass::<S, 5, 1>(simd, x, lines, inputs, at, output),
+            _ => pass::<S, 6, 1>(simd, x, lines, inputs, at, output),
         }
     }
 }
 
 /// How far ahead a pass asks for its lines.
-const LINES_AHEAD: usize = 32;
+const LINES_AHEAD: usize = 64;
 
 /// Registers of a line that a pass holds sums for: with six rows, as many as there are registers
 /// for where each holds eight values.
 const REGISTERS: usize = 2;
 
-/// Multiplies `ROWS` rows with one panel.
+/// Multiplies `ROWS` rows with `PANELS` panels side by side.
 #[inline(always)]
-fn pass<S: Simd, const ROWS: usize>(
+#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+fn pass<S: Simd, const ROWS: usize, const PANELS: usize>(
     simd: S,
     x: &[f32],
     lines: &[Line],
+    inputs: usize,
     (outputs, column): (usize, usize),
     output: &mut [f32],
 ) {
-    let inputs = lines.len();
     // Cut so that the compiler sees every length to be `inputs`, and checks no index below.
     let mut rows = [&x[..inputs]; ROWS];
     for (r, row) in rows.iter_mut().enumerate() {
         *row = &x[r * inputs..][..inputs];
     }
-    let step = REGISTERS * S::F32_LANES;
-    for first in (0..LINE).step_by(step) {
-        let mut sums = [[simd.splat_f32s(0.0); REGISTERS]; ROWS];
-        for i in 0..inputs {
-            prefetch(&lines[i]);
-            let weights = S::as_simd_f32s(&lines[i].0[first..first + step]).0;
-            for r in 0..ROWS {
-                let factor = simd.splat_f32s(rows[r][i]);
-                for register in 0..REGISTERS {
-                    sums[r][register] =
-                        simd.mul_add_f32s(factor, weights[register], sums[r][register]);
-                }
-            }
-        }
-        for r in 0..ROWS {
-            write(simd, sums[r], &mut output[r * outputs..(r + 1) * outputs], column + first);
-        }
-    }
-}
-
-/// Multiplies one row with [`PANELS_A_GROUP`] panels side by side, so that enough sums are in
-/// flight to keep the multipliers busy.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
-fn multiply_group<S: Simd>(simd: S, x: &[f32], lines: &[Line], output: &mut [f32]) {
-    let inputs = x.len();
-    let mut panels = [&lines[..inputs]; PANELS_A_GROUP];
+    let mut panels = [&lines[..inputs]; PANELS];
     for (p, panel) in panels.iter_mut().enumerate() {
         *panel = &lines[p * inputs..][..inputs];
     }
     let step = REGISTERS * S::F32_LANES;
     for first in (0..LINE).step_by(step) {
-        let mut sums = [[simd.splat_f32s(0.0); REGISTERS]; PANELS_A_GROUP];
+        let mut sums = [[[simd.splat_f32s(0.0); REGISTERS]; ROWS]; PANELS];
         for i in 0..inputs {
-            let factor = simd.splat_f32s(x[i]);
-            for p in 0..PANELS_A_GROUP {
+            for p in 0..PANELS {
+                // Four streams side by side are enough to look ahead by itself.
+                if PANELS < PANELS_A_GROUP {
+                    let is_inside = PANELS == 1 || i + LINES_AHEAD < inputs;
+                    let skipped = if is_inside { 0 } else { (PANELS - 1) * inputs };
+                    prefetch(&panels[p][i], LINES_AHEAD + skipped);
+                }
                 let weights = S::as_simd_f32s(&panels[p][i].0[first..first + step]).0;
-                for register in 0..REGISTERS {
-                    sums[p][register] =
-                        simd.mul_add_f32s(factor, weights[register], sums[p][register]);
+                for r in 0..ROWS {
+                    let factor = simd.splat_f32s(rows[r][i]);
+                    for register in 0..REGISTERS {
+                        sums[p][r][register] =
+                            simd.mul_add_f32s(factor, weights[register], sums[p][r][register]);
+                    }
                 }
             }
         }
-        for p in 0..PANELS_A_GROUP {
-            write(simd, sums[p], output, p * LINE + first);
+        for p in 0..PANELS {
+            for r in 0..ROWS {
+                let row = &mut output[r * outputs..(r + 1) * outputs];
+                write(simd, sums[p][r], row, column + p * LINE + first);
+            }
         }
     }
 }
 
-/// Asks for the line that a pass needs some lines later, in this panel or the next: one stream at a
-/// time does not make the processor look ahead far enough on its own.
+/// Asks for the line that a pass needs so many lines later, in this panel or the next: one stream
+/// at a time does not make the processor look ahead far enough on its own.
 #[inline(always)]
-fn prefetch(line: &Line) {
+fn prefetch(line: &Line, num_lines: usize) {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
     // SAFETY: a prefetch of any address is allowed, and this one is only computed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ahead = std::ptr::from_ref(line).wrapping_add(LINES_AHEAD);
+        let ahead = std::ptr::from_ref(line).wrapping_add(num_lines);
         _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
+    let _ = (line, num_lines);
 }
 
 /// Stores sums from `start` on, as far as the outputs go: a last panel may be wider than them.

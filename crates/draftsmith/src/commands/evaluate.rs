@@ -21,6 +21,7 @@ use self::settings::Setting;
 use self::write::write;
 use crate::commands::build_data::{Source, read_sources};
 use crate::console::{Console, Interrupted};
+use crate::device::on_pool;
 use crate::pair::{Pair, hash_dir};
 use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
@@ -37,6 +38,10 @@ pub(crate) struct Evaluation {
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evaluation> {
+    on_pool(|| evaluate(recipe, device, console))
+}
+
+fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evaluation> {
     let evaluate = recipe
         .evaluate
         .as_ref()

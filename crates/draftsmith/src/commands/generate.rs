@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::cli::GenerateArguments;
 use crate::console::{Console, Interrupted};
+use crate::device::on_pool;
 use crate::pair::Pair;
 use crate::recipe;
 
@@ -40,6 +41,15 @@ struct RoundSummary {
 
 /// Runs the command.
 pub(crate) fn run(
+    arguments: &GenerateArguments,
+    seed: u64,
+    device: &Device,
+    console: &Console,
+) -> Result<()> {
+    on_pool(|| generate(arguments, seed, device, console))
+}
+
+fn generate(
     arguments: &GenerateArguments,
     seed: u64,
     device: &Device,
