@@ -108,6 +108,17 @@ pub enum ModelError {
         /// The draft's width.
         expected: usize,
     },
+    /// An adapter cannot sit where it should.
+    #[error(
+        "exit layer {exit_layer} of a target with {num_layers} layers: expected 1 to {}",
+        num_layers.saturating_sub(1)
+    )]
+    ExitLayer {
+        /// The layers before the adapter.
+        exit_layer: usize,
+        /// The target's layers.
+        num_layers: usize,
+    },
     /// The tensors of an acceptance head fit neither schema.
     #[error("`{path}`: {problem}")]
     HeadSchema {

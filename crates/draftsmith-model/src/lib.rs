@@ -1,9 +1,11 @@
-//! Llama-architecture models, their KV cache, acceptance heads, and their weight files.
+//! Llama-architecture models, their KV cache, acceptance heads, self-draft adapters, and their
+//! weight files.
 //!
 //! The base of everything that computes with tensors. It knows nothing of datasets, prompts or
 //! decoding loops, and picks no device: callers hand one in.
 
 mod acceptance_head;
+mod adapter;
 mod config;
 mod error;
 mod host;
@@ -12,6 +14,7 @@ mod llama;
 mod weights;
 
 pub use acceptance_head::{AcceptanceHead, AcceptanceHeadConfig};
+pub use adapter::{Adapter, AdapterConfig};
 pub use config::{LlamaConfig, RopeConfig, RopeScaling};
 pub use error::ModelError;
 pub use kv_cache::KvCache;

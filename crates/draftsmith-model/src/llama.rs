@@ -10,7 +10,7 @@
 
 pub(crate) mod attention;
 mod load;
-mod rope;
+pub(crate) mod rope;
 #[cfg(test)]
 mod tests;
 
@@ -19,17 +19,14 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
+use burn::tensor::{Device, Int, Tensor, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
 use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Scratch};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
-pub(crate) use load::{linear, pretty, transposed};
+pub(crate) use load::{linear, pretty, read_linear, read_norm, transposed};
 use rope::Rope;
-
-/// Added to scores that must not be seen: softmax turns it into exactly 0 in f32.
-const MASKED: f32 = -1e30;
 
 /// A causal language model of the Llama architecture.
 #[derive(Module, Debug)]
@@ -188,7 +185,7 @@ impl CausalLm {
         if let Some(host) = self.host_for(&hidden) {
             return host.forward_layers(layers, hidden, cache);
         }
-        let positions = self.positions(start, hidden.dims()[1], &hidden.device());
+        let positions = Positions::new(&self.rope, start, hidden.dims()[1]);
         layers.fold(hidden, |hidden, number| {
             let layer_cache = cache.layer_mut(number);
             assert_eq!(layer_cache.len(), start, "layers of one range run in step");
@@ -217,7 +214,7 @@ impl CausalLm {
             host.layers[last].attention.fill(&x, start, memory, &host.rope, scratch);
             return;
         }
-        let positions = self.positions(start, seq, &hidden.device());
+        let positions = Positions::new(&self.rope, start, seq);
         let layer = &self.layers[last];
         layer.self_attn.fill(layer.input_layernorm.forward(hidden), &positions, layer_cache);
     }
@@ -262,7 +259,7 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `num_layers + 1` of `[batch, seq, hidden]`
     pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        let positions = self.positions(0, ids.dims()[1], &self.device());
+        let positions = Positions::new(&self.rope, 0, ids.dims()[1]);
         let mut states = vec![self.embed(ids)];
         for layer in &self.layers {
             let last = states[states.len() - 1].clone();
@@ -279,7 +276,7 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let hidden = self.embed(ids);
-        let positions = self.positions(0, hidden.dims()[1], &hidden.device());
+        let positions = Positions::new(&self.rope, 0, hidden.dims()[1]);
         let hidden = self
             .layers
             .iter()
@@ -291,19 +288,6 @@ impl CausalLm {
     fn host_for(&self, hidden: &Tensor<3>) -> Option<&HostModel> {
         let [batch, seq, _] = hidden.dims();
         self.host.as_deref().filter(|_| batch * seq <= host::MOST_ROWS)
-    }
-
-    /// The rotary tables and mask of `seq` tokens that follow `start` others.
-    fn positions(&self, start: usize, seq: usize, device: &Device) -> Positions {
-        let mask = (seq > 1).then(|| {
-            let all = start + seq;
-            let mut mask = vec![0.0; seq * all];
-            for (query, row) in mask.chunks_exact_mut(all).enumerate() {
-                row[start + query + 1..].fill(MASKED);
-            }
-            Tensor::from_data(TensorData::new(mask, [1, 1, seq, all]), device)
-        });
-        Positions { rope: self.rope.window(start, seq), mask }
     }
 }
 

@@ -6,11 +6,11 @@
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, activation::softmax};
+use burn::tensor::{Tensor, TensorData, activation::softmax};
 
 use crate::config::LlamaConfig;
 use crate::kv_cache::LayerCache;
-use crate::llama::rope::RopeWindow;
+use crate::llama::rope::{Rope, RopeWindow};
 use crate::llama::{LinearShape, project};
 
 /// The four projections of one layer's attention.
@@ -32,6 +32,25 @@ pub(crate) struct Positions {
     /// Added to the scores, `[1, 1, seq, all]`: 0 where a query may look, a large negative number
     /// where it may not. `None` when every query may look everywhere.
     pub(crate) mask: Option<Tensor<4>>,
+}
+
+/// Added to scores that must not be seen: softmax turns it into exactly 0 in f32.
+const MASKED: f32 = -1e30;
+
+impl Positions {
+    /// The rotary tables and mask of `seq` tokens that follow `start` others.
+    pub(crate) fn new(rope: &Rope, start: usize, seq: usize) -> Self {
+        let rope = rope.window(start, seq);
+        let mask = (seq > 1).then(|| {
+            let all = start + seq;
+            let mut mask = vec![0.0; seq * all];
+            for (query, row) in mask.chunks_exact_mut(all).enumerate() {
+                row[start + query + 1..].fill(MASKED);
+            }
+            Tensor::from_data(TensorData::new(mask, [1, 1, seq, all]), &rope.device())
+        });
+        Self { rope, mask }
+    }
 }
 
 impl Attention {

@@ -161,7 +161,7 @@ fn read_layer(
     })
 }
 
-fn read_linear(
+pub(crate) fn read_linear(
     prefix: &str,
     shape: &LinearShape,
     reader: &mut WeightReader,
@@ -178,7 +178,7 @@ fn read_linear(
     Ok(linear(weight, [shape.input, shape.output], bias, device))
 }
 
-fn read_norm(
+pub(crate) fn read_norm(
     config: &LlamaConfig,
     name: &str,
     reader: &mut WeightReader,

@@ -70,6 +70,11 @@ pub(crate) struct RopeWindow {
 }
 
 impl RopeWindow {
+    /// Where the tables are.
+    pub(crate) fn device(&self) -> Device {
+        self.cos.device()
+    }
+
     /// Rotates queries or keys, and multiplies them with `scale`.
     ///
     /// # Shapes
