@@ -1,6 +1,8 @@
 //! Integration tests: everything through the command line, on the embedded models.
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail like its tests")]
 
+#[path = "cli/adapter.rs"]
+mod adapter;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
 #[path = "cli/generate.rs"]

@@ -16,7 +16,7 @@ pub enum DecodeError {
         prompt: usize,
         /// Tokens the context holds.
         context: usize,
-        /// Whose context it is: `target` or `draft`.
+        /// Whose context it is: `target`, `draft` or `adapter`.
         role: &'static str,
     },
     /// A prompt has a token that the model has no embedding for.

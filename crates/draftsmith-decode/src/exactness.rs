@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, Draws, Sampling, SeededDraws, StopRule, enumerate, law,
+    Bounds, ConfidenceThreshold, Decoding, DraftSignals, Draws, Sampling, SeededDraws, SignalNeeds,
+    StopRule, enumerate, law,
 };
 
 use crate::error::DecodeError;
@@ -71,9 +72,9 @@ impl<T> Drafter<T> for Table {
         _target: &mut T,
         tokens: &[u32],
         _num_candidates: usize,
-        _needs_acceptance_prob: bool,
+        _needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let signals = DraftSignals { acceptance_prob: None };
+        let signals = DraftSignals::default();
         Ok(Drafted { logits: self.row(tokens), signals, num_forwards: 1 })
     }
 
@@ -81,6 +82,84 @@ impl<T> Drafter<T> for Table {
 
     fn context(&self) -> usize {
         self.context
+    }
+}
+
+/// A target that its drafter advances, as a self-draft does. Its rows follow from what it has read
+/// itself, not from the tokens it is handed: were either side not rolled back, the law would show
+/// it.
+#[derive(Clone)]
+struct Advanced {
+    table: Table,
+    /// What its shallow layers have read.
+    read: Vec<u32>,
+    /// How much of that its deep layers have read.
+    num_verified: usize,
+}
+
+impl Advanced {
+    fn advance(&mut self, tokens: &[u32]) {
+        self.read.extend_from_slice(&tokens[self.read.len()..]);
+    }
+}
+
+impl Target for Advanced {
+    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.read = prompt[..prompt.len() - 1].to_vec();
+        self.num_verified = self.read.len();
+        Ok(())
+    }
+
+    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
+        self.advance(tokens);
+        assert_eq!(num_rows, self.read.len() - self.num_verified, "each position once");
+        self.num_verified = self.read.len();
+        self.table.logits(&self.read, num_rows)
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        self.read.truncate(len);
+        self.num_verified = self.num_verified.min(len);
+    }
+
+    fn context(&self) -> usize {
+        self.table.context
+    }
+}
+
+/// A drafter that reads what an [`Advanced`] target has read, and nothing else.
+#[derive(Clone)]
+struct Advancing {
+    table: Table,
+    read: Vec<u32>,
+}
+
+impl Drafter<Advanced> for Advancing {
+    fn begin(&mut self, target: &mut Advanced, _prompt: &[u32]) -> Result<(), DecodeError> {
+        self.read.clone_from(&target.read);
+        Ok(())
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut Advanced,
+        tokens: &[u32],
+        _num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Result<Drafted, DecodeError> {
+        target.advance(tokens);
+        self.read.extend_from_slice(&target.read[self.read.len()..]);
+        let logits = self.table.row(&self.read);
+        let signals = needs.signals_of_logits(&logits);
+        Ok(Drafted { logits, signals, num_forwards: 1 })
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        self.read.truncate(len);
+    }
+
+    fn context(&self) -> usize {
+        self.table.context
     }
 }
 
@@ -157,12 +236,27 @@ impl Case {
         law
     }
 
-    fn speculative_law(&self, rule: &StopMap) -> BTreeMap<Vec<u32>, f64> {
+    fn speculative_law(&self, rule: &(impl StopRule + Clone)) -> BTreeMap<Vec<u32>, f64> {
+        self.law_of(&self.target, &self.draft, rule)
+    }
+
+    /// The same with the tables as a target and the self-draft that advances it.
+    fn self_speculative_law(&self, rule: &(impl StopRule + Clone)) -> BTreeMap<Vec<u32>, f64> {
+        let target = Advanced { table: self.target.clone(), read: vec![], num_verified: 0 };
+        self.law_of(&target, &Advancing { table: self.draft.clone(), read: vec![] }, rule)
+    }
+
+    fn law_of<T: Target + Clone, D: Drafter<T> + Clone>(
+        &self,
+        target: &T,
+        drafter: &D,
+        rule: &(impl StopRule + Clone),
+    ) -> BTreeMap<Vec<u32>, f64> {
         let decoding = Decoding::Sampled(self.sampling);
         law(enumerate(|draws| {
             let generation = decode_speculative(
-                &mut self.target.clone(),
-                &mut self.draft.clone(),
+                &mut target.clone(),
+                &mut drafter.clone(),
                 &mut rule.clone(),
                 &decoding,
                 &[0],
@@ -220,6 +314,27 @@ fn every_stop_map_leaves_the_targets_law_at_a_vocabulary_of_four() {
                 rule.bits |= ((branch_map >> bit) & 1) << rule.index(prefix);
             }
             assert_same_law(&case.speculative_law(&rule), &expected);
+        }
+    }
+}
+
+#[test]
+fn a_drafter_that_advances_the_target_leaves_its_law() {
+    for (vocab_size, depth, max_new_tokens) in [(2, 3, 5), (3, 2, 4)] {
+        for seed in 0..2 {
+            for eos in [None, Some(1)] {
+                let case = Case::new(vocab_size, max_new_tokens, eos, 300 + seed);
+                let expected = case.target_law();
+                for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
+                    let rule = StopMap { vocab_size, depth, bits };
+                    assert_same_law(&case.self_speculative_law(&rule), &expected);
+                }
+                for threshold in [0.4, 0.6, 0.8] {
+                    let bounds = Bounds { min: 1, max: depth };
+                    let rule = ConfidenceThreshold::new(threshold, bounds).expect("valid");
+                    assert_same_law(&case.self_speculative_law(&rule), &expected);
+                }
+            }
         }
     }
 }

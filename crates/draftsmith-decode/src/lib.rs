@@ -4,7 +4,9 @@
 //! (verification, stop rules, draws); what computes is `draftsmith-model`.
 
 mod error;
+mod features;
 mod round;
+mod self_draft;
 mod separate_draft;
 mod session;
 
@@ -13,6 +15,7 @@ pub use round::{
     Drafted, Drafter, Finish, Generation, Limits, RoundTokens, Target, decode_plain,
     decode_speculative,
 };
+pub use self_draft::SelfDraft;
 pub use separate_draft::SeparateDraft;
 pub use session::{Logits, ModelSession};
 

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, Round, StopRule, Trace, Verdict, argmax, verify_greedy,
-    verify_sampled,
+    Decoding, DraftSignals, Draws, Round, SignalNeeds, StopRule, Trace, Verdict, argmax,
+    verify_greedy, verify_sampled,
 };
 
 use crate::error::DecodeError;
@@ -47,7 +47,8 @@ pub trait Drafter<T> {
     fn begin(&mut self, target: &mut T, prompt: &[u32]) -> Result<(), DecodeError>;
 
     /// Reads what it has not read of `tokens`, the whole sequence with this round's
-    /// `num_candidates` candidates at its end, and returns what the next candidate is drawn from.
+    /// `num_candidates` candidates at its end, and returns what the next candidate is drawn from,
+    /// with the signals that are needed of it.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -56,7 +57,7 @@ pub trait Drafter<T> {
         target: &mut T,
         tokens: &[u32],
         num_candidates: usize,
-        needs_acceptance_prob: bool,
+        needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError>;
 
     /// Forgets all tokens from position `len` on.
@@ -298,13 +299,12 @@ fn draft_phase<T: Target, D: Drafter<T>>(
     let confirmed = sequence.tokens.len();
     let bounds = rule.bounds();
     let most = bounds.max.min(sequence.num_remaining() - 1);
-    let needs_acceptance_prob = rule.needs_acceptance_prob();
+    let needs = rule.needs();
     let mut phase =
         DraftPhase { draft_probs: Vec::new(), num_forwards: 0, time: Duration::default() };
     rule.begin_round();
     for num_candidates in 0..most {
-        let drafted =
-            drafter.draft(target, &sequence.tokens, num_candidates, needs_acceptance_prob)?;
+        let drafted = drafter.draft(target, &sequence.tokens, num_candidates, needs)?;
         phase.num_forwards += drafted.num_forwards;
         let candidate = match decoding {
             Decoding::Greedy => argmax(&drafted.logits),

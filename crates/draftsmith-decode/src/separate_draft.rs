@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::sigmoid;
 use draftsmith_model::{AcceptanceHead, CausalLm};
-use draftsmith_theory::DraftSignals;
+use draftsmith_theory::{DraftSignals, SignalNeeds};
 
 use crate::error::DecodeError;
 use crate::round::{Drafted, Drafter, Target};
@@ -51,13 +51,13 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
         _target: &mut T,
         tokens: &[u32],
         num_candidates: usize,
-        needs_acceptance_prob: bool,
+        needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
         let new = self.readable(&tokens[self.session.num_read()..]);
         let hidden = self.session.read(&new, 1);
         // The last token read is the candidate before the one now drafted: its own hidden state,
         // hence the head's word on it.
-        let head = self.head.filter(|_| needs_acceptance_prob && num_candidates > 0);
+        let head = self.head.filter(|_| needs.acceptance_prob && num_candidates > 0);
         let acceptance_prob = match head {
             Some(head) => {
                 let [_, _, width] = hidden.dims();
@@ -73,9 +73,10 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
             }
             None => None,
         };
-        let mut logits = self.session.logits_of(hidden)?.row(0).to_vec();
+        let mut logits = self.session.logits_of(hidden)?.into_values();
         logits.resize(self.vocab_size, f32::NEG_INFINITY);
-        Ok(Drafted { logits, signals: DraftSignals { acceptance_prob }, num_forwards: 1 })
+        let signals = DraftSignals { acceptance_prob, ..needs.signals_of_logits(&logits) };
+        Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
     fn roll_back(&mut self, len: usize) {

@@ -4,6 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, KvCache};
 
 use crate::error::DecodeError;
+use crate::features::{Features, last_rows};
 use crate::round::Target;
 
 /// Rows of logits over the vocabulary, on the host.
@@ -33,6 +34,11 @@ impl Logits {
         &self.values[index * self.vocab_size..(index + 1) * self.vocab_size]
     }
 
+    /// All rows, laid end to end.
+    pub(crate) fn into_values(self) -> Vec<f32> {
+        self.values
+    }
+
     /// All rows in order.
     pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
         self.values.chunks_exact(self.vocab_size)
@@ -46,6 +52,19 @@ pub struct ModelSession<'m> {
     device: Device,
     cache: KvCache,
     role: &'static str,
+    /// Of a self-draft's target.
+    exit: Option<EarlyExit>,
+}
+
+/// What a session needs on top whose shallow layers run ahead of its deep ones.
+#[derive(Debug)]
+struct EarlyExit {
+    /// The number of shallow layers.
+    layer: usize,
+    /// What came out of them, of positions that the deep layers or the drafter have yet to read.
+    features: Features,
+    /// The drafter has read the features before this position.
+    num_drafted_from: usize,
 }
 
 impl<'m> ModelSession<'m> {
@@ -53,7 +72,30 @@ impl<'m> ModelSession<'m> {
     /// `target` or `draft`. The model's own context bounds the capacity.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         let capacity = capacity.min(model.config().max_position_embeddings);
-        Self { model, device: model.device(), cache: model.new_cache(capacity), role }
+        let cache = model.new_cache(capacity);
+        Self { model, device: model.device(), cache, role, exit: None }
+    }
+
+    /// A session for the target of a self-draft: the layers before `exit_layer` may run ahead, and
+    /// what comes out of them, the features, is kept until the layers behind the exit and the
+    /// drafter have read it.
+    ///
+    /// Other drafters, and none, work with it too, but nobody then reads the features: they take
+    /// the room of one hidden state a token until the next sequence begins.
+    ///
+    /// # Panics
+    /// Unless there are layers on both sides of the exit: adapters are checked against their target
+    /// when they are loaded.
+    pub fn with_exit(
+        model: &'m CausalLm,
+        exit_layer: usize,
+        capacity: usize,
+        role: &'static str,
+    ) -> Self {
+        let num_layers = model.config().num_hidden_layers;
+        assert!((1..num_layers).contains(&exit_layer), "an exit lies between two layers");
+        let exit = EarlyExit { layer: exit_layer, features: Features::new(0), num_drafted_from: 0 };
+        Self { exit: Some(exit), ..Self::new(model, capacity, role) }
     }
 
     /// The model.
@@ -66,9 +108,19 @@ impl<'m> ModelSession<'m> {
         self.role
     }
 
-    /// The number of tokens read and not truncated.
+    /// The number of tokens read and not truncated; the deep layers of a self-draft's target may
+    /// have read fewer.
     pub fn num_read(&self) -> usize {
         self.cache.len(0)
+    }
+
+    /// The number of tokens that all layers have read.
+    pub(crate) fn num_read_by_all(&self) -> usize {
+        self.cache.len(self.num_layers() - 1)
+    }
+
+    fn num_layers(&self) -> usize {
+        self.model.config().num_hidden_layers
     }
 
     /// The number of tokens there is room for.
@@ -79,41 +131,83 @@ impl<'m> ModelSession<'m> {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.cache.truncate(len);
+        if let Some(exit) = &mut self.exit {
+            exit.features.truncate(len);
+            exit.num_drafted_from = exit.num_drafted_from.min(len);
+        }
     }
 
-    /// Reads new tokens and returns the final hidden states of the last `num_rows` of them.
+    /// Runs the layers before the exit on what they have not read of `tokens`, the whole sequence,
+    /// and returns the features of all positions from `from` on, for the drafter: once it has them
+    /// it may not ask for them again.
+    ///
+    /// # Shapes
+    /// - output: `[1, tokens.len() - from, hidden]`, hidden states at the exit layer
+    ///
+    /// # Panics
+    /// If the session has no exit, or the features of `from` are no longer held.
+    pub(crate) fn features(&mut self, tokens: &[u32], from: usize) -> Tensor<3> {
+        self.read_shallow(&tokens[self.num_read()..]);
+        let num_read_by_all = self.num_read_by_all();
+        let exit = expect_exit(&mut self.exit);
+        let features = exit.features.since(from);
+        exit.num_drafted_from = tokens.len();
+        exit.features.release_before(num_read_by_all);
+        features
+    }
+
+    /// Runs the layers before the exit on new tokens and keeps what comes out.
+    fn read_shallow(&mut self, new: &[u32]) {
+        if new.is_empty() {
+            return;
+        }
+        let hidden = self.model.embed(self.ids(new));
+        let exit = expect_exit(&mut self.exit);
+        let run = self.model.forward_layers(0..exit.layer, hidden, &mut self.cache);
+        exit.features.push(run);
+    }
+
+    /// Runs the layers behind the exit on every position they have not read, in one forward, and
+    /// returns the hidden states of those positions.
+    fn read_deep(&mut self) -> Tensor<3> {
+        let num_layers = self.num_layers();
+        let (exit_layer, hidden) = self.features_of_unread();
+        self.model.forward_layers(exit_layer..num_layers, hidden, &mut self.cache)
+    }
+
+    /// The exit layer, and its features at every position that the layers behind it have not read.
+    fn features_of_unread(&mut self) -> (usize, Tensor<3>) {
+        let from = self.num_read_by_all();
+        let exit = expect_exit(&mut self.exit);
+        let hidden = exit.features.since(from);
+        // What is left is the last candidate's: should it be accepted, the drafter reads it then.
+        exit.features.release_before(exit.num_drafted_from);
+        (exit.layer, hidden)
+    }
+
+    /// Reads new tokens and returns the final hidden states of the last `num_rows` tokens read.
     ///
     /// # Shapes
     /// - output: `[1, num_rows, hidden]`, after the final norm
     pub(crate) fn read(&mut self, new: &[u32], num_rows: usize) -> Tensor<3> {
-        debug_assert!(num_rows <= new.len());
-        let hidden = self.model.embed(self.ids(new));
-        let layers = 0..self.model.config().num_hidden_layers;
-        let hidden = self.model.forward_layers(layers, hidden, &mut self.cache);
-        let [_, seq, width] = hidden.dims();
-        let last = hidden.slice([0..1, seq - num_rows..seq, 0..width]);
-        self.model.final_norm(last)
+        let hidden = if self.exit.is_some() {
+            self.read_shallow(new);
+            self.read_deep()
+        } else {
+            let hidden = self.model.embed(self.ids(new));
+            self.model.forward_layers(0..self.num_layers(), hidden, &mut self.cache)
+        };
+        self.model.final_norm(last_rows(hidden, num_rows))
     }
 
     /// Logits of normed hidden states, brought to the host: the one sync of a forward.
     pub(crate) fn logits_of(&self, hidden: Tensor<3>) -> Result<Logits, DecodeError> {
-        let values = to_host(self.model.lm_head(hidden), self.role)?;
-        if values.iter().any(|v| v.is_nan() || *v == f32::INFINITY) {
-            return Err(DecodeError::NotFinite { role: self.role, num_tokens: self.num_read() });
-        }
-        Ok(Logits::new(values, self.model.config().vocab_size))
+        head_logits(self.model, hidden, self.role, self.num_read())
     }
 
     /// Checks that a prompt can be read with room for one more token.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), DecodeError> {
-        let (prompt_len, context) = (prompt.len(), self.capacity());
-        if prompt_len + 1 > context {
-            return Err(DecodeError::PromptTooLong {
-                prompt: prompt_len,
-                context,
-                role: self.role,
-            });
-        }
+        check_fits(prompt, self.capacity(), self.role)?;
         let vocab_size = self.model.config().vocab_size;
         match prompt.iter().find(|id| **id as usize >= vocab_size) {
             Some(id) => Err(DecodeError::UnknownToken { id: *id, vocab_size, role: self.role }),
@@ -140,6 +234,40 @@ impl<'m> ModelSession<'m> {
     }
 }
 
+fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
+    exit.as_mut().expect("a self-draft's target has a session with an exit")
+}
+
+/// Checks that a prompt leaves room for one more token in a context.
+pub(crate) fn check_fits(
+    prompt: &[u32],
+    context: usize,
+    role: &'static str,
+) -> Result<(), DecodeError> {
+    if prompt.len() < context {
+        return Ok(());
+    }
+    Err(DecodeError::PromptTooLong { prompt: prompt.len(), context, role })
+}
+
+/// What a model's LM head says of normed hidden states, brought to the host: the one sync of a
+/// forward.
+///
+/// # Errors
+/// If a logit is NaN or +∞, of which `role` is then told, or the device fails.
+pub(crate) fn head_logits(
+    model: &CausalLm,
+    hidden: Tensor<3>,
+    role: &'static str,
+    num_tokens: usize,
+) -> Result<Logits, DecodeError> {
+    let values = to_host(model.lm_head(hidden), role)?;
+    if values.iter().any(|v| v.is_nan() || *v == f32::INFINITY) {
+        return Err(DecodeError::NotFinite { role, num_tokens });
+    }
+    Ok(Logits::new(values, model.config().vocab_size))
+}
+
 /// Copies a tensor to the host as f32.
 pub(crate) fn to_host<const D: usize>(
     tensor: Tensor<D>,
@@ -155,8 +283,15 @@ impl Target for ModelSession<'_> {
         self.check_prompt(prompt)?;
         self.truncate(0);
         let prefix = &prompt[..prompt.len() - 1];
-        if !prefix.is_empty() {
-            self.model.fill_cache(self.model.embed(self.ids(prefix)), &mut self.cache);
+        if prefix.is_empty() {
+            return Ok(());
+        }
+        if self.exit.is_some() {
+            self.read_shallow(prefix);
+            let (exit_layer, hidden) = self.features_of_unread();
+            self.model.fill_cache(exit_layer, hidden, &mut self.cache);
+        } else {
+            self.model.fill_cache(0, self.model.embed(self.ids(prefix)), &mut self.cache);
         }
         Ok(())
     }

@@ -158,6 +158,18 @@ impl AdapterConfig {
                 });
             }
         }
+        let (context, needed) =
+            (self.llama.max_position_embeddings, target.max_position_embeddings);
+        if context < needed {
+            return Err(ModelError::Config {
+                path,
+                key: "max_position_embeddings",
+                problem: format!(
+                    "is {context}, but the target reads {needed} tokens: the adapter rotates with \
+                     the target's table, so raise it to that"
+                ),
+            });
+        }
         if self.exit_layer == 0 || self.exit_layer >= target.num_hidden_layers {
             return Err(ModelError::Config {
                 path,

@@ -193,17 +193,17 @@ impl CausalLm {
         })
     }
 
-    /// Reads new tokens into every layer's cache, for their keys and values alone: of the last
-    /// layer nothing else is computed.
+    /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
+    /// values alone: of the last layer nothing else is computed.
     ///
     /// # Shapes
-    /// - hidden: `[1, seq, hidden]`, embeddings
+    /// - hidden: `[1, seq, hidden]`, the stream after `first` layers; embeddings where that is 0
     ///
     /// # Panics
     /// If the layers hold different numbers of tokens, or the cache is full.
-    pub fn fill_cache(&self, hidden: Tensor<3>, cache: &mut KvCache) {
+    pub fn fill_cache(&self, first: usize, hidden: Tensor<3>, cache: &mut KvCache) {
         let last = self.config.num_hidden_layers - 1;
-        let hidden = self.forward_layers(0..last, hidden, cache);
+        let hidden = self.forward_layers(first..last, hidden, cache);
         let start = cache.len(last);
         let [_, seq, _] = hidden.dims();
         let layer_cache = cache.layer_mut(last);
@@ -266,6 +266,29 @@ impl CausalLm {
             states.push(layer.forward(last, &positions, None));
         }
         states
+    }
+
+    /// The hidden states after `exit_layer` layers, and the final ones (after the final norm), over
+    /// whole sequences in one pass, without a cache. No other layer's states are kept.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: twice `[batch, seq, hidden]`
+    ///
+    /// # Panics
+    /// If there are fewer layers than `exit_layer`.
+    pub fn hidden_states_at(
+        &self,
+        ids: Tensor<2, Int>,
+        exit_layer: usize,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let positions = Positions::new(&self.rope, 0, ids.dims()[1]);
+        let run = |layers: &[DecoderLayer], hidden: Tensor<3>| {
+            layers.iter().fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
+        };
+        let exit = run(&self.layers[..exit_layer], self.embed(ids));
+        let last = run(&self.layers[exit_layer..], exit.clone());
+        (exit, self.final_norm(last))
     }
 
     /// The final hidden states (after the final norm) over whole sequences, without a cache.

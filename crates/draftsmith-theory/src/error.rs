@@ -28,6 +28,9 @@ pub enum TheoryError {
     /// A stop threshold that is not a probability.
     #[error("stop_threshold must lie between 0 and 1, not `{0}`")]
     StopThreshold(f64),
+    /// A confidence threshold that is not a probability.
+    #[error("confidence_threshold must lie between 0 and 1, not `{0}`")]
+    ConfidenceThreshold(f64),
     /// An observation whose time is not a positive finite number of seconds.
     #[error("observation `{index}` must have a positive finite time, not `{seconds}` seconds")]
     ObservationTime {

@@ -44,6 +44,9 @@ pub use head_metrics::{HeadMetrics, HeadScores};
 pub use mixing::{acceptance_prob, keep_target};
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
-pub use stop_rule::{Bounds, DraftSignals, FixedLength, RejectionThreshold, StopRule};
+pub use stop_rule::{
+    Bounds, ConfidenceThreshold, DraftSignals, FixedLength, RejectionThreshold, SignalNeeds,
+    StopRule,
+};
 pub use trace::{Counts, Round, Trace};
 pub use verify::{Verdict, verify_greedy, verify_sampled};

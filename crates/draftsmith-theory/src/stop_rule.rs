@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
+use crate::distribution::checked_max;
 
 /// What the drafter knows when it has just drawn a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -19,6 +20,40 @@ pub struct DraftSignals {
     /// s − 1, whose hidden state gives that candidate's acceptance probability, and yields q_s, from which
     /// candidate s is drawn at no further cost.
     pub acceptance_prob: Option<f64>,
+    /// The largest probability of the distribution this candidate was drawn from, raw: at temperature 1, before top-k
+    /// and top-p. Of a greedy candidate it is the candidate's own. None unless the rule needs it.
+    pub confidence: Option<f64>,
+}
+
+/// Which signals a rule reads. Drafters give these and need not work out the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SignalNeeds {
+    /// [`DraftSignals::acceptance_prob`], for which the drafter must run an acceptance head.
+    pub acceptance_prob: bool,
+    /// [`DraftSignals::confidence`].
+    pub confidence: bool,
+}
+
+impl SignalNeeds {
+    /// The needed signals that are functions of a candidate's raw logits alone, the same for every drafter. What asks
+    /// for more than logits is left None for the drafter to fill in.
+    ///
+    /// # Panics
+    /// If a signal is needed and no logit is finite, or any is NaN or +∞.
+    pub fn signals_of_logits(self, logits: &[f32]) -> DraftSignals {
+        DraftSignals {
+            acceptance_prob: None,
+            confidence: self.confidence.then(|| largest_prob(logits)),
+        }
+    }
+}
+
+/// The largest probability of the softmax of `logits`, in f64: one pass for the maximum, one for the sum.
+fn largest_prob(logits: &[f32]) -> f64 {
+    let largest = f64::from(checked_max(logits));
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+    assert!(total.is_finite(), "logits must not be NaN");
+    total.recip()
 }
 
 /// The least and the greatest number of candidates a round, both inclusive, 1 <= `min` <= `max`.
@@ -84,9 +119,9 @@ pub trait StopRule {
     /// accumulate.
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
 
-    /// Whether the rule reads [`DraftSignals::acceptance_prob`], so that the drafter must run an acceptance head.
-    fn needs_acceptance_prob(&self) -> bool {
-        false
+    /// The signals the rule reads; the same in every round.
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds::default()
     }
 }
 
@@ -170,8 +205,54 @@ impl StopRule for RejectionThreshold {
         1.0 - self.all_accepted_prob > self.stop_threshold
     }
 
-    fn needs_acceptance_prob(&self) -> bool {
-        true
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() }
+    }
+}
+
+/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability falls to the threshold.
+///
+/// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors' code has <.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConfidenceThreshold {
+    confidence_threshold: f64,
+    bounds: Bounds,
+}
+
+impl ConfidenceThreshold {
+    /// The rule with threshold η = `confidence_threshold`; the paper's best is 0.6, with at most 6 candidates. 0 never
+    /// stops of its own accord, 1 always does.
+    ///
+    /// # Errors
+    /// If `confidence_threshold` is not between 0 and 1, or `bounds` are not valid.
+    pub fn new(confidence_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
+        if !(0.0..=1.0).contains(&confidence_threshold) {
+            return Err(TheoryError::ConfidenceThreshold(confidence_threshold));
+        }
+        let bounds = Bounds::new(bounds.min, bounds.max)?;
+        Ok(Self { confidence_threshold, bounds })
+    }
+
+    /// The threshold η: a probability.
+    pub fn confidence_threshold(&self) -> f64 {
+        self.confidence_threshold
+    }
+}
+
+impl StopRule for ConfidenceThreshold {
+    fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    fn begin_round(&mut self) {}
+
+    fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
+        let confidence = signals.confidence.expect("drafters give the signals a rule needs");
+        confidence <= self.confidence_threshold
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds { confidence: true, ..SignalNeeds::default() }
     }
 }
 
@@ -186,7 +267,8 @@ mod tests {
         for step in 0..=acceptance_probs.len() {
             candidates.push(0);
             let acceptance_prob = step.checked_sub(1).map(|previous| acceptance_probs[previous]);
-            if rule.stops(&candidates, &DraftSignals { acceptance_prob }) {
+            let signals = DraftSignals { acceptance_prob, ..DraftSignals::default() };
+            if rule.stops(&candidates, &signals) {
                 return Some(candidates.len());
             }
         }
@@ -216,9 +298,10 @@ mod tests {
     #[test]
     fn the_first_candidate_never_ends_a_round_by_threshold() {
         let mut rule = threshold(0.0);
-        assert!(!rule.stops(&[5], &DraftSignals { acceptance_prob: None }));
+        assert!(!rule.stops(&[5], &DraftSignals::default()));
         // A head may have read the token before the round; it is no candidate and does not count.
-        assert!(!rule.stops(&[5], &DraftSignals { acceptance_prob: Some(0.0) }));
+        let read_before = DraftSignals { acceptance_prob: Some(0.0), ..DraftSignals::default() };
+        assert!(!rule.stops(&[5], &read_before));
     }
 
     #[test]
@@ -246,8 +329,8 @@ mod tests {
         let mut rule: Box<dyn StopRule> = Box::new(FixedLength::new(3).expect("a valid length"));
         assert_eq!(round_length(&mut *rule, &[0.0; 8]), Some(3));
         assert_eq!(rule.bounds(), Bounds { min: 3, max: 3 });
-        assert!(!rule.needs_acceptance_prob());
-        assert!(threshold(0.5).needs_acceptance_prob());
+        assert_eq!(rule.needs(), SignalNeeds::default());
+        assert!(threshold(0.5).needs().acceptance_prob);
     }
 
     #[test]
@@ -260,6 +343,49 @@ mod tests {
         assert!(FixedLength::new(0).is_err());
         for stop_threshold in [-0.1, 1.1, f64::NAN] {
             assert!(RejectionThreshold::new(stop_threshold, Bounds::default()).is_err());
+            assert!(ConfidenceThreshold::new(stop_threshold, Bounds::default()).is_err());
         }
+        let refused = ConfidenceThreshold::new(0.5, Bounds { min: 2, max: 1 });
+        assert_eq!(refused, Err(TheoryError::Bounds { min: 2, max: 1 }));
+    }
+
+    /// Whether a round goes no further after a candidate drawn with this confidence.
+    fn stops_at(confidence_threshold: f64, confidence: f64) -> bool {
+        let mut rule = ConfidenceThreshold::new(confidence_threshold, Bounds::default())
+            .expect("a valid threshold");
+        rule.begin_round();
+        let signals = DraftSignals { confidence: Some(confidence), ..DraftSignals::default() };
+        rule.stops(&[7], &signals)
+    }
+
+    #[test]
+    fn low_confidence_stops_at_the_first_candidate_too_and_equality_stops() {
+        assert!(stops_at(0.6, 0.59));
+        assert!(stops_at(0.6, 0.6));
+        assert!(!stops_at(0.6, 0.61));
+        assert!(stops_at(1.0, 1.0));
+        assert!(!stops_at(0.0, 1e-9));
+    }
+
+    #[test]
+    fn a_confidence_rule_asks_for_the_confidence_alone() {
+        let bounds = Bounds { min: 1, max: 6 };
+        let rule = ConfidenceThreshold::new(0.6, bounds).expect("a valid threshold");
+        assert_eq!(rule.needs(), SignalNeeds { acceptance_prob: false, confidence: true });
+        assert_eq!((rule.bounds(), rule.confidence_threshold()), (bounds, 0.6));
+    }
+
+    #[test]
+    fn the_confidence_is_the_largest_raw_probability() {
+        let needs = SignalNeeds { confidence: true, ..SignalNeeds::default() };
+        let confidence = |logits: &[f32]| needs.signals_of_logits(logits).confidence;
+        assert_eq!(confidence(&[3.0; 4]), Some(0.25));
+        assert_eq!(confidence(&[f32::NEG_INFINITY, -200.0]), Some(1.0));
+        let logits = [0.5, -1.25, 80.0, 79.0, f32::NEG_INFINITY];
+        let largest = crate::log_softmax(&logits).into_iter().map(f64::exp).fold(0.0, f64::max);
+        let found = confidence(&logits).expect("needed");
+        // Two roundings of the same quotient, in f64.
+        assert!((found - largest).abs() < 1e-14, "{found} for {largest}");
+        assert_eq!(SignalNeeds::default().signals_of_logits(&logits), DraftSignals::default());
     }
 }

@@ -16,8 +16,8 @@ use crate::TheoryError;
 pub struct Round {
     /// Candidates drafted and verified; 0 when the target decodes alone.
     pub num_drafted: usize,
-    /// Forwards of the draft. One a candidate for a separate draft; a drafter that looks tokens up has none, and one
-    /// that shares layers with the target can have one more than candidates.
+    /// Forwards of the draft. One a candidate for a separate draft and for a self-draft, whose forward is the target's
+    /// shallow layers, the adapter and the LM head; a drafter that looks tokens up has none.
     pub num_draft_forwards: usize,
     /// Leading candidates the target accepted.
     pub num_accepted: usize,
@@ -113,7 +113,8 @@ impl Trace {
 pub struct Counts {
     /// N: new tokens kept.
     pub num_tokens: usize,
-    /// N_target: target forwards, one a round.
+    /// N_target: target forwards, one a round. Of a self-draft it is the deep layers over all candidates and the
+    /// shallow ones over the last alone: the others' are part of the draft forwards.
     pub num_target_forwards: usize,
     /// N_draft: draft forwards.
     pub num_draft_forwards: usize,
@@ -153,7 +154,8 @@ impl Counts {
 
     /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), without which Eq. 2.3 says nothing.
     ///
-    /// It holds when every draft forward makes one candidate, so for a separate draft and not for every other.
+    /// It holds when every draft forward makes one candidate: for a separate draft, for a self-draft, and not for every
+    /// other.
     ///
     /// # Errors
     /// With the four counts, if they do not add up.

@@ -1,4 +1,4 @@
-//! The loop over epochs: train, validate, keep the best head, checkpoint, stop.
+//! The loop over epochs: train, validate, keep the best weights, checkpoint, stop.
 //!
 //! burn-train's own loop counts batches to know when a step ends, forgets the labels of a
 //! validation batch, keeps no best model in memory and cannot end with an error of ours; this one
@@ -7,25 +7,65 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use burn::module::Module;
 use burn::optim::GradientsAccumulator;
 use burn::tensor::{Device, Tensor};
 use burn_train::{
-    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
-    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
-    TrainingItem, ValidLoader,
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
+    TrainingComponents, TrainingItem, ValidLoader,
 };
-use draftsmith_model::AcceptanceHead;
-use draftsmith_theory::{HeadMetrics, HeadScores};
+use draftsmith_theory::HeadScores;
 use serde::Serialize;
 
+use crate::batches::TrainingBatch;
 use crate::error::{TrainError, to_host};
-use crate::learner::{HeadLearner, HeadOutput};
-use crate::metrics::ScoreSlot;
+use crate::metrics::{Score, ScoreSlot};
+
+/// What the loop trains, and how it is scored: the head, or an adapter. burn-train's learner has
+/// its steps.
+pub(crate) trait Trainee:
+    LearnerModel
+    + TrainStep<Input = <Self as Trainee>::Batch>
+    + InferenceStep<Input = <Self as Trainee>::Batch>
+{
+    /// What a step is given.
+    type Batch: TrainingBatch;
+    /// What the caller wants of it in the end.
+    type Part: std::fmt::Debug + Send + 'static;
+    /// What validation adds up.
+    type Tally: Default;
+    /// What it makes of that.
+    type Scores: std::fmt::Debug + Copy + Send + Sync + 'static;
+
+    /// The recipe's section, for messages.
+    const SECTION: &'static str;
+    /// The role of the frozen model, for messages.
+    const FROZEN: &'static str;
+    /// The scores that are metrics.
+    const SCORES: &'static [Score<Self::Scores>];
+
+    /// Leaves the rest.
+    fn part(self) -> Self::Part;
+
+    /// `[1]`, without a graph.
+    fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
+
+    /// Adds a validation batch, with one wait for the device; false if a prediction is not finite.
+    fn count(
+        output: &<Self as InferenceStep>::Output,
+        tally: &mut Self::Tally,
+    ) -> Result<bool, TrainError>;
+
+    /// The scores of what was added.
+    fn scores(tally: Self::Tally) -> Self::Scores;
+
+    /// The number that the best epoch has the lowest of.
+    fn to_minimise(scores: &Self::Scores) -> f64;
+}
 
 /// How one epoch went.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EpochScores {
+pub struct EpochScores<S = HeadScores> {
     /// Its number, counted from 1.
     pub epoch: usize,
     /// Optimiser steps taken by its end, since training began.
@@ -33,45 +73,48 @@ pub struct EpochScores {
     /// Mean of its batches' training losses, each taken before the step that it leads to; None if
     /// it was interrupted before its first step.
     pub training_loss: Option<f64>,
-    /// The head's scores on the validation rows at its end.
-    pub validation: HeadScores,
+    /// The scores on the validation rows at its end.
+    pub validation: S,
 }
 
 /// What a run leaves behind.
-#[derive(Debug, Default)]
-pub(crate) struct History {
-    /// The head with the lowest validation KL so far, on the device without autodiff, and its
-    /// place in `epochs`.
-    pub(crate) best: Option<(AcceptanceHead, usize)>,
-    pub(crate) epochs: Vec<EpochScores>,
-    /// Labels trained on.
-    pub(crate) num_labels: usize,
+#[derive(Debug)]
+pub(crate) struct History<L: Trainee> {
+    /// The one with the best scores so far, on the device without autodiff, and its place in
+    /// `epochs`.
+    pub(crate) best: Option<(L::Part, usize)>,
+    pub(crate) epochs: Vec<EpochScores<L::Scores>>,
+    /// Positions trained on.
+    pub(crate) num_supervised: usize,
     /// Optimiser steps taken.
     pub(crate) num_steps: usize,
     /// Whether it stopped before the end of its last epoch.
     pub(crate) interrupted: bool,
 }
 
+/// How a run ended, once it has.
+pub(crate) type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
+
 /// The strategy: what the loop needs besides burn-train's components, and where it leaves its
 /// result.
-pub(crate) struct EpochLoop {
-    /// Where the head is trained; with or without autodiff.
+pub(crate) struct EpochLoop<L: Trainee> {
+    /// Where training runs; with or without autodiff.
     pub(crate) device: Device,
     /// Tells the training loader which epoch to prepare.
     pub(crate) epoch: Arc<AtomicU64>,
-    pub(crate) slot: ScoreSlot,
-    pub(crate) outcome: Arc<Mutex<Option<Result<History, TrainError>>>>,
+    pub(crate) slot: ScoreSlot<L::Scores>,
+    pub(crate) outcome: Outcome<L>,
 }
 
-impl SupervisedLearningStrategy<HeadLearner> for EpochLoop {
+impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
     fn fit(
         &self,
-        components: TrainingComponents<HeadLearner>,
-        mut learner: Learner<HeadLearner>,
-        training: TrainLoader<HeadLearner>,
-        validation: ValidLoader<HeadLearner>,
+        components: TrainingComponents<L>,
+        mut learner: Learner<L>,
+        training: TrainLoader<L>,
+        validation: ValidLoader<L>,
         starting_epoch: usize,
-    ) -> (HeadLearner, SupervisedTrainingEventProcessor<HeadLearner>) {
+    ) -> (L, SupervisedTrainingEventProcessor<L>) {
         learner.fork(&self.device.clone().autodiff());
         let mut run = Run {
             learner,
@@ -80,7 +123,13 @@ impl SupervisedLearningStrategy<HeadLearner> for EpochLoop {
             training,
             validation,
             slot: &self.slot,
-            history: History::default(),
+            history: History {
+                best: None,
+                epochs: Vec::new(),
+                num_supervised: 0,
+                num_steps: 0,
+                interrupted: false,
+            },
         };
         let mut checkpointer = components.checkpointer;
         let mut result = Ok(());
@@ -104,28 +153,28 @@ impl SupervisedLearningStrategy<HeadLearner> for EpochLoop {
     }
 }
 
-struct Run<'a> {
-    learner: Learner<HeadLearner>,
-    events: SupervisedTrainingEventProcessor<HeadLearner>,
+struct Run<'a, L: Trainee> {
+    learner: Learner<L>,
+    events: SupervisedTrainingEventProcessor<L>,
     interrupter: Interrupter,
-    training: TrainLoader<HeadLearner>,
-    validation: ValidLoader<HeadLearner>,
-    slot: &'a ScoreSlot,
-    history: History,
+    training: TrainLoader<L>,
+    validation: ValidLoader<L>,
+    slot: &'a ScoreSlot<L::Scores>,
+    history: History<L>,
 }
 
 /// A batch whose step is not finished.
 struct Pending {
     loss: Tensor<1>,
-    num_labels: usize,
+    num_supervised: usize,
     row_ids: Vec<String>,
 }
 
-impl Run<'_> {
+impl<L: Trainee> Run<'_, L> {
     /// Runs one epoch; false if the run is to end here.
     ///
-    /// A run that is stopped in its first epoch validates the weights it has, so that there is a
-    /// head to return; later, what is unfinished is dropped.
+    /// A run that is stopped in its first epoch validates the weights it has, so that there is
+    /// something to return; later, what is unfinished is dropped.
     fn epoch(&mut self, epoch: usize) -> Result<bool, TrainError> {
         if self.interrupter.should_stop() && self.history.best.is_some() {
             self.history.interrupted = true;
@@ -145,11 +194,11 @@ impl Run<'_> {
         };
         let num_steps = self.history.num_steps;
         self.history.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
-        let best =
-            self.history.best.as_ref().map(|(_, place)| self.history.epochs[*place].validation.kl);
-        if best.is_none_or(|best| validation.kl < best) {
-            let head = self.learner.model().valid().head;
-            self.history.best = Some((head, self.history.epochs.len() - 1));
+        let score_of = |place: usize| L::to_minimise(&self.history.epochs[place].validation);
+        let last = self.history.epochs.len() - 1;
+        let best = self.history.best.as_ref().map(|(_, place)| score_of(*place));
+        if best.is_none_or(|best| score_of(last) < best) {
+            self.history.best = Some((self.learner.model().valid().part(), last));
         }
         self.tell_training(LearnerEvent::EndEpoch(epoch));
         self.interrupter.fail_on_error(self.events.flush());
@@ -175,17 +224,19 @@ impl Run<'_> {
             }
             let Some(batch) = batches.next() else { break };
             let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let (ends_step, num_labels) = (batch.ends_step, batch.labels.dims()[0]);
-            let row_ids = batch.row_ids.clone();
+            let (ends_step, num_supervised) = (batch.ends_step(), batch.num_supervised());
+            let row_ids = batch.row_ids().to_vec();
             let output = self.learner.train_step(batch);
             accumulator.accumulate(&self.learner.model(), output.grads);
-            pending.push(Pending { loss: output.item.loss.clone(), num_labels, row_ids });
+            let loss = L::training_loss(&output.item);
+            pending.push(Pending { loss, num_supervised, row_ids });
             if ends_step {
                 self.learner.lr_step();
                 self.learner.optimizer_step(accumulator.grads());
                 self.history.num_steps += 1;
-                self.history.num_labels += pending.iter().map(|b| b.num_labels).sum::<usize>();
-                let losses = step_losses(&mut pending, epoch)?;
+                self.history.num_supervised +=
+                    pending.iter().map(|batch| batch.num_supervised).sum::<usize>();
+                let losses = step_losses::<L>(&mut pending, epoch)?;
                 loss_sum += losses.iter().sum::<f64>();
                 num_losses += losses.len();
             }
@@ -200,28 +251,23 @@ impl Run<'_> {
     }
 
     /// Scores the present weights on the validation rows; `None` if that was interrupted while
-    /// there is an earlier head to fall back on.
-    fn validate(&mut self, epoch: usize) -> Result<Option<HeadScores>, TrainError> {
+    /// there are earlier ones to fall back on.
+    fn validate(&mut self, epoch: usize) -> Result<Option<L::Scores>, TrainError> {
         let validation = self.validation.clone();
         let total_items = validation.num_items();
         self.slot.set(None);
         self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let model = self.learner.model().valid();
         let mut batches = validation.iter();
-        let mut metrics = HeadMetrics::default();
+        let mut tally = L::Tally::default();
         let (mut iteration, mut is_whole) = (0, true);
         while let Some(batch) = batches.next() {
             let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let (labels, row_ids) = (batch.labels.clone(), batch.row_ids.clone());
+            let row_ids = batch.row_ids().to_vec();
             let output = InferenceStep::step(&model, batch);
             // The batch's one wait for the device.
-            let logits = to_host(output.logit.clone())?;
-            if !logits.iter().all(|logit| logit.is_finite()) {
-                return Err(TrainError::NotFinite { what: "prediction", epoch, row_ids });
-            }
-            for (logit, label) in logits.into_iter().zip(to_host(labels)?) {
-                let predicted_prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
-                metrics.update(predicted_prob, f64::from(label));
+            if !L::count(&output, &mut tally)? {
+                return Err(not_finite::<L>("prediction", epoch, row_ids));
             }
             iteration += 1;
             let item = TrainingItem::new(output, batches.progress(), Some(iteration), None);
@@ -231,17 +277,17 @@ impl Run<'_> {
                 break;
             }
         }
-        let scores = is_whole.then(|| metrics.finish());
+        let scores = is_whole.then(|| L::scores(tally));
         self.slot.set(scores);
         self.tell_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)
     }
 
-    fn tell_training(&mut self, event: LearnerEvent<HeadOutput>) {
+    fn tell_training(&mut self, event: LearnerEvent<<L as TrainStep>::Output>) {
         self.interrupter.fail_on_error(self.events.process_train(event));
     }
 
-    fn tell_validation(&mut self, event: LearnerEvent<HeadOutput>) {
+    fn tell_validation(&mut self, event: LearnerEvent<<L as InferenceStep>::Output>) {
         self.interrupter.fail_on_error(self.events.process_valid(event));
     }
 
@@ -252,15 +298,19 @@ impl Run<'_> {
 }
 
 /// The losses of a finished step's batches: the step's one wait for the device.
-fn step_losses(pending: &mut Vec<Pending>, epoch: usize) -> Result<Vec<f64>, TrainError> {
+fn step_losses<L: Trainee>(
+    pending: &mut Vec<Pending>,
+    epoch: usize,
+) -> Result<Vec<f64>, TrainError> {
     let (losses, row_ids): (Vec<_>, Vec<_>) =
         pending.drain(..).map(|batch| (batch.loss, batch.row_ids)).unzip();
     let losses = to_host(Tensor::cat(losses, 0))?;
     match losses.iter().position(|loss| !loss.is_finite()) {
-        Some(nth) => {
-            let row_ids = row_ids[nth].clone();
-            Err(TrainError::NotFinite { what: "training loss", epoch, row_ids })
-        }
+        Some(nth) => Err(not_finite::<L>("training loss", epoch, row_ids[nth].clone())),
         None => Ok(losses.into_iter().map(f64::from).collect()),
     }
+}
+
+fn not_finite<L: Trainee>(what: &'static str, epoch: usize, row_ids: Vec<String>) -> TrainError {
+    TrainError::NotFinite { what, epoch, row_ids, section: L::SECTION, frozen: L::FROZEN }
 }

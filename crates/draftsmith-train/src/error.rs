@@ -6,14 +6,17 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
+use draftsmith_model::ModelError;
 
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// A setting is out of its range.
-    #[error("`head.{key}` is {value}, expected {expected}")]
+    #[error("`{section}.{key}` is {value}, expected {expected}")]
     Setting {
-        /// The key in the recipe's `[head]` section.
+        /// The recipe's section: `head` or `adapter`.
+        section: &'static str,
+        /// The key in it.
         key: &'static str,
         /// Its value.
         value: String,
@@ -69,10 +72,46 @@ pub enum TrainError {
         /// The share of positions without a label.
         mixing_ratio: f64,
     },
+    /// One side of the split has nothing for an adapter to learn or to measure.
+    #[error(
+        "{num_training} rows for training and {num_validation} for validation, of {num_rows} in \
+         all ({num_unusable} have no response within {max_len} tokens), with \
+         `adapter.validation_share` = {validation_share}: each side needs one; build more data"
+    )]
+    TooFewResponses {
+        /// Rows given.
+        num_rows: usize,
+        /// Rows without a response, or whose response begins past `max_len`.
+        num_unusable: usize,
+        /// Training rows.
+        num_training: usize,
+        /// Validation rows.
+        num_validation: usize,
+        /// The longest sequence, in tokens: `adapter.max_len` or the target's context.
+        max_len: usize,
+        /// The share that was to be held out.
+        validation_share: f64,
+    },
+    /// A row has a token that the target does not know.
+    #[error(
+        "row `{id}` has token {token}, but the target has {vocab_size} tokens: the data was built \
+         with another model; build it again"
+    )]
+    Token {
+        /// The row.
+        id: String,
+        /// The token's id.
+        token: u32,
+        /// The target's number of tokens.
+        vocab_size: usize,
+    },
+    /// The adapter does not fit the target.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// A loss or a prediction is NaN or infinite.
     #[error(
         "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
-         high (`head.learning_rate`), or the draft's hidden states are broken there",
+         high (`{section}.learning_rate`), or the {frozen}'s hidden states are broken there",
         quoted(.row_ids)
     )]
     NotFinite {
@@ -82,6 +121,10 @@ pub enum TrainError {
         epoch: usize,
         /// The rows of the batch.
         row_ids: Vec<String>,
+        /// The recipe's section: `head` or `adapter`.
+        section: &'static str,
+        /// The frozen model: `draft` or `target`.
+        frozen: &'static str,
     },
     /// The directory of checkpoints cannot be used.
     #[error("cannot {action} `{path}`: {source}")]

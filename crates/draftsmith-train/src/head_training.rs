@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
+use crate::ranges::{Range, check_counts, check_numbers};
 
 /// The settings of [`train_head`](crate::train_head). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,62 +77,37 @@ impl HeadTraining {
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of its range.
     pub fn validate(&self) -> Result<(), TrainError> {
-        let positive = |x: f64| x > 0.0 && x.is_finite();
-        let below_one = |x: f64| (0.0..1.0).contains(&x);
-        let numbers: [(_, f64, bool, _); 10] = [
-            (
-                "rejection_weight",
-                self.rejection_weight,
-                positive(self.rejection_weight),
-                "a number above 0",
-            ),
-            ("mixing_ratio", self.mixing_ratio, below_one(self.mixing_ratio), "0 to below 1"),
-            ("learning_rate", self.learning_rate, positive(self.learning_rate), "a number above 0"),
-            (
-                "weight_decay",
-                self.weight_decay,
-                self.weight_decay == 0.0 || positive(self.weight_decay),
-                "0 or more",
-            ),
-            ("beta_1", self.beta_1, below_one(self.beta_1), "0 to below 1"),
-            ("beta_2", self.beta_2, below_one(self.beta_2), "0 to below 1"),
-            // Smaller ones are 0 in the f32 that AdamW computes in.
-            (
-                "epsilon",
-                self.epsilon,
-                positive(self.epsilon) && self.epsilon >= f64::from(f32::MIN_POSITIVE),
-                "a number above 1.2e-38",
-            ),
-            (
-                "warm_up_share",
-                self.warm_up_share,
-                (0.0..=1.0).contains(&self.warm_up_share),
-                "0 to 1",
-            ),
-            ("max_grad_norm", self.max_grad_norm, positive(self.max_grad_norm), "a number above 0"),
-            (
-                "validation_share",
-                self.validation_share,
-                self.validation_share > 0.0 && self.validation_share < 1.0,
-                "a number between 0 and 1",
-            ),
-        ];
-        let counts = [
-            ("num_epochs", self.num_epochs),
-            ("batch_size", self.batch_size),
-            ("gradient_accumulation", self.gradient_accumulation),
-        ];
-        let fail = |key, value: String, expected| Err(TrainError::Setting { key, value, expected });
         if self.num_layers > 64 {
-            return fail("num_layers", self.num_layers.to_string(), "0 to 64");
+            return Err(TrainError::Setting {
+                section: "head",
+                key: "num_layers",
+                value: self.num_layers.to_string(),
+                expected: "0 to 64",
+            });
         }
-        if let Some((key, value, _, expected)) = numbers.into_iter().find(|(_, _, fits, _)| !fits) {
-            return fail(key, value.to_string(), expected);
-        }
-        match counts.into_iter().find(|(_, value)| *value == 0) {
-            Some((key, value)) => fail(key, value.to_string(), "1 or more"),
-            None => Ok(()),
-        }
+        check_numbers(
+            "head",
+            &[
+                ("rejection_weight", self.rejection_weight, Range::Positive),
+                ("mixing_ratio", self.mixing_ratio, Range::BelowOne),
+                ("learning_rate", self.learning_rate, Range::Positive),
+                ("weight_decay", self.weight_decay, Range::NotNegative),
+                ("beta_1", self.beta_1, Range::BelowOne),
+                ("beta_2", self.beta_2, Range::BelowOne),
+                ("epsilon", self.epsilon, Range::PositiveInF32),
+                ("warm_up_share", self.warm_up_share, Range::UpToOne),
+                ("max_grad_norm", self.max_grad_norm, Range::Positive),
+                ("validation_share", self.validation_share, Range::BetweenZeroAndOne),
+            ],
+        )?;
+        check_counts(
+            "head",
+            &[
+                ("num_epochs", self.num_epochs),
+                ("batch_size", self.batch_size),
+                ("gradient_accumulation", self.gradient_accumulation),
+            ],
+        )
     }
 }
 

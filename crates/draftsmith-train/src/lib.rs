@@ -1,43 +1,64 @@
-//! Batches, losses and the trainer of acceptance heads, through burn-train.
+//! Batches, losses and trainers of acceptance heads and self-draft adapters, through burn-train.
 //!
-//! Rows of responses and a frozen draft go in; a head, its validation scores and where it came
-//! from come out. Only the head is in the learner: the draft runs beside it and hands over hidden
-//! states, so that checkpoints hold what is trained and nothing else. Nothing here prints, reads
-//! arguments, picks a device or knows of decoding.
+//! Rows of responses and a frozen model go in (the draft for a head, the target for an adapter);
+//! a head or an adapter, its validation scores and where it came from come out. Only what is
+//! trained is in the learner: the frozen model runs beside it and hands over hidden states, so that
+//! checkpoints hold nothing else. Nothing here prints, reads arguments, picks a device or knows of
+//! decoding.
 //!
 //! | module | what it owns |
 //! |---|---|
-//! | `head_training` | the recipe's settings and their ranges |
-//! | `rows` | a response as training sees it: the mixture of an epoch and its labels; the split |
+//! | `head_training`, `adapter_training` | the recipe's settings |
+//! | `ranges` | the ranges of settings, and the error that names one outside |
+//! | `rows` | a response as head training sees it: the mixture of an epoch and its labels; the split |
 //! | `features` | the frozen draft's hidden states at labelled positions |
 //! | `batches` | which rows make which batch of which step, and the thread that prepares them |
-//! | `loss` | weighted binary cross-entropy with soft labels |
+//! | `head_batches` | batches of labelled positions |
+//! | `adapter_batches` | batches of sequences: hidden states at the exit layer and at the end |
+//! | `loss` | the head's: weighted binary cross-entropy with soft labels |
+//! | `soft_cross_entropy` | the adapter's: through the target's LM head, a chunk at a time |
 //! | `clipping` | gradients cut to a global norm |
 //! | `schedule` | the learning rate of each step |
-//! | `learner` | the head as burn-train's learner sees it |
+//! | `head_learner`, `adapter_learner` | head and adapter as burn-train's learner sees them |
+//! | `adapter_scores` | how well an adapter speaks for its target |
 //! | `metrics` | validation scores as burn-train's metrics |
 //! | `epochs` | the loop: train, validate, keep the best, checkpoint, stop |
-//! | `train_head` | all of it put together |
+//! | `fit` | what every training is put together from |
+//! | `train_head`, `train_adapter` | all of it put together |
 //! | [`renderer`] | what a caller needs to show progress |
 
+mod adapter_batches;
+mod adapter_learner;
+mod adapter_scores;
+mod adapter_training;
 mod batches;
 mod clipping;
 mod epochs;
 mod error;
 mod features;
+mod fit;
+mod head_batches;
+mod head_learner;
 mod head_training;
-mod learner;
 mod loss;
 mod metrics;
+mod ranges;
 pub mod renderer;
 mod rows;
 mod schedule;
+mod soft_cross_entropy;
 #[cfg(test)]
 mod test_pair;
+#[cfg(test)]
+mod test_runs;
+mod train_adapter;
 mod train_head;
 
+pub use adapter_scores::AdapterScores;
+pub use adapter_training::{AdapterTraining, ExitLayers};
 pub use burn_train::Interrupter;
 pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_training::HeadTraining;
+pub use train_adapter::{TrainedAdapter, train_adapter};
 pub use train_head::{TrainedHead, train_head};

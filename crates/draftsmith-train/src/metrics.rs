@@ -11,47 +11,57 @@ use burn_train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
 };
-use draftsmith_theory::HeadScores;
 
 /// Where an epoch's scores lie between the loop and the metrics.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ScoreSlot(Arc<Mutex<Option<HeadScores>>>);
+#[derive(Debug)]
+pub(crate) struct ScoreSlot<S>(Arc<Mutex<Option<S>>>);
 
-impl ScoreSlot {
-    pub(crate) fn set(&self, scores: Option<HeadScores>) {
+impl<S> Default for ScoreSlot<S> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(None)))
+    }
+}
+
+impl<S> Clone for ScoreSlot<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Copy> ScoreSlot<S> {
+    pub(crate) fn set(&self, scores: Option<S>) {
         *self.0.lock().expect("nothing panics while it holds the slot") = scores;
     }
 
-    fn get(&self) -> Option<HeadScores> {
+    fn get(&self) -> Option<S> {
         *self.0.lock().expect("nothing panics while it holds the slot")
     }
 }
 
-/// One number of the scores.
-#[derive(Debug, Clone)]
-pub(crate) struct ScoreMetric {
-    name: MetricName,
-    higher_is_better: bool,
-    pick: fn(&HeadScores) -> f64,
-    slot: ScoreSlot,
+/// One number of the scores: what it is called, and where it is.
+pub(crate) struct Score<S> {
+    pub(crate) name: &'static str,
+    pub(crate) higher_is_better: bool,
+    pub(crate) pick: fn(&S) -> f64,
 }
 
-impl ScoreMetric {
-    /// KL, BCE, AUROC, Brier and ECE.
-    pub(crate) fn all(slot: &ScoreSlot) -> [Self; 5] {
-        let metric = |name: &str, higher_is_better, pick| Self {
-            name: Arc::new(name.to_owned()),
-            higher_is_better,
-            pick,
+/// One number of the scores, as a metric.
+#[derive(Debug, Clone)]
+pub(crate) struct ScoreMetric<S> {
+    name: MetricName,
+    higher_is_better: bool,
+    pick: fn(&S) -> f64,
+    slot: ScoreSlot<S>,
+}
+
+impl<S: Copy> ScoreMetric<S> {
+    pub(crate) fn new(score: &Score<S>, slot: &ScoreSlot<S>) -> Self {
+        Self {
+            name: Arc::new(score.name.to_owned()),
+            higher_is_better: score.higher_is_better,
+            pick: score.pick,
             slot: slot.clone(),
-        };
-        [
-            metric("KL", false, |scores| scores.kl),
-            metric("BCE", false, |scores| scores.bce),
-            metric("AUROC", true, |scores| scores.auroc.unwrap_or(f64::NAN)),
-            metric("Brier", false, |scores| scores.brier),
-            metric("ECE", false, |scores| scores.ece),
-        ]
+        }
     }
 
     fn read(&self) -> f64 {
@@ -59,7 +69,7 @@ impl ScoreMetric {
     }
 }
 
-impl Metric for ScoreMetric {
+impl<S: Copy + Send + Sync + 'static> Metric for ScoreMetric<S> {
     type Input = ();
 
     fn name(&self) -> MetricName {
@@ -87,7 +97,7 @@ impl Metric for ScoreMetric {
     fn clear(&mut self) {}
 }
 
-impl Numeric for ScoreMetric {
+impl<S: Copy + Send + Sync + 'static> Numeric for ScoreMetric<S> {
     fn value(&self) -> Option<NumericEntry> {
         None
     }

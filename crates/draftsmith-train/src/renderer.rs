@@ -2,11 +2,12 @@
 //! methods, and a renderer that shows nothing.
 //!
 //! A renderer implements [`MetricsRenderer`] and its four parents. During
-//! [`train_head`](crate::train_head) it is told `start`, then for each epoch `start_split` ("train",
-//! then "valid"), `update_split` (rows so far) and `update_train` or `update_valid` after each
-//! batch, `end_split`, `update_epoch`; and `end`. The metrics are named `Loss`, `Learning Rate`
-//! (training), and `Loss`, `KL`, `BCE`, `AUROC`, `Brier`, `ECE` (validation; all but the loss come
-//! once, at the end of the split, as [`NumericEntry::Final`]).
+//! [`train_head`](crate::train_head) and [`train_adapter`](crate::train_adapter) it is told `start`,
+//! then for each epoch `start_split` ("train", then "valid"), `update_split` (rows so far) and
+//! `update_train` or `update_valid` after each batch, `end_split`, `update_epoch`; and `end`. The
+//! metrics are named `Loss`, `Learning Rate` (training), and in validation `Loss`, and `KL`, `BCE`,
+//! `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap` for adapters
+//! (all but the loss come once, at the end of the split, as [`NumericEntry::Final`]).
 
 pub use burn_train::LearnerSummary;
 pub use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};

@@ -1,6 +1,8 @@
 //! A response as head training sees it: its tokens, its labels, the mixture an epoch makes of
 //! them, and the side of the split it falls on.
 
+use std::sync::Arc;
+
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, in_validation, keep_target};
 
@@ -89,6 +91,37 @@ impl TrainingRow {
             }
         }
         mixture
+    }
+}
+
+/// The rows of each side, in their order.
+pub(crate) struct Split<T> {
+    pub(crate) training: Vec<Arc<T>>,
+    pub(crate) validation: Vec<Arc<T>>,
+    pub(crate) num_unusable: usize,
+}
+
+impl<T> Split<T> {
+    /// Splits what `usable` takes of each row; `None` counts as unusable.
+    ///
+    /// # Errors
+    /// If `usable` refuses a row.
+    pub(crate) fn new(
+        rows: &[ResponseRow],
+        validation_share: f64,
+        usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
+    ) -> Result<Self, TrainError> {
+        let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
+        for row in rows {
+            match usable(row)?.map(Arc::new) {
+                None => split.num_unusable += 1,
+                Some(usable) if is_held_out(row, validation_share) => {
+                    split.validation.push(usable);
+                }
+                Some(usable) => split.training.push(usable),
+            }
+        }
+        Ok(split)
     }
 }
 

@@ -1,10 +1,11 @@
 //! What tests train on: a tiny random draft and made-up responses, the same in every run.
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling};
 use draftsmith_theory::SeededDraws;
+
+use crate::fit::{Redrawn, redrawn};
 
 /// Number of token embeddings of [`tiny_draft`].
 pub(crate) const VOCAB_SIZE: u32 = 48;
@@ -28,23 +29,23 @@ pub(crate) fn tiny_draft(hidden_size: usize, context: usize) -> CausalLm {
         bos_token_id: None,
         eos_token_ids: vec![],
     };
-    config.init(&Device::flex()).map(&mut Redraw(SeededDraws::new(1, &["tiny-draft"])))
+    let mut draws = SeededDraws::new(1, &["tiny-draft"]);
+    redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
 }
 
-/// burn's own initialisation draws from one generator for all threads, hence for all tests.
-struct Redraw(SeededDraws);
-
-impl ModuleMapper for Redraw {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if D != 2 {
-            return param;
-        }
-        param.map(|old| {
-            let values: Vec<f32> =
-                (0..old.shape().num_elements()).map(|_| self.0.uniform() as f32 - 0.5).collect();
-            Tensor::from_data(TensorData::new(values, old.shape()), &old.device())
-        })
-    }
+/// The same model with an almost idle MLP in its second layer: what it says after the first is
+/// decided but for attention, of which an adapter has as much.
+pub(crate) fn early_target() -> CausalLm {
+    let mut draws = SeededDraws::new(1, &["tiny-draft"]);
+    let target = tiny_draft(16, 64);
+    // The embedding and two layers of seven matrices, the last of which leads out of the MLP.
+    let last_matrix = 48 * 16 + 2 * (2 * 16 * 16 + 2 * 16 * 8 + 2 * 16 * 32);
+    let mut place = 0;
+    redrawn(target, Redrawn::Matrices, || {
+        place += 1;
+        let scale = if place > last_matrix { 0.1 } else { 1.0 };
+        scale * (draws.uniform() as f32 - 0.5)
+    })
 }
 
 /// A row with the given acceptance probabilities at its draft tokens.

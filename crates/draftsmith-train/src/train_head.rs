@@ -1,30 +1,27 @@
 //! From rows and a frozen draft to a trained acceptance head (SpecDec++, section 3).
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Tensor, TensorData};
-use burn_train::checkpoint::KeepLastNCheckpoints;
-use burn_train::metric::{LearningRateMetric, LossMetric};
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_train::Interrupter;
 use burn_train::renderer::MetricsRenderer;
-use burn_train::{Interrupter, Learner, SupervisedTraining, TrainingStrategy};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSettings, HeadLoader};
-use crate::epochs::{EpochLoop, EpochScores, History};
+use crate::batches::{BatchSettings, Loader};
+use crate::epochs::{EpochScores, History};
 use crate::error::TrainError;
+use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
+use crate::head_batches::HeadSource;
+use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
-use crate::learner::HeadLearner;
-use crate::metrics::{ScoreMetric, ScoreSlot};
-use crate::rows::{TrainingRow, is_held_out};
-use crate::schedule::CosineWithWarmUp;
+use crate::rows::{Split, TrainingRow};
 
 /// A trained head and how it came about.
 #[derive(Debug)]
@@ -90,17 +87,28 @@ pub fn train_head(
 ) -> Result<TrainedHead, TrainError> {
     let start = Instant::now();
     training.validate()?;
-    let split = Split::new(rows, draft.config().max_position_embeddings, training)?;
+    let context = draft.config().max_position_embeddings;
+    let split = Split::new(rows, training.validation_share, |row| TrainingRow::new(row, context))?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let draft = draft.valid();
     let device = draft.device();
-    let settings = BatchSettings::new(training, seed);
+    let settings = BatchSettings {
+        seed,
+        batch_size: training.batch_size,
+        gradient_accumulation: training.gradient_accumulation,
+    };
+    let source = |rows| HeadSource {
+        draft: draft.clone(),
+        rows,
+        seed,
+        mixing_ratio: training.mixing_ratio,
+        batch_size: training.batch_size,
+    };
     let epoch = Arc::new(AtomicU64::new(1));
-    let training_loader =
-        HeadLoader::training(draft.clone(), split.training, settings, epoch.clone());
-    let validation_loader = HeadLoader::validation(draft.clone(), split.validation, settings);
+    let training_loader = Loader::training(source(split.training), settings, epoch.clone());
+    let validation_loader = Loader::validation(source(split.validation), settings);
 
     let sizes: Vec<(usize, usize)> =
         (1..=training.num_epochs).map(|epoch| training_loader.size(epoch as u64)).collect();
@@ -112,7 +120,7 @@ pub fn train_head(
             num_unusable: split.num_unusable,
             num_training,
             num_validation,
-            context: draft.config().max_position_embeddings,
+            context,
             validation_share: training.validation_share,
             mixing_ratio: training.mixing_ratio,
         });
@@ -121,55 +129,32 @@ pub fn train_head(
 
     let hidden_size = draft.config().hidden_size;
     let config = AcceptanceHeadConfig::new(hidden_size, training.num_layers, training.tied);
-    let learner = Learner::new(
-        HeadLearner {
-            head: initial_head(&config, seed, &device.clone().autodiff()),
-            rejection_weight: training.rejection_weight,
-            max_grad_norm: training.max_grad_norm,
-        },
-        AdamWConfig::new()
-            .with_beta_1(training.beta_1 as f32)
-            .with_beta_2(training.beta_2 as f32)
-            .with_epsilon(training.epsilon as f32)
-            .with_weight_decay(training.weight_decay as f32)
-            .with_cautious_weight_decay(false)
-            .with_amsgrad(false)
-            .init(),
-        CosineWithWarmUp::new(training.learning_rate, training.warm_up_share, num_steps),
-    );
-
-    prepare_dir(checkpoint_dir)?;
-    let slot = ScoreSlot::default();
-    let outcome = Arc::new(Mutex::new(None));
-    let strategy = EpochLoop { device, epoch, slot: slot.clone(), outcome: outcome.clone() };
-    let supervised = SupervisedTraining::new(
+    let optimiser = Optimiser {
+        learning_rate: training.learning_rate,
+        warm_up_share: training.warm_up_share,
+        weight_decay: training.weight_decay,
+        beta_1: training.beta_1,
+        beta_2: training.beta_2,
+        epsilon: training.epsilon,
+    };
+    let learner = HeadLearner {
+        head: initial_head(&config, seed, &device.clone().autodiff()),
+        rejection_weight: training.rejection_weight,
+        max_grad_norm: training.max_grad_norm,
+    };
+    let fit = Fit {
+        training: training_loader,
+        validation: validation_loader,
+        epoch,
+        num_epochs: training.num_epochs,
+        device,
         checkpoint_dir,
-        Arc::new(training_loader),
-        Arc::new(validation_loader),
-    )
-    // The default one installs a global subscriber and a panic hook.
-    .with_application_logger(None)
-    .with_default_checkpointers()
-    .with_checkpointing_strategy(KeepLastNCheckpoints::new(1))
-    .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
-    .with_interrupter(interrupter)
-    .renderer(renderer)
-    .num_epochs(training.num_epochs)
-    .label("acceptance head")
-    .metric_train_numeric(LossMetric::new())
-    .metric_train_numeric(LearningRateMetric::new())
-    .metric_valid_numeric(LossMetric::new());
-    let supervised = ScoreMetric::all(&slot)
-        .into_iter()
-        .fold(supervised, |supervised, metric| supervised.metric_valid_numeric(metric));
-    let result = supervised.launch(learner);
-
-    let outcome = outcome.lock().expect("nothing panics while it holds the outcome").take();
-    let History { best, epochs, num_labels, num_steps, interrupted } =
-        outcome.expect("the loop leaves an outcome")?;
-    if let Some(error) = result.error {
-        return Err(TrainError::Learner(error));
-    }
+        label: "acceptance head",
+        renderer,
+        interrupter,
+    };
+    let History { best, epochs, num_supervised, num_steps, interrupted } =
+        fit.run(optimiser.learner(learner, num_steps))?;
     let (head, best) = best.expect("the first epoch is validated, whole or not");
     let (scores, best_epoch) = (epochs[best].validation, epochs[best].epoch);
     let mut trained = TrainedHead {
@@ -182,98 +167,25 @@ pub fn train_head(
         num_training_rows,
         num_validation_rows,
         num_unusable_rows: split.num_unusable,
-        num_labels,
+        num_labels: num_supervised,
         num_steps,
         duration: start.elapsed(),
     };
-    trained.config.training = record(&trained, training, seed);
+    trained.config.training = record_of(&trained, training, seed);
     Ok(trained)
 }
 
-/// The rows of each side.
-struct Split {
-    training: Vec<Arc<TrainingRow>>,
-    validation: Vec<Arc<TrainingRow>>,
-    num_unusable: usize,
-}
-
-impl Split {
-    fn new(
-        rows: &[ResponseRow],
-        context: usize,
-        training: &HeadTraining,
-    ) -> Result<Self, TrainError> {
-        let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
-        for row in rows {
-            match TrainingRow::new(row, context)?.map(Arc::new) {
-                None => split.num_unusable += 1,
-                Some(usable) if is_held_out(row, training.validation_share) => {
-                    split.validation.push(usable);
-                }
-                Some(usable) => split.training.push(usable),
-            }
-        }
-        Ok(split)
-    }
-}
-
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the
-/// seed: burn draws from one generator for all threads. Every layer's `in` is the hidden size.
+/// seed. Every layer's `in` is the hidden size.
 fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
     let bound = 1.0 / (config.hidden_size as f64).sqrt();
-    let draws = SeededDraws::new(seed, &["head"]);
-    config.init(device).map(&mut Redraw { draws, bound })
+    let mut draws = SeededDraws::new(seed, &["head"]);
+    let draw = move || ((2.0 * draws.uniform() - 1.0) * bound) as f32;
+    redrawn(config.init(device), Redrawn::All, draw)
 }
 
-struct Redraw {
-    draws: SeededDraws,
-    bound: f64,
-}
-
-impl ModuleMapper for Redraw {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|old| {
-            let values: Vec<f32> = (0..old.shape().num_elements())
-                .map(|_| ((2.0 * self.draws.uniform() - 1.0) * self.bound) as f32)
-                .collect();
-            let new = Tensor::from_data(TensorData::new(values, old.shape()), &old.device());
-            new.set_require_grad(old.is_require_grad())
-        })
-    }
-}
-
-/// Makes the directory and clears what burn-train leaves in one: it reads old epochs' metrics as
-/// if they were this run's.
-fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
-    for name in ["checkpoint", "train", "valid"] {
-        let path = dir.join(name);
-        match std::fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(TrainError::CheckpointDir { action: "clear", path, source });
-            }
-            _ => {}
-        }
-    }
-    // burn-train ignores that it cannot make a directory and panics at the first file in it.
-    for path in [dir.to_path_buf(), dir.join("checkpoint"), dir.join("train"), dir.join("valid")] {
-        std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
-            action: "create",
-            path,
-            source,
-        })?;
-    }
-    Ok(())
-}
-
-/// What `config.json` keeps of the training. No times: the same training gives the same file.
-fn record(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<String, Value> {
-    let settings = match json!(training) {
-        Value::Object(settings) => settings,
-        other => unreachable!("a struct serialises to an object: {other}"),
-    };
-    // The config has these two itself.
-    let in_config = ["num_layers", "tied"];
-    let settings = settings.into_iter().filter(|(key, _)| !in_config.contains(&key.as_str()));
+/// What `config.json` keeps of the training.
+fn record_of(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<String, Value> {
     let outcome = [
         ("seed", json!(seed)),
         ("num_training_rows", json!(trained.num_training_rows)),
@@ -285,7 +197,7 @@ fn record(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<Stri
         ("validation", json!(trained.scores)),
         ("epochs", json!(trained.epochs)),
     ];
-    settings.chain(outcome.map(|(key, value)| (key.to_owned(), value))).collect()
+    record(training, &["num_layers", "tied"], outcome)
 }
 
 #[cfg(test)]

@@ -46,13 +46,15 @@ enum Command {
     BuildData(RecipeArguments),
     /// Train an acceptance head on the built data.
     TrainHead(RecipeArguments),
-    /// Measure plain decoding, fixed candidate lengths and the head's thresholds.
+    /// Train self-draft adapters on the built data.
+    TrainAdapter(RecipeArguments),
+    /// Measure plain decoding against drafting with the draft, its head and the adapters.
     Evaluate(RecipeArguments),
-    /// Generate text with one model, or with a target and its draft.
+    /// Generate text with one model, with a target and its draft, or with a model and its adapter.
     Generate(GenerateArguments),
-    /// Explain a model, a head, a dataset or results.
+    /// Explain a model, a head, an adapter, a dataset or results.
     Inspect {
-        /// A model or head directory, a data directory or Parquet file, or results.json.
+        /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
         path: PathBuf,
     },
 }
@@ -79,6 +81,9 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     pub(crate) head: Option<PathBuf>,
+    /// A self-draft adapter of the target, instead of a draft.
+    #[arg(long, value_name = "DIR", conflicts_with = "draft")]
+    pub(crate) adapter: Option<PathBuf>,
     /// What the user says to the model.
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: String,
@@ -97,15 +102,21 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
-    /// Candidates a round, where there is a draft and no head.
+    /// With an adapter: end a round after a candidate whose probability is at most this.
+    #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
+    pub(crate) confidence_threshold: Option<f64>,
+    /// Candidates a round, where no threshold ends it.
     #[arg(long, value_name = "K", default_value_t = 5, conflicts_with = "head")]
     pub(crate) candidate_length: usize,
     /// With a head: end a round when the chance of a rejection exceeds this.
     #[arg(long, value_name = "H", default_value_t = 0.7, requires = "head")]
     pub(crate) stop_threshold: f64,
-    /// With a head: the most candidates a round.
-    #[arg(long, value_name = "K", default_value_t = 20, requires = "head")]
-    pub(crate) max_candidate_length: usize,
+    /// With a threshold: the most candidates a round; 20 with a head, 6 with an adapter if absent.
+    #[arg(long, value_name = "K")]
+    pub(crate) max_candidate_length: Option<usize>,
+    /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) show: bool,
 }
 
 /// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
@@ -145,6 +156,9 @@ fn execute(arguments: Arguments) -> Result<()> {
         }
         Command::TrainHead(a) => {
             commands::train_head::run(&recipe(&a)?, &device()?, &console).map(drop)
+        }
+        Command::TrainAdapter(a) => {
+            commands::train_adapter::run(&recipe(&a)?, &device()?, &console).map(drop)
         }
         Command::Evaluate(a) => {
             commands::evaluate::run(&recipe(&a)?, &device()?, &console).map(drop)

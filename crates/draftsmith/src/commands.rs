@@ -5,4 +5,6 @@ pub(crate) mod evaluate;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod run;
+pub(crate) mod train_adapter;
 pub(crate) mod train_head;
+mod training;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
 use draftsmith_theory::{Bounds, Decoding, Sampling};
-use draftsmith_train::HeadTraining;
+use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining};
 use serde::{Deserialize, Serialize};
 
 use crate::results::DecodingName;
@@ -29,6 +29,8 @@ pub(crate) struct Recipe {
     pub(crate) data: Option<DataRecipe>,
     /// Stage train-head.
     pub(crate) head: Option<HeadTraining>,
+    /// Stage train-adapter.
+    pub(crate) adapter: Option<AdapterTraining>,
     /// Stage evaluate.
     pub(crate) evaluate: Option<EvaluateRecipe>,
 }
@@ -119,6 +121,18 @@ pub(crate) struct EvaluateRecipe {
     /// The head's directory; the one that this recipe trains if absent.
     #[serde(default)]
     pub(crate) head: Option<PathBuf>,
+    /// Directories of self-draft adapters; those that this recipe trains if absent.
+    #[serde(default)]
+    pub(crate) adapters: Option<Vec<PathBuf>>,
+    /// The fixed candidate lengths γ of self-drafts; none where there is no adapter.
+    #[serde(default = "default_self_draft_lengths")]
+    pub(crate) self_draft_lengths: Vec<usize>,
+    /// The confidence thresholds η of self-drafts.
+    #[serde(default = "default_confidence_thresholds")]
+    pub(crate) confidence_thresholds: Vec<f64>,
+    /// The most candidates a round of a self-draft under a confidence threshold.
+    #[serde(default = "default_max_self_draft_length")]
+    pub(crate) max_self_draft_length: usize,
 }
 
 fn one() -> f64 {
@@ -143,6 +157,19 @@ fn default_stop_thresholds() -> Vec<f64> {
 
 fn default_max_candidate_length() -> usize {
     20
+}
+
+fn default_self_draft_lengths() -> Vec<usize> {
+    (1..=6).collect()
+}
+
+fn default_confidence_thresholds() -> Vec<f64> {
+    vec![0.2, 0.4, 0.6, 0.8]
+}
+
+/// Kangaroo's γ.
+fn default_max_self_draft_length() -> usize {
+    6
 }
 
 impl Recipe {
@@ -185,6 +212,25 @@ impl Recipe {
         Path::new("checkpoints").join(&self.name).join("head")
     }
 
+    /// Where train-adapter writes.
+    pub(crate) fn adapter_root(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name).join("adapter")
+    }
+
+    /// Each exit layer of the recipe's adapters, and its directory: the root for one, a directory
+    /// in it for each of several.
+    pub(crate) fn adapter_dirs(&self) -> Vec<(usize, PathBuf)> {
+        let root = self.adapter_root();
+        match self.adapter.as_ref().map(|adapter| &adapter.exit_layer) {
+            None => Vec::new(),
+            Some(ExitLayers::One(exit_layer)) => vec![(*exit_layer, root)],
+            Some(ExitLayers::Many(exit_layers)) => exit_layers
+                .iter()
+                .map(|exit_layer| (*exit_layer, root.join(format!("exit-{exit_layer}"))))
+                .collect(),
+        }
+    }
+
     /// Where evaluate writes.
     pub(crate) fn evaluation_dir(&self) -> PathBuf {
         Path::new("checkpoints").join(&self.name).join("evaluation")
@@ -220,6 +266,9 @@ impl Recipe {
         }
         if let Some(head) = &self.head {
             head.validate()?;
+        }
+        if let Some(adapter) = &self.adapter {
+            adapter.validate()?;
         }
         if let Some(evaluate) = &self.evaluate {
             evaluate.check()?;
@@ -268,6 +317,18 @@ impl EvaluateRecipe {
             "evaluate.stop_thresholds",
             "has a threshold outside 0 to 1",
         )?;
+        require(
+            self.self_draft_lengths.iter().all(|k| (1..=256).contains(k)),
+            "evaluate.self_draft_lengths",
+            "has a length outside 1 to 256",
+        )?;
+        require(
+            self.confidence_thresholds.iter().all(|eta| (0.0..=1.0).contains(eta)),
+            "evaluate.confidence_thresholds",
+            "has a threshold outside 0 to 1",
+        )?;
+        Bounds::new(1, self.max_self_draft_length)
+            .context("key `evaluate.max_self_draft_length`")?;
         for name in &self.decodings {
             self.decoding(*name).validate().context("section `evaluate`")?;
         }

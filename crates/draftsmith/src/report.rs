@@ -2,13 +2,15 @@
 //!
 //! No script, no font, no request: the style sheet stands in the page and the pictures are inline SVG. This file says
 //! what is on the page; its template says where. The pictures' geometry is worked out in `report/`: `pareto` (discard
-//! rate against verification rate), `bars` (speed-ups), with `axis` and `labels` under both; `sections` holds what
-//! comes before and after the pictures.
+//! rate against verification rate), `bars` (speed-ups) and `curves` (CTAR, acceptance by position), with `axis`, `key`
+//! and `labels` under them; `sections` holds what comes before and after the pictures.
 
 mod axis;
 mod bars;
+mod curves;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod key;
 mod labels;
 mod pareto;
 mod sections;
@@ -17,7 +19,7 @@ use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
-use crate::results::{EvaluationSummary, Group, ResultRow, groups};
+use crate::results::{DrafterName, EvaluationSummary, Group, ResultRow, groups};
 
 /// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the style sheet shows
 /// the one that fits: text scaled down with a wide picture could not be read on a telephone.
@@ -26,11 +28,12 @@ struct Frame {
     name: &'static str,
     width: f64,
     pareto_height: f64,
+    curves_height: f64,
 }
 
 const FRAMES: [Frame; 2] = [
-    Frame { name: "wide", width: 600.0, pareto_height: 400.0 },
-    Frame { name: "narrow", width: 350.0, pareto_height: 330.0 },
+    Frame { name: "wide", width: 600.0, pareto_height: 400.0, curves_height: 300.0 },
+    Frame { name: "narrow", width: 350.0, pareto_height: 330.0, curves_height: 260.0 },
 ];
 
 /// The page for `rows`, in the order they are given, and what they were measured with.
@@ -84,6 +87,9 @@ fn environment() -> Result<Environment<'static>> {
         ("group.html", include_str!("report/group.html")),
         ("pareto.html", include_str!("report/pareto.html")),
         ("bars.html", include_str!("report/bars.html")),
+        ("acceptance.html", include_str!("report/acceptance.html")),
+        ("curves.html", include_str!("report/curves.html")),
+        ("key.html", include_str!("report/key.html")),
         ("style.css", include_str!("report/style.css")),
     ] {
         environment.add_template(name, source)?;
@@ -93,25 +99,49 @@ fn environment() -> Result<Environment<'static>> {
 
 /// One dataset under one way of decoding: its pictures and tables.
 fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> Value {
-    let cost = summary.group(group).and_then(|known| known.cost);
-    let paretos = FRAMES.iter().filter_map(|frame| pareto::picture(group, cost.as_ref(), *frame));
+    let known = summary.group(group);
+    let paretos = FRAMES.iter().filter_map(|frame| pareto::picture(group, known, *frame));
     let bars = FRAMES.iter().filter_map(|frame| bars::picture(group, *frame));
+    let bars: Vec<Value> = bars.collect();
+    // Beside bars that reach past two pictures there is room for a third.
+    let [Frame { pareto_height, curves_height, .. }, ..] = FRAMES;
+    let bars_are_tall = bars
+        .first()
+        .and_then(|wide| f64::try_from(wide.get_attr("height").ok()?).ok())
+        .is_some_and(|height| height > pareto_height + curves_height);
+    let curves = |curves: &curves::Curves| {
+        let charts = FRAMES.iter().filter_map(|frame| curves::picture(group, curves, *frame));
+        context! { name => curves.name, charts => charts.collect::<Vec<_>>() }
+    };
     context! {
         id => group_id(index),
         title => sentence_case(&group.decoding_text()),
         name => format!("{}, {}", group.dataset, group.decoding_text()),
         paretos => paretos.collect::<Vec<_>>(),
-        bars => bars.collect::<Vec<_>>(),
-        rows => group.pooled().map(|row| row_view(group, row)).collect::<Vec<_>>(),
+        bars,
+        bars_are_tall,
+        ctar => curves(&curves::CTAR),
+        acceptance => curves(&curves::ACCEPTANCE),
+        drafters => drafter_views(group),
         categories => sections::categories(group),
     }
+}
+
+/// The table's rows under their drafters, the target alone first and under nothing.
+fn drafter_views(group: &Group<'_>) -> Vec<Value> {
+    let view = |drafter: DrafterName| {
+        let rows = group.pooled().filter(|row| row.drafter == drafter);
+        let rows: Vec<Value> = rows.map(|row| row_view(group, row)).collect();
+        (!rows.is_empty()).then(|| context! { name => sentence_case(&drafter.text()), rows })
+    };
+    std::iter::once(DrafterName::None).chain(group.drafters()).filter_map(view).collect()
 }
 
 fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
     let counts = row.counts();
     context! {
-        label => row.label(),
-        best => group.is_best(row),
+        label => rule_label(row),
+        mark => group.standing(row).map(|standing| on_a_page(&standing.mark(row))),
         tokens_per_second => number(row.tokens_per_second, 1),
         speedup => times(row.speedup),
         modelled => times(row.modelled_speedup),
@@ -134,6 +164,26 @@ fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
 /// The fragment a group is found under; names may hold anything, so it is not made of them.
 fn group_id(index: usize) -> String {
     format!("group-{}", index + 1)
+}
+
+/// What a row is called on the page.
+fn label(row: &ResultRow) -> String {
+    on_a_page(&row.label())
+}
+
+/// What a row is called under its drafter's heading.
+fn rule_label(row: &ResultRow) -> String {
+    on_a_page(&row.rule_label())
+}
+
+/// What the row's setting is called: `K`, `h`, `η`.
+fn symbol(row: &ResultRow) -> String {
+    on_a_page(row.stop_rule.symbol().unwrap_or_default())
+}
+
+/// A terminal may lack the letter; a page does not.
+fn on_a_page(label: &str) -> String {
+    label.replace("eta", "η")
 }
 
 /// `value` with so many decimals; an en dash where there is none.

@@ -1,15 +1,16 @@
 //! The numbers an evaluation leaves behind: `results.json`, a list of rows, and `summary.json`, what the rows were
 //! measured with.
 //!
-//! This file owns the rows: their schema, their order and their reading and writing as text. `results/group.rs` puts
-//! together what may be compared, `results/summary.rs` owns the other schema. The rates come from the theory crate's
-//! `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table` and `report` show these
-//! rows.
+//! This file owns the rows: their schema, their order and their reading and writing as text. `results/names.rs` says
+//! what drafters and rules are called, `results/group.rs` puts together what may be compared, `results/summary.rs` owns
+//! the other schema. The rates come from the theory crate's `Counts`; who decodes, and where files go, is the
+//! `evaluate` command's business. `table` and `report` show these rows.
 //!
 //! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in memory and `null` in
 //! the file, never NaN, which is not JSON.
 
 mod group;
+mod names;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -18,9 +19,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Decoding, Sampling, Trace};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use group::{Group, groups};
+pub(crate) use names::{DecodingName, DrafterName, Road, StopRuleName};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, Version,
     summary_to_json,
@@ -31,6 +33,12 @@ pub(crate) const ALL_CATEGORIES: &str = "all";
 
 /// How many entries `ctar` has.
 const CTAR_LEN: usize = 10;
+
+/// How many entries `acceptance_by_position` has at most.
+const NUM_POSITIONS: usize = 10;
+
+/// A share of fewer candidates than this is noise.
+const LEAST_JUDGED: usize = 20;
 
 /// One dataset and category under one setting and one way of decoding: a row of `results.json`.
 ///
@@ -45,7 +53,8 @@ pub(crate) struct ResultRow {
     pub(crate) drafter: DrafterName,
     /// What ends a draft phase.
     pub(crate) stop_rule: StopRuleName,
-    /// The stop rule's number: K for a fixed length, h for a rejection threshold, null without a rule.
+    /// The stop rule's number: K for a fixed length, h for a rejection threshold, η for a confidence threshold, null
+    /// without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub(crate) setting: Option<f64>,
     /// How tokens are chosen.
@@ -78,6 +87,11 @@ pub(crate) struct ResultRow {
     /// CTAR: the w-th entry, counted from 1, is the share of rounds that yield more than w tokens, w = 1 to 10.
     /// Empty without rounds.
     pub(crate) ctar: Vec<f64>,
+    /// The i-th entry, counted from 1, is the share accepted of the candidates drafted at position i of their round
+    /// whose predecessors were all accepted, i = 1 to 10; it ends before the first position where fewer than 20 such
+    /// candidates were judged. Empty in files older than the column.
+    #[serde(default)]
+    pub(crate) acceptance_by_position: Vec<f64>,
     /// Tokens kept over the time of prefill and of all rounds.
     #[serde(with = "finite_or_null")]
     pub(crate) tokens_per_second: f64,
@@ -90,38 +104,6 @@ pub(crate) struct ResultRow {
     pub(crate) modelled_speedup: Option<f64>,
     /// Whether the tokens are the target's own, token for token; null only where it was not checked.
     pub(crate) lossless: Option<bool>,
-}
-
-/// What proposes candidates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DrafterName {
-    /// Nothing: the target decodes alone.
-    None,
-    /// A separate draft model.
-    Draft,
-}
-
-/// What ends a draft phase; in the order rows are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum StopRuleName {
-    /// Nothing is drafted.
-    None,
-    /// K candidates a round.
-    FixedLength,
-    /// SpecDec++: the acceptance head's threshold h.
-    RejectionThreshold,
-}
-
-/// How tokens are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DecodingName {
-    /// The most probable token.
-    Greedy,
-    /// A token drawn from the warped distribution.
-    Sampled,
 }
 
 /// What a row says besides what its trace says.
@@ -175,6 +157,7 @@ impl ResultRow {
             discard_rate: counts.discard_rate(),
             compression_rate: counts.compression_rate(),
             ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
+            acceptance_by_position: acceptance_by_position(trace),
             tokens_per_second,
             speedup: speedup.filter(|speedup| speedup.is_finite()),
             modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
@@ -194,14 +177,22 @@ impl ResultRow {
         }
     }
 
-    /// What the row's setting is called: `target alone`, `K = 6`, `h = 0.7`.
+    /// What the row's setting is called: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
-        let letter = match self.stop_rule {
-            StopRuleName::None => return "target alone".into(),
-            StopRuleName::FixedLength => "K",
-            StopRuleName::RejectionThreshold => "h",
-        };
-        format!("{letter} = {}", self.setting_text())
+        match self.drafter {
+            DrafterName::None | DrafterName::Draft => self.rule_label(),
+            DrafterName::SelfDraft { exit_layer } => {
+                format!("exit {exit_layer}, {}", self.rule_label())
+            }
+        }
+    }
+
+    /// The label without the drafter: for where a heading names it.
+    pub(crate) fn rule_label(&self) -> String {
+        match self.stop_rule.symbol() {
+            Some(symbol) => format!("{symbol} = {}", self.setting_text()),
+            None => "target alone".into(),
+        }
     }
 
     /// The setting's number alone: `6`, `0.7`; `?` where a rule has none.
@@ -226,14 +217,20 @@ pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / (trace.prefill_time + trace.decode_time()).as_secs_f64()
 }
 
-impl DecodingName {
-    /// The name of a way of decoding.
-    pub(crate) fn of(decoding: &Decoding) -> Self {
-        match decoding {
-            Decoding::Greedy => Self::Greedy,
-            Decoding::Sampled(_) => Self::Sampled,
-        }
-    }
+/// For each position of a round, the share accepted of the candidates that were judged: those whose predecessors in
+/// the round were all accepted. A later one is thrown away unseen.
+fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
+    let share = |position: usize| {
+        let judged = trace
+            .rounds
+            .iter()
+            .filter(|round| round.num_drafted >= position && round.num_accepted >= position - 1);
+        let (num_judged, num_accepted) = judged.fold((0, 0), |(judged, accepted), round| {
+            (judged + 1, accepted + usize::from(round.num_accepted >= position))
+        });
+        (num_judged >= LEAST_JUDGED).then(|| num_accepted as f64 / num_judged as f64)
+    };
+    (1..=NUM_POSITIONS).map_while(share).collect()
 }
 
 fn temperature(decoding: &Decoding) -> f64 {
@@ -244,8 +241,8 @@ fn temperature(decoding: &Decoding) -> f64 {
 }
 
 /// Puts rows in the order they are shown: datasets as they first came, then greedy before sampled, then all prompts
-/// before their categories as they first came, then plain, fixed lengths and thresholds, each ascending. Equal rows
-/// keep their order.
+/// before their categories as they first came, then the target alone, the separate draft and self-drafts by exit layer,
+/// in each fixed lengths and thresholds, each ascending. Equal rows keep their order.
 pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));
@@ -299,7 +296,7 @@ pub(crate) fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
 }
 
 /// Writes 6 and not 6.0: a candidate length is a count.
-fn integer_if_whole<S: serde::Serializer>(
+fn integer_if_whole<S: Serializer>(
     setting: &Option<f64>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {

@@ -1,11 +1,13 @@
 //! The rows of an evaluation as text: what `evaluate` prints and `inspect` shows of a result.
 //!
 //! One aligned table for each dataset and way of decoding, over all prompts; the rows by category are for the report.
-//! Nothing is said by colour alone.
+//! Where a separate draft and self-drafts are both there, each road has its heading. The fastest row of all is marked
+//! `fastest`, the fastest of the other road `best`, and the fastest of any other stop rule `best h`. Nothing is said by
+//! colour alone.
 
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
-use crate::results::{Group, ResultRow, groups};
+use crate::results::{Group, ResultRow, Road, groups};
 
 /// A column: its heading, its text in a row, and when it goes if the terminal is too narrow.
 struct Column {
@@ -68,13 +70,22 @@ fn table_lines(group: &Group<'_>, columns: &[&Column], colour: bool) -> Vec<Stri
         .collect();
     header.push(Cell::new(""));
     table.set_header(header);
+    let has_both = [Road::SeparateDraft, Road::SelfDraft]
+        .into_iter()
+        .all(|road| group.pooled().any(|row| row.drafter.road() == Some(road)));
+    let mut road = None;
     for row in group.pooled() {
-        let best = group.is_best(row);
+        let previous = std::mem::replace(&mut road, row.drafter.road());
+        if has_both && road != previous {
+            let heading = road.map_or_else(String::new, |road| format!("{}:", road.text()));
+            table.add_row([Cell::new(heading).add_attribute(Attribute::Underlined)]);
+        }
+        let mark = group.standing(row).map(|standing| standing.mark(row));
         let mut cells: Vec<Cell> = columns
             .iter()
             .map(|column| {
                 let mut cell = Cell::new((column.text)(row));
-                if best {
+                if mark.is_some() {
                     cell = cell.add_attribute(Attribute::Bold);
                 }
                 if row.lossless == Some(false) {
@@ -83,7 +94,7 @@ fn table_lines(group: &Group<'_>, columns: &[&Column], colour: bool) -> Vec<Stri
                 cell
             })
             .collect();
-        cells.push(Cell::new(if best { "best" } else { "" }).add_attribute(Attribute::Bold));
+        cells.push(Cell::new(mark.unwrap_or_default()).add_attribute(Attribute::Bold));
         table.add_row(cells);
     }
     for (index, column) in table.column_iter_mut().enumerate() {
@@ -129,42 +140,68 @@ mod tests {
         assert!(text.lines().all(|line| width_of(line) <= 80), "{text}");
         insta::assert_snapshot!(text, @r#"
         gsm8k, greedy, 20 prompts
-        setting       tok/s  speed-up  model  discard  verify  tok/fwd  lossless
-        target alone  158.8     1.00x  1.00x    0.000   1.000     1.00       yes
-        K = 1         257.8     1.62x  1.59x    0.061   0.534     1.87       yes
-        K = 2         325.0     2.05x  1.98x    0.104   0.373     2.68       yes
-        K = 3         343.7     2.16x  2.08x    0.245   0.316     3.16       yes
-        K = 4         379.6     2.39x  2.29x    0.268   0.258     3.88       yes
-        K = 5         408.9     2.57x  2.46x    0.274   0.219     4.57       yes
-        K = 6         399.3     2.51x  2.40x    0.391   0.208     4.81       yes
-        K = 8         411.5     2.59x  2.49x    0.483   0.171     5.85       yes  best
-        K = 10        398.3     2.51x  2.43x    0.617   0.156     6.42       yes
-        K = 12        356.4     2.24x  2.20x    0.863   0.158     6.32       yes
-        K = 14        378.3     2.38x  2.34x    0.824   0.132     7.59       yes
-        h = 0.1       337.0     2.12x  2.06x    0.119   0.348     2.87       yes
-        h = 0.3       367.2     2.31x  2.24x    0.262   0.270     3.70       yes
-        h = 0.5       392.2     2.47x  2.40x    0.438   0.198     5.04       yes  best
-        h = 0.7       385.5     2.43x  2.40x    0.639   0.157     6.38       yes
-        h = 0.9       335.3     2.11x  2.11x    1.036   0.147     6.81       yes
+        setting            tok/s  speed-up  model  discard  verify  lossless
+        target alone       158.8     1.00x  1.00x    0.000   1.000       yes
+        separate draft:
+        K = 1              256.7     1.62x  1.58x    0.070   0.537       yes
+        K = 2              319.6     2.01x  1.95x    0.122   0.378       yes
+        K = 3              344.9     2.17x  2.09x    0.236   0.315       yes
+        K = 4              383.9     2.42x  2.32x    0.246   0.255       yes
+        K = 5              393.6     2.48x  2.37x    0.326   0.228       yes
+        K = 6              407.1     2.56x  2.45x    0.364   0.202       yes  best K
+        K = 8              383.8     2.42x  2.32x    0.590   0.184       yes
+        K = 10             383.5     2.42x  2.33x    0.686   0.161       yes
+        K = 12             398.9     2.51x  2.45x    0.679   0.139       yes
+        K = 14             354.9     2.24x  2.21x    0.936   0.141       yes
+        h = 0.1            332.8     2.10x  2.03x    0.136   0.353       yes
+        h = 0.3            378.2     2.38x  2.30x    0.240   0.260       yes
+        h = 0.5            430.0     2.71x  2.62x    0.359   0.170       yes  fastest
+        h = 0.7            391.4     2.47x  2.43x    0.605   0.157       yes
+        h = 0.9            333.9     2.10x  2.10x    1.067   0.141       yes
+        self-draft:
+        exit 1, K = 1      235.9     1.49x  1.46x    0.087   0.546       yes
+        exit 1, K = 2      268.5     1.69x  1.64x    0.198   0.404       yes
+        exit 1, K = 3      290.3     1.83x  1.77x    0.265   0.322       yes
+        exit 1, K = 4      299.7     1.89x  1.82x    0.343   0.275       yes
+        exit 1, K = 5      299.8     1.89x  1.83x    0.428   0.245       yes  best
+        exit 1, K = 6      280.9     1.77x  1.70x    0.609   0.239       yes
+        exit 1, eta = 0.3  192.2     1.21x  1.22x    1.716   0.190       yes
+        exit 1, eta = 0.5  232.9     1.47x  1.47x    0.987   0.242       yes
+        exit 1, eta = 0.6  276.8     1.74x  1.70x    0.438   0.295       yes  best eta
+        exit 1, eta = 0.7  270.6     1.70x  1.66x    0.213   0.390       yes
+        exit 1, eta = 0.8  261.2     1.65x  1.60x    0.137   0.446       yes
 
         gsm8k, sampled at T = 0.7, 20 prompts
-        setting       tok/s  speed-up  model  discard  verify  tok/fwd  lossless
-        target alone  159.0     1.00x  1.00x    0.000   1.000     1.00         -
-        K = 1         245.0     1.54x  1.52x    0.117   0.561     1.78         -
-        K = 2         303.6     1.91x  1.86x    0.184   0.399     2.51         -
-        K = 3         337.9     2.12x  2.05x    0.261   0.321     3.11         -
-        K = 4         341.5     2.15x  2.07x    0.412   0.287     3.48         -
-        K = 5         368.2     2.32x  2.22x    0.428   0.243     4.12         -  best
-        K = 6         361.9     2.28x  2.18x    0.549   0.229     4.37         -
-        K = 8         354.6     2.23x  2.15x    0.721   0.201     4.97         -
-        K = 10        330.7     2.08x  2.02x    0.975   0.188     5.33         -
-        K = 12        329.4     2.07x  2.04x    1.041   0.168     5.96         -
-        K = 14        301.2     1.89x  1.87x    1.301   0.169     5.91         -
-        h = 0.1       299.5     1.88x  1.84x    0.172   0.409     2.44         -
-        h = 0.3       361.6     2.27x  2.21x    0.257   0.281     3.56         -  best
-        h = 0.5       358.7     2.26x  2.21x    0.489   0.234     4.27         -
-        h = 0.7       361.0     2.27x  2.24x    0.681   0.187     5.35         -
-        h = 0.9       316.3     1.99x  1.99x    1.129   0.165     6.06         -
+        setting            tok/s  speed-up  model  discard  verify  lossless
+        target alone       158.8     1.00x  1.00x    0.000   1.000         -
+        separate draft:
+        K = 1              246.8     1.55x  1.53x    0.110   0.557         -
+        K = 2              291.1     1.83x  1.77x    0.245   0.418         -
+        K = 3              336.6     2.12x  2.04x    0.267   0.323         -
+        K = 4              349.8     2.20x  2.12x    0.374   0.281         -
+        K = 5              376.8     2.37x  2.29x    0.378   0.237         -  fastest
+        K = 6              367.6     2.32x  2.22x    0.520   0.223         -
+        K = 8              366.3     2.31x  2.22x    0.678   0.193         -
+        K = 10             360.7     2.27x  2.21x    0.787   0.173         -
+        K = 12             333.9     2.10x  2.07x    1.010   0.165         -
+        K = 14             288.1     1.82x  1.79x    1.415   0.174         -
+        h = 0.1            309.1     1.95x  1.89x    0.174   0.391         -
+        h = 0.3            330.9     2.08x  2.03x    0.268   0.328         -
+        h = 0.5            368.4     2.32x  2.27x    0.459   0.225         -  best h
+        h = 0.7            346.9     2.19x  2.14x    0.670   0.215         -
+        h = 0.9            284.2     1.79x  1.78x    1.357   0.191         -
+        self-draft:
+        exit 1, K = 1      224.1     1.41x  1.39x    0.147   0.577         -
+        exit 1, K = 2      257.8     1.62x  1.58x    0.251   0.422         -
+        exit 1, K = 3      285.6     1.80x  1.76x    0.284   0.327         -  best
+        exit 1, K = 4      282.8     1.78x  1.73x    0.425   0.292         -
+        exit 1, K = 5      258.1     1.63x  1.58x    0.676   0.284         -
+        exit 1, K = 6      268.3     1.69x  1.64x    0.690   0.250         -
+        exit 1, eta = 0.3  184.0     1.16x  1.17x    1.721   0.244         -
+        exit 1, eta = 0.5  217.5     1.37x  1.37x    0.970   0.318         -
+        exit 1, eta = 0.6  240.8     1.52x  1.49x    0.532   0.383         -
+        exit 1, eta = 0.7  253.0     1.59x  1.56x    0.257   0.431         -  best eta
+        exit 1, eta = 0.8  247.9     1.56x  1.53x    0.173   0.475         -
         "#);
     }
 

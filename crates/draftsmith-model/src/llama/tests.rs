@@ -92,6 +92,14 @@ fn logits_and_hidden_states_agree_with_transformers() {
         assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
         let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
         assert_close(&direct, &expected.hidden_states[3], &format!("{name} hidden_states"));
+        // The last entry is normed, the others are not.
+        for layer in 0..4 {
+            let (exit, last) = model.hidden_states_at(ids_tensor(&expected.ids), layer);
+            let what = format!("{name} hidden_states_at {layer}");
+            assert_close(&values(last), &expected.hidden_states[3], &what);
+            let exit = if layer == 3 { model.final_norm(exit) } else { exit };
+            assert_close(&values(exit), &expected.hidden_states[layer], &what);
+        }
     }
 }
 
@@ -118,7 +126,7 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
         for cut in [1, 9, expected.ids.len() - 1] {
             let (prefix, rest) = expected.ids.split_at(cut);
             let mut cache = model.new_cache(64);
-            model.fill_cache(model.embed(ids_tensor(prefix)), &mut cache);
+            model.fill_cache(0, model.embed(ids_tensor(prefix)), &mut cache);
             let layers = 0..model.config().num_hidden_layers;
             let hidden = model.forward_layers(layers, model.embed(ids_tensor(rest)), &mut cache);
             let found = values(model.lm_head(model.final_norm(hidden)));

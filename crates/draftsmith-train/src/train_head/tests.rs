@@ -1,19 +1,15 @@
 //! What training must hold to: it learns, it repeats itself, it stops when told, and it says what
 //! is wrong with its input.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{Int, activation::sigmoid};
+use burn::tensor::{Int, Tensor, TensorData, activation::sigmoid};
 
 use super::*;
-use crate::renderer::{
-    EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState,
-    MetricsRendererEvaluation, MetricsRendererTraining, NumericEntry, SilentRenderer,
-    TrainingProgressLogger,
-};
+use crate::renderer::SilentRenderer;
+use crate::rows::is_held_out;
 use crate::test_pair::{response_row, responses, tiny_draft};
+use crate::test_runs::{Watcher, files_under};
 
 /// Small and quick.
 fn quick() -> HeadTraining {
@@ -203,22 +199,6 @@ fn steps_are_counted_and_none_is_lost() {
     assert_eq!(trained.num_labels, 2 * labels);
 }
 
-fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
-    let mut files = BTreeSet::new();
-    let mut dirs = vec![dir.to_path_buf()];
-    while let Some(next) = dirs.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                dirs.push(path);
-            } else {
-                files.insert(path.strip_prefix(dir).unwrap().to_path_buf());
-            }
-        }
-    }
-    files
-}
-
 #[test]
 fn the_last_epochs_checkpoint_holds_the_head_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -240,71 +220,6 @@ fn the_last_epochs_checkpoint_holds_the_head_alone() {
     let model = dir.path().join("checkpoint/model-2.bpk");
     let size = std::fs::metadata(model).unwrap().len();
     assert!((306 * 4..306 * 4 + 2048).contains(&size), "{size}");
-}
-
-/// Stops the run when `update_split` has been called a number of times, and counts what it is
-/// told.
-struct Watcher {
-    interrupter: Interrupter,
-    stop_after: usize,
-    num_updates: usize,
-    num_final_scores: std::sync::Arc<AtomicUsize>,
-}
-
-impl MetricsRendererTraining for Watcher {
-    fn update_train(&mut self, _state: MetricState) {}
-
-    fn update_valid(&mut self, state: MetricState) {
-        if let MetricState::Numeric(_, Some(NumericEntry::Final(value))) = state {
-            assert!(value.is_finite());
-            self.num_final_scores.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-}
-
-impl MetricsRendererEvaluation for Watcher {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-}
-
-impl TrainingProgressLogger for Watcher {
-    fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
-
-    fn update_epoch(&mut self, _epoch: usize) {}
-
-    fn start_split(&mut self, _split: &str, _total_items: usize) {}
-
-    fn update_split(&mut self, _items_processed: usize) {
-        self.num_updates += 1;
-        if self.num_updates == self.stop_after {
-            self.interrupter.stop(Some("enough"));
-        }
-    }
-
-    fn end_split(&mut self) {}
-
-    fn end(&mut self) {}
-
-    fn log_event_training(&mut self, _event: String) {}
-}
-
-impl EvaluationProgressLogger for Watcher {
-    fn start_global_progress(&mut self, _total_tests: usize) {}
-
-    fn start_test(&mut self, _name: &str, _total_items: usize) {}
-
-    fn update_test_progress(&mut self, _items_processed: usize) {}
-
-    fn end_test(&mut self) {}
-
-    fn end_global_progress(&mut self) {}
-
-    fn log_event_evaluation(&mut self, _event: String) {}
-}
-
-impl MetricsRenderer for Watcher {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
 
 /// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final

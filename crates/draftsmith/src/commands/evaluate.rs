@@ -6,12 +6,12 @@ mod measure;
 mod settings;
 mod write;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::Prompt;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
@@ -46,9 +46,15 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
         .evaluate
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
-    let draft_dir = recipe.need_draft("evaluate")?;
     let sources = read_sources(&evaluate.prompts)?;
-    let pair = Pair::load(&recipe.models.target, Some(draft_dir), device)?;
+    let adapter_dirs = match &evaluate.adapters {
+        Some(dirs) => dirs.clone(),
+        None => recipe.adapter_dirs().into_iter().map(|(_, dir)| dir).collect(),
+    };
+    if adapter_dirs.is_empty() {
+        recipe.need_draft("evaluate, where there is no adapter,")?;
+    }
+    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let datasets = choose_prompts(evaluate, sources, &pair, console)?;
     for dataset in &datasets {
         for prompt in &dataset.prompts {
@@ -56,12 +62,19 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
         }
     }
     let head = read_head(recipe, evaluate, &pair, device)?;
-    let settings = Setting::all(evaluate, head.is_some());
+    let adapters = read_adapters(recipe, adapter_dirs, &pair, device)?;
+    let exit_layers: Vec<usize> = adapters.iter().map(|a| a.config.exit_layer).collect();
+    let settings = Setting::all(evaluate, pair.draft.is_some(), head.is_some(), &exit_layers);
     let decodings: Vec<Decoding> =
         evaluate.decodings.iter().map(|name| evaluate.decoding(*name)).collect();
 
-    let mut bench =
-        Bench::new(&pair, head.as_ref().map(|h| &h.head), evaluate.max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(
+        &pair,
+        head.as_ref().map(|h| &h.head),
+        adapters.iter().map(|a| (a.config.exit_layer, &a.adapter)),
+        evaluate.max_new_tokens,
+        recipe.seed,
+    );
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_runs = num_prompts * settings.len() * decodings.len();
     bench.warm_up(&datasets[0].prompts[0], &decodings, &settings)?;
@@ -95,8 +108,8 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let evaluation =
-        write(recipe, evaluate, device, &pair, head.as_ref(), &datasets, evaluated, console)?;
+    let models = Models { pair: &pair, head: head.as_ref(), adapters: &adapters };
+    let evaluation = write(recipe, evaluate, device, models, &datasets, evaluated, console)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
@@ -136,6 +149,72 @@ fn choose_prompts(
         .collect()
 }
 
+/// Everything that was measured.
+#[derive(Clone, Copy)]
+struct Models<'a> {
+    pair: &'a Pair,
+    head: Option<&'a Head>,
+    adapters: &'a [TrainedAdapter],
+}
+
+/// An adapter and where it came from.
+struct TrainedAdapter {
+    adapter: Adapter,
+    config: AdapterConfig,
+    dir: PathBuf,
+}
+
+/// Reads adapters, each of another exit layer and all of this target.
+fn read_adapters(
+    recipe: &Recipe,
+    dirs: Vec<PathBuf>,
+    pair: &Pair,
+    device: &Device,
+) -> Result<Vec<TrainedAdapter>> {
+    if dirs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let target_hash = hash_dir(&recipe.models.target)?;
+    let mut adapters: Vec<TrainedAdapter> = Vec::with_capacity(dirs.len());
+    for dir in dirs {
+        if !dir.join("config.json").is_file() {
+            bail!(
+                "there is no adapter in `{}`; hint: run `draftsmith train-adapter` with this \
+                 recipe first, or set `evaluate.adapters`",
+                dir.display()
+            );
+        }
+        let (config, adapter) = Adapter::from_dir(&dir, pair.target.config(), device)?;
+        check_adapters_target(&dir, &config, &target_hash)?;
+        if adapters.iter().any(|other| other.config.exit_layer == config.exit_layer) {
+            bail!(
+                "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
+                config.exit_layer,
+                dir.display()
+            );
+        }
+        adapters.push(TrainedAdapter { adapter, config, dir });
+    }
+    adapters.sort_by_key(|adapter| adapter.config.exit_layer);
+    Ok(adapters)
+}
+
+/// Checks that an adapter was trained for the target at hand, where it says for which.
+pub(crate) fn check_adapters_target(
+    dir: &Path,
+    config: &AdapterConfig,
+    target_hash: &str,
+) -> Result<()> {
+    match &config.target_hash {
+        Some(hash) if hash != target_hash => bail!(
+            "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
+             {target_hash}): train it again, or point `models.target` at the target it belongs to",
+            dir.display()
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// A head and where it came from.
 struct Head {
     head: AcceptanceHead,
@@ -162,7 +241,9 @@ fn read_head(
             dir.display()
         );
     }
-    let draft = pair.draft.as_ref().context("a pair for evaluation has a draft")?;
+    let Some(draft) = &pair.draft else {
+        bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
+    };
     let (config, head) = AcceptanceHead::from_dir(&dir, draft.config().hidden_size, device)?;
     let draft_hash = hash_dir(recipe.need_draft("evaluate")?)?;
     if config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {

@@ -1,4 +1,7 @@
-//! `generate`: text as it comes, from one model or from a target and its draft.
+//! `generate`: text as it comes, from one model, from a target and its draft, or from a model and its
+//! adapter.
+
+mod show;
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -8,16 +11,20 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use draftsmith_data::Message;
 use draftsmith_decode::{
-    Generation, Limits, ModelSession, RoundTokens, SeparateDraft, decode_plain, decode_speculative,
+    Generation, Limits, ModelSession, RoundTokens, SelfDraft, SeparateDraft, decode_plain,
+    decode_speculative,
 };
-use draftsmith_model::AcceptanceHead;
-use draftsmith_theory::{Bounds, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule};
+use draftsmith_model::{AcceptanceHead, Adapter};
+use draftsmith_theory::{
+    Bounds, ConfidenceThreshold, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
+};
 use serde::Serialize;
 
 use crate::cli::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
-use crate::pair::Pair;
+use crate::commands::evaluate::check_adapters_target;
+use crate::pair::{Pair, hash_dir};
 use crate::recipe;
 
 /// The document of `--json`.
@@ -69,6 +76,15 @@ fn generate(
         }
         _ => None,
     };
+    let adapter = match &arguments.adapter {
+        Some(dir) => {
+            let (config, adapter) = Adapter::from_dir(dir, pair.target.config(), device)?;
+            check_adapters_target(dir, &config, &hash_dir(&arguments.target)?)?;
+            Some((config.exit_layer, adapter))
+        }
+        None => None,
+    };
+    let speculative = pair.draft.is_some() || adapter.is_some();
     let prompt_ids = if arguments.raw {
         pair.tokenizer.encode(&arguments.prompt, true)?
     } else {
@@ -93,8 +109,11 @@ fn generate(
         }
         let mut print = || -> Result<()> {
             let stream = stream.as_mut().context("the text stream is open")?;
-            for id in round.kept {
-                if let Some(text) = stream.push(*id)? {
+            for (id, origin) in round.kept.iter().zip(show::origins(&round)) {
+                let Some(text) = stream.push(*id)? else { continue };
+                if arguments.show && speculative {
+                    console.text(show::marked(&text, origin, console.colour()))?;
+                } else {
                     console.text(text)?;
                 }
             }
@@ -108,13 +127,28 @@ fn generate(
             }
         }
     };
-    let mut target = ModelSession::new(&pair.target, capacity, "target");
+    let mut target = match &adapter {
+        Some((exit_layer, _)) => {
+            ModelSession::with_exit(&pair.target, *exit_layer, capacity, "target")
+        }
+        None => ModelSession::new(&pair.target, capacity, "target"),
+    };
     let begun = Instant::now();
-    let generation = match &pair.draft {
-        None => {
+    let generation = match (&pair.draft, &adapter) {
+        (None, None) => {
             decode_plain(&mut target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
         }
-        Some(draft) => {
+        (_, Some((_, adapter))) => decode_speculative(
+            &mut target,
+            &mut SelfDraft::new(adapter, capacity),
+            rule.as_mut(),
+            &decoding,
+            &prompt_ids,
+            &limits,
+            &mut draws,
+            &mut observe,
+        )?,
+        (Some(draft), None) => {
             let vocab_size = pair.target.config().vocab_size;
             let mut drafter = SeparateDraft::new(draft, head.as_ref(), vocab_size, capacity);
             decode_speculative(
@@ -145,17 +179,27 @@ fn generate(
         seconds,
     })?;
     std::io::stdout().flush()?;
-    console.note(summary(&generation, seconds, pair.draft.is_some()));
+    if arguments.show && speculative {
+        console.note(format!("\n{}\n{}", show::LEGEND, show::table(&generation.trace.rounds)));
+    }
+    console.note(summary(&generation, seconds, speculative));
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 fn stop_rule(arguments: &GenerateArguments) -> Result<Box<dyn StopRule>> {
+    let bounds = |most: usize| {
+        Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
+            .context("flag `--max-candidate-length`")
+    };
     Ok(if arguments.head.is_some() {
-        let bounds = Bounds::new(1, arguments.max_candidate_length)
-            .context("flag `--max-candidate-length`")?;
         Box::new(
-            RejectionThreshold::new(arguments.stop_threshold, bounds)
+            RejectionThreshold::new(arguments.stop_threshold, bounds(20)?)
                 .context("flag `--stop-threshold`")?,
+        )
+    } else if let Some(threshold) = arguments.confidence_threshold {
+        Box::new(
+            ConfidenceThreshold::new(threshold, bounds(6)?)
+                .context("flag `--confidence-threshold`")?,
         )
     } else {
         Box::new(FixedLength::new(arguments.candidate_length).context("flag `--candidate-length`")?)

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use draftsmith_data::{
     ChatTemplate, ResponseRow, TextTokenizer, read_dir, read_shard, shard_paths,
 };
-use draftsmith_model::{AcceptanceHeadConfig, LlamaConfig, WeightReader};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig, WeightReader};
 use draftsmith_theory::acceptance_prob;
 use serde_json::{Map, Value, json};
 
@@ -38,13 +38,14 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
             {
                 head(path)?
             }
+            Ok(config) if config.contains_key("exit_layer") => adapter(path)?,
             _ => model(path)?,
         }
     } else if !path.exists() {
         bail!("there is no such file or directory");
     } else {
         bail!(
-            "it is none of: a checkpoint directory or a head directory (with config.json), a data \
+            "it is none of: a checkpoint, head or adapter directory (with config.json), a data \
              directory (with responses-*.parquet), a Parquet file of responses, results.json"
         );
     };
@@ -92,20 +93,40 @@ fn model(dir: &Path) -> Result<Value> {
     }))
 }
 
+/// The parameters that a weight file holds.
+fn num_stored_parameters(weights: &WeightReader) -> usize {
+    let shapes = weights.names().filter_map(|name| weights.shape(name));
+    shapes.map(|shape| shape.iter().product::<usize>()).sum()
+}
+
+fn adapter(dir: &Path) -> Result<Value> {
+    let config = AdapterConfig::from_dir(dir)?;
+    let weights = WeightReader::open_dir(dir)?;
+    Ok(json!({
+        "kind": "self-draft adapter",
+        "exit_layer": config.exit_layer,
+        "hidden_size": config.llama.hidden_size,
+        "num_attention_heads": config.llama.num_attention_heads,
+        "num_key_value_heads": config.llama.num_key_value_heads,
+        "head_dim": config.llama.head_dim,
+        "vocab_size": config.llama.vocab_size,
+        "num_parameters": num_stored_parameters(&weights),
+        "stored_dtype": weights.dtype(),
+        "target_hash": config.target_hash,
+        "training": config.training,
+        "hash": hash_dir(dir)?,
+    }))
+}
+
 fn head(dir: &Path) -> Result<Value> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let weights = WeightReader::open_file(&dir.join("model.safetensors"))?;
-    let num_parameters: usize = weights
-        .names()
-        .filter_map(|name| weights.shape(name))
-        .map(|shape| shape.iter().product::<usize>())
-        .sum();
     Ok(json!({
         "kind": "acceptance head",
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
         "blocks": if config.is_tied() { "tied" } else { "untied" },
-        "num_parameters": num_parameters,
+        "num_parameters": num_stored_parameters(&weights),
         "stored_dtype": weights.dtype(),
         "draft_hash": config.draft_hash,
         "target_hash": config.target_hash,

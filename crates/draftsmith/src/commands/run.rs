@@ -4,15 +4,19 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use serde_json::json;
 
-use crate::commands::{build_data, evaluate, train_head};
+use crate::commands::{build_data, evaluate, train_adapter, train_head};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 
 /// Runs the command. It ends with the table of results and the report's path on stdout.
 pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<()> {
-    if recipe.data.is_none() && recipe.head.is_none() && recipe.evaluate.is_none() {
-        bail!("the recipe has no stage: give it a section `[data]`, `[head]` or `[evaluate]`");
+    let trains = recipe.head.is_some() || recipe.adapter.is_some();
+    if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
+        bail!(
+            "the recipe has no stage: give it a section `[data]`, `[head]`, `[adapter]` or \
+             `[evaluate]`"
+        );
     }
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
@@ -22,6 +26,10 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     };
     let head = match recipe.head {
         Some(_) => Some(train_head::run(recipe, device, &quiet_stages)?),
+        None => None,
+    };
+    let adapters = match recipe.adapter {
+        Some(_) => Some(train_adapter::run(recipe, device, &quiet_stages)?),
         None => None,
     };
     let evaluation = match recipe.evaluate {
@@ -35,6 +43,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     console.document(&json!({
         "build_data": built,
         "train_head": head,
+        "train_adapter": adapters,
         "evaluate": evaluation,
     }))
 }

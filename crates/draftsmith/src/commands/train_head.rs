@@ -1,20 +1,17 @@
 //! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
 
-mod show;
-
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{Provenance, hash_bytes, read_dir};
+use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::HeadScores;
 use draftsmith_train::{HeadTraining, Interrupter, train_head};
 use serde::Serialize;
 use serde_json::json;
 
-use self::show::EpochProgress;
+use crate::commands::training::{EpochProgress, Watch, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
@@ -39,13 +36,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     )?;
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
-    if !data_dir.is_dir() {
-        bail!(
-            "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
-            data_dir.display()
-        );
-    }
-    let (rows, provenance) = read_dir(&data_dir)?;
+    let (rows, provenance) = built_rows(recipe)?;
     let draft_hash = hash_dir(draft_dir)?;
     match &provenance.draft {
         Some(hash) if *hash == draft_hash => {}
@@ -77,7 +68,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let interrupter = Interrupter::new();
     let watch = Watch::start(console, &interrupter);
-    let renderer = EpochProgress::new(console, training.num_epochs);
+    let renderer = EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
     let trained = train_head(
         &draft,
         &rows,
@@ -143,39 +134,4 @@ fn finished(dir: &Path, fingerprint: &str) -> Option<HeadScores> {
         return None;
     }
     serde_json::from_slice(&std::fs::read(dir.join("scores.json")).ok()?).ok()
-}
-
-/// Passes Ctrl-C on to the trainer, as long as it lives.
-struct Watch {
-    done: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Watch {
-    fn start(console: &Console, interrupter: &Interrupter) -> Self {
-        use std::sync::atomic::{AtomicBool, Ordering};
-        let done = std::sync::Arc::new(AtomicBool::new(false));
-        let (flag, console, interrupter) =
-            (std::sync::Arc::clone(&done), console.clone(), interrupter.clone());
-        let thread = std::thread::spawn(move || {
-            while !flag.load(Ordering::SeqCst) {
-                if console.is_interrupted() {
-                    interrupter.stop(Some("stopped by Ctrl-C"));
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        });
-        Self { done, thread: Some(thread) }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.done.store(true, std::sync::atomic::Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            // The thread only reads flags: it cannot have panicked.
-            let _ = thread.join();
-        }
-    }
 }

@@ -1,18 +1,21 @@
-//! The speed-up picture: a bar a setting, and a tick where the cost model puts it.
+//! The speed-up picture: a bar a setting under its drafter's heading, and a tick where the cost model puts it.
 
 use minijinja::{Value, context};
 
 use super::axis::{Axis, tenth};
-use super::{Frame, times};
-use crate::results::{Group, ResultRow, StopRuleName};
+use super::key::Look;
+use super::{Frame, label, rule_label, times};
+use crate::results::{DrafterName, Group, ResultRow};
 
 const LEFT: f64 = 92.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 24.0;
 const ROW: f64 = 20.0;
 const BAR: f64 = 13.0;
-/// Between plain, fixed lengths and heads.
+/// Between stop rules.
 const GAP: f64 = 8.0;
+/// A drafter's name and the room above it.
+const HEADING: f64 = 28.0;
 /// For the number at the end of the longest bar.
 const RIGHT: f64 = 54.0;
 
@@ -33,28 +36,32 @@ pub(super) fn picture(group: &Group<'_>, frame: Frame) -> Option<Value> {
     let x = Axis::new((0.0, greatest), num_ticks, LEFT, frame.width - RIGHT);
 
     let mut top = TOP;
-    let mut previous = None;
-    let mut bars = Vec::new();
+    let mut previous: Option<&ResultRow> = None;
+    let (mut bars, mut headings) = (Vec::new(), Vec::new());
     for &(row, speedup) in &rows {
-        if previous.is_some_and(|rule| rule != row.stop_rule) {
+        if row.drafter != DrafterName::None
+            && previous.is_none_or(|previous| previous.drafter != row.drafter)
+        {
+            top += HEADING;
+            headings.push(context! {
+                text => super::sentence_case(&row.drafter.text()),
+                y => tenth(top - 7.0),
+            });
+        } else if previous.is_some_and(|previous| previous.stop_rule != row.stop_rule) {
             top += GAP;
         }
-        previous = Some(row.stop_rule);
+        previous = Some(row);
         let end = x.place(speedup);
         let tick = modelled(row).map(|modelled| x.place(modelled));
         // The number stands clear of a tick just beyond the bar.
         let clear = tick.filter(|tick| *tick > end - 4.0 && *tick < end + 50.0).unwrap_or(end);
         bars.push(context! {
-            kind => match row.stop_rule {
-                StopRuleName::None => "plain",
-                StopRuleName::FixedLength => "fixed",
-                StopRuleName::RejectionThreshold => "head",
-            },
-            best => group.is_best(row),
-            label => row.label(),
+            class => Look::of(row, group).class(),
+            best => group.standing(row).is_some(),
+            label => rule_label(row),
             title => format!(
                 "{}: measured {}, modelled {}",
-                row.label(),
+                label(row),
                 times(row.speedup),
                 times(row.modelled_speedup)
             ),
@@ -83,6 +90,7 @@ pub(super) fn picture(group: &Group<'_>, frame: Frame) -> Option<Value> {
             .map(|(value, text)| context! { at => x.place(value), text => text + "\u{d7}" })
             .collect::<Vec<_>>(),
         bars,
+        headings,
         has_model => rows.iter().any(|(row, _)| modelled(row).is_some()),
         description => description(group, rows.len()),
     })
@@ -94,8 +102,8 @@ fn description(group: &Group<'_>, num_settings: usize) -> String {
         group.dataset,
         group.decoding_text()
     );
-    for best in [group.best_fixed_length(), group.best_head()].into_iter().flatten() {
-        text += &format!(" {} reaches {}.", best.label(), times(best.speedup));
+    for best in group.best_of_rules() {
+        text += &format!(" {} reaches {}.", label(best), times(best.speedup));
     }
     text
 }

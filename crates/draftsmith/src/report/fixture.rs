@@ -15,6 +15,9 @@ use crate::results::{
 
 const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
+/// A self-draft's forward runs layers of the target.
+const SELF_DRAFT_SECONDS: f64 = 0.0014;
+const SELF_DRAFT: DrafterName = DrafterName::SelfDraft { exit_layer: 1 };
 const NUM_TOKENS: usize = 96;
 
 const DATASETS: [(&str, &[&str], f64); 2] = [
@@ -28,14 +31,21 @@ const DATASETS: [(&str, &[&str], f64); 2] = [
 
 static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new(evaluation);
 
-type Setting = (StopRuleName, Option<f64>);
+type Setting = (DrafterName, StopRuleName, Option<f64>);
 
 fn settings() -> Vec<Setting> {
-    let fixed = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 14.0];
-    let heads = [0.1, 0.3, 0.5, 0.7, 0.9];
-    let mut settings = vec![(StopRuleName::None, None)];
-    settings.extend(fixed.map(|setting| (StopRuleName::FixedLength, Some(setting))));
-    settings.extend(heads.map(|setting| (StopRuleName::RejectionThreshold, Some(setting))));
+    use StopRuleName::{ConfidenceThreshold, FixedLength, RejectionThreshold};
+    const LENGTHS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 14.0];
+    let sweeps: [(DrafterName, StopRuleName, &[f64]); 4] = [
+        (DrafterName::Draft, FixedLength, &LENGTHS),
+        (DrafterName::Draft, RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
+        (SELF_DRAFT, FixedLength, &LENGTHS[..6]),
+        (SELF_DRAFT, ConfidenceThreshold, &[0.3, 0.5, 0.6, 0.7, 0.8]),
+    ];
+    let mut settings = vec![(DrafterName::None, StopRuleName::None, None)];
+    for (drafter, stop_rule, values) in sweeps {
+        settings.extend(values.iter().map(|value| (drafter, stop_rule, Some(*value))));
+    }
     settings
 }
 
@@ -43,7 +53,7 @@ fn decodings() -> [Decoding; 2] {
     [Decoding::Greedy, Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None })]
 }
 
-/// The rows of 2 datasets, 2 ways of decoding, 16 settings and every category.
+/// The rows of 2 datasets, 2 ways of decoding, 27 settings and every category.
 pub(crate) fn rows() -> Vec<ResultRow> {
     EVALUATION.0.clone()
 }
@@ -69,41 +79,45 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                     (setting, categories.collect())
                 })
                 .collect();
-            let observations: Vec<Observation> = traces
-                .iter()
-                .flat_map(|(_, traces)| traces.iter().flatten())
-                .map(Observation::from)
-                .collect();
-            let fit = CostModel::fit(&observations).expect("several candidate lengths");
+            let fits = [DrafterName::Draft, SELF_DRAFT].map(|drafter| {
+                let of_drafter =
+                    |setting: &Setting| [DrafterName::None, drafter].contains(&setting.0);
+                let observations: Vec<Observation> = traces
+                    .iter()
+                    .filter(|(setting, _)| of_drafter(setting))
+                    .flat_map(|(_, traces)| traces.iter().flatten())
+                    .map(Observation::from)
+                    .collect();
+                (drafter, CostModel::fit(&observations).expect("several candidate lengths"))
+            });
             groups.push(GroupSummary {
                 dataset: dataset.into(),
                 decoding,
                 num_forgiven_ties: usize::from(decoding == Decoding::Greedy),
-                cost: Some(CostSummary::from(&fit)),
+                costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
             });
-            let seconds_per_token = |trace: &Trace| {
+            let seconds_per_token = |drafter: DrafterName, trace: &Trace| {
+                let (_, fit) = &fits[usize::from(drafter == SELF_DRAFT)];
                 let decode = fit.model.seconds(&Observation::from(trace));
                 (trace.prefill_time.as_secs_f64() + decode) / trace.num_tokens as f64
             };
             let mut row = |category: &str, pick: &dyn Fn(&[Vec<Trace>]) -> Vec<Trace>| {
                 let plain = Trace::merge(&pick(&traces[0].1));
-                for ((stop_rule, setting), traces) in &traces {
+                for (setting, traces) in &traces {
+                    let (drafter, stop_rule, setting) = *setting;
                     let picked = pick(traces);
                     let trace = Trace::merge(&picked);
                     let context = RowContext {
                         dataset: dataset.into(),
                         category: category.into(),
-                        drafter: match stop_rule {
-                            StopRuleName::None => DrafterName::None,
-                            _ => DrafterName::Draft,
-                        },
-                        stop_rule: *stop_rule,
-                        setting: *setting,
+                        drafter,
+                        stop_rule,
+                        setting,
                         decoding,
                         num_prompts: picked.len(),
                         plain_tokens_per_second: Some(tokens_per_second(&plain)),
                         modelled_speedup: Some(
-                            seconds_per_token(&plain) / seconds_per_token(&trace),
+                            seconds_per_token(drafter, &plain) / seconds_per_token(drafter, &trace),
                         ),
                         lossless: (decoding == Decoding::Greedy).then_some(true),
                     };
@@ -121,19 +135,28 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
 }
 
 /// One answer of [`NUM_TOKENS`] tokens.
-fn decode((stop_rule, setting): Setting, easy_share: f64, draws: &mut SeededDraws) -> Trace {
+fn decode(
+    (drafter, stop_rule, setting): Setting,
+    easy_share: f64,
+    draws: &mut SeededDraws,
+) -> Trace {
     let setting = setting.unwrap_or(0.0);
+    let (easy_prob, hard_prob, draft_seconds) = match drafter {
+        SELF_DRAFT => (0.92, 0.3, SELF_DRAFT_SECONDS),
+        _ => (0.95, 0.4, COST.draft_seconds),
+    };
     let (mut rounds, mut num_tokens, mut easy) = (Vec::new(), 0, true);
     let jitter = |draws: &mut SeededDraws| 0.9 + 0.2 * draws.uniform();
     while num_tokens < NUM_TOKENS {
-        let (mut num_drafted, mut num_accepted, mut accepting, mut all_accepted) =
-            (0, 0, true, 1.0);
+        let (mut num_drafted, mut num_accepted, mut accepting, mut all_accepted, mut confidence) =
+            (0, 0, true, 1.0, 1.0);
         let room = NUM_TOKENS - num_tokens - 1;
         loop {
             let stops = match stop_rule {
                 StopRuleName::None => true,
                 StopRuleName::FixedLength => num_drafted as f64 >= setting,
                 StopRuleName::RejectionThreshold => num_drafted > 0 && 1.0 - all_accepted > setting,
+                StopRuleName::ConfidenceThreshold => confidence <= setting,
             };
             if stops || num_drafted == room.min(20) {
                 break;
@@ -141,13 +164,14 @@ fn decode((stop_rule, setting): Setting, easy_share: f64, draws: &mut SeededDraw
             if draws.uniform() < 0.35 {
                 easy = draws.uniform() < easy_share;
             }
-            let accepted = draws.uniform() < if easy { 0.95 } else { 0.4 };
+            let accepted = draws.uniform() < if easy { easy_prob } else { hard_prob };
             all_accepted *= if easy { 0.90 } else { 0.5 } + 0.1 * draws.uniform();
+            confidence = if easy { 0.55 } else { 0.2 } + 0.44 * draws.uniform();
             accepting &= accepted;
             num_drafted += 1;
             num_accepted += usize::from(accepting);
         }
-        let seconds = COST.draft_seconds * num_drafted as f64;
+        let seconds = draft_seconds * num_drafted as f64;
         // Not quite what the cost model thinks, so that it has something to miss.
         let verify_seconds =
             COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
@@ -196,6 +220,12 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
                 "checkpoints/tiny/head",
                 "acceptance head, 3 tied blocks of 128",
                 "09e4d55a",
+            ),
+            model(
+                "adapter",
+                "checkpoints/tiny/adapter",
+                "Kangaroo adapter at exit layer 1, a block without MLP of 256",
+                "c4410f7e",
             ),
         ],
         max_new_tokens: NUM_TOKENS,

@@ -6,9 +6,10 @@
 use minijinja::{Value, context};
 
 use super::axis::{Axis, decimals, round_step, tenth};
+use super::key::{Look, key, rule_name};
 use super::labels::{Mark, Rect, Segment, place};
-use super::{Frame, number, times};
-use crate::results::{CostSummary, Group, ResultRow, StopRuleName};
+use super::{Frame, label, number, rule_label, times};
+use crate::results::{CostSummary, Group, GroupSummary, ResultRow, StopRuleName};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
@@ -23,7 +24,7 @@ const LEAST_LINE: f64 = 70.0;
 /// The picture's geometry; None where no setting drafts anything.
 pub(super) fn picture(
     group: &Group<'_>,
-    cost: Option<&CostSummary>,
+    known: Option<&GroupSummary>,
     frame: Frame,
 ) -> Option<Value> {
     let rows: Vec<&ResultRow> = group
@@ -46,44 +47,85 @@ pub(super) fn picture(
     let x = Axis::new((0.0, most(|row| row.discard_rate)), num_ticks, plot.left, plot.right);
     let y = Axis::new((least, most(|row| row.verification_rate)), 5, plot.bottom, plot.top);
 
-    let marks: Vec<Mark> = rows.iter().map(|row| mark(row, group.is_best(row), &x, &y)).collect();
-    let fixed = rows.iter().zip(&marks).filter(|(row, _)| is_fixed(row));
-    let curve: Vec<(f64, f64)> = fixed.map(|(_, mark)| mark.centre).collect();
-    let curve_segments: Vec<Segment> = curve.windows(2).map(|pair| [pair[0], pair[1]]).collect();
+    let several_exits = group.drafters().len() > 2;
+    let marks: Vec<Mark> = rows
+        .iter()
+        .map(|row| {
+            let best = group.standing(row).is_some();
+            let text = match best {
+                // The key says which exit, if there is but one.
+                true if several_exits => label(row),
+                true => rule_label(row),
+                false => row.setting_text(),
+            };
+            Mark {
+                centre: (x.place(row.discard_rate), y.place(row.verification_rate)),
+                radius: if best { BEST_RADIUS } else { RADIUS },
+                text,
+                bold: best,
+            }
+        })
+        .collect();
+    let looks: Vec<Look> = rows.iter().map(|row| Look::of(row, group)).collect();
 
+    // The fixed lengths of a drafter lie on a curve; thresholds are what leaves it.
+    let mut curves: Vec<(Look, Vec<(f64, f64)>)> = Vec::new();
+    for drafter in group.drafters() {
+        let fixed = rows.iter().zip(&marks).zip(&looks).filter(|((row, _), _)| {
+            row.drafter == drafter && row.stop_rule == StopRuleName::FixedLength
+        });
+        let (looks, places): (Vec<Look>, Vec<_>) =
+            fixed.map(|((_, mark), look)| (*look, mark.centre)).unzip();
+        curves.extend(looks.first().map(|look| (*look, places)));
+    }
+    let curve_segments: Vec<Segment> = curves
+        .iter()
+        .flat_map(|(_, places)| places.windows(2).map(|pair| [pair[0], pair[1]]))
+        .collect();
+
+    // A line holds for one drafter's cost: the fastest's.
+    let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
     // Eq. 2.3 says nothing of counts that do not add up.
-    let adds_up = rows.iter().all(|row| row.counts().check_forward_identity().is_ok());
-    let lines = cost.filter(|_| adds_up).map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
+    let cost = cost.filter(|cost| {
+        let mut of_drafter = rows.iter().filter(|row| row.drafter == cost.drafter);
+        of_drafter.all(|row| row.counts().check_forward_identity().is_ok())
+    });
+    let lines = cost.map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
     let line_labels = label_lines(&lines, &marks, &curve_segments, plot);
     let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
     let mut crossed = curve_segments;
     crossed.extend(lines.iter().map(|(segment, _)| *segment));
     let labels = place(&marks, &obstacles, &crossed, plot);
 
-    let points = rows.iter().zip(&marks).zip(&labels).map(|((row, mark), label)| {
-        let reach = mark.radius;
-        context! {
-            kind => if is_fixed(row) { "fixed" } else { "head" },
-            best => mark.bold,
-            title => point_title(row),
-            text => mark.text.as_str(),
-            x => mark.centre.0,
-            y => mark.centre.1,
-            radius => reach,
-            diamond => diamond(mark.centre, reach * 1.2),
-            label_x => label.centre.0,
-            label_y => tenth(label.centre.1 + 4.2),
-            leader => label.leader.map(segment_view),
-        }
-    });
-    // Heads over the curve, the best over all.
+    let points =
+        rows.iter().zip(&marks).zip(&labels).zip(&looks).map(|(((row, mark), label), look)| {
+            context! {
+                class => look.class(),
+                best => mark.bold,
+                title => point_title(row),
+                text => mark.text.as_str(),
+                path => look.path(mark.centre, mark.radius),
+                label_x => label.centre.0,
+                label_y => tenth(label.centre.1 + 4.2),
+                leader => label.leader.map(segment_view),
+            }
+        });
+    // The best over all others.
     let mut points: Vec<(bool, Value)> =
         points.zip(&marks).map(|(point, mark)| (mark.bold, point)).collect();
     points.sort_by_key(|(best, _)| *best);
+    let mut entries: Vec<(Look, String)> = Vec::new();
+    for (look, row) in looks.iter().zip(&rows) {
+        let entry = (*look, rule_name(row));
+        if !entries.contains(&entry) {
+            entries.push(entry);
+        }
+    }
+    let (entries, key_height) = key(&entries, (plot.left, plot.right), frame.pareto_height);
     Some(context! {
         frame => frame.name,
         width => frame.width,
-        height => frame.pareto_height,
+        height => frame.pareto_height + key_height,
         left => plot.left,
         right => plot.right,
         top => plot.top,
@@ -101,31 +143,27 @@ pub(super) fn picture(
                 label => label.map(|((x, y), _)| context! { x => tenth(x), y => tenth(y + 4.0) }),
             })
             .collect::<Vec<_>>(),
-        curve => curve.iter().map(|(x, y)| format!("{x},{y}")).collect::<Vec<_>>().join(" "),
+        lines_of => several_drafters(group).then(|| cost.map(|cost| cost.drafter.text())).flatten(),
+        curves => curves.iter()
+            .map(|(look, places)| context! {
+                class => look.class(),
+                line => places.iter().map(|(x, y)| format!("{x},{y}")).collect::<Vec<_>>().join(" "),
+            })
+            .collect::<Vec<_>>(),
         points => points.into_iter().map(|(_, point)| point).collect::<Vec<_>>(),
         description => description(group, &rows),
-        has_heads => rows.iter().any(|row| !is_fixed(row)),
-        has_fixed => rows.iter().any(|row| is_fixed(row)),
+        key => entries,
     })
 }
 
-fn is_fixed(row: &ResultRow) -> bool {
-    row.stop_rule == StopRuleName::FixedLength
-}
-
-fn mark(row: &ResultRow, best: bool, x: &Axis, y: &Axis) -> Mark {
-    Mark {
-        centre: (x.place(row.discard_rate), y.place(row.verification_rate)),
-        radius: if best { BEST_RADIUS } else { RADIUS },
-        text: if best { row.label() } else { row.setting_text() },
-        bold: best,
-    }
+fn several_drafters(group: &Group<'_>) -> bool {
+    group.drafters().len() > 1
 }
 
 fn point_title(row: &ResultRow) -> String {
     format!(
         "{}: discard rate {}, verification rate {}, speed-up {}",
-        row.label(),
+        label(row),
         number(row.discard_rate, 3),
         number(row.verification_rate, 3),
         times(row.speedup)
@@ -139,7 +177,7 @@ fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
         group.dataset,
         group.decoding_text()
     );
-    for best in [group.best_fixed_length(), group.best_head()].into_iter().flatten() {
+    for best in group.best_of_rules() {
         text += &format!(" Fastest of its kind: {}.", point_title(best));
     }
     text
@@ -216,10 +254,4 @@ fn label_lines(
 
 fn segment_view([from, to]: Segment) -> Value {
     context! { x1 => from.0, y1 => from.1, x2 => to.0, y2 => to.1 }
-}
-
-fn diamond((x, y): (f64, f64), reach: f64) -> String {
-    [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
-        .map(|(x, y)| format!("{},{}", tenth(x), tenth(y)))
-        .join(" ")
 }

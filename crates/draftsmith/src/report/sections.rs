@@ -3,15 +3,26 @@
 use draftsmith_theory::Decoding;
 use minijinja::{Value, context};
 
-use super::{counted, gain, group_id, number, percent, thousands, times};
+use super::{counted, gain, group_id, label, number, percent, thousands, times};
 use crate::results::{
-    DecodingName, EvaluationSummary, Group, GroupSummary, ResultRow, StopRuleName,
+    CostSummary, DecodingName, DrafterName, EvaluationSummary, Group, GroupSummary, ResultRow,
+    Road, StopRuleName,
 };
 
 /// The finding, in a sentence.
 pub(super) fn lead(groups: &[Group<'_>]) -> String {
-    let ratios: Vec<f64> = groups.iter().filter_map(head_over_fixed).collect();
-    if !ratios.is_empty() {
+    let comparisons = [
+        (
+            head_over_fixed as fn(&Group<'_>) -> Option<f64>,
+            "At its best threshold the acceptance head is faster than the best fixed candidate length in",
+        ),
+        (
+            self_over_separate,
+            "Self-drafting at its best is faster than the separate draft at its best in",
+        ),
+    ];
+    let told = comparisons.map(|(ratio, what)| {
+        let ratios: Vec<f64> = groups.iter().filter_map(ratio).collect();
         let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
         let (least, greatest) = range(&ratios);
         let by = if ratios.len() == 1 {
@@ -19,24 +30,31 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
         } else {
             format!("differences from {} to {}", gain(least), gain(greatest))
         };
-        return format!(
-            "At its best threshold the acceptance head is faster than the best fixed candidate length in \
-             {num_faster} of {}: {by} in tokens a second.",
-            counted(ratios.len(), "comparison"),
-        );
+        let of = counted(ratios.len(), "comparison");
+        (!ratios.is_empty())
+            .then(|| format!("{what} {num_faster} of {of}: {by} in tokens a second."))
+    });
+    let told: Vec<String> = told.into_iter().flatten().collect();
+    if !told.is_empty() {
+        return told.join(" ");
     }
-    let best = |group: &Group<'_>| (group.best_head().or(group.best_fixed_length()))?.speedup;
-    let speedups: Vec<f64> = groups.iter().filter_map(best).collect();
-    if speedups.is_empty() {
+    let bests: Vec<(&ResultRow, f64)> =
+        groups.iter().filter_map(|group| Some((group.best()?, group.best()?.speedup?))).collect();
+    if bests.is_empty() {
         return "No speed-up over the target decoding alone was measured.".into();
     }
-    let (least, greatest) = range(&speedups);
-    let which = if groups.iter().any(|group| group.best_head().is_some()) {
+    let (least, greatest) = range(&bests.iter().map(|(_, speedup)| *speedup).collect::<Vec<_>>());
+    let all = |of: fn(&ResultRow) -> bool| bests.iter().all(|(row, _)| of(row));
+    let which = if all(|row| row.stop_rule == StopRuleName::RejectionThreshold) {
         "the acceptance head at its best threshold"
-    } else {
+    } else if all(|row| row.drafter.road() == Some(Road::SelfDraft)) {
+        "self-drafting at its best setting"
+    } else if all(|row| row.stop_rule == StopRuleName::FixedLength) {
         "the best fixed candidate length"
+    } else {
+        "its best setting"
     };
-    if speedups.len() == 1 {
+    if bests.len() == 1 {
         format!("With {which} the target decodes {} as fast as alone.", times(Some(least)))
     } else {
         let (least, greatest) = (times(Some(least)), times(Some(greatest)));
@@ -54,44 +72,57 @@ fn head_over_fixed(group: &Group<'_>) -> Option<f64> {
     speed_ratio(group.best_head()?, group.best_fixed_length()?)
 }
 
+/// Tokens a second of the best self-draft over those of the best separate draft.
+fn self_over_separate(group: &Group<'_>) -> Option<f64> {
+    speed_ratio(group.best_of_road(Road::SelfDraft)?, group.best_of_road(Road::SeparateDraft)?)
+}
+
 fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     let ratio = row.tokens_per_second / over.tokens_per_second;
     ratio.is_finite().then_some(ratio)
 }
 
-/// One card a group: the best head against the best fixed length and the target alone.
+/// What is compared in words: the best fixed length, the best head, the best self-draft.
+fn compared<'a>(group: &Group<'a>) -> Vec<(&'static str, &'a ResultRow)> {
+    [
+        ("best self-draft", group.best_of_road(Road::SelfDraft)),
+        ("best head", group.best_head()),
+        ("best fixed", group.best_fixed_length()),
+    ]
+    .into_iter()
+    .filter_map(|(what, row)| Some((what, row?)))
+    .collect()
+}
+
+/// One card a group: the fastest setting, and the best of each kind against the target alone.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let card = |(index, group): (usize, &Group<'_>)| {
-        let (fixed, head) = (group.best_fixed_length(), group.best_head());
-        let first = head.or(fixed).or(group.plain())?;
-        let line = |what: &str, row: Option<&ResultRow>| {
-            row.map(|row| {
-                context! {
-                    what,
-                    setting => match row.stop_rule {
-                        StopRuleName::None => None,
-                        StopRuleName::FixedLength | StopRuleName::RejectionThreshold => Some(row.label()),
-                    },
-                    speedup => times(row.speedup),
-                    speed => number(row.tokens_per_second, 1),
-                }
-            })
+        let first = group.best().or(group.plain())?;
+        let line = |(what, row): (&str, &ResultRow)| {
+            context! {
+                what,
+                setting => (row.drafter != DrafterName::None).then(|| label(row)),
+                speedup => times(row.speedup),
+                speed => number(row.tokens_per_second, 1),
+            }
         };
-        let lines = [
-            line("best head", head),
-            line("best fixed", fixed),
-            line("target alone", group.plain()),
+        let gains = [
+            (head_over_fixed(group), "head over fixed length"),
+            (self_over_separate(group), "self-draft over separate"),
         ];
-        let ratio = head_over_fixed(group);
+        let gains = gains.into_iter().filter_map(|(ratio, what)| {
+            Some(context! { text => gain(ratio?), faster => ratio? > 1.0, what })
+        });
+        let mut lines: Vec<Value> = compared(group).into_iter().map(line).collect();
+        lines.extend(group.plain().map(|plain| line(("target alone", plain))));
         Some(context! {
             id => group_id(index),
             dataset => group.dataset,
             decoding => group.decoding_text(),
             speedup => times(first.speedup),
-            setting => first.label(),
-            gain => ratio.map(gain),
-            faster => ratio.is_some_and(|ratio| ratio > 1.0),
-            lines => lines.into_iter().flatten().collect::<Vec<_>>(),
+            setting => label(first),
+            gains => gains.collect::<Vec<_>>(),
+            lines,
         })
     };
     groups.iter().enumerate().filter_map(card).collect()
@@ -99,50 +130,51 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
 
 /// The best settings, category by category; None where no rows by category are there, or nothing was drafted.
 ///
-/// The settings are those best over all prompts: choosing anew in every category would flatter both.
+/// The settings are those best over all prompts: choosing anew in every category would flatter them.
 pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
-    let (fixed, head) = (group.best_fixed_length(), group.best_head());
     let categories = group.categories();
-    let any = fixed.or(head).filter(|_| !categories.is_empty())?;
-    let cells = |category: &str, like: Option<&ResultRow>| {
-        let row = like.and_then(|like| group.in_category(category, like));
-        row.map(|row| {
-            context! {
-                speedup => times(row.speedup),
-                discard_rate => number(row.discard_rate, 2),
-                compression_rate => number(row.compression_rate, 2),
-            }
-        })
-    };
+    let mut settings: Vec<&ResultRow> = compared(group).into_iter().map(|(_, row)| row).collect();
+    // In the order of the other tables.
+    settings.reverse();
+    let any = *settings.first().filter(|_| !categories.is_empty())?;
+    let (fixed, head) = (group.best_fixed_length(), group.best_head());
     let rows = categories.iter().map(|category| {
         let of = |like: Option<&ResultRow>| like.and_then(|like| group.in_category(category, like));
+        let cells = settings.iter().map(|like| {
+            of(Some(like)).map(|row| {
+                context! {
+                    speedup => times(row.speedup),
+                    discard_rate => number(row.discard_rate, 2),
+                    compression_rate => number(row.compression_rate, 2),
+                }
+            })
+        });
         let ratio = of(head).zip(of(fixed)).and_then(|(head, fixed)| speed_ratio(head, fixed));
         context! {
             name => *category,
             num_prompts => of(Some(any)).map(|row| thousands(row.num_prompts)),
             plain => of(group.plain()).map(|row| number(row.tokens_per_second, 1)),
-            fixed => cells(category, fixed),
-            head => cells(category, head),
+            cells => cells.collect::<Vec<_>>(),
             gain => ratio.map(gain),
         }
     });
     Some(context! {
-        fixed => fixed.map(ResultRow::label),
-        head => head.map(ResultRow::label),
+        settings => settings.iter().map(|row| label(row)).collect::<Vec<_>>(),
+        compares_head => fixed.is_some() && head.is_some(),
         rows => rows.collect::<Vec<_>>(),
     })
 }
 
-/// The fitted cost models, a row a group that has one.
+/// The fitted cost models, a row for each that a group has.
 pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
     let milliseconds = |seconds: f64| number(1e3 * seconds, 3);
-    let row = |group: &Group<'_>| {
-        let cost = summary.group(group)?.cost?;
-        let misses = group.pooled().filter(|row| row.stop_rule != StopRuleName::None);
+    let row = |group: &Group<'_>, cost: &CostSummary| {
+        let misses = group.pooled().filter(|row| row.drafter == cost.drafter);
         let misses =
             misses.filter_map(|row| Some((row.modelled_speedup? / row.speedup? - 1.0).abs()));
-        Some(context! {
+        context! {
             name => format!("{}, {}", group.dataset, group.decoding_text()),
+            drafter => cost.drafter.text(),
             draft => milliseconds(cost.draft_seconds),
             target => milliseconds(cost.target_seconds),
             row => cost.row_seconds.map(milliseconds),
@@ -150,9 +182,10 @@ pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Va
             mean_error => percent(cost.mean_relative_error),
             max_error => percent(cost.max_relative_error),
             miss => percent(misses.fold(f64::NAN, f64::max)),
-        })
+        }
     };
-    groups.iter().filter_map(row).collect()
+    let costs = groups.iter().filter_map(|group| Some((group, summary.group(group)?)));
+    costs.flat_map(|(group, known)| known.costs.iter().map(move |cost| row(group, cost))).collect()
 }
 
 /// A statement a group on whether the output is the target's own.
@@ -165,7 +198,7 @@ pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec
             let with = |lossless| drafted.iter().filter(move |row| row.lossless == lossless);
             let (num_same, differing, num_unchecked) =
                 (with(Some(true)).count(), with(Some(false)), with(None).count());
-            let differing: Vec<String> = differing.map(|row| row.label()).collect();
+            let differing: Vec<String> = differing.map(|row| label(row)).collect();
             let (verdict, mut text) = if !differing.is_empty() {
                 ("differs", format!("not the target\u{2019}s own tokens with {}.", differing.join(", ")))
             } else if num_same > 0 {

@@ -1,7 +1,7 @@
 //! The page is well formed, complete, finite, escaped, and asks nobody for anything.
 
 use super::*;
-use crate::results::StopRuleName;
+use crate::results::{Road, StopRuleName};
 
 /// Elements that have no end.
 const VOID: [&str; 3] = ["meta", "link", "br"];
@@ -35,6 +35,14 @@ fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
+/// `REPORT_PAGE=page.html cargo test the_page_can_be_looked_at` leaves the page there, for a browser.
+#[test]
+fn the_page_can_be_looked_at() {
+    if let Some(path) = std::env::var_os("REPORT_PAGE") {
+        std::fs::write(path, page()).expect("writable");
+    }
+}
+
 fn page() -> String {
     render_html(&fixture::rows(), &fixture::summary()).expect("the page is rendered")
 }
@@ -43,14 +51,14 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Two pictures in two sizes for every dataset and decoding.
-    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), 4 * 2 * 2);
+    // Four pictures in two sizes for every dataset and decoding.
+    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), 4 * 4 * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
             let Some(text) = attribute(attributes, number) else { continue };
             let value: f64 = text.parse().unwrap_or_else(|_| panic!("<{name} {number}={text}>"));
             assert!(
-                value.is_finite() && (-1.0..=700.0).contains(&value),
+                value.is_finite() && (-1.0..=900.0).contains(&value),
                 "<{name} {number}={text}>"
             );
         }
@@ -58,6 +66,13 @@ fn the_page_is_well_formed_and_its_numbers_are_finite() {
             let numbers = attribute(attributes, list).unwrap_or("");
             for text in numbers.split([' ', ',']).filter(|text| !text.is_empty()) {
                 assert!(text.parse::<f64>().is_ok_and(f64::is_finite), "<{name} {list}={numbers}>");
+            }
+        }
+        if let Some(outline) = attribute(attributes, "d") {
+            let numbers =
+                outline.split(|letter: char| letter.is_ascii_alphabetic() || letter == ' ');
+            for text in numbers.filter(|text| !text.is_empty()) {
+                assert!(text.parse::<f64>().is_ok_and(f64::is_finite), "<{name} d={outline}>");
             }
         }
     }
@@ -139,6 +154,9 @@ fn what_is_missing_is_left_out() {
     let without = |rule| -> Vec<ResultRow> {
         rows.iter().filter(|row| row.stop_rule != rule).cloned().collect()
     };
+    let without_road = |road| -> Vec<ResultRow> {
+        rows.iter().filter(|row| row.drafter.road() != road).cloned().collect()
+    };
     let mut unmeasured = rows.clone();
     for row in &mut unmeasured {
         (row.tokens_per_second, row.speedup, row.modelled_speedup) = (f64::NAN, None, None);
@@ -150,6 +168,10 @@ fn what_is_missing_is_left_out() {
         without(StopRuleName::None),
         without(StopRuleName::FixedLength),
         without(StopRuleName::RejectionThreshold),
+        without(StopRuleName::ConfidenceThreshold),
+        without_road(None),
+        without_road(Some(Road::SeparateDraft)),
+        without_road(Some(Road::SelfDraft)),
         rows.iter().filter(|row| row.stop_rule == StopRuleName::None).cloned().collect(),
         rows.iter().filter(|row| row.is_pooled()).cloned().collect(),
         rows[..1].to_vec(),
@@ -180,6 +202,30 @@ fn the_finding_is_told_as_it_is() {
     greedy.lossless = Some(false);
     let page = render_html(&rows, &summary).expect("the page is rendered");
     assert!(page.contains("not the target\u{2019}s own tokens with K = 3."));
+}
+
+#[test]
+fn the_roads_and_their_exits_are_told_apart() {
+    let (mut rows, summary) = (fixture::rows(), fixture::summary());
+    let self_drafts: Vec<ResultRow> =
+        rows.iter().filter(|row| row.drafter.road() == Some(Road::SelfDraft)).cloned().collect();
+    rows.extend(self_drafts.into_iter().map(|row| ResultRow {
+        drafter: DrafterName::SelfDraft { exit_layer: 2 },
+        tokens_per_second: 0.9 * row.tokens_per_second,
+        speedup: row.speedup.map(|speedup| 0.9 * speedup),
+        discard_rate: 1.1 * row.discard_rate,
+        ..row
+    }));
+    let page = render_html(&rows, &summary).expect("the page is rendered");
+    tags(&page);
+    for heading in ["Separate draft", "Self-draft, exit 1", "Self-draft, exit 2"] {
+        assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
+    }
+    for entry in ["separate draft, K", "separate draft, h", "exit 1, K", "exit 2, \u{3b7}"] {
+        assert!(page.contains(&format!(">{entry}</text>")), "{entry}");
+    }
+    assert!(page.contains("series self fixed other") && page.contains("curve self fixed other"));
+    assert!(page.contains("Self-drafting at its best is faster than the separate draft"));
 }
 
 #[test]

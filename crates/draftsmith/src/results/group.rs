@@ -2,7 +2,7 @@
 //!
 //! What may be compared with each other is decided here and nowhere else; the rows themselves are the parent's.
 
-use super::{DecodingName, ResultRow, StopRuleName, in_order};
+use super::{DecodingName, DrafterName, ResultRow, Road, StopRuleName, in_order};
 
 /// The rows of one dataset under one way of decoding: what may be compared with each other.
 #[derive(Debug, Clone)]
@@ -14,6 +14,29 @@ pub(crate) struct Group<'a> {
     /// Sampling temperature; 0 for greedy decoding.
     pub(crate) temperature: f64,
     rows: Vec<&'a ResultRow>,
+}
+
+/// Among which rows of its group one is the fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Among all that draft.
+    All,
+    /// Among those on its road: a separate draft, or self-drafting.
+    Road,
+    /// Among those of its drafter and stop rule.
+    Rule,
+}
+
+impl Standing {
+    /// The mark of `row`, which has this standing: `fastest`, `best`, `best K`. Under its drafter's heading the second
+    /// needs no more words.
+    pub(crate) fn mark(self, row: &ResultRow) -> String {
+        match self {
+            Self::All => "fastest".into(),
+            Self::Road => "best".into(),
+            Self::Rule => format!("best {}", row.stop_rule.symbol().unwrap_or_default()),
+        }
+    }
 }
 
 /// `rows` by dataset and decoding, in the order they first came.
@@ -48,22 +71,50 @@ impl<'a> Group<'a> {
         self.pooled().find(|row| row.stop_rule == StopRuleName::None)
     }
 
-    /// The fastest fixed candidate length over all prompts; the first of equals.
+    /// The drafters, in order; the target alone has none.
+    pub(crate) fn drafters(&self) -> Vec<DrafterName> {
+        in_order(self.drafted().map(|row| row.drafter))
+    }
+
+    /// The fastest row over all prompts that drafts; the first of equals, here and below.
+    pub(crate) fn best(&self) -> Option<&'a ResultRow> {
+        fastest(self.drafted())
+    }
+
+    /// The fastest on the road.
+    pub(crate) fn best_of_road(&self, road: Road) -> Option<&'a ResultRow> {
+        fastest(self.drafted().filter(|row| row.drafter.road() == Some(road)))
+    }
+
+    /// The fastest of each drafter and stop rule, in order.
+    pub(crate) fn best_of_rules(&self) -> Vec<&'a ResultRow> {
+        let rules = in_order(self.drafted().map(|row| (row.drafter, row.stop_rule)));
+        let best = |(drafter, rule)| self.best_of_rule(drafter, rule);
+        rules.into_iter().filter_map(best).collect()
+    }
+
+    /// The separate draft's fastest fixed candidate length.
     pub(crate) fn best_fixed_length(&self) -> Option<&'a ResultRow> {
-        self.fastest(StopRuleName::FixedLength)
+        self.best_of_rule(DrafterName::Draft, StopRuleName::FixedLength)
     }
 
-    /// The fastest threshold of the acceptance head over all prompts; the first of equals.
+    /// The separate draft's fastest threshold of the acceptance head.
     pub(crate) fn best_head(&self) -> Option<&'a ResultRow> {
-        self.fastest(StopRuleName::RejectionThreshold)
+        self.best_of_rule(DrafterName::Draft, StopRuleName::RejectionThreshold)
     }
 
-    /// Whether `row` is the best fixed length or the best head.
-    pub(crate) fn is_best(&self, row: &ResultRow) -> bool {
-        [self.best_fixed_length(), self.best_head()]
-            .iter()
-            .flatten()
-            .any(|best| best.is_pooled() == row.is_pooled() && best.same_setting(row))
+    /// Where `row` comes first, the widest field named; None for a row by category, and for one that comes first
+    /// nowhere.
+    pub(crate) fn standing(&self, row: &ResultRow) -> Option<Standing> {
+        let road = row.drafter.road().filter(|_| row.is_pooled())?;
+        let is = |best: Option<&ResultRow>| best.is_some_and(|best| best.same_setting(row));
+        if is(self.best()) {
+            Some(Standing::All)
+        } else if is(self.best_of_road(road)) {
+            Some(Standing::Road)
+        } else {
+            is(self.best_of_rule(row.drafter, row.stop_rule)).then_some(Standing::Rule)
+        }
     }
 
     /// The prompts' categories, in the order they first came; none where only pooled rows are there.
@@ -85,12 +136,18 @@ impl<'a> Group<'a> {
         }
     }
 
-    // Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and there is a
-    // fastest also where the target alone was not measured.
-    fn fastest(&self, stop_rule: StopRuleName) -> Option<&'a ResultRow> {
-        let rows = self.pooled().filter(|row| row.stop_rule == stop_rule);
-        rows.filter(|row| row.tokens_per_second.is_finite()).reduce(|best, row| {
-            if row.tokens_per_second > best.tokens_per_second { row } else { best }
-        })
+    fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
+        self.pooled().filter(|row| row.drafter != DrafterName::None)
     }
+
+    fn best_of_rule(&self, drafter: DrafterName, rule: StopRuleName) -> Option<&'a ResultRow> {
+        fastest(self.drafted().filter(|row| (row.drafter, row.stop_rule) == (drafter, rule)))
+    }
+}
+
+// Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and there is a fastest also
+// where the target alone was not measured.
+fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
+    rows.filter(|row| row.tokens_per_second.is_finite())
+        .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })
 }

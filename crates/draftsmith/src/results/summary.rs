@@ -6,7 +6,7 @@ use anyhow::Result;
 use draftsmith_theory::{Decoding, Fit};
 use serde::{Deserialize, Serialize};
 
-use super::{DecodingName, Group, finite_or_null, temperature};
+use super::{DecodingName, DrafterName, Group, finite_or_null, temperature};
 
 /// What the rows were measured with: `summary.json`, beside `results.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub(crate) struct EvaluationSummary {
     pub(crate) machine: String,
     /// Libraries and drivers with their versions, in the order to be shown.
     pub(crate) versions: Vec<Version>,
-    /// Target, draft, head: in that order.
+    /// Target, draft, head, adapters: in that order.
     pub(crate) models: Vec<ModelSummary>,
     /// The most tokens an answer may have.
     pub(crate) max_new_tokens: usize,
@@ -42,10 +42,10 @@ pub(crate) struct Version {
     pub(crate) version: String,
 }
 
-/// A model or head: what it is and where it came from.
+/// A model, head or adapter: what it is and where it came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ModelSummary {
-    /// `target`, `draft`, `head`.
+    /// `target`, `draft`, `head`, `adapter`.
     pub(crate) role: String,
     /// Its name, as the recipe gives it.
     pub(crate) name: String,
@@ -74,13 +74,16 @@ pub(crate) struct GroupSummary {
     /// Mismatches with plain greedy decoding forgiven because the top two logits were equal to 1e-5 there, all
     /// settings together; 0 for sampled decoding.
     pub(crate) num_forgiven_ties: usize,
-    /// The fitted cost model; None where it could not be fitted.
-    pub(crate) cost: Option<CostSummary>,
+    /// The fitted cost models, in the drafters' order; none of a drafter where it could not be fitted.
+    pub(crate) costs: Vec<CostSummary>,
 }
 
-/// A fitted cost model and how well it fits, over all settings pooled.
+/// A fitted cost model and how well it fits, over the target alone and all settings of a drafter pooled: a draft forward
+/// of another drafter takes another time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostSummary {
+    /// What drafted.
+    pub(crate) drafter: DrafterName,
     /// t_draft.
     pub(crate) draft_seconds: f64,
     /// t_target.
@@ -98,9 +101,11 @@ pub(crate) struct CostSummary {
     pub(crate) max_relative_error: f64,
 }
 
-impl From<&Fit> for CostSummary {
-    fn from(fit: &Fit) -> Self {
+impl CostSummary {
+    /// What `fit`, over the settings of `drafter`, says.
+    pub(crate) fn new(drafter: DrafterName, fit: &Fit) -> Self {
         Self {
+            drafter,
             draft_seconds: fit.model.draft_seconds,
             target_seconds: fit.model.target_seconds,
             row_seconds: fit.rows_separable.then_some(fit.model.row_seconds),
@@ -108,6 +113,13 @@ impl From<&Fit> for CostSummary {
             mean_relative_error: fit.mean_relative_error,
             max_relative_error: fit.max_relative_error,
         }
+    }
+}
+
+impl GroupSummary {
+    /// The drafter's fitted cost model.
+    pub(crate) fn cost_of(&self, drafter: DrafterName) -> Option<&CostSummary> {
+        self.costs.iter().find(|cost| cost.drafter == drafter)
     }
 }
 

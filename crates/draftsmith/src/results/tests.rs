@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in DESIGN's order.
-const COLUMNS: [&str; 22] = [
+const COLUMNS: [&str; 23] = [
     "dataset",
     "category",
     "drafter",
@@ -27,11 +27,14 @@ const COLUMNS: [&str; 22] = [
     "discard_rate",
     "compression_rate",
     "ctar",
+    "acceptance_by_position",
     "tokens_per_second",
     "speedup",
     "modelled_speedup",
     "lossless",
 ];
+
+const SELF_DRAFT: DrafterName = DrafterName::SelfDraft { exit_layer: 1 };
 
 fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
     RowContext {
@@ -68,6 +71,10 @@ fn row(stop_rule: StopRuleName, setting: Option<f64>) -> ResultRow {
     ResultRow::new(context(stop_rule, setting), &trace())
 }
 
+fn self_draft(stop_rule: StopRuleName, setting: Option<f64>) -> ResultRow {
+    ResultRow { drafter: SELF_DRAFT, ..row(stop_rule, setting) }
+}
+
 #[test]
 fn a_row_says_what_its_trace_says() {
     let row = row(StopRuleName::FixedLength, Some(4.0));
@@ -81,11 +88,71 @@ fn a_row_says_what_its_trace_says() {
 }
 
 #[test]
+fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
+    let rounds = |count, num_drafted, num_accepted| {
+        let round = Round {
+            num_drafted,
+            num_draft_forwards: num_drafted,
+            num_accepted,
+            ..Round::default()
+        };
+        std::iter::repeat_n(round, count)
+    };
+    let of = |rounds: Vec<Round>| {
+        ResultRow::new(
+            context(StopRuleName::FixedLength, Some(3.0)),
+            &Trace { num_tokens: rounds.len(), rounds, ..Trace::default() },
+        )
+        .acceptance_by_position
+    };
+    // 50 first candidates, 40 of them accepted; 30 of those have a second, 20 accepted; 20 third ones are judged, 5
+    // accepted, and of the fourth ones only 5.
+    let all: Vec<Round> = rounds(10, 4, 0)
+        .chain(rounds(10, 1, 1))
+        .chain(rounds(10, 4, 1))
+        .chain(rounds(15, 4, 2))
+        .chain(rounds(5, 4, 3))
+        .collect();
+    assert_eq!(of(all), [40.0 / 50.0, 20.0 / 30.0, 5.0 / 20.0]);
+    assert_eq!(of(rounds(19, 2, 2).collect()), [0.0; 0]);
+    assert_eq!(of(rounds(20, 14, 14).collect()), [1.0; 10]);
+    assert_eq!(of(rounds(30, 0, 0).collect()), [0.0; 0]);
+}
+
+#[test]
+fn drafters_are_strings_and_unknown_ones_are_named() {
+    for (drafter, name) in [
+        (DrafterName::None, "none"),
+        (DrafterName::Draft, "draft"),
+        (DrafterName::SelfDraft { exit_layer: 12 }, "self_draft_12"),
+    ] {
+        assert_eq!(serde_json::to_value(drafter).expect("JSON"), json!(name));
+        assert_eq!(serde_json::from_value::<DrafterName>(json!(name)).expect("known"), drafter);
+    }
+    for name in
+        ["medusa", "self_draft", "self_draft_", "self_draft_x", "self_draft_01", "Draft", ""]
+    {
+        let error = serde_json::from_value::<DrafterName>(json!(name)).expect_err("unknown");
+        assert!(error.to_string().contains(&format!("unknown drafter `{name}`")), "{error}");
+    }
+}
+
+#[test]
+fn files_older_than_a_column_are_read() {
+    let row = row(StopRuleName::FixedLength, Some(4.0));
+    let mut value = serde_json::to_value(&row).expect("JSON");
+    value.as_object_mut().expect("an object").remove("acceptance_by_position");
+    let back: ResultRow = serde_json::from_value(value).expect("an old row");
+    assert_eq!(back, row);
+}
+
+#[test]
 fn results_are_a_list_of_rows_in_the_documented_order_and_come_back() {
     let rows = vec![
         ResultRow { lossless: None, ..row(StopRuleName::None, None) },
         row(StopRuleName::FixedLength, Some(4.0)),
         row(StopRuleName::RejectionThreshold, Some(0.7)),
+        self_draft(StopRuleName::ConfidenceThreshold, Some(0.6)),
     ];
     let text = results_to_json(&rows).expect("rows are JSON");
     assert_eq!(text.lines().count(), rows.len() + 2);
@@ -99,6 +166,11 @@ fn results_are_a_list_of_rows_in_the_documented_order_and_come_back() {
     assert_eq!((&list[0]["stop_rule"], &list[0]["setting"]), (&json!("none"), &Value::Null));
     assert!(text.contains(r#""drafter":"draft","stop_rule":"fixed_length","setting":4,"#));
     assert!(text.contains(r#""stop_rule":"rejection_threshold","setting":0.7,"#));
+    assert!(
+        text.contains(
+            r#""drafter":"self_draft_1","stop_rule":"confidence_threshold","setting":0.6,"#
+        )
+    );
 
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("results.json");
@@ -181,11 +253,48 @@ fn rows_are_sorted_as_they_are_shown() {
 }
 
 #[test]
+fn roads_are_sorted_one_after_the_other() {
+    use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
+    let at = |exit_layer, stop_rule, setting| ResultRow {
+        drafter: DrafterName::SelfDraft { exit_layer },
+        ..row(stop_rule, Some(setting))
+    };
+    let mut rows = vec![
+        at(10, FixedLength, 2.0),
+        at(2, ConfidenceThreshold, 0.6),
+        at(2, FixedLength, 4.0),
+        row(RejectionThreshold, Some(0.5)),
+        at(2, FixedLength, 3.0),
+        row(FixedLength, Some(6.0)),
+        ResultRow { drafter: DrafterName::None, ..row(Plain, None) },
+    ];
+    sort_rows(&mut rows);
+    let labels: Vec<String> = rows.iter().map(ResultRow::label).collect();
+    assert_eq!(
+        labels,
+        [
+            "target alone",
+            "K = 6",
+            "h = 0.5",
+            "exit 2, K = 3",
+            "exit 2, K = 4",
+            "exit 2, eta = 0.6",
+            "exit 10, K = 2",
+        ]
+    );
+}
+
+#[test]
 fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
-    use StopRuleName::{FixedLength, None as Plain, RejectionThreshold};
+    use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
     let make = |stop_rule, setting, tokens_per_second| ResultRow {
+        drafter: if stop_rule == Plain { DrafterName::None } else { DrafterName::Draft },
         tokens_per_second,
         ..row(stop_rule, setting)
+    };
+    let self_made = |stop_rule, setting, tokens_per_second| ResultRow {
+        tokens_per_second,
+        ..self_draft(stop_rule, setting)
     };
     let rows = vec![
         make(Plain, None, 50.0),
@@ -194,6 +303,8 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
         make(FixedLength, Some(6.0), 90.0),
         make(RejectionThreshold, Some(0.3), f64::NAN),
         make(RejectionThreshold, Some(0.7), 95.0),
+        self_made(FixedLength, Some(3.0), 85.0),
+        self_made(ConfidenceThreshold, Some(0.6), 92.0),
         ResultRow { category: "coding".into(), ..make(FixedLength, Some(2.0), 120.0) },
         ResultRow {
             decoding: DecodingName::Sampled,
@@ -208,8 +319,19 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     assert_eq!(label(groups[0].best_fixed_length()).as_deref(), Some("K = 4"));
     assert_eq!(label(groups[0].best_head()).as_deref(), Some("h = 0.7"));
     assert_eq!(groups[0].categories(), ["coding"]);
-    assert!(groups[0].is_best(&rows[2]) && !groups[0].is_best(&rows[3]));
-    assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[6]));
+    let marks: Vec<String> = rows
+        .iter()
+        .map(|row| groups[0].standing(row).map_or_else(String::new, |standing| standing.mark(row)))
+        .collect();
+    assert_eq!(marks[..8], ["", "", "best K", "", "", "fastest", "best K", "best"]);
+    assert_eq!(marks[8], "", "a row by category");
+    assert_eq!(label(groups[0].best()).as_deref(), Some("h = 0.7"));
+    assert_eq!(
+        label(groups[0].best_of_road(Road::SelfDraft)).as_deref(),
+        Some("exit 1, eta = 0.6")
+    );
+    assert_eq!(groups[0].best_of_rules().len(), 4);
+    assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[8]));
     assert_eq!(label(groups[1].best_fixed_length()).as_deref(), Some("K = 2"));
     assert_eq!(label(groups[1].best_head()), None);
     assert_eq!(groups[1].decoding_text(), "sampled at T = 0.7");
@@ -225,11 +347,11 @@ fn summaries_come_back() {
         max_relative_error: 0.05,
     };
     let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None };
-    let group = |decoding, cost| GroupSummary {
+    let group = |decoding, costs| GroupSummary {
         dataset: "alpaca".into(),
         decoding,
         num_forgiven_ties: 1,
-        cost,
+        costs,
     };
     let summary = EvaluationSummary {
         recipe: "tiny".into(),
@@ -247,14 +369,21 @@ fn summaries_come_back() {
         seeds: vec![7],
         datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
         groups: vec![
-            group(Decoding::Greedy, Some(CostSummary::from(&fit))),
-            group(Decoding::Sampled(sampling), None),
+            group(
+                Decoding::Greedy,
+                [DrafterName::Draft, SELF_DRAFT]
+                    .map(|drafter| CostSummary::new(drafter, &fit))
+                    .into(),
+            ),
+            group(Decoding::Sampled(sampling), vec![]),
         ],
     };
     let text = summary_to_json(&summary).expect("a summary is JSON");
     let back: EvaluationSummary = serde_json::from_str(&text).expect("a summary");
     assert_eq!(back, summary);
-    assert_eq!(back.groups[0].cost.expect("a fit").row_seconds, None);
+    let cost = back.groups[0].cost_of(SELF_DRAFT).expect("a fit");
+    assert_eq!((cost.drafter, cost.row_seconds), (SELF_DRAFT, None));
+    assert_eq!(back.groups[0].cost_of(DrafterName::None), None);
 
     let rows = [row(StopRuleName::None, None)];
     let found = back.group(&groups(&rows)[0]).expect("the greedy group");

@@ -12,7 +12,8 @@ use super::settings::Setting;
 use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::recipe::Recipe;
 use crate::results::{
-    ALL_CATEGORIES, CostSummary, GroupSummary, ResultRow, RowContext, tokens_per_second,
+    ALL_CATEGORIES, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
+    tokens_per_second,
 };
 
 /// All runs of one dataset under one decoding.
@@ -66,27 +67,36 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The cost model over all settings and prompts pooled; none where nothing can be fitted.
-    fn fit(&self) -> Option<Fit> {
-        let observations: Vec<Observation> = self
-            .runs
-            .iter()
-            .flatten()
-            .filter(|run| run.trace.num_tokens > 0)
-            .map(|run| Observation::from(&run.trace))
-            .collect();
-        CostModel::fit(&observations).ok()
+    /// The cost model of each drafter, over all its settings and the target alone, all prompts
+    /// pooled; none where nothing can be fitted.
+    fn fits(&self) -> Vec<(DrafterName, Fit)> {
+        let drafters: BTreeSet<DrafterName> =
+            self.settings.iter().map(|setting| setting.drafter()).collect();
+        let fit = |drafter: DrafterName| {
+            let observations: Vec<Observation> = self
+                .settings
+                .iter()
+                .zip(&self.runs)
+                .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter()))
+                .flat_map(|(_, runs)| runs)
+                .filter(|run| run.trace.num_tokens > 0)
+                .map(|run| Observation::from(&run.trace))
+                .collect();
+            Some((drafter, CostModel::fit(&observations).ok()?))
+        };
+        let drafters = drafters.into_iter().filter(|drafter| *drafter != DrafterName::None);
+        drafters.filter_map(fit).collect()
     }
 
     /// Rows over all prompts, and over each category where there are several.
-    fn rows(&self, fit: Option<&Fit>) -> Vec<ResultRow> {
-        let mut rows = self.category_rows(ALL_CATEGORIES, fit, |_| true);
+    fn rows(&self, fits: &[(DrafterName, Fit)]) -> Vec<ResultRow> {
+        let mut rows = self.category_rows(ALL_CATEGORIES, fits, |_| true);
         let prompts = &self.dataset.prompts;
         let categories: BTreeSet<&str> =
             prompts.iter().filter_map(|prompt| prompt.category.as_deref()).collect();
         if categories.len() > 1 {
             for category in categories {
-                rows.extend(self.category_rows(category, fit, |run| {
+                rows.extend(self.category_rows(category, fits, |run| {
                     prompts[run.prompt].category.as_deref() == Some(category)
                 }));
             }
@@ -97,7 +107,7 @@ impl<'a> Group<'a> {
     fn category_rows(
         &self,
         category: &str,
-        fit: Option<&Fit>,
+        fits: &[(DrafterName, Fit)],
         belongs: impl Fn(&Measured) -> bool,
     ) -> Vec<ResultRow> {
         let traces: Vec<(usize, Trace)> = self
@@ -111,6 +121,10 @@ impl<'a> Group<'a> {
         let plain = &traces[0].1;
         let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
             let setting = self.settings[index];
+            let fit = match setting.drafter() {
+                DrafterName::None => fits.first(),
+                drafter => fits.iter().find(|(of, _)| *of == drafter),
+            };
             let context = RowContext {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -120,7 +134,7 @@ impl<'a> Group<'a> {
                 decoding: self.decoding,
                 num_prompts: *num_prompts,
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
-                modelled_speedup: fit.map(|fit| {
+                modelled_speedup: fit.map(|(_, fit)| {
                     modelled_tokens_per_second(trace, fit) / modelled_tokens_per_second(plain, fit)
                 }),
                 // A sampled output is another draw of the same law: nothing to compare it with.
@@ -182,13 +196,13 @@ impl Evaluated {
         if group.runs.iter().any(Vec::is_empty) {
             return Ok(());
         }
-        let fit = group.fit();
-        self.rows.extend(group.rows(fit.as_ref()));
+        let fits = group.fits();
+        self.rows.extend(group.rows(&fits));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.decoding,
             num_forgiven_ties: group.num_forgiven_ties,
-            cost: fit.as_ref().map(CostSummary::from),
+            costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
         });
         for (index, setting) in group.settings.iter().enumerate() {
             let name = format!(

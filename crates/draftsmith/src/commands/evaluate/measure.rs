@@ -6,9 +6,10 @@ use std::ops::ControlFlow;
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_decode::{
-    DecodeError, Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
+    DecodeError, Generation, Limits, ModelSession, SelfDraft, SeparateDraft, decode_plain,
+    decode_speculative,
 };
-use draftsmith_model::AcceptanceHead;
+use draftsmith_model::{AcceptanceHead, Adapter};
 use draftsmith_theory::{Decoding, SeededDraws, Trace};
 
 use super::settings::Setting;
@@ -54,14 +55,23 @@ pub(super) struct Bench<'m> {
     pair: &'m Pair,
     target: ModelSession<'m>,
     drafter: Option<SeparateDraft<'m>>,
+    self_drafts: Vec<SelfDrafting<'m>>,
     limits: Limits,
     seed: u64,
+}
+
+/// An adapter with a session of the target that exits where it sits.
+struct SelfDrafting<'m> {
+    exit_layer: usize,
+    target: ModelSession<'m>,
+    drafter: SelfDraft<'m>,
 }
 
 impl<'m> Bench<'m> {
     pub(super) fn new(
         pair: &'m Pair,
         head: Option<&'m AcceptanceHead>,
+        adapters: impl IntoIterator<Item = (usize, &'m Adapter)>,
         max_new_tokens: usize,
         seed: u64,
     ) -> Self {
@@ -73,6 +83,14 @@ impl<'m> Bench<'m> {
                 .draft
                 .as_ref()
                 .map(|draft| SeparateDraft::new(draft, head, vocab_size, context)),
+            self_drafts: adapters
+                .into_iter()
+                .map(|(exit_layer, adapter)| SelfDrafting {
+                    exit_layer,
+                    target: ModelSession::with_exit(&pair.target, exit_layer, context, "target"),
+                    drafter: SelfDraft::new(adapter, context),
+                })
+                .collect(),
             limits: Limits {
                 max_new_tokens,
                 eos_token_ids: pair.target.config().eos_token_ids.clone(),
@@ -141,22 +159,40 @@ impl<'m> Bench<'m> {
     ) -> Result<Generation> {
         let mut draws = SeededDraws::new(self.seed, &[id, "evaluate", &setting.name()]);
         let mut observe = |_: draftsmith_decode::RoundTokens<'_>| ControlFlow::Continue(());
-        let generation = match (setting.rule()?, &mut self.drafter) {
-            (Some(mut rule), Some(drafter)) => decode_speculative(
+        let (limits, rule) = (&self.limits, setting.rule()?);
+        let generation = match (setting, rule) {
+            (Setting::Draft(_), Some(mut rule)) => decode_speculative(
                 &mut self.target,
-                drafter,
+                self.drafter.as_mut().context("a draft's setting is run where there is one")?,
                 rule.as_mut(),
                 decoding,
                 prompt_ids,
-                &self.limits,
+                limits,
                 &mut draws,
                 &mut observe,
             )?,
+            (Setting::SelfDraft { exit_layer, .. }, Some(mut rule)) => {
+                let SelfDrafting { target, drafter, .. } = self
+                    .self_drafts
+                    .iter_mut()
+                    .find(|drafting| drafting.exit_layer == exit_layer)
+                    .context("an adapter's setting is run where there is one")?;
+                decode_speculative(
+                    target,
+                    drafter,
+                    rule.as_mut(),
+                    decoding,
+                    prompt_ids,
+                    limits,
+                    &mut draws,
+                    &mut observe,
+                )?
+            }
             _ => decode_plain(
                 &mut self.target,
                 decoding,
                 prompt_ids,
-                &self.limits,
+                limits,
                 &mut draws,
                 &mut observe,
             )?,

@@ -8,10 +8,10 @@ use burn::tensor::Device;
 use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
-use super::{Dataset, Evaluation, Head, machine};
+use super::{Dataset, Evaluation, Models, machine};
 use crate::console::Console;
 use crate::device::DeviceChoice;
-use crate::pair::{Pair, hash_dir};
+use crate::pair::hash_dir;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
 use crate::report::render_html;
 use crate::results::{
@@ -19,13 +19,11 @@ use crate::results::{
 };
 use crate::table::render_table;
 
-#[expect(clippy::too_many_arguments, reason = "everything that provenance has to name")]
 pub(super) fn write(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
     device: &Device,
-    pair: &Pair,
-    head: Option<&Head>,
+    all: Models<'_>,
     datasets: &[Dataset],
     mut evaluated: Evaluated,
     console: &Console,
@@ -37,6 +35,7 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
+    let Models { pair, head, adapters } = all;
     let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
     if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
         models.push(describe("draft", path, draft.config())?);
@@ -51,6 +50,18 @@ pub(super) fn write(
                 head.config.num_layers, head.config.hidden_size
             ),
             hash: hash_dir(&head.dir)?,
+        });
+    }
+    for adapter in adapters {
+        models.push(ModelSummary {
+            role: "adapter".to_owned(),
+            name: adapter.dir.display().to_string(),
+            description: format!(
+                "self-draft adapter behind layer {}, {:.2} M parameters",
+                adapter.config.exit_layer,
+                adapter.adapter.num_parameters() as f64 / 1e6
+            ),
+            hash: hash_dir(&adapter.dir)?,
         });
     }
     let summary = EvaluationSummary {

@@ -7,10 +7,14 @@ use burn::tensor::{ExecutionError, Tensor};
 use burn_train::metric::{Adaptor, LossInput};
 use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
+use draftsmith_theory::{HeadMetrics, HeadScores};
 
-use crate::batches::HeadBatch;
 use crate::clipping::clip_to_global_norm;
+use crate::epochs::Trainee;
+use crate::error::{TrainError, to_host};
+use crate::head_batches::HeadBatch;
 use crate::loss::weighted_bce;
+use crate::metrics::Score;
 
 /// The head, and the two settings that its steps need. The draft is not in here: what is in the
 /// learner is trained and saved.
@@ -30,13 +34,15 @@ pub(crate) struct HeadOutput {
     pub(crate) loss: Tensor<1>,
     /// `[labels]`: accept minus reject.
     pub(crate) logit: Tensor<1>,
+    /// `[labels]`: acceptance probabilities.
+    pub(crate) labels: Tensor<1>,
 }
 
 impl HeadLearner {
     fn output(&self, batch: &HeadBatch) -> HeadOutput {
         let logit = self.head.acceptance_logit(batch.features.clone());
         let loss = weighted_bce(logit.clone(), batch.labels.clone(), self.rejection_weight);
-        HeadOutput { loss, logit }
+        HeadOutput { loss, logit, labels: batch.labels.clone() }
     }
 }
 
@@ -71,9 +77,62 @@ impl InferenceStep for HeadLearner {
     }
 }
 
+impl Trainee for HeadLearner {
+    type Batch = HeadBatch;
+    type Part = AcceptanceHead;
+    type Tally = HeadMetrics;
+    type Scores = HeadScores;
+
+    const SECTION: &'static str = "head";
+    const FROZEN: &'static str = "draft";
+    const SCORES: &'static [Score<HeadScores>] = &[
+        Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
+        Score { name: "BCE", higher_is_better: false, pick: |scores| scores.bce },
+        Score {
+            name: "AUROC",
+            higher_is_better: true,
+            pick: |scores| scores.auroc.unwrap_or(f64::NAN),
+        },
+        Score { name: "Brier", higher_is_better: false, pick: |scores| scores.brier },
+        Score { name: "ECE", higher_is_better: false, pick: |scores| scores.ece },
+    ];
+
+    fn part(self) -> AcceptanceHead {
+        self.head
+    }
+
+    fn training_loss(output: &HeadOutput) -> Tensor<1> {
+        output.loss.clone()
+    }
+
+    fn count(output: &HeadOutput, tally: &mut HeadMetrics) -> Result<bool, TrainError> {
+        let logits = to_host(output.logit.clone())?;
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Ok(false);
+        }
+        for (logit, label) in logits.into_iter().zip(to_host(output.labels.clone())?) {
+            let predicted_prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
+            tally.update(predicted_prob, f64::from(label));
+        }
+        Ok(true)
+    }
+
+    fn scores(tally: HeadMetrics) -> HeadScores {
+        tally.finish()
+    }
+
+    fn to_minimise(scores: &HeadScores) -> f64 {
+        scores.kl
+    }
+}
+
 impl HeadOutput {
     fn without_graph(self) -> Self {
-        Self { loss: self.loss.without_autodiff(), logit: self.logit.without_autodiff() }
+        Self {
+            loss: self.loss.without_autodiff(),
+            logit: self.logit.without_autodiff(),
+            labels: self.labels,
+        }
     }
 }
 

@@ -12,8 +12,12 @@ use crate::console::Console;
 use crate::progress::Progress;
 
 /// burn-train's renderer, on stderr.
-pub(super) struct EpochProgress {
+pub(crate) struct EpochProgress {
     console: Console,
+    /// The command, which bars and lines begin with.
+    command: &'static str,
+    /// The validation scores that an epoch's line tells.
+    told: &'static [&'static str],
     num_epochs: usize,
     epoch: usize,
     training: bool,
@@ -26,9 +30,16 @@ pub(super) struct EpochProgress {
 }
 
 impl EpochProgress {
-    pub(super) fn new(console: &Console, num_epochs: usize) -> Self {
+    pub(crate) fn new(
+        console: &Console,
+        command: &'static str,
+        told: &'static [&'static str],
+        num_epochs: usize,
+    ) -> Self {
         Self {
             console: console.clone(),
+            command,
+            told,
             num_epochs,
             epoch: 1,
             training: true,
@@ -55,17 +66,17 @@ impl EpochProgress {
     }
 
     fn end_of_epoch(&mut self) {
-        let score = |name: &str| {
-            self.scores.get(name).map_or_else(String::new, |value| format!(", {name} {value:.4}"))
+        let score = |name: &&str| {
+            self.scores.get(*name).map(|value| format!("{name} {value:.4}"))
         };
+        let scores: Vec<String> = self.told.iter().filter_map(score).collect();
         self.console.note(format!(
-            "train-head: epoch {}/{}, training loss {}; validation{}{}{}",
+            "{}: epoch {}/{}, training loss {}; validation {}",
+            self.command,
             self.epoch,
             self.num_epochs,
             self.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")),
-            score("KL").trim_start_matches(','),
-            score("AUROC"),
-            score("ECE"),
+            scores.join(", "),
         ));
         self.scores.clear();
     }
@@ -116,7 +127,7 @@ impl TrainingProgressLogger for EpochProgress {
 
     fn start_split(&mut self, split: &str, total_items: usize) {
         self.training = split == "train";
-        let name = if self.training { "train-head" } else { "validate" };
+        let name = if self.training { self.command } else { "validate" };
         self.bar = Some(Progress::new(&self.console, name, "rows", total_items as u64));
         self.processed = 0;
     }

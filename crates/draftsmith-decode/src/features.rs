@@ -1,0 +1,165 @@
+//! Hidden states at an exit layer, kept until all who read them have.
+//!
+//! They stay in the runs they were computed in: a draft step appends one row and reads one row, so
+//! nothing is copied or cut until a verification lays a round's runs end to end.
+
+use burn::tensor::Tensor;
+
+/// The features of a stretch of positions of one sequence.
+#[derive(Debug)]
+pub(crate) struct Features {
+    /// The first position held, or to be held.
+    start: usize,
+    /// `[1, rows, hidden]` each, one after another.
+    runs: Vec<Tensor<3>>,
+}
+
+impl Features {
+    /// None yet; the first to come is that of position `start`.
+    pub(crate) fn new(start: usize) -> Self {
+        Self { start, runs: Vec::new() }
+    }
+
+    /// Appends the features of the positions that follow.
+    pub(crate) fn push(&mut self, run: Tensor<3>) {
+        self.runs.push(run);
+    }
+
+    /// The features of all positions from `from` on.
+    ///
+    /// # Shapes
+    /// - output: `[1, end - from, hidden]`
+    ///
+    /// # Panics
+    /// If there is none, or that of `from` is no longer held.
+    pub(crate) fn since(&self, from: usize) -> Tensor<3> {
+        assert!(from >= self.start, "the features of position {from} are no longer held");
+        let mut start = self.start;
+        let mut runs = Vec::with_capacity(self.runs.len());
+        for run in &self.runs {
+            let rows = num_rows(run);
+            if start + rows > from {
+                runs.push(cut(run.clone(), from.saturating_sub(start), rows));
+            }
+            start += rows;
+        }
+        match runs.len() {
+            0 => panic!("there are no features from position {from} on"),
+            1 => runs.swap_remove(0),
+            _ => Tensor::cat(runs, 1),
+        }
+    }
+
+    /// Lets go of positions before `position`, as far as whole runs lie before it.
+    pub(crate) fn release_before(&mut self, position: usize) {
+        let mut num_released = 0;
+        for run in &self.runs {
+            let end = self.start + num_rows(run);
+            if end > position {
+                break;
+            }
+            (self.start, num_released) = (end, num_released + 1);
+        }
+        self.runs.drain(..num_released);
+    }
+
+    /// Forgets all positions from `len` on.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        let mut end = self.start + self.runs.iter().map(num_rows).sum::<usize>();
+        while end > len
+            && let Some(run) = self.runs.pop()
+        {
+            let start = end - num_rows(&run);
+            if start < len {
+                self.runs.push(cut(run, 0, len - start));
+            }
+            end = start;
+        }
+        self.start = self.start.min(len);
+    }
+}
+
+fn num_rows(run: &Tensor<3>) -> usize {
+    run.dims()[1]
+}
+
+/// Rows `from..to` of a run; the run itself if that is all of it.
+fn cut(run: Tensor<3>, from: usize, to: usize) -> Tensor<3> {
+    let [_, rows, width] = run.dims();
+    if (from, to) == (0, rows) { run } else { run.slice([0..1, from..to, 0..width]) }
+}
+
+/// The last `num` rows of `[1, rows, hidden]`.
+pub(crate) fn last_rows(hidden: Tensor<3>, num: usize) -> Tensor<3> {
+    let rows = num_rows(&hidden);
+    cut(hidden, rows - num, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+
+    /// Rows that say which position they are of.
+    fn run(positions: std::ops::Range<usize>) -> Tensor<3> {
+        let shape = [1, positions.len(), 2];
+        let values: Vec<f32> = positions.flat_map(|at| [at as f32, -(at as f32)]).collect();
+        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    }
+
+    fn assert_holds(features: &Features, positions: std::ops::Range<usize>) {
+        let found = features.since(positions.start).into_data();
+        assert_eq!(found, run(positions).into_data());
+    }
+
+    fn example() -> Features {
+        let mut features = Features::new(4);
+        for positions in [4..5, 5..9, 9..10] {
+            features.push(run(positions));
+        }
+        features
+    }
+
+    #[test]
+    fn any_tail_can_be_read() {
+        for from in 4..10 {
+            assert_holds(&example(), from..10);
+        }
+    }
+
+    #[test]
+    fn truncating_anywhere_is_never_having_appended() {
+        for len in 5..12 {
+            let mut features = example();
+            features.truncate(len);
+            assert_holds(&features, 4..len.min(10));
+            features.push(run(len.min(10)..13));
+            assert_holds(&features, 4..13);
+        }
+        for len in 0..=4 {
+            let mut features = example();
+            features.truncate(len);
+            features.push(run(len..13));
+            assert_holds(&features, len..13);
+        }
+    }
+
+    #[test]
+    fn runs_go_when_they_are_over() {
+        let held = |position| {
+            let mut features = example();
+            features.release_before(position);
+            (features.start, features.runs.len())
+        };
+        assert_eq!([held(4), held(5), held(8)], [(4, 3), (5, 2), (5, 2)]);
+        assert_eq!([held(9), held(10), held(11)], [(9, 1), (10, 0), (10, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "no longer held")]
+    fn what_was_let_go_cannot_be_read() {
+        let mut features = example();
+        features.release_before(9);
+        features.since(8);
+    }
+}

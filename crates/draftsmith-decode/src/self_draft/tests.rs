@@ -1,0 +1,397 @@
+//! Self-drafts of the fixture model with random adapters, against plain decoding and against whole
+//! sequences without any cache.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use draftsmith_model::{
+    AdapterConfig, CausalLm, NamedTensor, WeightDtype, WeightReader, write_safetensors,
+};
+use draftsmith_theory::{
+    Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
+    Trace,
+};
+
+use super::*;
+use crate::round::{
+    Finish, Generation, Limits, RoundTokens, Target, decode_plain, decode_speculative,
+};
+use crate::separate_draft::SeparateDraft;
+use crate::session::Logits;
+
+const EXIT_LAYERS: [usize; 2] = [1, 2];
+
+fn target() -> CausalLm {
+    let dir =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
+    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
+}
+
+/// An adapter with random weights, read from its files as a trained one is. Matrices near zero
+/// leave the features nearly as they are, and so agree with the target more often.
+fn adapter(target: &CausalLm, exit_layer: usize, largest_weight: f64, name: &str) -> Adapter {
+    let dir = std::env::temp_dir()
+        .join(format!("draftsmith-adapter-{}-{exit_layer}-{name}", std::process::id()));
+    let device = Device::flex();
+    let config = AdapterConfig::new(target.config(), exit_layer).expect("a valid exit layer");
+    std::fs::create_dir_all(&dir).expect("a temporary directory");
+    config.init(&device).write_dir(&dir, &config).expect("written");
+    let mut reader = WeightReader::open_dir(&dir).expect("opens");
+    let mut draws = SeededDraws::new(5, &[name, &exit_layer.to_string()]);
+    let tensors: Vec<NamedTensor> = reader
+        .names()
+        .map(|name| (name.to_owned(), reader.shape(name).expect("named").to_vec()))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|(name, shape)| {
+            let mut values = reader.take(&name, &shape).expect("of its own shape");
+            let is_norm = shape.len() == 1;
+            for value in &mut values {
+                let unit = draws.uniform() * 2.0 - 1.0;
+                let of_norm = 1.0 + unit / 2.0;
+                *value = if is_norm { of_norm } else { unit * largest_weight } as f32;
+            }
+            NamedTensor { name, shape, values }
+        })
+        .collect();
+    write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])
+        .expect("written");
+    let (_, adapter) = Adapter::from_dir(&dir, target.config(), &device).expect("reads");
+    std::fs::remove_dir_all(&dir).expect("removed");
+    adapter
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    [1, 2, 7, 40].map(|len| (0..len).map(|i| (3 + i * 37 + len * 11) % 96).collect()).to_vec()
+}
+
+fn rules() -> Vec<Box<dyn StopRule>> {
+    let fixed = (1..=6).map(|length| -> Box<dyn StopRule> {
+        Box::new(FixedLength::new(length).expect("a valid length"))
+    });
+    let bounds = Bounds { min: 1, max: 6 };
+    let thresholds = [0.0, 0.03, 0.1, 0.3, 1.0].map(|threshold| -> Box<dyn StopRule> {
+        Box::new(ConfidenceThreshold::new(threshold, bounds).expect("a valid threshold"))
+    });
+    fixed.chain(thresholds).collect()
+}
+
+fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn greedy_plain(target: &mut impl Target, prompt: &[u32], limits: &Limits) -> Generation {
+    let draws = &mut SeededDraws::new(0, &["unused"]);
+    decode_plain(target, &Decoding::Greedy, prompt, limits, draws, &mut go_on).expect("decodes")
+}
+
+fn greedy<T: Target>(
+    target: &mut T,
+    drafter: &mut impl Drafter<T>,
+    rule: &mut dyn StopRule,
+    prompt: &[u32],
+    limits: &Limits,
+) -> Generation {
+    let draws = &mut SeededDraws::new(0, &["unused"]);
+    decode_speculative(target, drafter, rule, &Decoding::Greedy, prompt, limits, draws, &mut go_on)
+        .expect("decodes")
+}
+
+/// Rounds that were followed by another, by whether all their candidates were accepted: such a
+/// round leaves the adapter one feature behind.
+fn tally(trace: &Trace, counts: &mut [usize; 2]) {
+    let rounds = &trace.rounds;
+    for round in &rounds[..rounds.len().saturating_sub(1)] {
+        counts[usize::from(round.num_accepted == round.num_drafted)] += 1;
+    }
+}
+
+/// Compares every rule with plain decoding, over limits, contexts and end tokens.
+fn assert_greedy_is_plain(
+    model: &CausalLm,
+    adapter: &Adapter,
+    exit: usize,
+    counts: &mut [usize; 2],
+) {
+    for prompt in prompts() {
+        for (max_new_tokens, context) in [(0, 64), (1, 64), (2, 64), (5, 64), (24, 64), (64, 50)] {
+            let plain_session = &mut ModelSession::new(model, context, "target");
+            let mut limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+            let unended = greedy_plain(plain_session, &prompt, &limits);
+            // Once with an end token that comes, if only as the last.
+            let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
+            let mut session = ModelSession::with_exit(model, exit, context, "target");
+            let mut drafter = SelfDraft::new(adapter, context);
+            for end in ends {
+                limits.eos_token_ids = end.into_iter().collect();
+                let plain = greedy_plain(plain_session, &prompt, &limits);
+                assert_eq!(plain.finish == Finish::Eos, end.is_some());
+                for mut rule in rules() {
+                    let found = greedy(&mut session, &mut drafter, rule.as_mut(), &prompt, &limits);
+                    assert_eq!(found.token_ids, plain.token_ids);
+                    assert_eq!(found.finish, plain.finish);
+                    let all = found.trace.counts();
+                    all.check_forward_identity().expect("a draft forward each");
+                    assert_eq!(all.num_draft_forwards, all.num_drafted);
+                    tally(&found.trace, counts);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_output_is_plain_greedy_output_for_every_rule_limit_and_context() {
+    let model = target();
+    for exit_layer in EXIT_LAYERS {
+        let mut counts = [0; 2];
+        for (name, largest_weight) in [("near", 0.02), ("far", 0.5)] {
+            let adapter = adapter(&model, exit_layer, largest_weight, name);
+            assert_greedy_is_plain(&model, &adapter, exit_layer, &mut counts);
+        }
+        // Both ways to go on were taken, each many times.
+        assert!(counts.iter().all(|count| *count > 100), "{counts:?}");
+    }
+}
+
+#[test]
+fn tensors_on_a_device_give_what_host_memory_gives() {
+    // A model that was not loaded has no host path.
+    let device = Device::flex();
+    device.seed(3);
+    let model = target().config().init(&device);
+    let adapter = AdapterConfig::new(model.config(), 2).expect("a valid exit").init(&device);
+    let mut counts = [0; 2];
+    assert_greedy_is_plain(&model, &adapter, 2, &mut counts);
+    assert!(counts[0] + counts[1] > 100, "{counts:?}");
+}
+
+#[test]
+fn a_session_with_an_exit_serves_any_drafter_and_none() {
+    let model = target();
+    let adapter = adapter(&model, 1, 0.02, "near");
+    let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
+    let mut session = ModelSession::with_exit(&model, 1, 64, "target");
+    let mut self_draft = SelfDraft::new(&adapter, 64);
+    // The target as its own draft: all candidates are accepted.
+    let mut separate = SeparateDraft::new(&model, None, 96, 64);
+    let mut rule = FixedLength::new(3).expect("a valid length");
+    for prompt in prompts() {
+        let plain = greedy_plain(&mut ModelSession::new(&model, 64, "target"), &prompt, &limits);
+        for _ in 0..2 {
+            let alone = greedy_plain(&mut session, &prompt, &limits);
+            let with_self = greedy(&mut session, &mut self_draft, &mut rule, &prompt, &limits);
+            let with_separate = greedy(&mut session, &mut separate, &mut rule, &prompt, &limits);
+            for found in [&alone, &with_self, &with_separate] {
+                assert_eq!(found.token_ids, plain.token_ids);
+            }
+            assert_eq!(with_separate.trace.counts().acceptance_rate(), 1.0);
+            let scored = session.score(&prompt, 0).expect("finite");
+            assert_eq!(
+                scored,
+                ModelSession::new(&model, 64, "target").score(&prompt, 0).expect("finite")
+            );
+        }
+    }
+}
+
+#[test]
+fn prompts_that_do_not_fit_are_refused() {
+    let model = target();
+    let adapter = adapter(&model, 1, 0.02, "near");
+    let limits = Limits { max_new_tokens: 4, eos_token_ids: vec![] };
+    for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
+        let refused = decode_speculative(
+            &mut ModelSession::with_exit(&model, 1, context, "target"),
+            &mut SelfDraft::new(&adapter, adapters_context),
+            &mut FixedLength { candidate_length: 2 },
+            &Decoding::Greedy,
+            &[5; 7],
+            &limits,
+            &mut SeededDraws::new(0, &["unused"]),
+            &mut go_on,
+        );
+        let expected = DecodeError::PromptTooLong { prompt: 7, context: 7, role };
+        assert_eq!(refused.expect_err("refused"), expected);
+    }
+}
+
+/// A self-draft's target beside a session that reads everything anew, which every verification is
+/// compared with.
+struct Watched<'m> {
+    session: ModelSession<'m>,
+    plain: ModelSession<'m>,
+    /// Positions that the shallow and the deep layers were run on, in all.
+    num_run: [usize; 2],
+    num_verifications: usize,
+}
+
+impl<'m> Watched<'m> {
+    fn new(model: &'m CausalLm, exit_layer: usize) -> Self {
+        Self {
+            session: ModelSession::with_exit(model, exit_layer, 64, "target"),
+            plain: ModelSession::new(model, 64, "target"),
+            num_run: [0; 2],
+            num_verifications: 0,
+        }
+    }
+
+    /// Runs the session and counts by how much the caches grow: nothing else is ever run.
+    fn counting<R>(&mut self, run: impl FnOnce(&mut ModelSession<'m>) -> R) -> R {
+        let lens = |session: &ModelSession<'_>| [session.num_read(), session.num_read_by_all()];
+        let before = lens(&self.session);
+        let result = run(&mut self.session);
+        for (count, (after, before)) in
+            self.num_run.iter_mut().zip(lens(&self.session).into_iter().zip(before))
+        {
+            *count += after - before;
+        }
+        result
+    }
+}
+
+/// Equality of rows of logits but for sums in another order: a logit near 0 is a sum of terms as
+/// large as the row's other logits, so its rounding is measured by the largest.
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() < 1e-5 * largest, "{a} for {b}, with logits up to {largest}");
+    }
+}
+
+impl Target for Watched<'_> {
+    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.session.roll_back(0);
+        self.counting(|session| session.begin(prompt))
+    }
+
+    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
+        self.num_verifications += 1;
+        let found = self.counting(|session| session.logits(tokens, num_rows))?;
+        let expected = self.plain.score(tokens, tokens.len() - num_rows)?;
+        assert_eq!(found.num_rows(), num_rows);
+        for (found, expected) in found.rows().zip(expected.rows()) {
+            assert_close(found, expected);
+        }
+        Ok(found)
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        self.session.roll_back(len);
+        // No layer is ahead of the sequence that stands, and none is more than a token behind.
+        assert_eq!([self.session.num_read(), self.session.num_read_by_all()], [len, len]);
+    }
+
+    fn context(&self) -> usize {
+        self.session.context()
+    }
+}
+
+/// A self-draft, every step of which is compared with the whole sequence without a cache.
+struct WatchedDraft<'a> {
+    drafter: SelfDraft<'a>,
+    exit_layer: usize,
+}
+
+impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
+    fn begin(&mut self, target: &mut Watched<'m>, prompt: &[u32]) -> Result<(), DecodeError> {
+        target.counting(|session| self.drafter.begin(session, prompt))
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut Watched<'m>,
+        tokens: &[u32],
+        num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Result<Drafted, DecodeError> {
+        let drafted = target
+            .counting(|session| self.drafter.draft(session, tokens, num_candidates, needs))?;
+        let model = target.session.model();
+        let ids = tokens.iter().map(|id| *id as i32).collect();
+        let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
+        let ids = Tensor::<2, Int>::from_data(ids, &model.device());
+        let features = model.all_hidden_states(ids).swap_remove(self.exit_layer);
+        let hidden = last_rows(self.drafter.adapter.forward(features), 1);
+        let expected = head_logits(model, hidden, "adapter", tokens.len())?;
+        {
+            let scale = |v: &[f32]| v.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+            let diff = |a: &[f32], b: &[f32]| {
+                a.iter().zip(b).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()))
+            };
+            let mut fresh = ModelSession::with_exit(model, self.exit_layer, 64, "t");
+            let mut cache = self.drafter.adapter.new_cache(64);
+            let h = last_rows(
+                self.drafter.adapter.forward_cached(fresh.features(tokens, 0), &mut cache),
+                1,
+            );
+            let fresh = head_logits(model, h, "adapter", 0)?;
+            let d = diff(&drafted.logits, expected.row(0));
+            if d > 6e-6 {
+                println!(
+                    "DIAG d={d:e} fresh-vs-whole={:e} inc-vs-fresh={:e} scale={}",
+                    diff(fresh.row(0), expected.row(0)),
+                    diff(&drafted.logits, fresh.row(0)),
+                    scale(expected.row(0))
+                );
+            }
+        }
+        // One feature of every token, the newest included.
+        assert_eq!(self.drafter.cache.len(0), tokens.len());
+        Ok(drafted)
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        Drafter::<ModelSession<'_>>::roll_back(&mut self.drafter, len);
+    }
+
+    fn context(&self) -> usize {
+        Drafter::<ModelSession<'_>>::context(&self.drafter)
+    }
+}
+
+#[test]
+fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_twice() {
+    let model = target();
+    let limits = Limits { max_new_tokens: 20, eos_token_ids: vec![] };
+    let decodings = [
+        Decoding::Greedy,
+        Decoding::Sampled(Sampling::default()),
+        Decoding::Sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None }),
+    ];
+    for exit_layer in EXIT_LAYERS {
+        let adapter = adapter(&model, exit_layer, 0.1, "between");
+        let mut target = Watched::new(&model, exit_layer);
+        let mut drafter = WatchedDraft { drafter: SelfDraft::new(&adapter, 64), exit_layer };
+        let mut counts = [0; 2];
+        for (number, decoding) in decodings.iter().enumerate() {
+            for prompt in prompts() {
+                // Of the fixed lengths and of the thresholds every third.
+                for mut rule in rules().into_iter().step_by(3) {
+                    (target.num_run, target.num_verifications) = ([0; 2], 0);
+                    let found = decode_speculative(
+                        &mut target,
+                        &mut drafter,
+                        rule.as_mut(),
+                        decoding,
+                        &prompt,
+                        &limits,
+                        &mut SeededDraws::new(number as u64, &["watched"]),
+                        &mut go_on,
+                    )
+                    .expect("decodes");
+                    let Counts { num_drafted, num_target_forwards, .. } = found.trace.counts();
+                    assert_eq!(found.token_ids.len(), limits.max_new_tokens);
+                    assert_eq!(num_target_forwards, target.num_verifications);
+                    // The prompt, and in each round its first token and its candidates: once.
+                    let num_run = prompt.len() - 1 + num_target_forwards + num_drafted;
+                    assert_eq!(target.num_run, [num_run; 2]);
+                    tally(&found.trace, &mut counts);
+                }
+            }
+        }
+        assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
+    }
+}

@@ -1,0 +1,243 @@
+//! The adapter as burn-train's learner sees it: one batch forward and back, and one optimiser step.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{ExecutionError, Tensor};
+use burn_train::metric::{Adaptor, LossInput};
+use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use draftsmith_model::Adapter;
+
+use crate::adapter_batches::{AdapterBatch, at_positions};
+use crate::adapter_scores::AdapterScores;
+use crate::clipping::clip_to_global_norm;
+use crate::epochs::Trainee;
+use crate::error::{TrainError, to_host};
+use crate::metrics::Score;
+
+/// The adapter, and the two settings that its steps need. The target is not in here: what is in
+/// the learner is trained and saved.
+#[derive(Module, Debug)]
+pub(crate) struct AdapterLearner {
+    pub(crate) adapter: Adapter,
+    #[module(skip)]
+    pub(crate) loss_chunk: usize,
+    #[module(skip)]
+    pub(crate) max_grad_norm: f64,
+}
+
+/// What a training batch gives back: `[1]`, without a graph.
+#[derive(Debug, Clone)]
+pub(crate) struct AdapterLoss(Tensor<1>);
+
+/// What a validation batch gives back.
+#[derive(Debug, Clone)]
+pub(crate) struct AdapterSums {
+    /// `[4]`: see [`LmHead::score_sums`](crate::soft_cross_entropy::LmHead::score_sums).
+    sums: Tensor<1>,
+    num_tokens: usize,
+}
+
+/// The sums of a validation so far, in f64.
+#[derive(Debug, Default)]
+pub(crate) struct AdapterTally {
+    sums: [f64; 4],
+    num_tokens: usize,
+}
+
+impl AdapterLearner {
+    /// What the LM head reads at the batch's supervised positions, `[tokens, hidden]`.
+    fn student(&self, batch: &AdapterBatch) -> Tensor<2> {
+        at_positions(self.adapter.forward(batch.features.clone()), batch.supervised.clone())
+    }
+}
+
+impl TrainStep for AdapterLearner {
+    type Input = AdapterBatch;
+    type Output = AdapterLoss;
+
+    fn step(&self, batch: AdapterBatch) -> TrainOutput<AdapterLoss> {
+        let student = self.student(&batch);
+        let (loss, gradient) = batch.lm_head.loss_and_gradient(
+            student.clone().without_autodiff(),
+            batch.teacher,
+            self.loss_chunk,
+        );
+        // The gradient of Σ student ∘ gradient with respect to the student is `gradient`: so the
+        // loss's own is what goes back through the adapter. Accumulation sums: each batch brings
+        // its share, so that a step has the mean over its tokens.
+        let grads = (student * (gradient * batch.step_share)).sum().backward();
+        TrainOutput::new(self, grads, AdapterLoss(loss))
+    }
+
+    fn optimize(
+        self,
+        optimizer: &mut ModuleOptimizer,
+        learning_rate: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        let grads = clip_to_global_norm(&self, grads, self.max_grad_norm);
+        optimizer.step(learning_rate, self, grads)
+    }
+}
+
+impl InferenceStep for AdapterLearner {
+    type Input = AdapterBatch;
+    type Output = AdapterSums;
+
+    fn step(&self, batch: AdapterBatch) -> AdapterSums {
+        let student = self.student(&batch).without_autodiff();
+        let [num_tokens, _] = student.dims();
+        let sums = batch.lm_head.score_sums(student, batch.teacher, self.loss_chunk);
+        AdapterSums { sums, num_tokens }
+    }
+}
+
+impl Trainee for AdapterLearner {
+    type Batch = AdapterBatch;
+    type Part = Adapter;
+    type Tally = AdapterTally;
+    type Scores = AdapterScores;
+
+    const SECTION: &'static str = "adapter";
+    const FROZEN: &'static str = "target";
+    const SCORES: &'static [Score<AdapterScores>] = &[
+        Score {
+            name: "cross-entropy",
+            higher_is_better: false,
+            pick: |scores| scores.cross_entropy,
+        },
+        Score { name: "KL", higher_is_better: false, pick: AdapterScores::kl },
+        Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
+        Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
+    ];
+
+    fn part(self) -> Adapter {
+        self.adapter
+    }
+
+    fn training_loss(output: &AdapterLoss) -> Tensor<1> {
+        output.0.clone()
+    }
+
+    fn count(output: &AdapterSums, tally: &mut AdapterTally) -> Result<bool, TrainError> {
+        let sums = to_host(output.sums.clone())?;
+        for (total, sum) in tally.sums.iter_mut().zip(&sums) {
+            *total += f64::from(*sum);
+        }
+        tally.num_tokens += output.num_tokens;
+        Ok(sums.iter().all(|sum| sum.is_finite()))
+    }
+
+    fn scores(tally: AdapterTally) -> AdapterScores {
+        let [cross_entropy, target_entropy, agreement, overlap] =
+            tally.sums.map(|sum| sum / tally.num_tokens as f64);
+        let num_tokens = tally.num_tokens;
+        AdapterScores { num_tokens, cross_entropy, target_entropy, agreement, overlap }
+    }
+
+    fn to_minimise(scores: &AdapterScores) -> f64 {
+        scores.cross_entropy
+    }
+}
+
+impl ItemLazy for AdapterLoss {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl ItemLazy for AdapterSums {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl Adaptor<LossInput> for AdapterLoss {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.0.clone())
+    }
+}
+
+impl Adaptor<LossInput> for AdapterSums {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.sums.clone().slice(0..1) / self.num_tokens as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::{ModuleVisitor, Param};
+    use burn::tensor::activation::{log_softmax, softmax};
+    use draftsmith_model::AdapterConfig;
+
+    use super::*;
+    use crate::adapter_batches::{AdapterRow, AdapterSource};
+    use crate::batches::BatchSource;
+    use crate::soft_cross_entropy::LmHead;
+    use crate::test_pair::{responses, tiny_draft};
+
+    /// The gradient of every parameter, in order.
+    struct Collect<'a> {
+        grads: &'a GradientsParams,
+        all: Vec<f32>,
+    }
+
+    impl ModuleVisitor for Collect<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grad = self.grads.get::<D>(param.id).expect("every parameter is trained");
+            self.all.extend(to_host(grad).unwrap());
+        }
+    }
+
+    fn gradients(learner: &AdapterLearner, grads: &GradientsParams) -> Vec<f32> {
+        let mut collect = Collect { grads, all: Vec::new() };
+        learner.visit(&mut collect);
+        collect.all
+    }
+
+    #[test]
+    fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
+        let target = tiny_draft(16, 64);
+        let lm_head = LmHead::of(&target);
+        let rows = responses(6, 20, 5)
+            .iter()
+            .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
+            .collect();
+        let source = AdapterSource { target: target.clone(), lm_head, exit_layer: 1, rows };
+        let mut learner = AdapterLearner {
+            adapter: AdapterConfig::new(target.config(), 1)
+                .unwrap()
+                .init(&target.device().autodiff()),
+            loss_chunk: 7,
+            max_grad_norm: 1.0,
+        };
+        let mut batches: Vec<AdapterBatch> =
+            source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
+        let batch = batches.remove(0);
+        assert!(batches.is_empty() && batch.step_share == 1.0);
+        let log_probs = log_softmax(
+            target.clone().lm_head(learner.student(&batch).unsqueeze()).squeeze_dim::<2>(0),
+            1,
+        );
+        let logits = target.lm_head(batch.teacher.clone().unsqueeze()).squeeze_dim::<2>(0);
+        let num_tokens = batch.supervised.dims()[0] as f64;
+        assert!(num_tokens > 16.0, "so few rows of a target are not recorded");
+        let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
+        let expected = GradientsParams::from_grads(direct.backward(), &learner);
+        let expected = gradients(&learner, &expected);
+        let direct: f32 = direct.into_scalar();
+        let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
+        assert!(largest > 1e-3, "gradients this small show little: {largest}");
+        for loss_chunk in [1, 7, 1000] {
+            learner.loss_chunk = loss_chunk;
+            let output = TrainStep::step(&learner, batch.clone());
+            let loss: f32 = output.item.0.into_scalar();
+            // f32 sums in another order.
+            assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
+            for (found, expected) in gradients(&learner, &output.grads).iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+    }
+}

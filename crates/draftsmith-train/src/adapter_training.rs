@@ -1,0 +1,199 @@
+//! The recipe's `[adapter]` section: how a self-draft adapter is trained.
+//!
+//! The defaults are the Kangaroo authors' run where ours can be theirs, and say so where not.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::ranges::{Range, check_counts, check_numbers};
+
+/// The settings of [`train_adapter`](crate::train_adapter). Every key may be left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdapterTraining {
+    /// How many of the target's layers run before the adapter, or a list of such numbers: an
+    /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B).
+    pub exit_layer: ExitLayers,
+    /// The peak learning rate of AdamW, above 0. 5e-5: the authors' script.
+    pub learning_rate: f64,
+    /// Decoupled weight decay of AdamW, 0 or more. 0.01: the authors' (torch's default).
+    pub weight_decay: f64,
+    /// Decay of AdamW's mean of gradients, from 0 to below 1. 0.9: the authors' code.
+    pub beta_1: f64,
+    /// Decay of AdamW's mean of squared gradients, from 0 to below 1. 0.95: the authors' code.
+    pub beta_2: f64,
+    /// Added to the root of AdamW's mean of squares, above 0. 1e-8: torch's default.
+    pub epsilon: f64,
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; it
+    /// falls to 0 along a cosine after them. 0.03: as for heads. The authors climb for 2,000 steps
+    /// and fall in a straight line that would end at step 800,000.
+    pub warm_up_share: f64,
+    /// The global norm that a step's gradients are cut to, above 0. 1: as for heads. The authors
+    /// cut each number to ±0.5, which changes the gradient's direction.
+    pub max_grad_norm: f64,
+    /// How often the data is gone through, 1 or more. 10: the paper (20 in the authors' script).
+    pub num_epochs: usize,
+    /// Rows a batch, 1 or more: what goes through the target and the adapter at once. 4: the
+    /// authors' script.
+    pub batch_size: usize,
+    /// Batches a step, 1 or more; a step's loss is the mean over all its supervised tokens. 1: the
+    /// authors' code has 8, but takes a step after each batch.
+    pub gradient_accumulation: usize,
+    /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
+    /// the target's context. 2048: the authors' code.
+    pub max_len: usize,
+    /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
+    /// vocabulary × this many floats, and does not change the result. 256: ours.
+    pub loss_chunk: usize,
+    /// The share of conversations held out for validation, between 0 and 1. 0.1: ours, as for
+    /// heads; the authors split off 5 % and never use them.
+    pub validation_share: f64,
+}
+
+/// One exit layer, or several: an adapter each. In a recipe, `2` or `[1, 2]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
+pub enum ExitLayers {
+    /// A single adapter.
+    One(usize),
+    /// An adapter each, in this order.
+    Many(Vec<usize>),
+}
+
+impl ExitLayers {
+    /// The exit layers, in the recipe's order.
+    pub fn to_vec(&self) -> Vec<usize> {
+        match self {
+            Self::One(exit_layer) => vec![*exit_layer],
+            Self::Many(exit_layers) => exit_layers.clone(),
+        }
+    }
+}
+
+impl Default for AdapterTraining {
+    fn default() -> Self {
+        Self {
+            exit_layer: ExitLayers::One(2),
+            learning_rate: 5e-5,
+            weight_decay: 0.01,
+            beta_1: 0.9,
+            beta_2: 0.95,
+            epsilon: 1e-8,
+            warm_up_share: 0.03,
+            max_grad_norm: 1.0,
+            num_epochs: 10,
+            batch_size: 4,
+            gradient_accumulation: 1,
+            max_len: 2048,
+            loss_chunk: 256,
+            validation_share: 0.1,
+        }
+    }
+}
+
+impl AdapterTraining {
+    /// Checks every setting's range; an exit layer's upper end is the target's to say.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with the first key that is out of its range.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        let exit_layers = self.exit_layer.to_vec();
+        let are_distinct =
+            exit_layers.iter().enumerate().all(|(n, layer)| !exit_layers[..n].contains(layer));
+        if exit_layers.is_empty() || exit_layers.contains(&0) || !are_distinct {
+            return Err(TrainError::Setting {
+                section: "adapter",
+                key: "exit_layer",
+                value: format!("{exit_layers:?}"),
+                expected: "1 or more, or a list of different such numbers",
+            });
+        }
+        if self.max_len < 2 {
+            return Err(TrainError::Setting {
+                section: "adapter",
+                key: "max_len",
+                value: self.max_len.to_string(),
+                expected: "2 or more",
+            });
+        }
+        check_numbers(
+            "adapter",
+            &[
+                ("learning_rate", self.learning_rate, Range::Positive),
+                ("weight_decay", self.weight_decay, Range::NotNegative),
+                ("beta_1", self.beta_1, Range::BelowOne),
+                ("beta_2", self.beta_2, Range::BelowOne),
+                ("epsilon", self.epsilon, Range::PositiveInF32),
+                ("warm_up_share", self.warm_up_share, Range::UpToOne),
+                ("max_grad_norm", self.max_grad_norm, Range::Positive),
+                ("validation_share", self.validation_share, Range::BetweenZeroAndOne),
+            ],
+        )?;
+        check_counts(
+            "adapter",
+            &[
+                ("num_epochs", self.num_epochs),
+                ("batch_size", self.batch_size),
+                ("gradient_accumulation", self.gradient_accumulation),
+                ("loss_chunk", self.loss_chunk),
+            ],
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_section_is_the_default_and_a_misspelt_key_is_named() {
+        let read = |text: &str| toml::from_str::<AdapterTraining>(text);
+        assert_eq!(read("").unwrap(), AdapterTraining::default());
+        let message = read("learning_rat = 1.0").unwrap_err().to_string();
+        assert!(message.contains("learning_rat"), "{message}");
+    }
+
+    #[test]
+    fn one_exit_layer_or_a_list_of_them() {
+        let read = |text: &str| toml::from_str::<AdapterTraining>(text);
+        assert_eq!(read("exit_layer = 3").unwrap().exit_layer.to_vec(), [3]);
+        assert_eq!(read("exit_layer = [1, 2]").unwrap().exit_layer.to_vec(), [1, 2]);
+        for wrong in ["exit_layer = \"2\"", "exit_layer = -1", "exit_layer = [1.5]"] {
+            let message = read(wrong).unwrap_err().to_string();
+            assert!(message.contains("exit_layer"), "{message}");
+            assert!(message.contains("or a list of such numbers"), "{message}");
+        }
+        let written = toml::to_string(&read("exit_layer = [1, 2]").unwrap()).unwrap();
+        assert_eq!(read(&written).unwrap().exit_layer, ExitLayers::Many(vec![1, 2]));
+    }
+
+    #[test]
+    fn every_default_is_in_range_and_bad_values_name_their_key() {
+        AdapterTraining::default().validate().unwrap();
+        let check = |key: &str, bad: AdapterTraining| {
+            let message = bad.validate().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`adapter.{key}` is ")), "{message}");
+        };
+        let default = AdapterTraining::default;
+        for bad in [vec![], vec![0], vec![1, 0], vec![2, 1, 2]] {
+            check("exit_layer", AdapterTraining { exit_layer: ExitLayers::Many(bad), ..default() });
+        }
+        check("exit_layer", AdapterTraining { exit_layer: ExitLayers::One(0), ..default() });
+        check("max_len", AdapterTraining { max_len: 1, ..default() });
+        check("num_epochs", AdapterTraining { num_epochs: 0, ..default() });
+        check("batch_size", AdapterTraining { batch_size: 0, ..default() });
+        check("gradient_accumulation", AdapterTraining { gradient_accumulation: 0, ..default() });
+        check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
+        for bad in [f64::NAN, -1.0, f64::INFINITY] {
+            check("learning_rate", AdapterTraining { learning_rate: bad, ..default() });
+            check("weight_decay", AdapterTraining { weight_decay: bad, ..default() });
+            check("beta_1", AdapterTraining { beta_1: bad, ..default() });
+            check("beta_2", AdapterTraining { beta_2: bad, ..default() });
+            check("epsilon", AdapterTraining { epsilon: bad, ..default() });
+            check("warm_up_share", AdapterTraining { warm_up_share: bad, ..default() });
+            check("max_grad_norm", AdapterTraining { max_grad_norm: bad, ..default() });
+            check("validation_share", AdapterTraining { validation_share: bad, ..default() });
+        }
+        check("epsilon", AdapterTraining { epsilon: 1e-60, ..default() });
+    }
+}

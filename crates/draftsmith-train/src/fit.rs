@@ -1,0 +1,185 @@
+//! What every training is put together from: optimiser, schedule, first weights, burn-train's
+//! supervised training around our loop, its directory, and the record in `config.json`.
+
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_train::checkpoint::KeepLastNCheckpoints;
+use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
+use burn_train::renderer::MetricsRenderer;
+use burn_train::{
+    InferenceStep, Interrupter, Learner, SupervisedTraining, TrainStep, TrainingStrategy,
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::batches::{BatchSource, Loader};
+use crate::epochs::{EpochLoop, History, Trainee};
+use crate::error::TrainError;
+use crate::metrics::{ScoreMetric, ScoreSlot};
+use crate::schedule::CosineWithWarmUp;
+
+/// AdamW's settings and its schedule's. All are explicit: burn's defaults are not torch's.
+pub(crate) struct Optimiser {
+    pub(crate) learning_rate: f64,
+    pub(crate) warm_up_share: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) beta_1: f64,
+    pub(crate) beta_2: f64,
+    pub(crate) epsilon: f64,
+}
+
+impl Optimiser {
+    /// A learner for `model`, for `num_steps` steps.
+    pub(crate) fn learner<L: Trainee>(&self, model: L, num_steps: usize) -> Learner<L> {
+        Learner::new(
+            model,
+            AdamWConfig::new()
+                .with_beta_1(self.beta_1 as f32)
+                .with_beta_2(self.beta_2 as f32)
+                .with_epsilon(self.epsilon as f32)
+                .with_weight_decay(self.weight_decay as f32)
+                .with_cautious_weight_decay(false)
+                .with_amsgrad(false)
+                .init(),
+            CosineWithWarmUp::new(self.learning_rate, self.warm_up_share, num_steps),
+        )
+    }
+}
+
+/// One run of the loop: what it needs besides the learner.
+pub(crate) struct Fit<'a, S> {
+    pub(crate) training: Loader<S>,
+    pub(crate) validation: Loader<S>,
+    /// The number that `training` takes its epoch from.
+    pub(crate) epoch: Arc<AtomicU64>,
+    pub(crate) num_epochs: usize,
+    pub(crate) device: Device,
+    pub(crate) checkpoint_dir: &'a Path,
+    /// What is trained, for logs.
+    pub(crate) label: &'static str,
+    pub(crate) renderer: Box<dyn MetricsRenderer>,
+    pub(crate) interrupter: Interrupter,
+}
+
+impl<S: BatchSource> Fit<'_, S> {
+    /// Trains. The history has a best epoch.
+    pub(crate) fn run<L>(self, learner: Learner<L>) -> Result<History<L>, TrainError>
+    where
+        L: Trainee<Batch = S::Batch>,
+        <L as TrainStep>::Output: Adaptor<LossInput>,
+        <L as InferenceStep>::Output: Adaptor<LossInput>,
+    {
+        prepare_dir(self.checkpoint_dir)?;
+        let slot = ScoreSlot::default();
+        let outcome = Arc::new(Mutex::new(None));
+        let strategy = EpochLoop {
+            device: self.device,
+            epoch: self.epoch,
+            slot: slot.clone(),
+            outcome: outcome.clone(),
+        };
+        let supervised = SupervisedTraining::new(
+            self.checkpoint_dir,
+            Arc::new(self.training),
+            Arc::new(self.validation),
+        )
+        // The default one installs a global subscriber and a panic hook.
+        .with_application_logger(None)
+        .with_default_checkpointers()
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(1))
+        .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
+        .with_interrupter(self.interrupter)
+        .renderer(self.renderer)
+        .num_epochs(self.num_epochs)
+        .label(self.label)
+        .metric_train_numeric(LossMetric::new())
+        .metric_train_numeric(LearningRateMetric::new())
+        .metric_valid_numeric(LossMetric::new());
+        let supervised = L::SCORES
+            .iter()
+            .map(|score| ScoreMetric::new(score, &slot))
+            .fold(supervised, |supervised, metric| supervised.metric_valid_numeric(metric));
+        let result = supervised.launch(learner);
+        let outcome = outcome.lock().expect("nothing panics while it holds the outcome").take();
+        let history = outcome.expect("the loop leaves an outcome")?;
+        match result.error {
+            Some(error) => Err(TrainError::Learner(error)),
+            None => Ok(history),
+        }
+    }
+}
+
+/// Makes the directory and clears what burn-train leaves in one: it reads old epochs' metrics as
+/// if they were this run's.
+fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
+    for name in ["checkpoint", "train", "valid"] {
+        let path = dir.join(name);
+        match std::fs::remove_dir_all(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(TrainError::CheckpointDir { action: "clear", path, source });
+            }
+            _ => {}
+        }
+    }
+    // burn-train ignores that it cannot make a directory and panics at the first file in it.
+    for path in [dir.to_path_buf(), dir.join("checkpoint"), dir.join("train"), dir.join("valid")] {
+        std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
+            action: "create",
+            path,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// The module with new weights, each drawn by `draw`: burn's own initialisation draws from one
+/// generator for all threads.
+pub(crate) fn redrawn<M: Module>(module: M, which: Redrawn, draw: impl FnMut() -> f32) -> M {
+    module.map(&mut Redraw { which, draw })
+}
+
+/// The parameters that are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Redrawn {
+    All,
+    /// Norms and biases stay as they are.
+    Matrices,
+}
+
+struct Redraw<F> {
+    which: Redrawn,
+    draw: F,
+}
+
+impl<F: FnMut() -> f32> ModuleMapper for Redraw<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.which == Redrawn::Matrices && D != 2 {
+            return param;
+        }
+        param.map(|old| {
+            let values: Vec<f32> = (0..old.shape().num_elements()).map(|_| (self.draw)()).collect();
+            let new = Tensor::from_data(TensorData::new(values, old.shape()), &old.device());
+            new.set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+/// What `config.json` keeps of a training: the settings but for those that the config has itself,
+/// and the outcome. No times: the same training gives the same file.
+pub(crate) fn record<const N: usize>(
+    settings: &impl Serialize,
+    in_config: &[&str],
+    outcome: [(&str, Value); N],
+) -> Map<String, Value> {
+    let settings = match json!(settings) {
+        Value::Object(settings) => settings,
+        other => unreachable!("a struct serialises to an object: {other}"),
+    };
+    let settings = settings.into_iter().filter(|(key, _)| !in_config.contains(&key.as_str()));
+    settings.chain(outcome.map(|(key, value)| (key.to_owned(), value))).collect()
+}

@@ -1,0 +1,176 @@
+//! Batches of labelled positions: what a head is given of rows and the frozen draft.
+
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData};
+use draftsmith_model::CausalLm;
+
+use crate::batches::{BatchSource, TrainingBatch};
+use crate::features::labelled_features;
+use crate::rows::{Mixture, TrainingRow};
+
+/// The labelled positions of a few rows.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadBatch {
+    /// `[labels, hidden]`: the frozen draft's hidden states.
+    pub(crate) features: Tensor<2>,
+    /// `[labels]`: acceptance probabilities.
+    pub(crate) labels: Tensor<1>,
+    /// The rows' ids, for messages.
+    pub(crate) row_ids: Vec<String>,
+    /// One over the number of batches of the step.
+    pub(crate) step_share: f64,
+    /// Whether the step's gradients are complete after this batch.
+    pub(crate) ends_step: bool,
+}
+
+impl TrainingBatch for HeadBatch {
+    fn row_ids(&self) -> &[String] {
+        &self.row_ids
+    }
+
+    fn num_supervised(&self) -> usize {
+        self.labels.dims()[0]
+    }
+
+    fn ends_step(&self) -> bool {
+        self.ends_step
+    }
+}
+
+/// Rows, and the draft that reads their mixtures.
+#[derive(Clone)]
+pub(crate) struct HeadSource {
+    pub(crate) draft: CausalLm,
+    pub(crate) rows: Vec<Arc<TrainingRow>>,
+    pub(crate) seed: u64,
+    pub(crate) mixing_ratio: f64,
+    /// Rows that go through the draft together.
+    pub(crate) batch_size: usize,
+}
+
+impl BatchSource for HeadSource {
+    type Batch = HeadBatch;
+
+    fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn is_used(&self, row: usize, epoch: u64) -> bool {
+        self.rows[row].has_label(self.seed, epoch, self.mixing_ratio)
+    }
+
+    /// Runs the draft on one step's rows together, so that rows of like length can share a
+    /// forward, and deals the features out to the step's batches.
+    fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = HeadBatch> {
+        let mixtures: Vec<Mixture> = step
+            .iter()
+            .flatten()
+            .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
+            .collect();
+        let mut features = labelled_features(&self.draft, &mixtures, self.batch_size).into_iter();
+        let mut mixtures = mixtures.into_iter();
+        let device = self.draft.device();
+        step.iter().enumerate().map(move |(nth, rows)| {
+            let labels: Vec<f32> =
+                mixtures.by_ref().take(rows.len()).flat_map(|mixture| mixture.labels).collect();
+            HeadBatch {
+                features: Tensor::cat(features.by_ref().take(rows.len()).collect(), 0),
+                labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
+                row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
+                step_share: 1.0 / step.len() as f64,
+                ends_step: nth + 1 == step.len(),
+            }
+        })
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Self {
+        Self { rows: self.rows[start..end].to_vec(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use burn::data::dataloader::DataLoader;
+
+    use super::*;
+    use crate::batches::{BatchSettings, Loader};
+    use crate::test_pair::{responses, tiny_draft};
+
+    const SETTINGS: BatchSettings =
+        BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 4 };
+
+    fn source(num_rows: usize, mixing_ratio: f64) -> HeadSource {
+        let rows = responses(num_rows, 12, 5);
+        let row = |row| Arc::new(TrainingRow::new(row, 64).unwrap().unwrap());
+        HeadSource {
+            draft: tiny_draft(16, 64),
+            rows: rows.iter().map(row).collect(),
+            seed: 7,
+            mixing_ratio,
+            batch_size: 3,
+        }
+    }
+
+    fn loader(source: HeadSource) -> Loader<HeadSource> {
+        Loader::training(source, SETTINGS, Arc::new(AtomicU64::new(1)))
+    }
+
+    fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {
+        loader.iter().map(Result::unwrap).collect()
+    }
+
+    fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+        tensor.clone().into_data().try_into_vec().unwrap()
+    }
+
+    #[test]
+    fn batches_hold_the_features_and_labels_of_their_rows() {
+        let source = source(31, 0.15);
+        let by_id = |id: &str| source.rows.iter().find(|row| row.id() == id).unwrap();
+        for batch in collect(&loader(source.clone())) {
+            let mixtures: Vec<Mixture> =
+                batch.row_ids.iter().map(|id| by_id(id).mixture(7, 1, 0.15)).collect();
+            let labels: Vec<f32> = mixtures.iter().flat_map(|m| m.labels.clone()).collect();
+            assert_eq!(values(&batch.labels), labels);
+            let expected: Vec<f32> = mixtures
+                .iter()
+                .flat_map(|m| labelled_features(&source.draft, std::slice::from_ref(m), 1))
+                .flat_map(|features| values(&features))
+                .collect();
+            assert_eq!(batch.features.dims(), [labels.len(), 16]);
+            for (found, expected) in values(&batch.features).into_iter().zip(expected) {
+                // Another batch shape may sum in another order: f32 rounding of numbers near 1.
+                assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_steps_batches_share_it_evenly() {
+        let shares: Vec<f64> =
+            collect(&loader(source(31, 0.0))).iter().map(|batch| batch.step_share).collect();
+        assert_eq!(shares[..8], [0.25; 8]);
+        assert_eq!(shares[8..], [1.0 / 3.0; 3]);
+    }
+
+    #[test]
+    fn validation_is_the_same_every_time() {
+        let loader = Loader::validation(source(10, 0.15), SETTINGS);
+        let labels = |loader: &Loader<HeadSource>| -> Vec<Vec<f32>> {
+            collect(loader).iter().map(|batch| values(&batch.labels)).collect()
+        };
+        assert_eq!(labels(&loader), labels(&loader));
+        assert_eq!(collect(&loader)[0].row_ids, ["set#0", "set#1", "set#2"]);
+    }
+
+    #[test]
+    fn rows_without_a_label_are_left_out_of_the_epoch() {
+        let loader = loader(source(31, 0.95));
+        let (num_rows, _) = loader.size(1);
+        assert!(num_rows > 0 && num_rows < 31, "{num_rows}");
+        assert!(collect(&loader).iter().all(|batch| batch.labels.dims()[0] >= batch.row_ids.len()));
+    }
+}

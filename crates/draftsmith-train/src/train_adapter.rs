@@ -1,0 +1,212 @@
+//! From rows and a frozen target to a trained self-draft adapter (Kangaroo, section 3.1).
+
+use std::f64::consts::TAU;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_train::Interrupter;
+use burn_train::renderer::MetricsRenderer;
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
+use draftsmith_theory::SeededDraws;
+use serde_json::{Map, Value, json};
+
+use crate::adapter_batches::{AdapterRow, AdapterSource};
+use crate::adapter_learner::AdapterLearner;
+use crate::adapter_scores::AdapterScores;
+use crate::adapter_training::AdapterTraining;
+use crate::batches::{BatchSettings, Loader};
+use crate::epochs::{EpochScores, History};
+use crate::error::TrainError;
+use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
+use crate::rows::Split;
+use crate::soft_cross_entropy::LmHead;
+
+/// A trained adapter and how it came about.
+#[derive(Debug)]
+pub struct TrainedAdapter {
+    /// The weights after the epoch whose validation cross-entropy is the lowest.
+    pub adapter: Adapter,
+    /// The adapter's shape and exit layer. `training` records the settings, the seed, the rows and
+    /// every epoch's scores; `target_hash` is left to the caller, who knows the files.
+    pub config: AdapterConfig,
+    /// The adapter's scores on the validation rows.
+    pub scores: AdapterScores,
+    /// The epoch it is from, counted from 1.
+    pub best_epoch: usize,
+    /// Every epoch that was validated, in order.
+    pub epochs: Vec<EpochScores<AdapterScores>>,
+    /// Whether the interrupter stopped it before the end of its last epoch.
+    pub interrupted: bool,
+    /// Rows that were trained on.
+    pub num_training_rows: usize,
+    /// Rows that were held out.
+    pub num_validation_rows: usize,
+    /// Rows of neither: without a response, or beginning past the longest sequence.
+    pub num_unusable_rows: usize,
+    /// Supervised tokens that were trained on, over all epochs.
+    pub num_tokens: usize,
+    /// Optimiser steps taken.
+    pub num_steps: usize,
+    /// Time in all, validation included.
+    pub duration: Duration,
+}
+
+impl TrainedAdapter {
+    /// Supervised tokens a second, validation's time included.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.num_tokens as f64 / self.duration.as_secs_f64()
+    }
+}
+
+/// Trains an adapter behind the first `exit_layer` layers of `target` on `rows`, on the target's
+/// device. `training.exit_layer` is for the caller, who trains an adapter for each.
+///
+/// The adapter A learns −Σ m · softmax(head(h)) · log softmax(head(A(h_ℓ))) / Σ m (Kangaroo,
+/// section 3.1), where h_ℓ is the target's hidden state after ℓ layers, h its final one after the
+/// final norm, and head its LM head; m is 1 at the positions that predict a token of the response.
+/// The target is frozen and only read; rows need no draft columns. Rows are split by a hash of
+/// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
+/// give the same adapter, bit for bit, on the same CPU build.
+///
+/// burn-train's files go under `checkpoint_dir`, which this function owns: `checkpoint/` (weights,
+/// optimiser and schedule after the last epoch), `train/` and `valid/` (metrics); what an earlier
+/// run left of them is removed. `renderer` is told of progress. After a call of
+/// `interrupter.stop`, training ends at the next batch and the best adapter so far is returned; in
+/// the first epoch, the present weights are validated and returned.
+///
+/// # Errors
+/// If a setting is out of range, the target does not have more layers than `exit_layer`, a row is
+/// broken, a side of the split has no response, a loss or prediction is not finite, or a file
+/// cannot be written.
+#[expect(clippy::too_many_arguments, reason = "those of `train_head`, and the exit layer")]
+pub fn train_adapter(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    exit_layer: usize,
+    seed: u64,
+    checkpoint_dir: &Path,
+    renderer: Box<dyn MetricsRenderer>,
+    interrupter: Interrupter,
+) -> Result<TrainedAdapter, TrainError> {
+    let start = Instant::now();
+    training.validate()?;
+    let config = AdapterConfig::new(target.config(), exit_layer)?;
+    let max_len = training.max_len.min(target.config().max_position_embeddings);
+    let vocab_size = target.config().vocab_size;
+    let split = Split::new(rows, training.validation_share, |row| {
+        AdapterRow::new(row, max_len, vocab_size)
+    })?;
+    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
+    if num_training_rows == 0 || num_validation_rows == 0 {
+        return Err(TrainError::TooFewResponses {
+            num_rows: rows.len(),
+            num_unusable: split.num_unusable,
+            num_training: num_training_rows,
+            num_validation: num_validation_rows,
+            max_len,
+            validation_share: training.validation_share,
+        });
+    }
+
+    // Without autodiff, whatever the caller's device: hidden states are constants.
+    let target = target.valid();
+    let device = target.device();
+    let settings = BatchSettings {
+        seed,
+        batch_size: training.batch_size,
+        gradient_accumulation: training.gradient_accumulation,
+    };
+    let lm_head = LmHead::of(&target);
+    let source =
+        |rows| AdapterSource { target: target.clone(), lm_head: lm_head.clone(), exit_layer, rows };
+    let epoch = Arc::new(AtomicU64::new(1));
+    let training_loader = Loader::training(source(split.training), settings, epoch.clone());
+    let validation_loader = Loader::validation(source(split.validation), settings);
+    let (_, steps_an_epoch) = training_loader.size(1);
+
+    let optimiser = Optimiser {
+        learning_rate: training.learning_rate,
+        warm_up_share: training.warm_up_share,
+        weight_decay: training.weight_decay,
+        beta_1: training.beta_1,
+        beta_2: training.beta_2,
+        epsilon: training.epsilon,
+    };
+    let learner = AdapterLearner {
+        adapter: initial_adapter(&config, seed, &device.clone().autodiff()),
+        loss_chunk: training.loss_chunk,
+        max_grad_norm: training.max_grad_norm,
+    };
+    let fit = Fit {
+        training: training_loader,
+        validation: validation_loader,
+        epoch,
+        num_epochs: training.num_epochs,
+        device,
+        checkpoint_dir,
+        label: "self-draft adapter",
+        renderer,
+        interrupter,
+    };
+    let learner = optimiser.learner(learner, steps_an_epoch.saturating_mul(training.num_epochs));
+    let History { best, epochs, num_supervised, num_steps, interrupted } = fit.run(learner)?;
+    let (adapter, best) = best.expect("the first epoch is validated, whole or not");
+    let (scores, best_epoch) = (epochs[best].validation, epochs[best].epoch);
+    let mut trained = TrainedAdapter {
+        adapter,
+        config,
+        scores,
+        best_epoch,
+        epochs,
+        interrupted,
+        num_training_rows,
+        num_validation_rows,
+        num_unusable_rows: split.num_unusable,
+        num_tokens: num_supervised,
+        num_steps,
+        duration: start.elapsed(),
+    };
+    trained.config.training = record_of(&trained, training, seed);
+    Ok(trained)
+}
+
+/// An adapter with Kangaroo's first weights, drawn from the seed: linear layers from a normal
+/// distribution of standard deviation 0.02, norms of ones.
+fn initial_adapter(config: &AdapterConfig, seed: u64, device: &Device) -> Adapter {
+    let mut draws = SeededDraws::new(seed, &["adapter"]);
+    // Box and Muller's, of which one number of two is enough. 1 − u is above 0.
+    let draw = move || {
+        let radius = (-2.0 * (1.0 - draws.uniform()).ln()).sqrt();
+        (0.02 * radius * (TAU * draws.uniform()).cos()) as f32
+    };
+    redrawn(config.init(device), Redrawn::Matrices, draw)
+}
+
+/// What `config.json` keeps of the training.
+fn record_of(
+    trained: &TrainedAdapter,
+    training: &AdapterTraining,
+    seed: u64,
+) -> Map<String, Value> {
+    let outcome = [
+        ("seed", json!(seed)),
+        ("num_training_rows", json!(trained.num_training_rows)),
+        ("num_validation_rows", json!(trained.num_validation_rows)),
+        ("num_tokens", json!(trained.num_tokens)),
+        ("num_steps", json!(trained.num_steps)),
+        ("interrupted", json!(trained.interrupted)),
+        ("best_epoch", json!(trained.best_epoch)),
+        ("validation", json!(trained.scores)),
+        ("epochs", json!(trained.epochs)),
+    ];
+    record(training, &["exit_layer"], outcome)
+}
+
+#[cfg(test)]
+mod tests;

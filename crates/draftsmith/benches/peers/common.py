@@ -1,0 +1,103 @@
+"""What the peers' scripts share: the embedded models, prompts and rows, and how a measurement is
+asked for and told."""
+
+import argparse
+import json
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+MOST_THREADS = 2
+ROOT = Path(__file__).resolve().parents[4]
+MODELS = ROOT / "checkpoints" / "tiny"
+RECIPE = tomllib.loads((ROOT / "recipes" / "tiny.toml").read_text())
+
+
+def arguments(**defaults):
+    """`--json`, and one flag a default, named after it and of its type (`False` makes a switch)."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--json", action="store_true", help="one measurement a line of stdin, as JSON")
+    for name, default in defaults.items():
+        flag = "--" + name.replace("_", "-")
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
+
+
+def serve(args, warm_up, work):
+    """Runs `work` once a line of stdin, or, without `--json`, once. `work` returns what it has done,
+    with the number of tokens as `num_tokens`; its seconds are added here."""
+    num_threads = best_threads(warm_up)
+    if not args.json:
+        seconds, done = timed(work)
+        print(f"{done['num_tokens'] / seconds:.0f} tokens/s, threads: {num_threads}")
+        return
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    print(json.dumps({"num_threads": num_threads, **versions}), flush=True)
+    for _ in sys.stdin:
+        seconds, done = timed(work)
+        print(json.dumps({"seconds": seconds, **done}), flush=True)
+
+
+def best_threads(warm_up):
+    """Warms up with each number of threads and stays with the fastest: with steps as small as these
+    a second thread can cost more than it brings, and the peer is to be measured at its best."""
+    seconds = {}
+    for num_threads in range(1, MOST_THREADS + 1):
+        torch.set_num_threads(num_threads)
+        warm_up()
+        seconds[num_threads] = min(timed(warm_up)[0] for _ in range(2))
+    best = min(seconds, key=seconds.get)
+    torch.set_num_threads(best)
+    return best
+
+
+def timed(work):
+    """The seconds that `work` takes, and what it returns."""
+    start = time.perf_counter()
+    done = work()
+    return time.perf_counter() - start, done
+
+
+def load(name):
+    """The embedded model of that name, in float32 and for inference."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def read_prompts(path, num_prompts):
+    """The ids of the first prompts of a file, through the chat template: tensors `[1, seq]`."""
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+    with open(path) as file:
+        records = [json.loads(line) for line, _ in zip(file, range(num_prompts))]
+    prompts = []
+    for record in records:
+        messages = [{"role": "user", "content": record["prompt"]}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        prompts.append(torch.tensor([ids]))
+    return prompts
+
+
+def read_rows(data, columns):
+    """The rows that build-data wrote, as dictionaries of lists."""
+    shards = sorted(Path(data).glob("responses-*.parquet"))
+    return [row for shard in shards for row in pq.read_table(shard, columns=columns).to_pylist()]
+
+
+def pad(sequences):
+    """Sequences of ids, padded on the right: to their left a causal model never sees it.
+    `[batch, seq]`."""
+    tensors = [torch.tensor(ids) for ids in sequences]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)

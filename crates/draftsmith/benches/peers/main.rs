@@ -1,0 +1,227 @@
+//! The same work on the same checkpoints, beside transformers and torch on this machine:
+//! `cargo bench -p draftsmith --bench peers -- --python PATH`. What is compared, and how, is in
+//! `../README.md`.
+//!
+//! Each work is done in turn by us and by them, several times over; a ratio is that of two
+//! neighbours, so that what else the machine does weighs on both.
+
+#[path = "../../src/allocator.rs"]
+mod allocator;
+mod ours;
+mod table;
+mod theirs;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use serde::Deserialize;
+
+use self::ours::Ours;
+use self::table::{Row, print_table};
+use self::theirs::Peer;
+
+/// On either side, at most.
+const NUM_THREADS: usize = 2;
+/// Candidates a round.
+const CANDIDATE_LENGTH: usize = 5;
+/// The adapter's.
+const EXIT_LAYER: usize = 2;
+/// Prompts to decode.
+const NUM_PROMPTS: usize = 12;
+/// Prompts to label: what both can do in seconds, and not too few for two threads to share.
+const NUM_LABEL_PROMPTS: usize = 24;
+/// The share of the processors' time that others may use before a comparison means little: a thread
+/// that waits for one that does not run can make either side many times slower.
+const MOST_BUSY: f64 = 0.05;
+/// Rows of an adapter's epoch.
+const NUM_ADAPTER_ROWS: usize = 128;
+
+/// Our speed beside transformers and torch.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A Python with torch, transformers, safetensors, numpy and pyarrow.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// How often each side does each work.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Only the works whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// What cargo adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Once through a work.
+#[derive(Debug, Clone, Deserialize)]
+struct Measurement {
+    num_tokens: usize,
+    seconds: f64,
+    /// The prompts, where tokens are compared.
+    #[serde(default)]
+    prompt_ids: Vec<Vec<u32>>,
+    /// The answers, where tokens are compared.
+    #[serde(default)]
+    token_ids: Vec<Vec<u32>>,
+}
+
+impl Measurement {
+    fn of(num_tokens: usize, time: Duration) -> Self {
+        let (prompt_ids, token_ids) = (Vec::new(), Vec::new());
+        Self { num_tokens, seconds: time.as_secs_f64(), prompt_ids, token_ids }
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        self.num_tokens as f64 / self.seconds
+    }
+}
+
+/// Something that both can do.
+struct Work {
+    name: &'static str,
+    /// The least ratio that we promise.
+    bar: f64,
+    ours: fn(&Ours) -> Result<Measurement>,
+    script: &'static str,
+    flags: Vec<String>,
+}
+
+fn main() -> Result<()> {
+    // `cargo test --benches` runs benches too, but to see that they start.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    allocator::keep_freed_pages();
+    let arguments = Arguments::parse();
+    let Some(python) = &arguments.python else {
+        eprintln!(
+            "peers: skipped; hint: `cargo bench -p draftsmith --bench peers -- --python PATH`, a \
+             Python with torch, transformers, safetensors, numpy and pyarrow"
+        );
+        return Ok(());
+    };
+    if arguments.rounds == 0 {
+        bail!("`--rounds` is 0, expected 1 or more");
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(NUM_THREADS).build_global()?;
+    let busy_before = busy_share();
+    eprintln!("peers: building the data to train on");
+    let ours = Ours::prepare(NUM_PROMPTS)?;
+    let mut rows = Vec::new();
+    for work in works(ours.data_dir()) {
+        if work.name.contains(&arguments.only) {
+            let row = compare(&work, &ours, python, arguments.rounds);
+            let row = row.with_context(|| work.name)?;
+            eprintln!("peers: {}: ratio {:.2}", work.name, row.ratio());
+            rows.push(row);
+        }
+    }
+    print_table(&rows, arguments.rounds);
+    let busy = busy_before.into_iter().chain(busy_share()).fold(0.0, f64::max);
+    if busy > MOST_BUSY {
+        println!(
+            "The machine had other work ({:.0} % of its processors): these are no results.",
+            busy * 100.0
+        );
+    }
+    Ok(())
+}
+
+fn works(data_dir: &Path) -> Vec<Work> {
+    let flags = |flags: &[(&str, String)]| -> Vec<String> {
+        flags.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]).collect()
+    };
+    let num_prompts = ("num-prompts", NUM_PROMPTS.to_string());
+    let data = ("data", data_dir.display().to_string());
+    let mut assisted =
+        flags(&[num_prompts.clone(), ("candidate-length", CANDIDATE_LENGTH.to_string())]);
+    assisted.push("--assisted".to_owned());
+    vec![
+        Work {
+            name: "plain greedy decoding",
+            bar: 3.0,
+            ours: Ours::plain,
+            script: "decode.py",
+            flags: flags(&[num_prompts]),
+        },
+        Work {
+            name: "speculative greedy decoding",
+            bar: 4.0,
+            ours: Ours::speculative,
+            script: "decode.py",
+            flags: assisted,
+        },
+        Work {
+            name: "labelled responses",
+            bar: 4.0,
+            ours: |ours| ours.label(NUM_LABEL_PROMPTS),
+            script: "label.py",
+            flags: flags(&[("num-prompts", NUM_LABEL_PROMPTS.to_string())]),
+        },
+        Work {
+            name: "head training",
+            bar: 1.2,
+            ours: Ours::train_head,
+            script: "train_head.py",
+            flags: flags(std::slice::from_ref(&data)),
+        },
+        Work {
+            name: "adapter training",
+            bar: 0.8,
+            ours: |ours| ours.train_adapter(NUM_ADAPTER_ROWS),
+            script: "train_adapter.py",
+            flags: flags(&[
+                data,
+                ("num-rows", NUM_ADAPTER_ROWS.to_string()),
+                ("exit-layer", EXIT_LAYER.to_string()),
+            ]),
+        },
+    ]
+}
+
+/// Both sides in turn, each first in every other round.
+fn compare(work: &Work, ours: &Ours, python: &Path, rounds: usize) -> Result<Row> {
+    let mut peer = Peer::start(python, work.script, &work.flags)?;
+    (work.ours)(ours)?;
+    let mut pairs = Vec::with_capacity(rounds);
+    for round in 0..rounds {
+        pairs.push(if round % 2 == 0 {
+            let our = (work.ours)(ours)?;
+            (our, peer.measure()?)
+        } else {
+            let their = peer.measure()?;
+            ((work.ours)(ours)?, their)
+        });
+    }
+    if let Some((_, their)) = pairs.first().filter(|(our, _)| !our.prompt_ids.is_empty())
+        && their.prompt_ids != ours.prompts()
+    {
+        bail!("the two sides encode the prompts differently");
+    }
+    Ok(Row::new(work.name, work.bar, &pairs, &peer.hello))
+}
+
+/// The share of the processors' time that is in use while this waits a second, where the system
+/// tells.
+fn busy_share() -> Option<f64> {
+    let [(busy, all), (later_busy, later_all)] = [Duration::ZERO, Duration::from_secs(1)]
+        .map(|wait| {
+            std::thread::sleep(wait);
+            processor_times()
+        })
+        .map(|times| times.unwrap_or_default());
+    (later_all > all).then(|| (later_busy - busy) as f64 / (later_all - all) as f64)
+}
+
+/// Linux's count of ticks in use, and of all ticks, since it started.
+fn processor_times() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let ticks = text.lines().next()?.split_whitespace().skip(1).map(str::parse);
+    let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
+    // user, nice, system, idle, iowait, irq, softirq, steal; guests' are in the first two.
+    let all = ticks.iter().take(8).sum();
+    Some((all - ticks.get(3)? - ticks.get(4)?, all))
+}

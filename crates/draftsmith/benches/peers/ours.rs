@@ -1,0 +1,242 @@
+//! Our side of each work, in this process; build-data through the binary.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{ChatTemplate, ResponseRow, TextTokenizer, read_dir, read_prompts};
+use draftsmith_decode::{
+    Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
+};
+use draftsmith_model::CausalLm;
+use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
+use draftsmith_train::renderer::SilentRenderer;
+use draftsmith_train::{AdapterTraining, HeadTraining, Interrupter, train_adapter, train_head};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+
+use crate::{CANDIDATE_LENGTH, EXIT_LAYER, Measurement, NUM_THREADS};
+
+/// Held out by the trainers, who do not work without; its time counts as ours, its tokens do not.
+const VALIDATION_SHARE: f64 = 0.05;
+
+/// The embedded pair, prompts to answer and rows to train on.
+pub(crate) struct Ours {
+    root: PathBuf,
+    recipe: toml::Table,
+    seed: u64,
+    target: CausalLm,
+    draft: CausalLm,
+    limits: Limits,
+    prompts: Vec<Vec<u32>>,
+    /// Where the rows are, too, for the scripts.
+    data_dir: PathBuf,
+    rows: Vec<ResponseRow>,
+    scratch: TempDir,
+}
+
+/// What build-data tells of itself.
+#[derive(Deserialize)]
+struct BuiltData {
+    data_dir: PathBuf,
+    num_new_tokens: usize,
+}
+
+impl Ours {
+    /// Loads the pair, encodes the first prompts to be answered, and builds all the recipe's data.
+    pub(crate) fn prepare(num_prompts: usize) -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+        let recipe: toml::Table =
+            toml::from_str(&std::fs::read_to_string(root.join("recipes/tiny.toml"))?)?;
+        let models = root.join("checkpoints/tiny");
+        let load = |name: &str| CausalLm::from_model_dir(&models.join(name), &Device::flex());
+        let (target, draft) = (load("target")?, load("draft")?);
+        let evaluate = recipe.get("evaluate").context("the recipe has `[evaluate]`")?;
+        let limits = Limits {
+            max_new_tokens: number(evaluate, "max_new_tokens")?,
+            eos_token_ids: target.config().eos_token_ids.clone(),
+        };
+        let file =
+            evaluate.get("prompts").and_then(|all| all.get(0)).and_then(|file| file.as_str());
+        let file = file.context("the recipe has prompts to evaluate with")?;
+        let prompts = encode(&models.join("target"), &root.join(file), num_prompts)?;
+        let seed = recipe.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64;
+        let scratch = tempfile::tempdir()?;
+        let (data_dir, rows) = (PathBuf::new(), Vec::new());
+        let mut ours =
+            Self { root, recipe, seed, target, draft, limits, prompts, data_dir, rows, scratch };
+        let (built, _) = ours.build_data(None)?;
+        (ours.rows, _) = read_dir(&built.data_dir)?;
+        ours.data_dir = built.data_dir;
+        Ok(ours)
+    }
+
+    /// Where the rows to train on are.
+    pub(crate) fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// The ids of the prompts.
+    pub(crate) fn prompts(&self) -> &[Vec<u32>] {
+        &self.prompts
+    }
+
+    /// Greedy decoding with the target alone.
+    pub(crate) fn plain(&self) -> Result<Measurement> {
+        let mut target = self.session();
+        let mut draws = SeededDraws::new(self.seed, &["greedy"]);
+        self.decode(|prompt| {
+            let go_on = &mut |_: draftsmith_decode::RoundTokens<'_>| ControlFlow::Continue(());
+            let greedy = &Decoding::Greedy;
+            Ok(decode_plain(&mut target, greedy, prompt, &self.limits, &mut draws, go_on)?)
+        })
+    }
+
+    /// Greedy decoding with the draft, so many candidates a round.
+    pub(crate) fn speculative(&self) -> Result<Measurement> {
+        let mut target = self.session();
+        let vocab_size = self.target.config().vocab_size;
+        let context = self.draft.config().max_position_embeddings;
+        let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context);
+        let mut rule = FixedLength::new(CANDIDATE_LENGTH)?;
+        let mut draws = SeededDraws::new(self.seed, &["greedy"]);
+        self.decode(|prompt| {
+            Ok(decode_speculative(
+                &mut target,
+                &mut draft,
+                &mut rule,
+                &Decoding::Greedy,
+                prompt,
+                &self.limits,
+                &mut draws,
+                &mut |_| ControlFlow::Continue(()),
+            )?)
+        })
+    }
+
+    fn session(&self) -> ModelSession<'_> {
+        ModelSession::new(&self.target, self.target.config().max_position_embeddings, "target")
+    }
+
+    fn decode(
+        &self,
+        mut answer: impl FnMut(&[u32]) -> Result<Generation> + Send,
+    ) -> Result<Measurement> {
+        // On a pooled thread, as the commands decode: a prefill is shared with a second one.
+        rayon::scope(|_| {
+            let begun = Instant::now();
+            let answers: Result<Vec<Vec<u32>>> =
+                self.prompts.iter().map(|prompt| Ok(answer(prompt)?.token_ids)).collect();
+            let (seconds, token_ids) = (begun.elapsed().as_secs_f64(), answers?);
+            let num_tokens = token_ids.iter().map(Vec::len).sum();
+            Ok(Measurement { num_tokens, seconds, token_ids, prompt_ids: self.prompts.clone() })
+        })
+    }
+
+    /// Labelled responses to the first training prompts. What the command costs when there is
+    /// nothing left to do, its start and loading, is taken off.
+    pub(crate) fn label(&self, num_prompts: usize) -> Result<Measurement> {
+        let (built, time) = self.build_data(Some(num_prompts))?;
+        let (_, idle) = self.build_data(Some(num_prompts))?;
+        std::fs::remove_dir_all(&built.data_dir)?;
+        Ok(Measurement::of(built.num_new_tokens, time.saturating_sub(idle)))
+    }
+
+    /// Runs build-data in the scratch directory, on the first prompts or on all.
+    fn build_data(&self, num_prompts: Option<usize>) -> Result<(BuiltData, Duration)> {
+        let path = |path: &str| toml::Value::from(self.root.join(path).display().to_string());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_draftsmith"));
+        command
+            .current_dir(self.scratch.path())
+            .env("RAYON_NUM_THREADS", NUM_THREADS.to_string())
+            .args(["--quiet", "--json", "build-data"])
+            .arg(self.root.join("recipes/tiny.toml"));
+        let mut set = |key: &str, value: toml::Value| {
+            command.args(["--set", &format!("{key}={value}")]);
+        };
+        set("models.target", path("checkpoints/tiny/target"));
+        set("models.draft", path("checkpoints/tiny/draft"));
+        set("data.prompts", vec![path("data/tiny/prompts/train.jsonl")].into());
+        if let Some(num_prompts) = num_prompts {
+            set("name", "label".into());
+            set("data.num_prompts", (num_prompts as i64).into());
+        }
+        let begun = Instant::now();
+        let output = command.output()?;
+        let time = begun.elapsed();
+        if !output.status.success() {
+            bail!("build-data failed: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let mut built: BuiltData = serde_json::from_slice(&output.stdout)?;
+        built.data_dir = self.scratch.path().join(built.data_dir);
+        Ok((built, time))
+    }
+
+    /// An epoch of an acceptance head over all rows.
+    pub(crate) fn train_head(&self) -> Result<Measurement> {
+        let training = HeadTraining {
+            num_epochs: 1,
+            validation_share: VALIDATION_SHARE,
+            ..self.section("head")?
+        };
+        let begun = Instant::now();
+        let trained = train_head(
+            &self.draft,
+            &self.rows,
+            &training,
+            self.seed,
+            &self.scratch.path().join("head-training"),
+            Box::new(SilentRenderer),
+            Interrupter::new(),
+        )?;
+        Ok(Measurement::of(trained.num_labels, begun.elapsed()))
+    }
+
+    /// An epoch of an adapter over the first rows.
+    pub(crate) fn train_adapter(&self, num_rows: usize) -> Result<Measurement> {
+        let training = AdapterTraining {
+            num_epochs: 1,
+            validation_share: VALIDATION_SHARE,
+            ..self.section("adapter")?
+        };
+        let begun = Instant::now();
+        let trained = train_adapter(
+            &self.target,
+            &self.rows[..num_rows.min(self.rows.len())],
+            &training,
+            EXIT_LAYER,
+            self.seed,
+            &self.scratch.path().join("adapter-training"),
+            Box::new(SilentRenderer),
+            Interrupter::new(),
+        )?;
+        Ok(Measurement::of(trained.num_tokens, begun.elapsed()))
+    }
+
+    /// A section of the recipe.
+    fn section<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let section = self.recipe.get(name).cloned();
+        let section = section.with_context(|| format!("the recipe has no `[{name}]`"))?;
+        Ok(section.try_into()?)
+    }
+}
+
+fn number(section: &toml::Value, key: &str) -> Result<usize> {
+    let value = section.get(key).and_then(toml::Value::as_integer);
+    Ok(value.with_context(|| format!("the recipe has no number `{key}`"))?.try_into()?)
+}
+
+/// The ids of a file's first prompts, through the model's chat template.
+fn encode(model: &Path, file: &Path, num_prompts: usize) -> Result<Vec<Vec<u32>>> {
+    let tokenizer = TextTokenizer::from_model_dir(model)?;
+    let template = ChatTemplate::from_model_dir(model)?;
+    read_prompts(file)?
+        .iter()
+        .take(num_prompts)
+        .map(|prompt| Ok(tokenizer.encode_chat(template.as_ref(), &prompt.messages(0, &[]))?))
+        .collect()
+}

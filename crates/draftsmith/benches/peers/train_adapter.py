@@ -1,0 +1,72 @@
+"""Kangaroo's adapter, trained by torch: the frozen target's features, computed afresh at each step,
+and cross-entropy against the target's own distribution."""
+
+import random
+
+import torch
+from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+
+ADAPTER = RECIPE["adapter"]
+
+args = arguments(data=str(ROOT / "data" / "tiny"), num_rows=128, exit_layer=2)
+rows = read_rows(args.data, ["prompt_ids", "response_ids"])[: args.num_rows]
+target = load("target")
+config = target.config
+torch.manual_seed(RECIPE["seed"])
+random.seed(RECIPE["seed"])
+
+
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, layer_idx=0)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, features):
+        positions = torch.arange(features.shape[1])[None]
+        rotary = target.model.rotary_emb(features, positions)
+        attended, _ = self.self_attn(self.input_layernorm(features), rotary, None)
+        return self.norm(features + attended)
+
+
+def loss_of(adapter, batch):
+    """The mean cross-entropy over the positions that a response token follows, and their number."""
+    # Nothing is known of what follows the last token.
+    ids = pad([(row["prompt_ids"] + row["response_ids"])[:-1] for row in batch])
+    speaks = torch.zeros_like(ids, dtype=torch.bool)
+    for row, mask in zip(batch, speaks):
+        start = len(row["prompt_ids"]) - 1
+        mask[start : start + len(row["response_ids"])] = True
+    with torch.no_grad():
+        hidden = target.model(ids, use_cache=False, output_hidden_states=True).hidden_states
+        probs = target.lm_head(hidden[-1][speaks]).softmax(-1)
+    logits = target.lm_head(adapter(hidden[args.exit_layer])[speaks])
+    return nn.functional.cross_entropy(logits, probs), len(probs)
+
+
+def work(num_rows=None):
+    batch_size = ADAPTER["batch_size"]
+    adapter = Adapter()
+    optimizer = torch.optim.AdamW(
+        adapter.parameters(), lr=ADAPTER["learning_rate"], betas=(0.9, 0.95), weight_decay=0.01
+    )
+    epoch = random.sample(rows, num_rows or len(rows))
+    num_tokens = 0
+    batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    for batch in batches:
+        loss, num_labels = loss_of(adapter, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        num_tokens += num_labels
+        loss.item()
+    return {"num_tokens": num_tokens, "loss": loss.item()}
+
+
+serve(args, lambda: work(8), work)

@@ -1,0 +1,75 @@
+"""SpecDec++'s acceptance head, trained by torch: an epoch over the rows of build-data."""
+
+import random
+
+import torch
+from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
+from torch import nn
+
+HEAD = RECIPE["head"]
+
+args = arguments(data=str(ROOT / "data" / "tiny"))
+columns = ["prompt_ids", "response_ids", "draft_ids", "draft_log_prob", "target_log_prob"]
+rows = read_rows(args.data, columns)
+draft = load("draft").model
+hidden_size = draft.config.hidden_size
+torch.manual_seed(RECIPE["seed"])
+random.seed(RECIPE["seed"])
+
+
+class ResBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x):
+        return x + nn.functional.silu(self.linear(x))
+
+
+def mixture(row):
+    """The prompt with Z after it, where the draft speaks in Z, and the labels there."""
+    keeps = torch.rand(len(row["response_ids"])) < HEAD["mixing_ratio"]
+    response, draft_ids = torch.tensor(row["response_ids"]), torch.tensor(row["draft_ids"])
+    mixed = torch.where(keeps, response, draft_ids)
+    log_ratio = torch.tensor(row["target_log_prob"]) - torch.tensor(row["draft_log_prob"])
+    labels = log_ratio.clamp(max=0).exp()[~keeps]
+    positions = len(row["prompt_ids"]) + (~keeps).nonzero()[:, 0]
+    return row["prompt_ids"] + mixed.tolist(), positions, labels
+
+
+def loss_of(head, batch):
+    """The weighted loss of a batch, and its number of labels."""
+    ids, positions, labels = zip(*map(mixture, batch))
+    with torch.no_grad():
+        hidden = draft(pad(ids), use_cache=False).last_hidden_state
+    features = torch.cat([hidden[row, at] for row, at in enumerate(positions)])
+    labels = torch.cat(labels)
+    log_probs = head(features).log_softmax(-1)
+    rejected = HEAD["rejection_weight"] * (1 - labels)
+    loss = -(rejected * log_probs[:, 0] + labels * log_probs[:, 1]).sum()
+    return loss / (rejected + labels).sum(), len(labels)
+
+
+def work(num_rows=None):
+    batch_size, accumulation = HEAD["batch_size"], HEAD["gradient_accumulation"]
+    head = nn.Sequential(*[ResBlock()] * HEAD["num_layers"], nn.Linear(hidden_size, 2))
+    optimizer = torch.optim.AdamW(head.parameters(), lr=HEAD["learning_rate"], weight_decay=0.0)
+    epoch = random.sample(rows, num_rows or len(rows))
+    batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    num_tokens = 0
+    for i in range(0, len(batches), accumulation):
+        step = batches[i : i + accumulation]
+        for batch in step:
+            loss, num_labels = loss_of(head, batch)
+            (loss / len(step)).backward()
+            num_tokens += num_labels
+        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        loss.item()
+    return {"num_tokens": num_tokens, "loss": loss.item()}
+
+
+serve(args, lambda: work(16), work)

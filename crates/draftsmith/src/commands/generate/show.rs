@@ -1,0 +1,114 @@
+//! `--show`: where each token came from, and what each round did.
+//!
+//! Accepted candidates stand as they are (green in colour); the token that the target put in the place
+//! of a rejected candidate is `[corrected]` (yellow), the one it added after a round without a
+//! rejection is `<bonus>` (blue). Without colour the brackets say the same.
+
+use comfy_table::{CellAlignment, Table};
+use draftsmith_decode::RoundTokens;
+use draftsmith_theory::Round;
+
+/// Where a token of the output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A candidate that the target accepted.
+    Accepted,
+    /// The target's own, in the place of a rejected candidate.
+    Corrected,
+    /// The target's own, after every candidate of the round was accepted.
+    Bonus,
+}
+
+/// What the signs and colours mean, in a line.
+pub(super) const LEGEND: &str = "accepted candidates as they are, [corrected] tokens, <bonus> tokens";
+
+/// The origins of a round's kept tokens, in order.
+pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
+    let own =
+        if round.num_accepted < round.num_drafted { Origin::Corrected } else { Origin::Bonus };
+    let origin = |index| if index < round.num_accepted { Origin::Accepted } else { own };
+    (0..round.kept.len()).map(origin).collect()
+}
+
+/// A token's text with its mark: a colour where there may be one, brackets besides.
+pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
+    let (open, close, code) = match origin {
+        Origin::Accepted => ("", "", 32),
+        Origin::Corrected => ("[", "]", 33),
+        Origin::Bonus => ("<", ">", 34),
+    };
+    // White space stays outside the brackets, so that lines break where the text breaks them.
+    let core = text.trim();
+    let (before, after) = match text.find(core) {
+        Some(start) if !core.is_empty() => (&text[..start], &text[start + core.len()..]),
+        _ => (text, ""),
+    };
+    if core.is_empty() {
+        return text.to_owned();
+    }
+    if colour {
+        format!("{before}\u{1b}[{code}m{open}{core}{close}\u{1b}[0m{after}")
+    } else {
+        format!("{before}{open}{core}{close}{after}")
+    }
+}
+
+/// A row a round: candidates, what became of them, and the time.
+pub(super) fn table(rounds: &[Round]) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING).force_no_tty();
+    table.set_header(["round", "drafted", "accepted", "tokens", "draft ms", "verify ms"]);
+    for (number, round) in rounds.iter().enumerate() {
+        let millis = |time: std::time::Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
+        table.add_row([
+            (number + 1).to_string(),
+            round.num_drafted.to_string(),
+            round.num_accepted.to_string(),
+            round.num_tokens().to_string(),
+            millis(round.draft_time),
+            millis(round.verify_time),
+        ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+        column.set_padding((0, 2));
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_token_of_a_round_is_the_targets_own() {
+        let round = |kept, num_drafted, num_accepted| RoundTokens { kept, num_drafted, num_accepted };
+        use Origin::{Accepted, Bonus, Corrected};
+        assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
+        assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);
+        assert_eq!(origins(&round(&[1], 3, 0)), [Corrected]);
+        // Cut at the limit: the target's own token is gone.
+        assert_eq!(origins(&round(&[1, 2], 3, 3)), [Accepted, Accepted]);
+    }
+
+    #[test]
+    fn marks_keep_the_text_and_its_white_space() {
+        assert_eq!(marked(" word", Origin::Accepted, false), " word");
+        assert_eq!(marked(" word", Origin::Corrected, false), " [word]");
+        assert_eq!(marked(".\n", Origin::Bonus, false), "<.>\n");
+        assert_eq!(marked("\n", Origin::Bonus, true), "\n");
+        assert_eq!(marked(" x", Origin::Bonus, true), " \u{1b}[34m<x>\u{1b}[0m");
+    }
+
+    #[test]
+    fn the_table_has_a_line_a_round() {
+        let round = Round { num_drafted: 4, num_accepted: 2, ..Round::default() };
+        let table = table(&[round, round]);
+        assert_eq!(table.lines().count(), 3);
+        assert!(table.lines().all(|line| line.len() <= 80), "{table}");
+        assert_eq!(
+            table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(),
+            ["1", "4", "2", "3", "0.00", "0.00"]
+        );
+    }
+}

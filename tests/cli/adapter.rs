@@ -1,0 +1,159 @@
+//! The road with a self-draft adapter: trained, looked at, decoded with, evaluated; and what bad
+//! input it meets on the way.
+
+use crate::support::{Place, Ran, model};
+
+/// A place with a recipe that trains adapters behind layers 1 and 3, without any draft.
+fn adapter_place() -> Place {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", 40);
+    place.write_prompts("test.jsonl", 3);
+    place.write(
+        "road.toml",
+        format!(
+            "[models]\ntarget = '{}'\n\
+             [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
+             [adapter]\nexit_layer = [1, 3]\nnum_epochs = 1\nlearning_rate = 1e-3\n\
+             validation_share = 0.3\n\
+             [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\n\
+             self_draft_lengths = [1, 4]\nconfidence_thresholds = [0.5]\n",
+            model("target").display()
+        ),
+    );
+    place
+}
+
+fn generate(place: &Place, extra: &[&str]) -> Ran {
+    let target = model("target").display().to_string();
+    let mut arguments = vec!["generate", "--target", &target, "--max-new-tokens", "40"];
+    arguments.extend(["--prompt", "What is 47 + 85? Show the steps."]);
+    arguments.extend(extra);
+    place.run(&arguments)
+}
+
+#[test]
+fn adapters_are_trained_without_a_draft_and_speed_up_nothing_but_the_clock() {
+    let place = adapter_place();
+    let stdout = place.run(&["run", "road.toml"]).ok();
+    for name in ["exit 1, K = 4", "exit 3, K = 1"] {
+        assert!(stdout.contains(name), "{name}: {stdout}");
+    }
+    let results = place.path("checkpoints/road/evaluation/results.json");
+    let rows: Vec<serde_json::Value> =
+        serde_json::from_str(&std::fs::read_to_string(results).unwrap()).unwrap();
+    let pooled: Vec<_> = rows.iter().filter(|row| row["category"] == "all").collect();
+    // Plain, and two lengths and a threshold for each of two exits, greedy and sampled.
+    assert_eq!(pooled.len(), 2 * 7);
+    for row in &rows {
+        let count = |key: &str| row[key].as_u64().unwrap();
+        if row["decoding"] == "greedy" {
+            assert_eq!(row["lossless"], true, "{row}");
+        }
+        assert_eq!(
+            count("num_draft_forwards") + count("num_target_forwards"),
+            count("num_tokens") + count("num_discarded"),
+            "{row}"
+        );
+    }
+    assert!(pooled.iter().any(|row| row["drafter"] == "self_draft_3"));
+
+    // Again: nothing is trained twice; another setting trains again.
+    let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
+    assert_eq!((&again[0]["kept"], &again[1]["kept"]), (&true.into(), &true.into()));
+    let other = ["train-adapter", "road.toml", "--json", "--set", "adapter.learning_rate=2e-3"];
+    assert_eq!(place.run(&other).json()[0]["kept"], false);
+
+    // What came out can be looked at and decoded with.
+    let adapter = "checkpoints/road/adapter/exit-3";
+    let shown = place.run(&["inspect", adapter, "--json"]).json();
+    assert_eq!((&shown["kind"], &shown["exit_layer"]), (&"self-draft adapter".into(), &3.into()));
+    let plain = generate(&place, &["--json"]).json();
+    for extra in [&["--candidate-length", "3"][..], &["--confidence-threshold", "0.6"]] {
+        let mut arguments = vec!["--json", "--adapter", adapter];
+        arguments.extend(extra);
+        let drafted = generate(&place, &arguments).json();
+        assert_eq!(drafted["token_ids"], plain["token_ids"], "{extra:?}");
+        assert!(drafted["rounds"][0]["num_drafted"].as_u64() > Some(0));
+    }
+    let marked = generate(&place, &["--adapter", adapter, "--show"]);
+    assert!(marked.stderr.contains("verify ms") && marked.stderr.contains("[corrected]"));
+    let text = marked.ok();
+    assert!(text.contains('[') || text.contains('<'), "{text}");
+    let unmarked: String = text.chars().filter(|c| !"[]<>".contains(*c)).collect();
+    assert_eq!(unmarked.trim(), plain["text"].as_str().unwrap().trim());
+}
+
+#[test]
+fn adapters_that_do_not_belong_are_refused() {
+    let place = adapter_place();
+    place.run(&["build-data", "road.toml"]).ok();
+    place.run(&["evaluate", "road.toml"]).fails_naming(&["adapter/exit-1", "train-adapter"]);
+    let exits = |layers: &str| format!("adapter.exit_layer={layers}");
+    for layers in ["0", "8", "[2, 9]", "[]", "[2, 2]"] {
+        place
+            .run(&["train-adapter", "road.toml", "--set", &exits(layers)])
+            .fails_naming(&["exit"]);
+    }
+    place
+        .run(&["train-adapter", "road.toml", "--set", "adapter.batch_size=0"])
+        .fails_naming(&["adapter.batch_size"]);
+    place.run(&["train-adapter", "road.toml", "--set", &exits("2")]).ok();
+    let adapter = "checkpoints/road/adapter";
+    generate(&place, &["--adapter", adapter]).ok();
+
+    // Another target of the same shape, one of another shape, and one without a tensor it needs.
+    let other = place.copy_model("target", "other");
+    let config = std::fs::read_to_string(other.join("config.json")).unwrap();
+    std::fs::write(other.join("config.json"), format!("{config}\n")).unwrap();
+    let with = |target: &str| {
+        place.run(&["generate", "--target", target, "--adapter", adapter, "--prompt", "x"])
+    };
+    with("other").fails_naming(&[adapter, "another target"]);
+    let draft = model("draft").display().to_string();
+    with(&draft).fails_naming(&[adapter, "hidden_size"]);
+    let shallow = config.replace("\"num_hidden_layers\": 8", "\"num_hidden_layers\": 9");
+    std::fs::write(other.join("config.json"), shallow).unwrap();
+    with("other").fails_naming(&["model.layers.8."]);
+    let set = ["--set", "models.target=other"];
+    let mut arguments = vec!["train-adapter", "road.toml"];
+    arguments.extend(set);
+    place.run(&arguments).fails_naming(&["another target"]);
+
+    // Its own files, spoilt.
+    let path = place.path(adapter).join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    for (spoilt, named) in [
+        (config.replace("\"exit_layer\": 2", "\"exit_layer\": 8"), "exit_layer"),
+        (config.replace("\"exit_layer\": 2", "\"exit\": 2"), "exit_layer"),
+        (config.replace("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2"), "num_hidden"),
+        ("{".to_owned(), "config.json"),
+    ] {
+        std::fs::write(&path, spoilt).unwrap();
+        generate(&place, &["--adapter", adapter]).fails_naming(&[named]);
+    }
+    std::fs::write(&path, config).unwrap();
+    let weights = place.path(adapter).join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &bytes[..bytes.len() - 9]).unwrap();
+    generate(&place, &["--adapter", adapter]).fails_naming(&["model.safetensors"]);
+    let renamed = String::from_utf8_lossy(&bytes[8..]).contains("layers.0.self_attn.q_proj");
+    assert!(renamed, "Kangaroo's tensor names");
+    let at = bytes.windows(6).position(|window| window == b"q_proj").unwrap();
+    let mut other = bytes.clone();
+    other[at] = b'x';
+    std::fs::write(&weights, other).unwrap();
+    generate(&place, &["--adapter", adapter]).fails_naming(&["q_proj"]);
+    std::fs::write(&weights, bytes).unwrap();
+    generate(&place, &["--adapter", adapter]).ok();
+}
+
+#[test]
+fn flags_of_adapters_that_contradict_each_other_or_are_out_of_range() {
+    let place = Place::new();
+    let draft = model("draft").display().to_string();
+    generate(&place, &["--adapter", "a", "--draft", &draft]).fails_naming(&["--adapter"]);
+    generate(&place, &["--confidence-threshold", "0.5"]).fails_naming(&["--adapter"]);
+    generate(&place, &["--adapter", "a", "--confidence-threshold", "1.5"])
+        .fails_naming(&["--confidence-threshold"]);
+    generate(&place, &["--adapter", "absent"]).fails_naming(&["absent"]);
+}
