@@ -245,11 +245,18 @@ impl CausalLm {
             return host::tensor(logits, [batch, seq, self.config.vocab_size], &device);
         }
         let rows = hidden.reshape([batch * seq, width]);
-        let logits = match &self.lm_head {
-            Some(head) => head.forward(rows),
-            None => rows.matmul(self.embed_tokens.val().transpose()),
-        };
-        logits.reshape([batch, seq, self.config.vocab_size])
+        rows.matmul(self.lm_head_weight()).reshape([batch, seq, self.config.vocab_size])
+    }
+
+    /// The LM head as a matrix, for losses that take it in chunks; it has no bias.
+    ///
+    /// # Shapes
+    /// - output: `[hidden, vocab]`
+    pub fn lm_head_weight(&self) -> Tensor<2> {
+        match &self.lm_head {
+            Some(head) => head.weight.val(),
+            None => self.embed_tokens.val().transpose(),
+        }
     }
 
     /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream

@@ -26,13 +26,9 @@ struct Softmax {
 }
 
 impl LmHead {
-    /// Reads the head of a target that does not record autodiff: a linear map's matrix is what it
-    /// makes of the identity, exactly, whichever of its tensors the target keeps it in.
+    /// The head of a target that does not record autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
-        let hidden_size = target.config().hidden_size;
-        let identity = Tensor::<2>::eye(hidden_size, &target.device());
-        let weight = target.lm_head(identity.unsqueeze());
-        Self { weight: weight.squeeze_dim(0) }
+        Self { weight: target.lm_head_weight() }
     }
 
     fn softmax(&self, hidden: Tensor<2>) -> Softmax {
