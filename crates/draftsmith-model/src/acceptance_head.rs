@@ -15,7 +15,7 @@ use burn::tensor::{Device, Tensor, activation::silu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, read_json};
-use crate::host::{self, Panels};
+use crate::host::{self, Panels, Threads};
 use crate::llama::{linear, pretty, transposed};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
@@ -138,10 +138,10 @@ impl AcceptanceHead {
             let device = hidden.device();
             let (mut x, mut y) = (host::values(hidden), Vec::new());
             for depth in 0..self.num_layers {
-                blocks[stored(depth)].multiply(&x, &mut y);
+                blocks[stored(depth)].multiply(&x, &mut y, Threads::All);
                 host::add_silu(&mut x, &y);
             }
-            output.multiply(&x, &mut y);
+            output.multiply(&x, &mut y, Threads::All);
             return host::tensor(y, [rows, 2], &device);
         }
         let mut x = hidden;

@@ -21,9 +21,10 @@ use std::sync::{Mutex, PoisonError};
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
 use pulp::Arch;
+use rayon::prelude::*;
 
 pub(crate) use attention::{HostAttention, HostLayerCache, Scratch};
-pub(crate) use panels::Panels;
+pub(crate) use panels::{Panels, Threads};
 
 use crate::config::LlamaConfig;
 
@@ -151,6 +152,24 @@ impl HostLayer {
     }
 }
 
+/// Runs layers on whole sequences, one a thread, in place, and forgets their keys and values.
+///
+/// # Shapes
+/// - x: `[batch, seq, hidden]`, one after the other
+pub(crate) fn forward_sequences(layers: &[HostLayer], x: &mut [f32], seq: usize, rope: &RopeTable) {
+    let Some(first) = layers.first() else { return };
+    let attention = &first.attention;
+    let (kv_heads, head_dim) = (attention.num_kv_heads, attention.head_dim);
+    x.par_chunks_mut(seq * attention.norm.gamma.len()).for_each(|x| {
+        let scratch = &mut Scratch::with_threads(Threads::One);
+        // No layer looks at another's keys, so one cache serves all in turn.
+        let mut cache = HostLayerCache::new(kv_heads, head_dim, seq);
+        for layer in layers {
+            layer.forward(x, 0, &mut cache, rope, scratch);
+        }
+    });
+}
+
 /// Runs layers on rows at positions from `start` on, in place; `caches` has one entry a layer.
 ///
 /// Many rows are shared by two threads: one runs the first half through layer after layer, the
@@ -165,7 +184,9 @@ pub(crate) fn forward_layers(
 ) {
     let width = layers[0].attention.norm.gamma.len();
     let num_rows = x.len() / width;
-    if num_rows < ROWS_FOR_TWO || rayon::current_num_threads() < 2 {
+    // Products of large layers are worth sharing one by one, and among more than two.
+    let is_large = layers[0].mlp.gate_up.is_shared();
+    if num_rows < ROWS_FOR_TWO || is_large || rayon::current_num_threads() < 2 {
         let scratch = &mut Scratch::default();
         for (layer, cache) in layers.iter().zip(caches) {
             layer.forward(x, start, cache, rope, scratch);
@@ -178,7 +199,7 @@ pub(crate) fn forward_layers(
     let caches: Vec<Mutex<&mut HostLayerCache>> = caches.into_iter().map(Mutex::new).collect();
     let num_done = AtomicUsize::new(0);
     let run = |x: &mut [f32], start: usize, before: &dyn Fn(usize), after: &dyn Fn(usize)| {
-        let scratch = &mut Scratch::default();
+        let scratch = &mut Scratch::with_threads(Threads::One);
         for (number, (layer, cache)) in layers.iter().zip(&caches).enumerate() {
             before(number);
             let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -235,17 +256,17 @@ impl HostMlp {
 
     /// Adds the MLP of rows to them.
     pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
-        let Scratch { normed, wide, narrow, .. } = scratch;
+        let Scratch { normed, wide, narrow, threads, .. } = scratch;
         vectorized(
             #[inline(always)]
             || steps::rms_norm(x, &self.norm.gamma, self.norm.epsilon, normed),
         );
-        self.gate_up.multiply(normed, wide);
+        self.gate_up.multiply(normed, wide, *threads);
         vectorized(
             #[inline(always)]
             || steps::gated(wide, self.width, normed),
         );
-        self.down.multiply(normed, narrow);
+        self.down.multiply(normed, narrow, *threads);
         vectorized(
             #[inline(always)]
             || steps::add(x, narrow),

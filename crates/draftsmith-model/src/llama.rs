@@ -22,7 +22,9 @@ use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
-use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Scratch};
+use crate::host::{
+    self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Scratch, Threads,
+};
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
 pub(crate) use load::{linear, pretty, read_linear, read_norm, transposed};
@@ -241,7 +243,7 @@ impl CausalLm {
         if let Some(host) = self.host_for(&hidden) {
             let device = hidden.device();
             let mut logits = Vec::new();
-            host.lm_head.multiply(&host::values(hidden), &mut logits);
+            host.lm_head.multiply(&host::values(hidden), &mut logits, Threads::All);
             return host::tensor(logits, [batch, seq, self.config.vocab_size], &device);
         }
         let rows = hidden.reshape([batch * seq, width]);
@@ -289,12 +291,8 @@ impl CausalLm {
         ids: Tensor<2, Int>,
         exit_layer: usize,
     ) -> (Tensor<3>, Tensor<3>) {
-        let positions = Positions::new(&self.rope, 0, ids.dims()[1]);
-        let run = |layers: &[DecoderLayer], hidden: Tensor<3>| {
-            layers.iter().fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
-        };
-        let exit = run(&self.layers[..exit_layer], self.embed(ids));
-        let last = run(&self.layers[exit_layer..], exit.clone());
+        let exit = self.run_layers(0..exit_layer, self.embed(ids));
+        let last = self.run_layers(exit_layer..self.layers.len(), exit.clone());
         (exit, self.final_norm(last))
     }
 
@@ -305,13 +303,22 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let hidden = self.embed(ids);
-        let positions = Positions::new(&self.rope, 0, hidden.dims()[1]);
-        let hidden = self
-            .layers
-            .iter()
-            .fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None));
+        let hidden = self.run_layers(0..self.layers.len(), self.embed(ids));
         self.final_norm(hidden)
+    }
+
+    /// Runs layers over whole sequences, without a cache.
+    fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
+        let [_, seq, _] = hidden.dims();
+        if let Some(host) = self.host.as_deref().filter(|_| seq <= host::MOST_ROWS) {
+            let (shape, device) = (hidden.dims(), hidden.device());
+            let mut x = host::values(hidden);
+            host::forward_sequences(&host.layers[layers], &mut x, seq, &host.rope);
+            return host::tensor(x, shape, &device);
+        }
+        let positions = Positions::new(&self.rope, 0, seq);
+        let layers = self.layers[layers].iter();
+        layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }
 
     /// The host path, where there is one and the rows are few.

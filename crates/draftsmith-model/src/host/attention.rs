@@ -6,7 +6,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::panels::{LINE, Line, Panels, multiply_panel, multiply_panels};
+use super::panels::{LINE, Line, Panels, Threads, multiply_panel, multiply_panels};
 use super::steps::{add, rms_norm, rotate, softmax};
 use super::{HostNorm, RopeTable, vectorized};
 
@@ -41,10 +41,19 @@ pub(crate) struct Scratch {
     pub(super) normed: Vec<f32>,
     pub(super) wide: Vec<f32>,
     pub(super) narrow: Vec<f32>,
+    /// Who may work on the products.
+    pub(super) threads: Threads,
     queries: Vec<f32>,
     scores: Vec<f32>,
     mixed: Vec<f32>,
     heads: Vec<f32>,
+}
+
+impl Scratch {
+    /// Buffers for a forward that so many threads work on.
+    pub(crate) fn with_threads(threads: Threads) -> Self {
+        Self { threads, ..Self::default() }
+    }
 }
 
 impl HostLayerCache {
@@ -128,7 +137,7 @@ impl HostAttention {
     ) {
         self.project(x, scratch);
         Arch::new().dispatch(Attend { attention: self, start, cache, rope, scratch, mixes: true });
-        self.output.multiply(&scratch.heads, &mut scratch.narrow);
+        self.output.multiply(&scratch.heads, &mut scratch.narrow, scratch.threads);
         vectorized(
             #[inline(always)]
             || add(x, &scratch.narrow),
@@ -141,7 +150,7 @@ impl HostAttention {
             #[inline(always)]
             || rms_norm(x, &self.norm.gamma, self.norm.epsilon, &mut scratch.normed),
         );
-        self.qkv.multiply(&scratch.normed, &mut scratch.wide);
+        self.qkv.multiply(&scratch.normed, &mut scratch.wide, scratch.threads);
     }
 }
 

@@ -36,6 +36,17 @@ const PARALLEL_PRODUCTS: usize = 1 << 24;
 #[repr(align(64))]
 pub(crate) struct Line(pub(crate) [f32; LINE]);
 
+/// Who may work on a product.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// As many as it is worth.
+    #[default]
+    All,
+    /// The caller's alone: the others have work of their own, and one of them may be waiting for
+    /// this one, so that it must not pick up other work while it waits.
+    One,
+}
+
 /// A `[in, out]` matrix as panels of [`LINE`] outputs, each `[in, LINE]`, and a bias.
 #[derive(Debug)]
 pub(crate) struct Panels {
@@ -64,18 +75,26 @@ impl Panels {
         Self { lines, inputs, outputs, bias }
     }
 
+    /// Whether even few rows are shared by several threads.
+    pub(super) fn is_shared(&self) -> bool {
+        self.inputs * self.outputs >= PARALLEL_WEIGHTS
+    }
+
     /// `x · weight + bias`, row by row.
     ///
     /// # Shapes
     /// - x: `[rows, in]`, one after the other
     /// - output: `[rows, out]`, written whole
-    pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>) {
+    pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>, threads: Threads) {
         let num_rows = x.len() / self.inputs;
         output.resize(num_rows * self.outputs, 0.0);
-        let num_weights = self.inputs * self.outputs;
-        if num_rows >= 2 * ROWS_A_PASS && num_rows * num_weights >= PARALLEL_PRODUCTS {
+        let num_products = num_rows * self.inputs * self.outputs;
+        if threads == Threads::One {
+            let (inputs, outputs) = (self.inputs, self.outputs);
+            Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
+        } else if num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS {
             self.multiply_row_blocks(x, output);
-        } else if num_weights >= PARALLEL_WEIGHTS {
+        } else if self.is_shared() {
             self.multiply_panel_groups(x, output);
         } else {
             let (inputs, outputs) = (self.inputs, self.outputs);
@@ -317,7 +336,7 @@ mod tests {
             let panels = Panels::pack(&values(weight.clone()), inputs, outputs, None);
             let product = |x: &[f32]| {
                 let mut output = Vec::new();
-                panels.multiply(x, &mut output);
+                panels.multiply(x, &mut output, Threads::All);
                 output
             };
             let all = random(17, inputs);
@@ -342,8 +361,8 @@ mod tests {
         let bias = vec![1.0, -2.0, 0.5];
         let x = values(random(4, 5));
         let (mut without, mut with) = (Vec::new(), Vec::new());
-        Panels::pack(&weight, 5, 3, None).multiply(&x, &mut without);
-        Panels::pack(&weight, 5, 3, Some(bias.clone())).multiply(&x, &mut with);
+        Panels::pack(&weight, 5, 3, None).multiply(&x, &mut without, Threads::All);
+        Panels::pack(&weight, 5, 3, Some(bias.clone())).multiply(&x, &mut with, Threads::One);
         for (i, (with, without)) in with.iter().zip(without).enumerate() {
             assert_eq!(*with, without + bias[i % 3]);
         }

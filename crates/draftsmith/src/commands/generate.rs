@@ -21,9 +21,9 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use crate::cli::GenerateArguments;
+use crate::commands::evaluate::check_adapters_target;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
-use crate::commands::evaluate::check_adapters_target;
 use crate::pair::{Pair, hash_dir};
 use crate::recipe;
 

@@ -68,7 +68,8 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let interrupter = Interrupter::new();
     let watch = Watch::start(console, &interrupter);
-    let renderer = EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
+    let renderer =
+        EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
     let trained = train_head(
         &draft,
         &rows,

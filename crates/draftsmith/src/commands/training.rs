@@ -36,8 +36,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn start(console: &Console, interrupter: &Interrupter) -> Self {
         let done = Arc::new(AtomicBool::new(false));
-        let (flag, console, interrupter) =
-            (done.clone(), console.clone(), interrupter.clone());
+        let (flag, console, interrupter) = (done.clone(), console.clone(), interrupter.clone());
         let thread = thread::spawn(move || {
             while !flag.load(Ordering::SeqCst) {
                 if console.is_interrupted() {

@@ -20,7 +20,8 @@ pub(super) enum Origin {
 }
 
 /// What the signs and colours mean, in a line.
-pub(super) const LEGEND: &str = "accepted candidates as they are, [corrected] tokens, <bonus> tokens";
+pub(super) const LEGEND: &str =
+    "accepted candidates as they are, [corrected] tokens, <bonus> tokens";
 
 /// The origins of a round's kept tokens, in order.
 pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
@@ -82,7 +83,8 @@ mod tests {
 
     #[test]
     fn the_last_token_of_a_round_is_the_targets_own() {
-        let round = |kept, num_drafted, num_accepted| RoundTokens { kept, num_drafted, num_accepted };
+        let round =
+            |kept, num_drafted, num_accepted| RoundTokens { kept, num_drafted, num_accepted };
         use Origin::{Accepted, Bonus, Corrected};
         assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
         assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);

@@ -66,9 +66,7 @@ impl EpochProgress {
     }
 
     fn end_of_epoch(&mut self) {
-        let score = |name: &&str| {
-            self.scores.get(*name).map(|value| format!("{name} {value:.4}"))
-        };
+        let score = |name: &&str| self.scores.get(*name).map(|value| format!("{name} {value:.4}"));
         let scores: Vec<String> = self.told.iter().filter_map(score).collect();
         self.console.note(format!(
             "{}: epoch {}/{}, training loss {}; validation {}",
