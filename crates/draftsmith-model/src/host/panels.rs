@@ -186,7 +186,7 @@ pub(super) fn multiply_panels<S: Simd>(
         let is_whole = lines.len() == PANELS_A_GROUP * inputs;
         match x.len() / inputs {
             1 if is_whole => pass::<S, 1, 4>(simd, x, lines, inputs, (outputs, start), output),
-            2 if is_whole => {
+            2 if is_whole && !inputs.is_multiple_of(ALIASING_INPUTS) => {
                 for (pair, lines) in lines.chunks_exact(2 * inputs).enumerate() {
                     let at = (outputs, start + 2 * pair * LINE);
                     pass::<S, 2, 2>(simd, x, lines, inputs, at, output);
@@ -232,6 +232,10 @@ pub(super) fn multiply_panel<S: Simd>(
 
 /// How far ahead a pass asks for its lines.
 const LINES_AHEAD: usize = 64;
+
+/// Where a panel is a multiple of so many lines long, two rows read one panel at a time: two panels
+/// then lie so far apart that their lines compete for the same places of the cache.
+const ALIASING_INPUTS: usize = 256;
 
 /// Registers of a line that a pass holds sums for: with six rows, as many as there are registers
 /// for where each holds eight values.
