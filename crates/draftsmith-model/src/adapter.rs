@@ -21,7 +21,7 @@ use crate::host::{self, HostAttention, HostNorm, RopeTable, Scratch};
 use crate::kv_cache::KvCache;
 use crate::llama::attention::{Attention, Positions};
 use crate::llama::rope::Rope;
-use crate::llama::{LinearShape, linear, pretty, read_linear, read_norm};
+use crate::llama::{LinearShape, build_from, pretty, read_norm};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
 /// An adapter's shape, and where it came from: `config.json` of an adapter directory.
@@ -285,18 +285,9 @@ impl Adapter {
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
         let llama = &config.llama;
-        let mut failure = None;
-        // The builder of a layer cannot fail, reading can: the first failure is kept and told after.
-        let mut read = |shape: LinearShape| {
-            read_linear("layers.0", &shape, &mut reader, device).unwrap_or_else(|error| {
-                failure.get_or_insert(error);
-                linear(vec![0.0], [1, 1], None, device)
-            })
-        };
-        let self_attn = Attention::new(llama, &mut read);
-        if let Some(error) = failure {
-            return Err(error);
-        }
+        let self_attn = build_from("layers.0", &mut reader, device, |mut linear| {
+            Attention::new(llama, &mut linear)
+        })?;
         let mut norm = |name| read_norm(llama, name, &mut reader, device);
         let input_layernorm = norm("layers.0.input_layernorm.weight")?;
         let norm = norm("norm.weight")?;

@@ -27,7 +27,7 @@ use crate::host::{
 };
 use crate::kv_cache::KvCache;
 use attention::{Attention, Positions};
-pub(crate) use load::{linear, pretty, read_linear, read_norm, transposed};
+pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
 use rope::Rope;
 
 /// A causal language model of the Llama architecture.

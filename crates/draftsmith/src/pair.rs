@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, Message, TextTokenizer};
-use draftsmith_model::{CausalLm, hash_model_dir};
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm, hash_model_dir};
 
 /// Models that belong together.
 #[derive(Debug)]
@@ -46,6 +46,25 @@ impl Pair {
     /// The ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(self.template.as_ref(), messages)?)
+    }
+
+    /// Reads a self-draft adapter, after a check that it was trained for the target at hand (of hash
+    /// `target_hash`), where it says for which.
+    pub(crate) fn read_adapter(
+        &self,
+        dir: &Path,
+        target_hash: &str,
+        device: &Device,
+    ) -> Result<(AdapterConfig, Adapter)> {
+        let (config, adapter) = Adapter::from_dir(dir, self.target.config(), device)?;
+        match &config.target_hash {
+            Some(hash) if hash != target_hash => bail!(
+                "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
+                 {target_hash}): train it again, or point `models.target` at the target it belongs to",
+                dir.display()
+            ),
+            _ => Ok((config, adapter)),
+        }
     }
 
     /// The longest sequence that every model of the pair can read.

@@ -89,12 +89,11 @@ impl Panels {
         let num_rows = x.len() / self.inputs;
         output.resize(num_rows * self.outputs, 0.0);
         let num_products = num_rows * self.inputs * self.outputs;
-        if threads == Threads::One {
-            let (inputs, outputs) = (self.inputs, self.outputs);
-            Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
-        } else if num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS {
+        let may_share = threads == Threads::All;
+        let is_many_rows = num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS;
+        if may_share && is_many_rows {
             self.multiply_row_blocks(x, output);
-        } else if self.is_shared() {
+        } else if may_share && self.is_shared() {
             self.multiply_panel_groups(x, output);
         } else {
             let (inputs, outputs) = (self.inputs, self.outputs);

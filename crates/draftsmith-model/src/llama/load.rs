@@ -139,19 +139,9 @@ fn read_layer(
     device: &Device,
 ) -> Result<DecoderLayer, ModelError> {
     let prefix = format!("model.layers.{number}");
-    // The builder of a layer cannot fail, reading can: the first failure is kept and told after.
-    let mut failure = None;
-    let mut read = |shape: LinearShape| {
-        read_linear(&prefix, &shape, reader, device).unwrap_or_else(|error| {
-            failure.get_or_insert(error);
-            linear(vec![0.0], [1, 1], None, device)
-        })
-    };
-    let self_attn = Attention::new(config, &mut read);
-    let mlp = Mlp::new(config, &mut read);
-    if let Some(error) = failure {
-        return Err(error);
-    }
+    let (self_attn, mlp) = build_from(&prefix, reader, device, |mut linear| {
+        (Attention::new(config, &mut linear), Mlp::new(config, &mut linear))
+    })?;
     let mut norm = |name| read_norm(config, &format!("{prefix}.{name}.weight"), reader, device);
     Ok(DecoderLayer {
         input_layernorm: norm("input_layernorm")?,
@@ -161,7 +151,26 @@ fn read_layer(
     })
 }
 
-pub(crate) fn read_linear(
+/// Builds parts of a layer with the linear layers that `reader` has under `prefix`.
+///
+/// The builder cannot fail, reading can: the first failure is kept and told after.
+pub(crate) fn build_from<T>(
+    prefix: &str,
+    reader: &mut WeightReader,
+    device: &Device,
+    build: impl FnOnce(&mut dyn FnMut(LinearShape) -> Linear) -> T,
+) -> Result<T, ModelError> {
+    let mut failure = None;
+    let built = build(&mut |shape| {
+        read_linear(prefix, &shape, reader, device).unwrap_or_else(|error| {
+            failure.get_or_insert(error);
+            linear(vec![0.0], [1, 1], None, device)
+        })
+    });
+    failure.map_or(Ok(built), Err)
+}
+
+fn read_linear(
     prefix: &str,
     shape: &LinearShape,
     reader: &mut WeightReader,

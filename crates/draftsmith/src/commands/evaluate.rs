@@ -6,7 +6,7 @@ mod measure;
 mod settings;
 mod write;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
@@ -184,8 +184,7 @@ fn read_adapters(
                 dir.display()
             );
         }
-        let (config, adapter) = Adapter::from_dir(&dir, pair.target.config(), device)?;
-        check_adapters_target(&dir, &config, &target_hash)?;
+        let (config, adapter) = pair.read_adapter(&dir, &target_hash, device)?;
         if adapters.iter().any(|other| other.config.exit_layer == config.exit_layer) {
             bail!(
                 "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
@@ -197,22 +196,6 @@ fn read_adapters(
     }
     adapters.sort_by_key(|adapter| adapter.config.exit_layer);
     Ok(adapters)
-}
-
-/// Checks that an adapter was trained for the target at hand, where it says for which.
-pub(crate) fn check_adapters_target(
-    dir: &Path,
-    config: &AdapterConfig,
-    target_hash: &str,
-) -> Result<()> {
-    match &config.target_hash {
-        Some(hash) if hash != target_hash => bail!(
-            "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
-             {target_hash}): train it again, or point `models.target` at the target it belongs to",
-            dir.display()
-        ),
-        _ => Ok(()),
-    }
 }
 
 /// A head and where it came from.

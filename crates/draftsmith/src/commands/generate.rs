@@ -14,14 +14,13 @@ use draftsmith_decode::{
     Generation, Limits, ModelSession, RoundTokens, SelfDraft, SeparateDraft, decode_plain,
     decode_speculative,
 };
-use draftsmith_model::{AcceptanceHead, Adapter};
+use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{
     Bounds, ConfidenceThreshold, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
 };
 use serde::Serialize;
 
 use crate::cli::GenerateArguments;
-use crate::commands::evaluate::check_adapters_target;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::pair::{Pair, hash_dir};
@@ -78,8 +77,8 @@ fn generate(
     };
     let adapter = match &arguments.adapter {
         Some(dir) => {
-            let (config, adapter) = Adapter::from_dir(dir, pair.target.config(), device)?;
-            check_adapters_target(dir, &config, &hash_dir(&arguments.target)?)?;
+            let target_hash = hash_dir(&arguments.target)?;
+            let (config, adapter) = pair.read_adapter(dir, &target_hash, device)?;
             Some((config.exit_layer, adapter))
         }
         None => None,
