@@ -5,12 +5,14 @@
 
 mod error;
 mod features;
+mod record;
 mod round;
 mod self_draft;
 mod separate_draft;
 mod session;
 
 pub use error::DecodeError;
+pub use record::{RecordOptions, record};
 pub use round::{
     Drafted, Drafter, Finish, Generation, Limits, RoundTokens, Target, decode_plain,
     decode_speculative,

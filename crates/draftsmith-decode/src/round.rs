@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, Round, SignalNeeds, StopRule, Trace, Verdict, argmax,
-    verify_greedy, verify_sampled,
+    Decoding, DraftSignals, Draws, Round, RoundEnd, SignalNeeds, StopRule, Trace, Verdict, argmax,
+    largest_prob, verify_greedy, verify_sampled,
 };
 
 use crate::error::DecodeError;
@@ -151,12 +151,13 @@ impl<'a> Sequence<'a> {
     }
 
     /// Appends what a round yielded, cut at an end token or the limit, and tells the observer.
+    /// Returns the number of tokens kept.
     fn keep(
         &mut self,
         yielded: &[u32],
         round: Round,
         observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
-    ) {
+    ) -> usize {
         let is_eos = |id: &u32| self.limits.eos_token_ids.contains(id);
         let upto_eos = yielded.iter().position(is_eos).map(|i| i + 1);
         let num_kept = upto_eos.unwrap_or(yielded.len()).min(self.num_remaining());
@@ -176,6 +177,7 @@ impl<'a> Sequence<'a> {
         } else {
             None
         };
+        num_kept
     }
 
     fn end(self, finish: Finish) -> Generation {
@@ -222,7 +224,7 @@ pub fn decode_plain<T: Target>(
 }
 
 /// Decodes by rounds: the drafter draws candidates until the stop rule, its bounds, an end token
-/// or the limit ends the phase, the target verifies them in one forward, and both roll back to
+/// or the limit ends the phase (a rule may also skip it), the target verifies them in one forward, and both roll back to
 /// what stands.
 ///
 /// The output is the target's: token for token when greedy, in distribution when sampled.
@@ -249,6 +251,7 @@ pub fn decode_speculative<T: Target, D: Drafter<T>>(
     target.begin(prompt)?;
     drafter.begin(target, prompt)?;
     sequence.trace.prefill_time = begun.elapsed();
+    rule.begin_sequence();
     loop {
         if let Some(finish) = sequence.finish {
             return Ok(sequence.end(finish));
@@ -270,7 +273,8 @@ pub fn decode_speculative<T: Target, D: Drafter<T>>(
         yielded.truncate(verdict.num_accepted);
         yielded.push(verdict.next_token);
         sequence.tokens.truncate(confirmed);
-        sequence.keep(&yielded, round, observe);
+        let num_kept = sequence.keep(&yielded, round, observe);
+        rule.end_round(RoundEnd { num_accepted: verdict.num_accepted, num_kept });
         // Each keeps what it has read of the sequence that stands, but for its last token: that
         // is read next, as the first of the next forward.
         target.roll_back(sequence.tokens.len() - 1);
@@ -298,29 +302,41 @@ fn draft_phase<T: Target, D: Drafter<T>>(
     let begun = Instant::now();
     let confirmed = sequence.tokens.len();
     let bounds = rule.bounds();
-    let most = bounds.max.min(sequence.num_remaining() - 1);
     let needs = rule.needs();
     let mut phase =
         DraftPhase { draft_probs: Vec::new(), num_forwards: 0, time: Duration::default() };
     rule.begin_round();
+    let room = sequence.num_remaining() - 1;
+    let most = if rule.skips_drafting() { 0 } else { bounds.max.min(room) };
     for num_candidates in 0..most {
-        let drafted = drafter.draft(target, &sequence.tokens, num_candidates, needs)?;
-        phase.num_forwards += drafted.num_forwards;
+        let Drafted { logits, mut signals, num_forwards } =
+            drafter.draft(target, &sequence.tokens, num_candidates, needs)?;
+        phase.num_forwards += num_forwards;
+        let stops = rule.stops_before_draw(&sequence.tokens[confirmed..], &signals);
+        if stops && num_candidates >= bounds.min {
+            break;
+        }
         let candidate = match decoding {
-            Decoding::Greedy => argmax(&drafted.logits),
+            Decoding::Greedy => argmax(&logits),
             Decoding::Sampled(sampling) => {
-                let probs = sampling.probs(&drafted.logits);
+                let probs = sampling.probs(&logits);
                 let candidate = draws.categorical(&probs) as u32;
                 phase.draft_probs.push(probs);
                 candidate
             }
         };
+        if needs.candidate_prob {
+            signals.candidate_prob = Some(match phase.draft_probs.last() {
+                Some(probs) => probs[candidate as usize],
+                None => largest_prob(&logits),
+            });
+        }
         sequence.tokens.push(candidate);
         // Nothing after an end token can be kept.
         if sequence.limits.eos_token_ids.contains(&candidate) {
             break;
         }
-        let stops = rule.stops(&sequence.tokens[confirmed..], &drafted.signals);
+        let stops = rule.stops(&sequence.tokens[confirmed..], &signals);
         if stops && num_candidates + 1 >= bounds.min {
             break;
         }

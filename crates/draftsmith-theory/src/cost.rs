@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::least_squares::{dot, least_squares};
-use crate::{TheoryError, Trace};
+use crate::{Counts, TheoryError, Trace};
 
 /// One run, usually one prompt under one setting: what was counted, and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -25,17 +25,21 @@ pub struct Observation {
 
 impl From<&Trace> for Observation {
     fn from(trace: &Trace) -> Self {
-        let counts = trace.counts();
-        Self {
-            num_draft_forwards: counts.num_draft_forwards,
-            num_target_forwards: counts.num_target_forwards,
-            num_verified_rows: counts.num_verified_rows(),
-            seconds: trace.decode_time().as_secs_f64(),
-        }
+        Self::new(&trace.counts(), trace.decode_time().as_secs_f64())
     }
 }
 
 impl Observation {
+    /// So many forwards and rows in so many seconds.
+    pub fn new(counts: &Counts, seconds: f64) -> Self {
+        Self {
+            num_draft_forwards: counts.num_draft_forwards,
+            num_target_forwards: counts.num_target_forwards,
+            num_verified_rows: counts.num_verified_rows(),
+            seconds,
+        }
+    }
+
     fn regressors(&self) -> [f64; 3] {
         [self.num_draft_forwards, self.num_target_forwards, self.num_verified_rows]
             .map(|count| count as f64)
@@ -74,6 +78,17 @@ impl CostModel {
     /// Predicted seconds for an observation's counts (Eq. 2.1, and the rows); its own time is not read.
     pub fn seconds(&self, observation: &Observation) -> f64 {
         dot(&self.coefficients(), &observation.regressors())
+    }
+
+    /// Predicted seconds for counts.
+    pub fn seconds_of(&self, counts: &Counts) -> f64 {
+        self.seconds(&Observation::new(counts, 0.0))
+    }
+
+    /// Predicted seconds a kept token, over all of `counts` together. NaN without tokens.
+    pub fn seconds_per_token<'a>(&self, counts: impl IntoIterator<Item = &'a Counts>) -> f64 {
+        let total: Counts = counts.into_iter().copied().sum();
+        self.seconds_of(&total) / total.num_tokens as f64
     }
 
     /// Seconds a kept token (Eq. 2.3): t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.

@@ -28,6 +28,57 @@ pub enum TheoryError {
     /// A stop threshold that is not a probability.
     #[error("stop_threshold must lie between 0 and 1, not `{0}`")]
     StopThreshold(f64),
+    /// A replay of rounds that are longer than what was recorded.
+    #[error(
+        "the rule may draft `{longest}` candidates a round, but `{recorded}` were recorded: \
+         record longer rollouts"
+    )]
+    NotRecorded {
+        /// The rule's greatest number of candidates.
+        longest: usize,
+        /// The greatest number recorded.
+        recorded: usize,
+    },
+    /// A replay of a rule that reads an acceptance head, from recordings without one.
+    #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
+    NoHeadRecorded,
+    /// Nothing to fit a rule to.
+    #[error("no candidate was recorded: there is nothing to fit a rule to")]
+    NothingRecorded,
+    /// A first candidate length outside its bounds.
+    #[error(
+        "initial_length `{initial_length}` must lie within the bounds, `{}` to `{}`",
+        bounds.min, bounds.max
+    )]
+    InitialLength {
+        /// The length asked for.
+        initial_length: usize,
+        /// The bounds given.
+        bounds: crate::Bounds,
+    },
+    /// An entropy threshold that is negative or not a number.
+    #[error("entropy_threshold must be 0 or more and finite, not `{0}`")]
+    EntropyThreshold(f64),
+    /// A scale of the entropy that is not positive.
+    #[error("entropy_scale must be positive and finite, not `{0}`")]
+    EntropyScale(f64),
+    /// An entropy that is never looked at.
+    #[error("check_interval must be at least 1")]
+    CheckInterval,
+    /// A least worth of a draft forward that is negative or not a number.
+    #[error("least_worth must be 0 or more tokens and finite, not `{0}`")]
+    LeastWorth(f64),
+    /// Steps that make no function.
+    #[error(
+        "a step function needs ascending finite edges and one value more than edges, \
+         not `{num_edges}` edges and `{num_values}` values"
+    )]
+    Steps {
+        /// The number of edges given.
+        num_edges: usize,
+        /// The number of values given.
+        num_values: usize,
+    },
     /// A confidence threshold that is not a probability.
     #[error("confidence_threshold must lie between 0 and 1, not `{0}`")]
     ConfidenceThreshold(f64),

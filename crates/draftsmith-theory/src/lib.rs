@@ -8,16 +8,22 @@
 //! | `draws` | the only door randomness enters by, and its seeded form |
 //! | `enumerate` | the other form of `Draws`: every outcome with its exact chance |
 //! | `distribution` | softmax, overlap, entropies |
+//! | `acceptance_bounds` | what KL or entropy tells of the overlap |
 //! | `sampling` | temperature, top-k and top-p, as served (`select`: without sorting) |
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `stop_rule` | when a draft phase ends |
+//! | `threshold_policy` | the stop decision solved exactly for known acceptance levels |
 //! | `trace` | what happened in each round, and the rates that follow from it |
+//! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
+//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `head_metrics` | how good an acceptance head's predictions are |
 //! | `split` | training or validation, by row id |
 
+mod acceptance_bounds;
+mod cascade;
 mod closed_forms;
 mod cost;
 mod distribution;
@@ -27,13 +33,23 @@ mod error;
 mod head_metrics;
 mod least_squares;
 mod mixing;
+mod replay;
 mod sampling;
 mod select;
 mod split;
 mod stop_rule;
+mod threshold_policy;
 mod trace;
 mod verify;
 
+pub use acceptance_bounds::{
+    BOUNDS_CROSS_AT_NATS, bretagnolle_huber_bound, entropy_overlap_estimate, overlap_lower_bound,
+    pinsker_bound,
+};
+pub use cascade::{
+    DraftProfile, HorizontalPlan, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
+    horizontal_cascade_improvement, step_tokens_generating_function, vertical_cascade_improvement,
+};
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
@@ -42,11 +58,17 @@ pub use enumerate::{Enumerator, enumerate, law};
 pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores};
 pub use mixing::{acceptance_prob, keep_target};
+pub use replay::{
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal,
+};
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
 pub use stop_rule::{
-    Bounds, ConfidenceThreshold, DraftSignals, FixedLength, RejectionThreshold, SignalNeeds,
-    StopRule,
+    AcceptanceSignal, Bounds, CandidateProbThreshold, ConfidenceThreshold, CostOptimal,
+    CostOptimalConfig, DraftSignals, EntropyThreshold, FixedLength, Heuristic, JointConfidence,
+    Oracle, RejectionThreshold, RoundEnd, SignalNeeds, StepFunction, StopRule, StopRuleConfig,
+    largest_prob,
 };
+pub use threshold_policy::{AcceptanceLevel, Assessed, Decision, OptimalPolicy, optimal_stopping};
 pub use trace::{Counts, Round, Trace};
 pub use verify::{Verdict, verify_greedy, verify_sampled};

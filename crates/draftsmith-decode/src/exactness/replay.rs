@@ -1,0 +1,168 @@
+//! The proof that replay says what decoding does: of every rule, with either drafter, greedy count for count and
+//! sampled in law.
+
+use std::ops::ControlFlow;
+
+use draftsmith_theory::{
+    Counts, Decoding, Draws, Oracle, Recordings, SeededDraws, StopRule, enumerate, law,
+};
+
+use super::tables::{Advanced, Advancing, Table};
+use super::{Case, assert_same_law, rules};
+use crate::record::{RecordOptions, record};
+use crate::round::{Drafter, RoundTokens, Target, decode_plain, decode_speculative};
+
+/// The greatest number of candidates that is recorded.
+const MAX_LENGTH: usize = 3;
+
+/// A target and what drafts for it.
+struct Models<'a, T, D> {
+    case: &'a Case,
+    decoding: Decoding,
+    target: T,
+    drafter: D,
+}
+
+impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
+    /// The tokens and counts of a real run.
+    fn decode(&self, rule: &mut dyn StopRule, draws: &mut dyn Draws) -> (Vec<u32>, Counts) {
+        let generation = decode_speculative(
+            &mut self.target.clone(),
+            &mut self.drafter.clone(),
+            rule,
+            &self.decoding,
+            &[0],
+            &self.case.limits,
+            draws,
+            &mut go_on,
+        )
+        .expect("tables do not fail");
+        let counts = generation.trace.counts();
+        (generation.token_ids, counts)
+    }
+
+    /// The target's own tokens, recorded.
+    fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
+        let (limits, target) = (&self.case.limits, &mut self.target.clone());
+        let plain = decode_plain(target, &self.decoding, &[0], limits, draws, &mut go_on)
+            .expect("tables do not fail");
+        let options = RecordOptions {
+            decoding: self.decoding,
+            limits: limits.clone(),
+            max_length: MAX_LENGTH,
+            has_head: true,
+        };
+        let drafter = &mut self.drafter.clone();
+        let recording = record(target, drafter, &options, &[0], &plain.token_ids, draws)
+            .expect("tables do not fail");
+        let recordings = Recordings {
+            max_length: MAX_LENGTH,
+            eos_token_ids: limits.eos_token_ids.clone(),
+            has_head: true,
+            responses: vec![recording],
+        };
+        (plain.token_ids, recordings)
+    }
+
+    fn assert_same_counts(&self) {
+        let unused = &mut SeededDraws::new(0, &["unused"]);
+        let (tokens, recordings) = self.record(unused);
+        for config in rules(MAX_LENGTH) {
+            let decoded = self.decode(&mut *config.init().expect("valid"), unused);
+            let replayed = recordings.replay(&config).expect("recorded").remove(0);
+            assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
+        }
+        let places = &recordings.responses[0].places;
+        let is_mismatch = places.iter().map(|place| place.rollout.is_some()).collect();
+        let decoded = self.decode(&mut Oracle::new(is_mismatch, MAX_LENGTH), unused);
+        assert_eq!(decoded, (tokens, recordings.replay_oracle().remove(0)));
+    }
+
+    /// The joint law of tokens and counts, decoded and replayed.
+    fn assert_same_laws(&self) {
+        let recorded = enumerate(|draws| self.record(draws));
+        for config in rules(MAX_LENGTH) {
+            let decoded = law(enumerate(|draws| {
+                let mut rule = config.init().expect("valid");
+                joint(self.decode(&mut *rule, draws))
+            }));
+            let replayed = law(recorded.iter().map(|((tokens, recordings), prob)| {
+                let counts = recordings.replay(&config).expect("recorded").remove(0);
+                (joint((tokens.clone(), counts)), *prob)
+            }));
+            assert_same_law(&decoded, &replayed);
+        }
+    }
+}
+
+fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// Tokens and, behind them, counts.
+fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
+    let Counts {
+        num_tokens,
+        num_target_forwards,
+        num_draft_forwards,
+        num_drafted,
+        num_accepted,
+        num_discarded,
+    } = counts;
+    tokens.extend(
+        [
+            num_tokens,
+            num_target_forwards,
+            num_draft_forwards,
+            num_drafted,
+            num_accepted,
+            num_discarded,
+        ]
+        .map(|count| count as u32),
+    );
+    tokens
+}
+
+fn separate(case: &Case, decoding: Decoding) -> Models<'_, Table, Table> {
+    Models { case, decoding, target: case.target.clone(), drafter: case.draft.clone() }
+}
+
+fn self_draft(case: &Case, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
+    let target = Advanced { table: case.target.clone(), read: vec![], num_verified: 0 };
+    Models {
+        case,
+        decoding,
+        target,
+        drafter: Advancing { table: case.draft.clone(), read: vec![] },
+    }
+}
+
+#[test]
+fn greedy_replay_is_decoding_count_for_count() {
+    for seed in 0..30 {
+        for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
+            let case = Case::new(3, max_new_tokens, eos, 1000 + seed);
+            separate(&case, Decoding::Greedy).assert_same_counts();
+            self_draft(&case, Decoding::Greedy).assert_same_counts();
+        }
+    }
+}
+
+#[test]
+fn the_context_limits_replay_as_it_limits_decoding() {
+    for seed in 0..10 {
+        let mut case = Case::new(3, 20, Some(2), 1100 + seed);
+        case.draft.context = 9;
+        separate(&case, Decoding::Greedy).assert_same_counts();
+    }
+}
+
+#[test]
+fn sampled_replay_has_the_law_of_decoding() {
+    for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(1))] {
+        let case = Case::new(vocab_size, max_new_tokens, eos, 1200);
+        let decoding = Decoding::Sampled(case.sampling);
+        separate(&case, decoding).assert_same_laws();
+        self_draft(&case, decoding).assert_same_laws();
+    }
+}

@@ -1,0 +1,257 @@
+use super::*;
+use crate::{Draws, enumerate, expected_walltime_improvement, law, overlap, verify_sampled};
+
+// FLAN-T5 drafts of FLAN-T5-XXL. CS-Drafting's Table 1 does not print its inputs: these are the acceptance rates that
+// Leviathan et al. measured for greedy T5, and about the drafts' shares of the target's parameters.
+const SUMMARY_SMALL: DraftProfile = DraftProfile { acceptance_prob: 0.65, cost_ratio: 0.0069 };
+const SUMMARY_BASE: DraftProfile = DraftProfile { acceptance_prob: 0.73, cost_ratio: 0.022 };
+const TRANSLATION_SMALL: DraftProfile = DraftProfile { acceptance_prob: 0.75, cost_ratio: 0.0069 };
+const TRANSLATION_BASE: DraftProfile = DraftProfile { acceptance_prob: 0.80, cost_ratio: 0.022 };
+
+#[track_caller]
+fn close(found: f64, expected: f64) {
+    // Sums of at most a few thousand f64 products, all below 100.
+    assert!((found - expected).abs() < 1e-12 * expected.max(1.0), "{found} != {expected}");
+}
+
+fn free(acceptance_prob: f64) -> DraftProfile {
+    DraftProfile { acceptance_prob, cost_ratio: 0.0 }
+}
+
+/// Tokens one review yields if it accepts candidate i with chance `acceptance_probs[i]`, by the shipped verification.
+fn review(acceptance_probs: &[f64], draws: &mut impl Draws) -> usize {
+    let draft_probs = vec![[1.0, 0.0]; acceptance_probs.len()];
+    let mut target_probs: Vec<_> =
+        acceptance_probs.iter().map(|prob| [*prob, 1.0 - prob]).collect();
+    target_probs.push([1.0, 0.0]);
+    let candidates = vec![0; acceptance_probs.len()];
+    verify_sampled(&candidates, &draft_probs, &target_probs, draws).num_accepted + 1
+}
+
+/// Tokens one round of a vertical cascade yields: n reviewed steps of the draft, then the target's review of them all.
+fn vertical_round(
+    alpha: f64,
+    inner_alpha: f64,
+    num_steps: usize,
+    candidate_length: usize,
+    draws: &mut impl Draws,
+) -> usize {
+    let inner = vec![inner_alpha; candidate_length];
+    let num_candidates = (0..num_steps).map(|_| review(&inner, draws)).sum();
+    review(&vec![alpha; num_candidates], draws)
+}
+
+fn mean(outcomes: Vec<(usize, f64)>) -> f64 {
+    outcomes.into_iter().map(|(tokens, prob)| prob * tokens as f64).sum()
+}
+
+#[test]
+fn the_generating_function_is_that_of_the_enumerated_step() {
+    for (alpha, candidate_length) in [(0.8, 4), (0.25, 6), (0.5, 1), (0.9, 0), (1.0, 3), (0.0, 3)] {
+        let probs = law(enumerate(|draws| review(&vec![alpha; candidate_length], draws)));
+        // Among them αx = 1, where the published quotient is 0/0.
+        for x in [-0.5, 0.0, 0.3, 1.0, 1.1, 1.25, 2.0, 4.0] {
+            let sum: f64 =
+                probs.iter().map(|(tokens, prob)| prob * f64::powi(x, *tokens as i32)).sum();
+            let found = step_tokens_generating_function(alpha, candidate_length, x);
+            // The largest sums, 2^7 and 4^7 over α^k, are compared relative to themselves.
+            assert!((found - sum).abs() < 1e-12 * sum.abs().max(1.0), "{found} != {sum} at {x}");
+            let exponent = candidate_length as i32 + 1;
+            if alpha * x != 1.0 {
+                let quotient =
+                    1.0 + (x - 1.0) * (1.0 - (alpha * x).powi(exponent)) / (1.0 - alpha * x);
+                assert!((found - quotient).abs() < 1e-12 * sum.abs().max(1.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn its_slope_at_one_is_the_expected_tokens() {
+    for (alpha, candidate_length) in [(0.8, 4), (0.25, 6), (0.5, 1), (0.9, 0), (1.0, 3), (0.0, 3)] {
+        let phi = |x| step_tokens_generating_function(alpha, candidate_length, x);
+        assert_eq!(phi(1.0), 1.0);
+        let slope = (phi(1.0 + 1e-5) - phi(1.0 - 1e-5)) / 2e-5;
+        // A central difference: h²·φ‴/6 is below 1e-8 for at most 7 tokens, and so is rounding, 1e-16 / h.
+        assert!((slope - expected_tokens_per_round(alpha, candidate_length)).abs() < 1e-8);
+    }
+}
+
+#[test]
+fn a_vertical_cascade_yields_what_its_enumerated_rounds_do() {
+    for (alpha, inner_alpha) in
+        [(0.8, 0.5), (0.5, 0.8), (0.3, 1.0), (1.0, 0.4), (0.9, 0.0), (0.0, 0.7)]
+    {
+        for (num_steps, candidate_length) in [(0, 3), (1, 3), (2, 2), (3, 1), (4, 0), (3, 3)] {
+            let tokens = mean(enumerate(|draws| {
+                vertical_round(alpha, inner_alpha, num_steps, candidate_length, draws)
+            }));
+            let [draft, inner] = [free(alpha), free(inner_alpha)];
+            close(vertical_cascade_improvement(draft, inner, num_steps, candidate_length), tokens);
+
+            let phi = step_tokens_generating_function(inner_alpha, candidate_length, alpha);
+            let published = (1.0 - alpha * phi.powi(num_steps as i32)) / (1.0 - alpha);
+            if alpha < 1.0 {
+                close(published, tokens);
+            }
+
+            let paid = vertical_cascade_improvement(
+                DraftProfile { cost_ratio: 0.1, ..draft },
+                DraftProfile { cost_ratio: 0.01, ..inner },
+                num_steps,
+                candidate_length,
+            );
+            let cost = 1.0 + 0.1 * num_steps as f64 + 0.01 * (num_steps * candidate_length) as f64;
+            close(paid, tokens / cost);
+        }
+    }
+}
+
+#[test]
+fn the_argument_and_the_parameter_are_not_to_be_swapped() {
+    let right = vertical_cascade_improvement(free(0.8), free(0.5), 3, 2);
+    let swapped_phi = step_tokens_generating_function(0.8, 2, 0.5);
+    let swapped = (1.0 - 0.8 * swapped_phi.powi(3)) / (1.0 - 0.8);
+    assert!((right - swapped).abs() > 0.5, "{right} and {swapped} would tell which is meant");
+}
+
+#[test]
+fn a_step_without_candidates_is_one_forward_of_the_draft() {
+    for draft in [SUMMARY_SMALL, SUMMARY_BASE, TRANSLATION_BASE] {
+        for num_steps in 0..12 {
+            let plain =
+                expected_walltime_improvement(draft.acceptance_prob, num_steps, draft.cost_ratio);
+            close(vertical_cascade_improvement(draft, SUMMARY_SMALL, num_steps, 0), plain);
+            let candidate_drafts = std::iter::repeat_n(draft, num_steps);
+            close(horizontal_cascade_improvement(candidate_drafts), plain);
+        }
+    }
+}
+
+#[test]
+fn a_free_inner_draft_never_hurts() {
+    // φ(α) < α wherever the inner draft is ever right, so a statistical draft under a neural one can only help.
+    for alpha in [0.1, 0.5, 0.9] {
+        for inner_alpha in [0.0, 0.05, 0.5, 1.0] {
+            for num_steps in 1..6 {
+                let draft = DraftProfile { acceptance_prob: alpha, cost_ratio: 0.05 };
+                let with = vertical_cascade_improvement(draft, free(inner_alpha), num_steps, 4);
+                let without = vertical_cascade_improvement(draft, free(inner_alpha), num_steps, 0);
+                assert!(if inner_alpha > 0.0 { with > without } else { with == without });
+            }
+        }
+    }
+}
+
+#[test]
+fn where_the_drafts_agree_the_target_may_too_and_the_formula_falls_short() {
+    // d2 always says 0, d1 says 0 with chance 0.6, the target with chance 0.8: α′ = 0.6, α = 0.6 + 0.2 = 0.8. A
+    // token that d2 got past d1 is one the target is sure to accept, and so is not independent of the step's length.
+    let (d2, d1, target) = ([1.0, 0.0], [0.6, 0.4], [0.8, 0.2]);
+    let tokens = mean(enumerate(|draws| {
+        let mut candidates = Vec::new();
+        for _ in 0..2 {
+            let verdict = verify_sampled(&[0, 0], &[d2; 2], &[d1; 3], draws);
+            candidates.extend(std::iter::repeat_n(0, verdict.num_accepted));
+            candidates.push(verdict.next_token);
+        }
+        let rows = vec![d1; candidates.len()];
+        let target_rows = vec![target; candidates.len() + 1];
+        verify_sampled(&candidates, &rows, &target_rows, draws).num_accepted + 1
+    }));
+    let inner = free(overlap(&d2, &d1));
+    let formula = vertical_cascade_improvement(free(overlap(&d1, &target)), inner, 2, 2);
+    assert!(tokens > formula + 0.05, "{tokens} against {formula}");
+}
+
+#[test]
+fn a_horizontal_cascade_yields_what_its_enumerated_rounds_do() {
+    for alphas in [&[][..], &[0.7], &[0.9, 0.4, 0.6], &[1.0, 0.0, 0.5], &[0.3, 0.8, 0.8, 1.0, 0.2]]
+    {
+        let tokens = mean(enumerate(|draws| review(alphas, draws)));
+        close(horizontal_cascade_improvement(alphas.iter().copied().map(free)), tokens);
+        let paid =
+            alphas.iter().map(|&acceptance_prob| DraftProfile { acceptance_prob, cost_ratio: 0.1 });
+        close(horizontal_cascade_improvement(paid), tokens / (1.0 + 0.1 * alphas.len() as f64));
+    }
+}
+
+#[test]
+fn the_better_draft_goes_first() {
+    let (better, worse) = (free(0.8), free(0.6));
+    assert!(
+        horizontal_cascade_improvement([better, worse])
+            > horizontal_cascade_improvement([worse, better])
+    );
+}
+
+#[test]
+fn table_1_is_the_horizontal_cascade() {
+    // CS-Drafting, Table 1 (simulated): printed to two decimals. The rows of two drafts are the horizontal formula:
+    // the first length is base's, the second small's.
+    let row =
+        |base: DraftProfile, small: DraftProfile, [first, second]: [usize; 2], published: f64| {
+            let drafts = std::iter::repeat_n(base, first).chain(std::iter::repeat_n(small, second));
+            let found = horizontal_cascade_improvement(drafts);
+            assert!((found - published).abs() < 0.005, "{found} != {published}");
+        };
+    row(SUMMARY_BASE, SUMMARY_SMALL, [0, 9], 2.65);
+    row(SUMMARY_BASE, SUMMARY_SMALL, [8, 0], 2.96);
+    row(SUMMARY_BASE, SUMMARY_SMALL, [5, 3], 3.03);
+    row(TRANSLATION_BASE, TRANSLATION_SMALL, [0, 12], 3.61);
+    row(TRANSLATION_BASE, TRANSLATION_SMALL, [11, 0], 3.75);
+    row(TRANSLATION_BASE, TRANSLATION_SMALL, [5, 8], 3.93);
+}
+
+#[test]
+fn table_1_prints_the_best_lengths_but_for_one_row() {
+    let best = |drafts: &[DraftProfile]| best_horizontal_cascade(drafts, 40).candidate_lengths;
+    assert_eq!(best(&[SUMMARY_SMALL]), [9]);
+    assert_eq!(best(&[SUMMARY_BASE]), [8]);
+    assert_eq!(best(&[TRANSLATION_SMALL]), [12]);
+    assert_eq!(best(&[TRANSLATION_BASE]), [11]);
+    assert_eq!(best(&[TRANSLATION_BASE, TRANSLATION_SMALL]), [5, 8]);
+    // Printed are lengths 5 and 3, of 3.027: two more cheap candidates would have been worth 3.044.
+    let summary = best_horizontal_cascade(&[SUMMARY_BASE, SUMMARY_SMALL], 40);
+    assert_eq!(summary.candidate_lengths, [5, 5]);
+    assert!(
+        (summary.improvement - 3.0437).abs() < 5e-5,
+        "{} to four decimals",
+        summary.improvement
+    );
+}
+
+#[test]
+fn plans_are_the_best_of_their_grids() {
+    let plan = best_vertical_cascade(SUMMARY_BASE, SUMMARY_SMALL, 6, 5);
+    for num_steps in 0..=6 {
+        for candidate_length in 0..=5 {
+            assert!(
+                vertical_cascade_improvement(
+                    SUMMARY_BASE,
+                    SUMMARY_SMALL,
+                    num_steps,
+                    candidate_length
+                ) <= plan.improvement
+            );
+        }
+    }
+    let shorter = best_horizontal_cascade(&[SUMMARY_BASE, SUMMARY_SMALL], 6);
+    assert_eq!(shorter.candidate_lengths.iter().sum::<usize>(), 6, "the limit is on all together");
+    assert!(
+        shorter.improvement
+            < best_horizontal_cascade(&[SUMMARY_BASE, SUMMARY_SMALL], 40).improvement
+    );
+}
+
+#[test]
+fn a_draft_that_does_not_pay_is_not_used() {
+    let hopeless = DraftProfile { acceptance_prob: 0.1, cost_ratio: 0.5 };
+    let alone = VerticalPlan { num_steps: 0, candidate_length: 0, improvement: 1.0 };
+    assert_eq!(best_vertical_cascade(hopeless, hopeless, 5, 5), alone);
+    assert_eq!(best_horizontal_cascade(&[hopeless, SUMMARY_BASE], 40).candidate_lengths[0], 0);
+    assert_eq!(
+        best_horizontal_cascade(&[hopeless], 5),
+        HorizontalPlan { candidate_lengths: vec![0], improvement: 1.0 }
+    );
+}

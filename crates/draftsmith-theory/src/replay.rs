@@ -1,0 +1,336 @@
+//! What any stop rule would have done, from recordings alone: no model runs.
+//!
+//! A recording is a response of the target with, at each of its tokens, what the drafter says there: whether its
+//! candidate is the response's token and is accepted, and if not, what it drafts instead and goes on to draft, since a
+//! rule that does not know of the rejection may let it. A round from any accepted prefix is then a walk: along the
+//! response while candidates are accepted, along that rollout from the first one that is not.
+//!
+//! Greedy decoding is replayed exactly, count for count. Sampled decoding is replayed exactly in law: given that the
+//! target's token at a place is x, the candidate there was x and was accepted with chance min(1, q(x)/p(x)), because
+//! that happens with chance min(p(x), q(x)) and x comes out with chance p(x); otherwise the candidate was rejected, and
+//! then its law is (q − p)+, normalised. No place is met twice in one replay, as a candidate or as a rejection, so one
+//! draw of either serves every rule: rules are compared on the same luck.
+
+mod cost_optimal;
+mod steps;
+
+use crate::{
+    Counts, DraftSignals, Oracle, RoundEnd, StopRule, StopRuleConfig, TheoryError, acceptance_prob,
+};
+
+pub use cost_optimal::{CostOptimum, cost_optimal};
+
+/// One candidate as it was drafted, and what is true of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RecordedCandidate {
+    /// The token.
+    pub token_id: u32,
+    /// [`DraftSignals::candidate_prob`].
+    pub candidate_prob: f64,
+    /// [`DraftSignals::confidence`].
+    pub confidence: f64,
+    /// [`DraftSignals::entropy`].
+    pub entropy: f64,
+    /// What the acceptance head says of this candidate, once the draft has read it. None without a head, and of a
+    /// rollout's last candidate, which nobody asks about.
+    pub predicted_acceptance_prob: Option<f64>,
+    /// log q of the candidate under the distribution that acceptance labels are defined by.
+    pub draft_log_prob: f64,
+    /// log p, likewise.
+    pub target_log_prob: f64,
+}
+
+impl RecordedCandidate {
+    /// The label, min(1, p/q): what a perfect acceptance head would predict.
+    pub fn acceptance_prob(&self) -> f64 {
+        f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
+    }
+
+    /// What the drafter tells a rule when this candidate follows `previous`, the round's candidate before it.
+    fn signals(&self, previous: Option<&Self>) -> DraftSignals {
+        DraftSignals {
+            acceptance_prob: previous.and_then(|previous| previous.predicted_acceptance_prob),
+            confidence: Some(self.confidence),
+            candidate_prob: Some(self.candidate_prob),
+            entropy: Some(self.entropy),
+        }
+    }
+}
+
+/// A place in a response.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RecordedPlace {
+    /// The response's token, as a candidate.
+    pub candidate: RecordedCandidate,
+    /// What is drafted instead: a candidate that is rejected, and what follows it. None where the response's token is
+    /// drafted and accepted; also at the last place the limit allows, where nothing is drafted.
+    pub rollout: Option<Vec<RecordedCandidate>>,
+}
+
+/// A response, recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recording {
+    /// The response's tokens, at least one.
+    pub places: Vec<RecordedPlace>,
+    /// The most tokens the response might have had.
+    pub limit: usize,
+}
+
+/// Responses recorded alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recordings {
+    /// The greatest number of candidates a round can be replayed with.
+    pub max_length: usize,
+    /// Tokens that end a response.
+    pub eos_token_ids: Vec<u32>,
+    /// Whether an acceptance head spoke of the candidates.
+    pub has_head: bool,
+    /// The responses.
+    pub responses: Vec<Recording>,
+}
+
+impl Recordings {
+    /// What happens under a rule: counts of each response, in order. As in the round loop, the rule's own rounds stay
+    /// within its bounds.
+    ///
+    /// # Errors
+    /// If the rule's settings are not valid, it may draft longer than was recorded, or it reads an acceptance head
+    /// where there was none.
+    pub fn replay(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
+        let mut rule = config.init()?;
+        let longest = rule.bounds().max;
+        if longest > self.max_length {
+            return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
+        }
+        if config.needs().acceptance_prob && !self.has_head {
+            return Err(TheoryError::NoHeadRecorded);
+        }
+        Ok(self.responses.iter().map(|response| self.replay_one(response, &mut *rule)).collect())
+    }
+
+    /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of sampled recordings it
+    /// knows the luck as well: no rule without that can do as well.
+    pub fn replay_oracle(&self) -> Vec<Counts> {
+        let replay = |response: &Recording| {
+            let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
+            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length))
+        };
+        self.responses.iter().map(replay).collect()
+    }
+
+    /// What the target does alone.
+    pub fn plain(&self) -> Vec<Counts> {
+        let plain = |response: &Recording| Counts {
+            num_tokens: response.places.len(),
+            num_target_forwards: response.places.len(),
+            ..Counts::default()
+        };
+        self.responses.iter().map(plain).collect()
+    }
+
+    /// The same recordings with a perfect acceptance head, one that predicts every candidate's true acceptance
+    /// probability: what a rule gains with it is the most that a head can give that rule.
+    pub fn with_perfect_head(&self) -> Self {
+        let mut recordings = Self { has_head: true, ..self.clone() };
+        for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
+            let rollout = place.rollout.iter_mut().flatten();
+            for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
+                candidate.predicted_acceptance_prob = Some(candidate.acceptance_prob());
+            }
+        }
+        recordings
+    }
+
+    /// The tokens of all responses.
+    pub fn num_tokens(&self) -> usize {
+        self.responses.iter().map(|response| response.places.len()).sum()
+    }
+
+    fn replay_one(&self, response: &Recording, rule: &mut dyn StopRule) -> Counts {
+        let mut counts = Counts { num_tokens: response.places.len(), ..Counts::default() };
+        let mut candidates = Vec::with_capacity(self.max_length);
+        let mut num_kept = 0;
+        rule.begin_sequence();
+        while num_kept < response.places.len() {
+            candidates.clear();
+            let room = response.limit - num_kept - 1;
+            let round = Round { recordings: self, places: &response.places[num_kept..], room };
+            let (num_draft_forwards, num_accepted) = round.draft(rule, &mut candidates);
+            let kept = (num_accepted + 1).min(response.places.len() - num_kept);
+            counts.num_target_forwards += 1;
+            counts.num_draft_forwards += num_draft_forwards;
+            counts.num_drafted += candidates.len();
+            counts.num_accepted += num_accepted;
+            // Candidates rejected, and tokens behind an end token.
+            counts.num_discarded += candidates.len() + 1 - kept;
+            rule.end_round(RoundEnd { num_accepted, num_kept: kept });
+            num_kept += kept;
+        }
+        counts
+    }
+}
+
+/// A draft phase to be replayed.
+struct Round<'a> {
+    recordings: &'a Recordings,
+    /// From the accepted prefix on.
+    places: &'a [RecordedPlace],
+    /// The most candidates that could be kept beside the target's own token.
+    room: usize,
+}
+
+impl Round<'_> {
+    /// Asks the rule as the round loop does. Returns the number of draft forwards, and of accepted candidates.
+    fn draft(&self, rule: &mut dyn StopRule, candidates: &mut Vec<u32>) -> (usize, usize) {
+        let bounds = rule.bounds();
+        rule.begin_round();
+        let most = if rule.skips_drafting() { 0 } else { bounds.max.min(self.room) };
+        let (mut num_forwards, mut num_accepted) = (0, 0);
+        let mut previous = None;
+        // What follows once a candidate is rejected.
+        let mut rollout: Option<std::slice::Iter<'_, RecordedCandidate>> = None;
+        for num_candidates in 0..most {
+            num_forwards += 1;
+            let (candidate, is_accepted) = match &mut rollout {
+                Some(rest) => (rest.next().expect("rollouts go on to an end or the limit"), false),
+                None => {
+                    let place = &self.places[num_candidates];
+                    match &place.rollout {
+                        None => (&place.candidate, true),
+                        Some(candidates) => {
+                            let mut rest = candidates.iter();
+                            let rejected = rest.next().expect("a rollout has a candidate");
+                            rollout = Some(rest);
+                            (rejected, false)
+                        }
+                    }
+                }
+            };
+            let signals = candidate.signals(previous);
+            if rule.stops_before_draw(candidates, &signals) && num_candidates >= bounds.min {
+                break;
+            }
+            candidates.push(candidate.token_id);
+            num_accepted += usize::from(is_accepted);
+            if self.recordings.eos_token_ids.contains(&candidate.token_id) {
+                break;
+            }
+            let stops = rule.stops(candidates, &signals);
+            if stops && num_candidates + 1 >= bounds.min {
+                break;
+            }
+            previous = Some(candidate);
+        }
+        (num_forwards, num_accepted)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod test_recordings;
+
+#[cfg(test)]
+mod tests {
+    use super::test_recordings::random;
+    use super::*;
+    use crate::Bounds;
+
+    fn total(counts: Vec<Counts>) -> Counts {
+        counts.into_iter().sum()
+    }
+
+    fn fixed(candidate_length: usize) -> StopRuleConfig {
+        StopRuleConfig::FixedLength { candidate_length }
+    }
+
+    #[test]
+    fn every_token_comes_out_once_and_forwards_add_up() {
+        let recordings = random(1, 40, 0.7);
+        let bounds = Bounds { min: 1, max: 8 };
+        let mut rules: Vec<StopRuleConfig> = (1..=8).map(fixed).collect();
+        rules.push(StopRuleConfig::Heuristic { initial_length: 3, bounds });
+        for threshold in [0.2, 0.5, 0.9] {
+            rules.push(StopRuleConfig::RejectionThreshold {
+                stop_threshold: threshold,
+                without_lag: false,
+                bounds,
+            });
+            rules.push(StopRuleConfig::JointConfidence { confidence_threshold: threshold, bounds });
+        }
+        for rule in &rules {
+            let counts = total(recordings.replay(rule).expect("replays"));
+            assert_eq!(counts.num_tokens, recordings.num_tokens());
+            counts.check_forward_identity().expect("a forward a candidate");
+            assert!(counts.num_accepted + counts.num_target_forwards >= counts.num_tokens);
+        }
+        let plain = total(recordings.plain());
+        assert_eq!((plain.verification_rate(), plain.discard_rate()), (1.0, 0.0));
+        plain.check_forward_identity().expect("a forward a token");
+    }
+
+    #[test]
+    fn without_lag_the_same_forwards_verify_fewer_rows() {
+        let recordings = random(2, 40, 0.7);
+        let bounds = Bounds { min: 1, max: 8 };
+        let counts = |without_lag| {
+            let rule =
+                StopRuleConfig::RejectionThreshold { stop_threshold: 0.4, without_lag, bounds };
+            total(recordings.replay(&rule).expect("replays"))
+        };
+        let (late, own) = (counts(false), counts(true));
+        assert!(own.num_drafted < own.num_draft_forwards);
+        assert!(own.num_verified_rows() < late.num_verified_rows());
+        assert!(own.discard_rate() < late.discard_rate());
+    }
+
+    #[test]
+    fn longer_rounds_verify_less_often_and_discard_more() {
+        let recordings = random(3, 60, 0.6);
+        let counts: Vec<Counts> =
+            (1..=8).map(|k| total(recordings.replay(&fixed(k)).expect("replays"))).collect();
+        assert!(
+            counts.windows(2).all(|two| two[1].num_target_forwards <= two[0].num_target_forwards)
+        );
+        assert!(counts.windows(2).all(|two| two[1].num_discarded >= two[0].num_discarded));
+    }
+
+    #[test]
+    fn the_oracle_discards_nothing_and_verifies_least() {
+        let recordings = random(4, 40, 0.7);
+        let oracle = total(recordings.replay_oracle());
+        // An accepted end token leaves the target's own token behind it without use.
+        let ends = |response: &&Recording| {
+            let last = response.places.last().expect("a token");
+            last.rollout.is_none() && last.candidate.token_id == recordings.eos_token_ids[0]
+        };
+        let num_behind_the_end = recordings.responses.iter().filter(ends).count();
+        assert!(num_behind_the_end > 0);
+        assert_eq!(oracle.num_discarded, num_behind_the_end);
+        oracle.check_forward_identity().expect("a forward a candidate");
+        let longest = total(recordings.replay(&fixed(8)).expect("replays"));
+        assert!(oracle.num_target_forwards <= longest.num_target_forwards);
+    }
+
+    #[test]
+    fn a_perfect_head_says_what_is_true() {
+        let recordings = random(5, 3, 0.5).with_perfect_head();
+        for place in recordings.responses.iter().flat_map(|response| &response.places) {
+            for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {
+                assert_eq!(candidate.predicted_acceptance_prob, Some(candidate.acceptance_prob()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_recorded_is_refused() {
+        let mut recordings = random(6, 2, 0.5);
+        let refused = recordings.replay(&fixed(9));
+        assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
+        recordings.has_head = false;
+        let rule = StopRuleConfig::RejectionThreshold {
+            stop_threshold: 0.5,
+            without_lag: false,
+            bounds: Bounds { min: 1, max: 4 },
+        };
+        assert_eq!(recordings.replay(&rule), Err(TheoryError::NoHeadRecorded));
+    }
+}

@@ -1,0 +1,205 @@
+//! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token costs.
+
+use super::steps::fit_steps;
+use std::ops::Range;
+
+use super::{RecordedCandidate, RecordedPlace, Recordings};
+use crate::{AcceptanceSignal, Bounds, CostModel, CostOptimalConfig, StopRuleConfig, TheoryError};
+
+/// Steps towards the fixed point; a handful are enough.
+const MOST_STEPS: usize = 30;
+/// Seconds a token that change by less than this share change no decision.
+const CLOSE_ENOUGH: f64 = 1e-9;
+
+/// The rule found, and what a token costs under it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostOptimum {
+    /// The rule, with its estimates and the least worth of a draft forward.
+    pub config: CostOptimalConfig,
+    /// λ: modelled seconds a token on the recordings it was fitted to.
+    pub seconds_per_token: f64,
+}
+
+/// Fits [`CostOptimal`](crate::CostOptimal) that reads `signal` to recordings, where costs are `costs`: how likely
+/// candidates are accepted given the signal, and λ, the seconds a token costs, with which the rule does what λ says.
+/// Of the values met on the way to the fixed point the best is kept.
+///
+/// # Errors
+/// If the recordings are empty or have no head where `signal` is its word, or `bounds` go beyond them.
+pub fn cost_optimal(
+    recordings: &Recordings,
+    signal: AcceptanceSignal,
+    costs: &CostModel,
+    bounds: Bounds,
+) -> Result<CostOptimum, TheoryError> {
+    if signal.needs().acceptance_prob && !recordings.has_head {
+        return Err(TheoryError::NoHeadRecorded);
+    }
+    let fit = |signal_of: &dyn Fn(Place<'_>) -> Option<f64>, outcome| {
+        fit_steps(outcomes(recordings, signal_of, outcome)).ok_or(TheoryError::NothingRecorded)
+    };
+    let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
+    let estimate = fit(&own, 0..1)?;
+    // The head speaks of a candidate once it is read: then one more can be drawn, and a forward brings a second.
+    // Confidence and entropy speak of the candidate that is drawn, and a forward brings the next.
+    let (draw_outlook, outlook, initial_outlook) = match signal {
+        AcceptanceSignal::AcceptanceProb => {
+            let first_two = outcomes(recordings, &|_| Some(0.0), 0..2);
+            let initial = mean(&first_two).ok_or(TheoryError::NothingRecorded)?;
+            (fit(&own, 1..2)?, fit(&own, 1..3)?, initial)
+        }
+        AcceptanceSignal::Confidence | AcceptanceSignal::Entropy => {
+            (estimate.clone(), fit(&own, 1..2)?, 1.0)
+        }
+    };
+
+    let mut seconds_per_token = costs.seconds_per_token(&recordings.plain());
+    let mut best: Option<CostOptimum> = None;
+    for _ in 0..MOST_STEPS {
+        let config = CostOptimalConfig {
+            signal,
+            least_worth: (costs.draft_seconds + costs.row_seconds) / seconds_per_token,
+            least_draw_worth: costs.row_seconds / seconds_per_token,
+            estimate: estimate.clone(),
+            draw_outlook: draw_outlook.clone(),
+            outlook: outlook.clone(),
+            initial_outlook,
+            bounds,
+        };
+        let counts = recordings.replay(&StopRuleConfig::CostOptimal(config.clone()))?;
+        let found = CostOptimum { config, seconds_per_token: costs.seconds_per_token(&counts) };
+        let change = (found.seconds_per_token / seconds_per_token - 1.0).abs();
+        seconds_per_token = found.seconds_per_token;
+        let is_better =
+            best.as_ref().is_none_or(|best| found.seconds_per_token < best.seconds_per_token);
+        best = if is_better { Some(found) } else { best };
+        if change < CLOSE_ENOUGH {
+            break;
+        }
+    }
+    best.ok_or(TheoryError::NothingRecorded)
+}
+
+/// A place whose prefix a round may have accepted.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    /// The response's places at which something is drafted.
+    places: &'a [RecordedPlace],
+    at: usize,
+}
+
+/// Of every place: its signal, with 1 where the candidates at `ahead` places from it are all accepted, else 0. Where
+/// `ahead` begins beyond the place itself, only places whose own candidate is accepted count: the chance is given that.
+fn outcomes(
+    recordings: &Recordings,
+    signal_of: &dyn Fn(Place<'_>) -> Option<f64>,
+    ahead: Range<usize>,
+) -> Vec<(f64, f64)> {
+    let is_accepted = |place: &RecordedPlace| place.rollout.is_none();
+    let mut pairs = Vec::new();
+    for response in &recordings.responses {
+        // Nothing is drafted for the last place the limit allows.
+        let num_drafted = response.places.len().min(response.limit - 1);
+        let places = &response.places[..num_drafted];
+        for at in 0..places.len().saturating_sub(ahead.end - 1) {
+            if !places[at..at + ahead.start].iter().all(is_accepted) {
+                continue;
+            }
+            let all = places[at + ahead.start..at + ahead.end].iter().all(is_accepted);
+            if let Some(signal) = signal_of(Place { places, at }) {
+                pairs.push((signal, f64::from(u8::from(all))));
+            }
+        }
+    }
+    pairs
+}
+
+fn mean(pairs: &[(f64, f64)]) -> Option<f64> {
+    let total: f64 = pairs.iter().map(|(_, outcome)| outcome).sum();
+    (!pairs.is_empty()).then(|| total / pairs.len() as f64)
+}
+
+/// The candidate that is drafted at a place.
+fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
+    place.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&place.candidate)
+}
+
+impl AcceptanceSignal {
+    fn of(self, candidate: &RecordedCandidate) -> Option<f64> {
+        match self {
+            Self::AcceptanceProb => candidate.predicted_acceptance_prob,
+            Self::Confidence => Some(candidate.confidence),
+            Self::Entropy => Some(candidate.entropy),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_recordings::random;
+    use super::*;
+    use crate::Counts;
+
+    const COSTS: CostModel =
+        CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+
+    fn bounds() -> Bounds {
+        Bounds { min: 1, max: 8 }
+    }
+
+    #[test]
+    fn it_beats_every_fixed_length_where_signals_tell_something() {
+        let recordings = random(1, 400, 0.75);
+        let fixed = (1..=8)
+            .map(|candidate_length| {
+                let rule = StopRuleConfig::FixedLength { candidate_length };
+                COSTS.seconds_per_token(&recordings.replay(&rule).expect("replays"))
+            })
+            .fold(f64::INFINITY, f64::min);
+        use AcceptanceSignal::{AcceptanceProb, Confidence, Entropy};
+        for signal in [AcceptanceProb, Confidence, Entropy] {
+            let found = cost_optimal(&recordings, signal, &COSTS, bounds()).expect("fits");
+            assert!(found.seconds_per_token < fixed, "{signal:?}: {found:?} against {fixed}");
+            let again =
+                recordings.replay(&StopRuleConfig::CostOptimal(found.config)).expect("replays");
+            assert_eq!(COSTS.seconds_per_token(&again), found.seconds_per_token);
+        }
+    }
+
+    #[test]
+    fn dearer_drafting_drafts_less() {
+        let recordings = random(2, 100, 0.75);
+        let num_drafted = |draft_seconds| {
+            let costs = CostModel { draft_seconds, ..COSTS };
+            let found = cost_optimal(&recordings, AcceptanceSignal::Confidence, &costs, bounds());
+            let rule = StopRuleConfig::CostOptimal(found.expect("fits").config);
+            let counts: Counts = recordings.replay(&rule).expect("replays").into_iter().sum();
+            counts.num_drafted
+        };
+        let counts = [0.0, 0.005, 0.02, 0.05, 0.1].map(num_drafted);
+        assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+        assert!(counts[0] > counts[4]);
+    }
+
+    #[test]
+    fn dear_rows_leave_free_candidates_undrawn() {
+        let recordings = random(3, 200, 0.7);
+        let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
+        for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {
+            let found = cost_optimal(&recordings, signal, &costs, bounds()).expect("fits");
+            let seconds = |config: CostOptimalConfig| {
+                let rule = StopRuleConfig::CostOptimal(config);
+                costs.seconds_per_token(&recordings.replay(&rule).expect("replays"))
+            };
+            let drawn = CostOptimalConfig { least_draw_worth: 0.0, ..found.config.clone() };
+            assert!(seconds(found.config) < seconds(drawn), "{signal:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_recorded_fits_nothing() {
+        let recordings = Recordings { responses: Vec::new(), ..random(4, 1, 0.5) };
+        let refused = cost_optimal(&recordings, AcceptanceSignal::Entropy, &COSTS, bounds());
+        assert_eq!(refused, Err(TheoryError::NothingRecorded));
+    }
+}

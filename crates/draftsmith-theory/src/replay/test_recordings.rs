@@ -1,0 +1,50 @@
+//! Recordings made up for tests.
+
+use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
+use crate::{Draws, SeededDraws};
+
+/// The token that ends responses short of their limit.
+const END: u32 = 9;
+
+/// Responses of 1 to 40 tokens, each accepted with a chance that changes from place to place around `mean`, and with a
+/// head and a confidence that know something of it.
+pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
+    let max_length = 8;
+    let mut draws = SeededDraws::new(seed, &["recordings"]);
+    let responses = (0..num_responses)
+        .map(|_| {
+            let len = 1 + draws.categorical(&[1.0; 40]);
+            let limit = len + draws.categorical(&[1.0, 1.0]);
+            let places = (0..len)
+                .map(|at| {
+                    let chance = (mean + 0.6 * (draws.uniform() - 0.5)).clamp(0.02, 0.98);
+                    let accepted = draws.bernoulli(chance) || at + 1 == limit;
+                    let rollout = (!accepted).then(|| {
+                        let next = |n| candidate(&mut draws, if n == 0 { chance } else { mean });
+                        (0..max_length).map(next).collect()
+                    });
+                    let mut candidate = candidate(&mut draws, chance);
+                    if at + 1 == len && len < limit {
+                        candidate.token_id = END;
+                    }
+                    RecordedPlace { candidate, rollout }
+                })
+                .collect();
+            Recording { places, limit }
+        })
+        .collect();
+    Recordings { max_length, eos_token_ids: vec![END], has_head: true, responses }
+}
+
+fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {
+    let mut near = || (chance + 0.1 * (draws.uniform() - 0.5)).clamp(0.01, 0.99);
+    RecordedCandidate {
+        token_id: 7,
+        candidate_prob: near(),
+        confidence: near(),
+        entropy: 2.0 * (1.0 - near()),
+        predicted_acceptance_prob: Some(near()),
+        draft_log_prob: -1.0,
+        target_log_prob: -1.0 + chance.ln(),
+    }
+}

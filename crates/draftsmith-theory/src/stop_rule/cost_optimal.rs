@@ -1,0 +1,276 @@
+//! Stopping where another candidate costs more than it is worth.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bounds, DraftSignals, SignalNeeds, StopRule};
+use crate::TheoryError;
+
+/// A function of a signal that is constant between steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "UncheckedSteps")]
+pub struct StepFunction {
+    /// Where one step ends and the next begins, ascending.
+    edges: Vec<f64>,
+    /// One more than edges: the value below the first, between each two, and from the last on.
+    values: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UncheckedSteps {
+    edges: Vec<f64>,
+    values: Vec<f64>,
+}
+
+impl TryFrom<UncheckedSteps> for StepFunction {
+    type Error = TheoryError;
+
+    fn try_from(unchecked: UncheckedSteps) -> Result<Self, TheoryError> {
+        Self::new(unchecked.edges, unchecked.values)
+    }
+}
+
+impl StepFunction {
+    /// A function with `values[0]` below `edges[0]`, `values[i]` from `edges[i - 1]` on.
+    ///
+    /// # Errors
+    /// Unless the edges ascend, there is one value more than edges, and all are finite.
+    pub fn new(edges: Vec<f64>, values: Vec<f64>) -> Result<Self, TheoryError> {
+        let finite = edges.iter().chain(&values).all(|number| number.is_finite());
+        let ascending = edges.windows(2).all(|pair| pair[0] < pair[1]);
+        if finite && ascending && values.len() == edges.len() + 1 {
+            Ok(Self { edges, values })
+        } else {
+            Err(TheoryError::Steps { num_edges: edges.len(), num_values: values.len() })
+        }
+    }
+
+    /// The function that is one value everywhere.
+    ///
+    /// # Errors
+    /// If the value is not finite.
+    pub fn constant(value: f64) -> Result<Self, TheoryError> {
+        Self::new(Vec::new(), vec![value])
+    }
+
+    /// The value at `x`.
+    pub fn at(&self, x: f64) -> f64 {
+        self.values[self.edges.partition_point(|edge| *edge <= x)]
+    }
+}
+
+/// What an estimate of a candidate's acceptance is read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcceptanceSignal {
+    /// The acceptance head, which speaks of a candidate once the draft has read it.
+    AcceptanceProb,
+    /// The draft's confidence where the candidate is drawn.
+    Confidence,
+    /// The draft's entropy where the candidate is drawn.
+    Entropy,
+}
+
+/// Stops where another candidate is not worth what it costs, asked twice: before a draw, which costs a verified row,
+/// and after it, whether to run the draft again for one more, which costs a forward and a row.
+///
+/// A candidate is worth λ, the seconds a token costs, if it and all before it are accepted, since it is a token that
+/// need not be paid for later. So a round goes on while ∏ p̂ · E\[p̂ of what would come\] is at least t_row / λ, or
+/// (t_draft + t_row) / λ. SpecDec++'s Theorem 3.1 says that the best policy compares the chance of a rejection with a
+/// threshold, but not which; this is the one-step look-ahead that says which. λ is a fixed point: what the rule
+/// achieves decides what it should do, so that tuning finds it by replay.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostOptimal {
+    config: CostOptimalConfig,
+    /// ∏ p̂ so far this round.
+    all_accepted_prob: f64,
+    /// The chance that what another forward would bring is accepted, given that all before it is.
+    outlook: f64,
+}
+
+/// What [`CostOptimal`] is made of. Chances are of a candidate's acceptance given that all before it are accepted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostOptimalConfig {
+    /// What is read.
+    pub signal: AcceptanceSignal,
+    /// The least expected number of tokens that a draft forward and a verified row must bring: (t_draft + t_row) / λ.
+    pub least_worth: f64,
+    /// The least that a verified row must: t_row / λ.
+    pub least_draw_worth: f64,
+    /// A candidate's chance, given the signal of it.
+    pub estimate: StepFunction,
+    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its own signal.
+    pub draw_outlook: StepFunction,
+    /// The chance of all candidates up to the one that another forward would bring: two beyond the one that the head
+    /// last spoke of, or one beyond the one whose own signal this is.
+    pub outlook: StepFunction,
+    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence and entropy have.
+    pub initial_outlook: f64,
+    /// The candidate lengths.
+    pub bounds: Bounds,
+}
+
+impl CostOptimal {
+    /// The rule.
+    ///
+    /// # Errors
+    /// If a least worth is negative or not finite, or the bounds are not valid.
+    pub fn new(config: CostOptimalConfig) -> Result<Self, TheoryError> {
+        Bounds::new(config.bounds.min, config.bounds.max)?;
+        for least_worth in [config.least_worth, config.least_draw_worth] {
+            if !(least_worth >= 0.0 && least_worth.is_finite()) {
+                return Err(TheoryError::LeastWorth(least_worth));
+            }
+        }
+        let outlook = config.initial_outlook;
+        Ok(Self { config, all_accepted_prob: 1.0, outlook })
+    }
+
+    /// The signal that is read of `signals`: of the last candidate once it was read, or of the one at hand.
+    fn read(&self, signals: &DraftSignals) -> f64 {
+        let signal = match self.config.signal {
+            AcceptanceSignal::AcceptanceProb => signals.acceptance_prob,
+            AcceptanceSignal::Confidence => signals.confidence,
+            AcceptanceSignal::Entropy => signals.entropy,
+        };
+        signal.expect("a rule is run with what gives the signal it reads")
+    }
+
+    fn takes_in(&mut self, signal: f64) {
+        self.all_accepted_prob *= self.config.estimate.at(signal);
+        self.outlook = self.config.outlook.at(signal);
+    }
+}
+
+impl StopRule for CostOptimal {
+    fn bounds(&self) -> Bounds {
+        self.config.bounds
+    }
+
+    fn begin_round(&mut self) {
+        self.all_accepted_prob = 1.0;
+        self.outlook = self.config.initial_outlook;
+    }
+
+    fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
+        if candidates.is_empty() {
+            return false;
+        }
+        let signal = self.read(signals);
+        if self.config.signal == AcceptanceSignal::AcceptanceProb {
+            self.takes_in(signal);
+        }
+        self.all_accepted_prob * self.config.draw_outlook.at(signal) < self.config.least_draw_worth
+    }
+
+    fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
+        if self.config.signal != AcceptanceSignal::AcceptanceProb {
+            let signal = self.read(signals);
+            self.takes_in(signal);
+        }
+        self.all_accepted_prob * self.outlook < self.config.least_worth
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        self.config.signal.needs()
+    }
+}
+
+impl AcceptanceSignal {
+    /// The signals that are read.
+    pub fn needs(self) -> SignalNeeds {
+        let none = SignalNeeds::default();
+        match self {
+            Self::AcceptanceProb => SignalNeeds { acceptance_prob: true, ..none },
+            Self::Confidence => SignalNeeds { confidence: true, ..none },
+            Self::Entropy => SignalNeeds { entropy: true, ..none },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_rounds::round_length;
+    use super::*;
+
+    fn config(signal: AcceptanceSignal) -> CostOptimalConfig {
+        CostOptimalConfig {
+            signal,
+            least_worth: 0.3,
+            least_draw_worth: 0.1,
+            estimate: StepFunction::new(vec![0.5], vec![0.2, 0.9]).expect("valid"),
+            draw_outlook: StepFunction::new(vec![0.5], vec![0.05, 0.9]).expect("valid"),
+            outlook: StepFunction::constant(0.8).expect("valid"),
+            initial_outlook: 0.7,
+            bounds: Bounds::default(),
+        }
+    }
+
+    fn confident(confidences: &[f64]) -> Vec<DraftSignals> {
+        let heard = |c: &f64| DraftSignals { confidence: Some(*c), ..Default::default() };
+        confidences.iter().map(heard).collect()
+    }
+
+    #[test]
+    fn a_step_function_has_its_value_from_the_edge_on() {
+        let steps = StepFunction::new(vec![0.1, 0.5], vec![1.0, 2.0, 3.0]).expect("valid");
+        let found = [-5.0, 0.0999, 0.1, 0.3, 0.5, 9.0].map(|x| steps.at(x));
+        assert_eq!(found, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+        assert!(StepFunction::new(vec![0.5, 0.5], vec![0.0; 3]).is_err());
+        assert!(StepFunction::new(vec![0.5], vec![0.0]).is_err());
+        assert!(StepFunction::constant(f64::NAN).is_err());
+    }
+
+    fn spoken(acceptance_probs: &[f64]) -> Vec<DraftSignals> {
+        let heard = |p: &f64| DraftSignals { acceptance_prob: Some(*p), ..Default::default() };
+        let mut signals = vec![DraftSignals::default()];
+        signals.extend(acceptance_probs.iter().map(heard));
+        signals
+    }
+
+    fn rule(config: CostOptimalConfig) -> CostOptimal {
+        CostOptimal::new(config).expect("valid")
+    }
+
+    #[test]
+    fn it_goes_on_while_a_candidate_is_worth_its_forward() {
+        let mut confidence = rule(config(AcceptanceSignal::Confidence));
+        // 0.9·0.8 = 0.72, 0.648, …: below 0.3 at the tenth power of 0.9.
+        assert_eq!(round_length(&mut confidence, &confident(&[0.7; 20])), Some(10));
+        let free = CostOptimalConfig {
+            least_worth: 0.0,
+            least_draw_worth: 0.0,
+            ..config(AcceptanceSignal::Confidence)
+        };
+        assert_eq!(round_length(&mut rule(free), &confident(&[0.1; 9])), None);
+    }
+
+    #[test]
+    fn a_candidate_that_is_not_worth_its_row_is_not_drawn() {
+        // The draft is unsure of what it would draw third: 0.81·0.05 tokens for a row.
+        let mut confidence = rule(config(AcceptanceSignal::Confidence));
+        assert_eq!(round_length(&mut confidence, &confident(&[0.7, 0.7, 0.1])), Some(2));
+        let head = config(AcceptanceSignal::AcceptanceProb);
+        // The head finds the second unlikely: 0.18·0.05 tokens.
+        assert_eq!(round_length(&mut rule(head.clone()), &spoken(&[0.9, 0.2])), Some(2));
+        // With rows for nothing the third is drawn, and no fourth.
+        let free_rows = CostOptimalConfig { least_draw_worth: 0.0, ..head };
+        assert_eq!(round_length(&mut rule(free_rows), &spoken(&[0.9, 0.2, 0.9])), Some(3));
+    }
+
+    #[test]
+    fn where_little_is_accepted_a_round_has_one_candidate() {
+        let poor =
+            CostOptimalConfig { initial_outlook: 0.2, ..config(AcceptanceSignal::AcceptanceProb) };
+        assert_eq!(round_length(&mut rule(poor), &spoken(&[0.9])), Some(1));
+    }
+
+    #[test]
+    fn a_worth_must_be_a_number_and_files_are_checked() {
+        for least_worth in [-1.0, f64::NAN, f64::INFINITY] {
+            let config = CostOptimalConfig { least_worth, ..config(AcceptanceSignal::Entropy) };
+            assert!(CostOptimal::new(config).is_err());
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The oracle: what a stop rule could do that knew the answers.
+
+use super::{Bounds, DraftSignals, RoundEnd, StopRule};
+
+/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, and not that one.
+///
+/// It knows the target's greedy response and at which of its positions the draft, having read it, would choose another
+/// token (the lemma's S). So nothing is discarded but the target's own token behind an accepted end token, and the
+/// target runs |S| + 1 times. No rule does better; none that
+/// does not know the future can do as well. Of a response whose end is cut by the limit it is the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Oracle {
+    /// One a response token.
+    is_mismatch: Vec<bool>,
+    bounds: Bounds,
+    /// Response tokens that stand.
+    num_kept: usize,
+}
+
+impl Oracle {
+    /// The rule for one response: `is_mismatch` says of each of its tokens whether the draft's choice there is another.
+    /// Rounds have at most `max_length` candidates.
+    ///
+    /// # Panics
+    /// If `max_length` is 0.
+    pub fn new(is_mismatch: Vec<bool>, max_length: usize) -> Self {
+        let bounds = Bounds::new(1, max_length).expect("a round has room for a candidate");
+        Self { is_mismatch, bounds, num_kept: 0 }
+    }
+
+    /// Whether the candidate after `num_drafted` others would be rejected, or have nothing to stand for.
+    fn rejects(&self, num_drafted: usize) -> bool {
+        self.is_mismatch.get(self.num_kept + num_drafted).copied().unwrap_or(true)
+    }
+}
+
+impl StopRule for Oracle {
+    fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    fn begin_sequence(&mut self) {
+        self.num_kept = 0;
+    }
+
+    fn skips_drafting(&mut self) -> bool {
+        self.rejects(0)
+    }
+
+    fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
+        self.rejects(candidates.len())
+    }
+
+    fn end_round(&mut self, end: RoundEnd) {
+        self.num_kept += end.num_kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_rounds::round_length;
+    use super::*;
+
+    #[test]
+    fn it_drafts_up_to_the_next_mismatch_and_skips_where_that_is_at_once() {
+        let mut rule = Oracle::new(vec![false, false, true, true, false, false], 20);
+        let signals = [DraftSignals::default(); 8];
+        rule.begin_sequence();
+        assert!(!rule.skips_drafting());
+        assert_eq!(round_length(&mut rule, &signals), Some(2));
+        rule.end_round(RoundEnd { num_accepted: 2, num_kept: 3 });
+        assert!(rule.skips_drafting());
+        rule.end_round(RoundEnd { num_accepted: 0, num_kept: 1 });
+        assert_eq!(round_length(&mut rule, &signals), Some(2));
+        rule.begin_sequence();
+        assert_eq!(round_length(&mut rule, &signals), Some(2));
+    }
+}

@@ -1,0 +1,155 @@
+//! SpecDec++: stopping by what an acceptance head predicts.
+
+use super::{Bounds, DraftSignals, SignalNeeds, StopRule, check_probability};
+use crate::TheoryError;
+
+/// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏ p̂, exceeds the
+/// threshold, strictly.
+///
+/// In the paper's form the product runs over the candidates before the last, whose own p̂ is not known yet; its factor
+/// at the first candidate is 1 (the paper's e_0 is undefined), so a round never stops at one candidate of its own
+/// accord. The form [without lag](Self::without_lag) asks once the draft has read the last candidate, and then draws no
+/// further one: the same draft forwards, one verified row fewer, and one candidate that came for free not drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RejectionThreshold {
+    stop_threshold: f64,
+    bounds: Bounds,
+    is_lagged: bool,
+    /// ∏ p̂ so far this round.
+    all_accepted_prob: f64,
+}
+
+impl RejectionThreshold {
+    /// The paper's rule with threshold h = `stop_threshold`; its best is 0.7, within the default bounds.
+    ///
+    /// # Errors
+    /// If `stop_threshold` is not between 0 and 1, or `bounds` are not valid.
+    pub fn new(stop_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
+        check_probability(stop_threshold, TheoryError::StopThreshold)?;
+        let bounds = Bounds::new(bounds.min, bounds.max)?;
+        Ok(Self { stop_threshold, bounds, is_lagged: true, all_accepted_prob: 1.0 })
+    }
+
+    /// The same rule, asked about every candidate before the next is drawn.
+    pub fn without_lag(self) -> Self {
+        Self { is_lagged: false, ..self }
+    }
+
+    fn takes_in(&mut self, signals: &DraftSignals) -> bool {
+        let estimate = signals.acceptance_prob;
+        self.all_accepted_prob *=
+            estimate.expect("a rule that needs an acceptance head is run with one");
+        1.0 - self.all_accepted_prob > self.stop_threshold
+    }
+}
+
+impl StopRule for RejectionThreshold {
+    fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    fn begin_round(&mut self) {
+        self.all_accepted_prob = 1.0;
+    }
+
+    fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
+        self.is_lagged && candidates.len() > 1 && self.takes_in(signals)
+    }
+
+    fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
+        !self.is_lagged && !candidates.is_empty() && self.takes_in(signals)
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_rounds::round_length;
+    use super::*;
+
+    fn threshold(stop_threshold: f64) -> RejectionThreshold {
+        RejectionThreshold::new(stop_threshold, Bounds::default()).expect("a valid threshold")
+    }
+
+    /// The candidate length of a round in which the head says `acceptance_probs` of candidates 1, 2, …
+    fn length(mut rule: RejectionThreshold, acceptance_probs: &[f64]) -> Option<usize> {
+        let mut signals = vec![DraftSignals::default()];
+        let heard = |p: &f64| DraftSignals { acceptance_prob: Some(*p), ..DraftSignals::default() };
+        signals.extend(acceptance_probs.iter().map(heard));
+        round_length(&mut rule, &signals)
+    }
+
+    #[test]
+    fn the_threshold_is_met_by_the_product_one_token_late() {
+        // Candidate 2 brings 1 − p̂₁ = 0.5, candidate 3 brings 1 − p̂₁p̂₂ = 0.75 > 0.7.
+        assert_eq!(length(threshold(0.7), &[0.5, 0.5, 0.5]), Some(3));
+        assert_eq!(length(threshold(0.3), &[0.5, 0.5]), Some(2));
+        assert_eq!(length(threshold(0.7), &[1.0, 1.0, 1.0]), None);
+    }
+
+    #[test]
+    fn without_lag_a_round_is_one_candidate_shorter() {
+        for stop_threshold in [0.1, 0.3, 0.55, 0.7] {
+            for acceptance_probs in [[0.5, 0.5, 0.5], [0.95, 0.2, 0.9], [0.99, 0.98, 0.05]] {
+                let lagged = length(threshold(stop_threshold), &acceptance_probs);
+                let own = length(threshold(stop_threshold).without_lag(), &acceptance_probs);
+                assert_eq!(own, lagged.map(|length| length - 1), "{stop_threshold}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_inequality_is_strict() {
+        assert_eq!(length(threshold(0.5), &[0.5]), None);
+        assert_eq!(length(threshold(0.75), &[0.5, 0.5]), None);
+        assert_eq!(length(threshold(1.0), &[0.0, 0.0]), None);
+        assert_eq!(length(threshold(0.0), &[1.0, 0.999]), Some(3));
+        assert_eq!(length(threshold(0.5).without_lag(), &[0.5]), None);
+    }
+
+    #[test]
+    fn the_first_candidate_never_ends_a_lagged_round_by_threshold() {
+        let mut rule = threshold(0.0);
+        assert!(!rule.stops(&[5], &DraftSignals::default()));
+        // A head may have read the token before the round; it is no candidate and does not count.
+        let read_before = DraftSignals { acceptance_prob: Some(0.0), ..DraftSignals::default() };
+        assert!(!rule.stops(&[5], &read_before));
+        assert!(!rule.without_lag().stops_before_draw(&[], &read_before));
+        assert!(rule.without_lag().stops_before_draw(&[5], &read_before));
+    }
+
+    #[test]
+    fn rounds_do_not_leak_into_each_other() {
+        let mut rule = threshold(0.7);
+        let heard = DraftSignals { acceptance_prob: Some(0.6), ..DraftSignals::default() };
+        let first = round_length(&mut rule, &[heard; 4]);
+        assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+        assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+    }
+
+    #[test]
+    fn a_lower_threshold_never_drafts_longer() {
+        let acceptance_probs = [0.95, 0.8, 0.99, 0.7, 0.6, 0.9, 0.3];
+        let lengths: Vec<usize> = (0..=10)
+            .map(|tenths| threshold(f64::from(tenths) / 10.0))
+            .map(|rule| length(rule, &acceptance_probs).unwrap_or(99))
+            .collect();
+        assert!(lengths.is_sorted(), "{lengths:?}");
+    }
+
+    #[test]
+    fn impossible_settings_are_refused() {
+        for (min, max) in [(0, 5), (0, 0), (6, 5)] {
+            assert_eq!(Bounds::new(min, max), Err(TheoryError::Bounds { min, max }));
+            let refused = RejectionThreshold::new(0.5, Bounds { min, max });
+            assert_eq!(refused, Err(TheoryError::Bounds { min, max }));
+        }
+        for stop_threshold in [-0.1, 1.1, f64::NAN] {
+            assert!(RejectionThreshold::new(stop_threshold, Bounds::default()).is_err());
+        }
+        assert!(threshold(0.5).needs().acceptance_prob);
+    }
+}
