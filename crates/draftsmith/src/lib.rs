@@ -7,6 +7,7 @@ mod answers;
 mod cli;
 mod commands;
 mod console;
+mod decoders;
 mod device;
 mod pair;
 mod progress;
@@ -14,5 +15,6 @@ mod recipe;
 mod report;
 mod results;
 mod table;
+mod trained;
 
 pub use cli::run;

@@ -3,15 +3,19 @@
 //!
 //! Paths are relative to the directory that draftsmith is run in.
 
+mod evaluate;
+mod tune;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
-use draftsmith_theory::{Bounds, Decoding, Sampling};
+use draftsmith_theory::{Decoding, Sampling};
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining};
 use serde::{Deserialize, Serialize};
 
-use crate::results::DecodingName;
+pub(crate) use evaluate::EvaluateRecipe;
+pub(crate) use tune::TuneRecipe;
 
 /// Everything a job is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,6 +35,8 @@ pub(crate) struct Recipe {
     pub(crate) head: Option<HeadTraining>,
     /// Stage train-adapter.
     pub(crate) adapter: Option<AdapterTraining>,
+    /// Stages record and tune.
+    pub(crate) tune: Option<TuneRecipe>,
     /// Stage evaluate.
     pub(crate) evaluate: Option<EvaluateRecipe>,
 }
@@ -85,91 +91,12 @@ pub(crate) enum Responses {
     Existing,
 }
 
-/// What is measured.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct EvaluateRecipe {
-    /// Prompt files, one dataset each, in any of the forms that `data.prompts` may have.
-    pub(crate) prompts: Vec<PathBuf>,
-    /// At most so many prompts of each file, spread evenly over it; all if absent.
-    #[serde(default)]
-    pub(crate) num_prompts: Option<usize>,
-    /// The most new tokens a turn.
-    #[serde(default = "default_max_new_tokens")]
-    pub(crate) max_new_tokens: usize,
-    /// Leave out prompts that do not fit the models' context; an error if false.
-    #[serde(default)]
-    pub(crate) skip_long_prompts: bool,
-    /// Which decodings are measured.
-    #[serde(default = "default_decodings")]
-    pub(crate) decodings: Vec<DecodingName>,
-    /// Temperature of the sampled decoding.
-    #[serde(default = "one")]
-    pub(crate) temperature: f64,
-    /// Nucleus mass of the sampled decoding.
-    #[serde(default = "one")]
-    pub(crate) top_p: f64,
-    /// The fixed candidate lengths K.
-    #[serde(default = "default_candidate_lengths")]
-    pub(crate) candidate_lengths: Vec<usize>,
-    /// The head's stop thresholds h; none where there is no head.
-    #[serde(default = "default_stop_thresholds")]
-    pub(crate) stop_thresholds: Vec<f64>,
-    /// The most candidates a round under the head.
-    #[serde(default = "default_max_candidate_length")]
-    pub(crate) max_candidate_length: usize,
-    /// The head's directory; the one that this recipe trains if absent.
-    #[serde(default)]
-    pub(crate) head: Option<PathBuf>,
-    /// Directories of self-draft adapters; those that this recipe trains if absent.
-    #[serde(default)]
-    pub(crate) adapters: Option<Vec<PathBuf>>,
-    /// The fixed candidate lengths γ of self-drafts; none where there is no adapter.
-    #[serde(default = "default_self_draft_lengths")]
-    pub(crate) self_draft_lengths: Vec<usize>,
-    /// The confidence thresholds η of self-drafts.
-    #[serde(default = "default_confidence_thresholds")]
-    pub(crate) confidence_thresholds: Vec<f64>,
-    /// The most candidates a round of a self-draft under a confidence threshold.
-    #[serde(default = "default_max_self_draft_length")]
-    pub(crate) max_self_draft_length: usize,
-}
-
 fn one() -> f64 {
     1.0
 }
 
 fn default_max_new_tokens() -> usize {
     128
-}
-
-fn default_decodings() -> Vec<DecodingName> {
-    vec![DecodingName::Greedy, DecodingName::Sampled]
-}
-
-fn default_candidate_lengths() -> Vec<usize> {
-    (1..=10).collect()
-}
-
-fn default_stop_thresholds() -> Vec<f64> {
-    vec![0.1, 0.3, 0.5, 0.7, 0.9]
-}
-
-fn default_max_candidate_length() -> usize {
-    20
-}
-
-fn default_self_draft_lengths() -> Vec<usize> {
-    (1..=6).collect()
-}
-
-fn default_confidence_thresholds() -> Vec<f64> {
-    vec![0.2, 0.4, 0.6, 0.8]
-}
-
-/// Kangaroo's γ.
-fn default_max_self_draft_length() -> usize {
-    6
 }
 
 impl Recipe {
@@ -270,6 +197,9 @@ impl Recipe {
         if let Some(adapter) = &self.adapter {
             adapter.validate()?;
         }
+        if let Some(tune) = &self.tune {
+            tune.check()?;
+        }
         if let Some(evaluate) = &self.evaluate {
             evaluate.check()?;
         }
@@ -287,54 +217,6 @@ impl DataRecipe {
 /// Sampling settings with the meaning that temperature 0 has everywhere: greedy.
 pub(crate) fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::Greedy } else { Decoding::Sampled(sampling) }
-}
-
-impl EvaluateRecipe {
-    /// The decoding that a name stands for here.
-    pub(crate) fn decoding(&self, name: DecodingName) -> Decoding {
-        match name {
-            DecodingName::Greedy => Decoding::Greedy,
-            DecodingName::Sampled => Decoding::Sampled(Sampling {
-                temperature: self.temperature,
-                top_p: self.top_p,
-                top_k: None,
-            }),
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
-        require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
-        require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
-        require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
-        require(
-            self.candidate_lengths.iter().all(|k| (1..=256).contains(k)),
-            "evaluate.candidate_lengths",
-            "has a length outside 1 to 256",
-        )?;
-        require(
-            self.stop_thresholds.iter().all(|h| (0.0..=1.0).contains(h)),
-            "evaluate.stop_thresholds",
-            "has a threshold outside 0 to 1",
-        )?;
-        require(
-            self.self_draft_lengths.iter().all(|k| (1..=256).contains(k)),
-            "evaluate.self_draft_lengths",
-            "has a length outside 1 to 256",
-        )?;
-        require(
-            self.confidence_thresholds.iter().all(|eta| (0.0..=1.0).contains(eta)),
-            "evaluate.confidence_thresholds",
-            "has a threshold outside 0 to 1",
-        )?;
-        Bounds::new(1, self.max_self_draft_length)
-            .context("key `evaluate.max_self_draft_length`")?;
-        for name in &self.decodings {
-            self.decoding(*name).validate().context("section `evaluate`")?;
-        }
-        Bounds::new(1, self.max_candidate_length).context("key `evaluate.max_candidate_length`")?;
-        Ok(())
-    }
 }
 
 /// Writes a text file whole or not at all, making its directory.

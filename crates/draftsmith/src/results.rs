@@ -11,6 +11,7 @@
 
 mod group;
 mod names;
+mod replay;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use group::{Group, groups};
 pub(crate) use names::{DecodingName, DrafterName, Road, StopRuleName};
+pub(crate) use replay::{CostSource, Estimate, ReplayGroup, ReplayRow};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, Version,
     summary_to_json,

@@ -8,10 +8,9 @@ mod write;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::Device;
 use draftsmith_data::Prompt;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
@@ -22,10 +21,11 @@ use self::write::write;
 use crate::commands::build_data::{Source, read_sources};
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
-use crate::pair::{Pair, hash_dir};
+use crate::pair::Pair;
 use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::ResultRow;
+use crate::trained::{Trained, adapter_dirs};
 
 /// What an evaluation left behind.
 #[derive(Debug, Serialize)]
@@ -47,11 +47,7 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let sources = read_sources(&evaluate.prompts)?;
-    let adapter_dirs = match &evaluate.adapters {
-        Some(dirs) => dirs.clone(),
-        None => recipe.adapter_dirs().into_iter().map(|(_, dir)| dir).collect(),
-    };
-    if adapter_dirs.is_empty() {
+    if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("evaluate, where there is no adapter,")?;
     }
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
@@ -61,20 +57,12 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
             pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
         }
     }
-    let head = read_head(recipe, evaluate, &pair, device)?;
-    let adapters = read_adapters(recipe, adapter_dirs, &pair, device)?;
-    let exit_layers: Vec<usize> = adapters.iter().map(|a| a.config.exit_layer).collect();
-    let settings = Setting::all(evaluate, pair.draft.is_some(), head.is_some(), &exit_layers);
+    let trained = Trained::read(recipe, evaluate, &pair, device)?;
+    let settings = Setting::all(evaluate, pair.draft.is_some(), &trained);
     let decodings: Vec<Decoding> =
         evaluate.decodings.iter().map(|name| evaluate.decoding(*name)).collect();
 
-    let mut bench = Bench::new(
-        &pair,
-        head.as_ref().map(|h| &h.head),
-        adapters.iter().map(|a| (a.config.exit_layer, &a.adapter)),
-        evaluate.max_new_tokens,
-        recipe.seed,
-    );
+    let mut bench = Bench::new(&pair, &trained, evaluate.max_new_tokens, recipe.seed);
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_runs = num_prompts * settings.len() * decodings.len();
     bench.warm_up(&datasets[0].prompts[0], &decodings, &settings)?;
@@ -96,7 +84,7 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
                         evaluated.add(group, recipe)?;
                         break 'all;
                     }
-                    let measured = bench.run(number, prompt, decoding, *setting)?;
+                    let measured = bench.run(number, prompt, decoding, setting)?;
                     group.add(index, measured, &mut bench)?;
                     progress.advance(1);
                 }
@@ -108,20 +96,20 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let models = Models { pair: &pair, head: head.as_ref(), adapters: &adapters };
+    let models = Models { pair: &pair, trained: &trained };
     let evaluation = write(recipe, evaluate, device, models, &datasets, evaluated, console)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
 /// A prompt file's prompts.
-struct Dataset {
-    name: String,
-    prompts: Vec<Prompt>,
+pub(crate) struct Dataset {
+    pub(crate) name: String,
+    pub(crate) prompts: Vec<Prompt>,
 }
 
 /// Of each file at most `num_prompts` prompts, spread evenly, so that a file sorted by category
 /// gives all of them.
-fn choose_prompts(
+pub(crate) fn choose_prompts(
     evaluate: &EvaluateRecipe,
     sources: Vec<Source>,
     pair: &Pair,
@@ -153,89 +141,5 @@ fn choose_prompts(
 #[derive(Clone, Copy)]
 struct Models<'a> {
     pair: &'a Pair,
-    head: Option<&'a Head>,
-    adapters: &'a [TrainedAdapter],
-}
-
-/// An adapter and where it came from.
-struct TrainedAdapter {
-    adapter: Adapter,
-    config: AdapterConfig,
-    dir: PathBuf,
-}
-
-/// Reads adapters, each of another exit layer and all of this target.
-fn read_adapters(
-    recipe: &Recipe,
-    dirs: Vec<PathBuf>,
-    pair: &Pair,
-    device: &Device,
-) -> Result<Vec<TrainedAdapter>> {
-    if dirs.is_empty() {
-        return Ok(Vec::new());
-    }
-    let target_hash = hash_dir(&recipe.models.target)?;
-    let mut adapters: Vec<TrainedAdapter> = Vec::with_capacity(dirs.len());
-    for dir in dirs {
-        if !dir.join("config.json").is_file() {
-            bail!(
-                "there is no adapter in `{}`; hint: run `draftsmith train-adapter` with this \
-                 recipe first, or set `evaluate.adapters`",
-                dir.display()
-            );
-        }
-        let (config, adapter) = pair.read_adapter(&dir, &target_hash, device)?;
-        if adapters.iter().any(|other| other.config.exit_layer == config.exit_layer) {
-            bail!(
-                "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
-                config.exit_layer,
-                dir.display()
-            );
-        }
-        adapters.push(TrainedAdapter { adapter, config, dir });
-    }
-    adapters.sort_by_key(|adapter| adapter.config.exit_layer);
-    Ok(adapters)
-}
-
-/// A head and where it came from.
-struct Head {
-    head: AcceptanceHead,
-    config: AcceptanceHeadConfig,
-    dir: PathBuf,
-}
-
-/// Reads the head that the recipe names, or trains.
-fn read_head(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    pair: &Pair,
-    device: &Device,
-) -> Result<Option<Head>> {
-    let dir = match (&evaluate.head, &recipe.head) {
-        (Some(dir), _) => dir.clone(),
-        (None, Some(_)) => recipe.head_dir(),
-        (None, None) => return Ok(None),
-    };
-    if !dir.join("config.json").is_file() {
-        bail!(
-            "there is no acceptance head in `{}`; \
-             hint: run `draftsmith train-head` with this recipe first, or set `evaluate.head`",
-            dir.display()
-        );
-    }
-    let Some(draft) = &pair.draft else {
-        bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
-    };
-    let (config, head) = AcceptanceHead::from_dir(&dir, draft.config().hidden_size, device)?;
-    let draft_hash = hash_dir(recipe.need_draft("evaluate")?)?;
-    if config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
-        bail!(
-            "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}): \
-             train it again, or point `models.draft` at the draft it belongs to",
-            dir.display(),
-            config.draft_hash.unwrap_or_default()
-        );
-    }
-    Ok(Some(Head { head, config, dir }))
+    trained: &'a Trained,
 }

@@ -48,9 +48,10 @@ impl Look {
             (Some(Road::SeparateDraft), FixedLength) => ("draft fixed", Shape::Circle),
             (Some(Road::SeparateDraft), RejectionThreshold) => ("draft head", DIAMOND),
             (Some(Road::SeparateDraft), ConfidenceThreshold) => ("draft confidence", UP),
+            (Some(Road::SeparateDraft), _) => ("draft confidence", UP),
             (Some(Road::SelfDraft), FixedLength) => ("self fixed", SQUARE),
             (Some(Road::SelfDraft), RejectionThreshold) => ("self head", RIGHT),
-            (Some(Road::SelfDraft), ConfidenceThreshold) => ("self confidence", DOWN),
+            (Some(Road::SelfDraft), _) => ("self confidence", DOWN),
         };
         let road = row.drafter.road();
         let first = group.drafters().into_iter().find(|drafter| drafter.road() == road);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use draftsmith_theory::Decoding;
+use draftsmith_theory::{AcceptanceSignal, Decoding, StopRuleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`, `self_draft_1`.
@@ -27,10 +27,26 @@ pub(crate) enum StopRuleName {
     None,
     /// K candidates a round.
     FixedLength,
-    /// SpecDec++: the acceptance head's threshold h.
+    /// transformers' schedule: K moves with what is accepted.
+    Heuristic,
+    /// SpecDec++: the acceptance head's threshold h, in the paper's form, a candidate late.
     RejectionThreshold,
+    /// The same, asked about each candidate before the next is drawn.
+    RejectionThresholdWithoutLag,
     /// Kangaroo: the threshold η of the draft's own confidence.
     ConfidenceThreshold,
+    /// transformers: the threshold of the candidate's own probability.
+    CandidateProbThreshold,
+    /// The threshold of the product of confidences.
+    JointConfidence,
+    /// SVIP: the threshold of the draft's entropy.
+    EntropyThreshold,
+    /// Cost-optimal stopping by the acceptance head.
+    CostOptimalHead,
+    /// Cost-optimal stopping by the draft's confidence.
+    CostOptimalConfidence,
+    /// Cost-optimal stopping by the draft's entropy.
+    CostOptimalEntropy,
 }
 
 /// How tokens are chosen.
@@ -83,13 +99,62 @@ impl DrafterName {
 }
 
 impl StopRuleName {
+    /// The name of a rule with settings.
+    pub(crate) fn of(config: &StopRuleConfig) -> Self {
+        match config {
+            StopRuleConfig::FixedLength { .. } => Self::FixedLength,
+            StopRuleConfig::Heuristic { .. } => Self::Heuristic,
+            StopRuleConfig::RejectionThreshold { without_lag: false, .. } => {
+                Self::RejectionThreshold
+            }
+            StopRuleConfig::RejectionThreshold { without_lag: true, .. } => {
+                Self::RejectionThresholdWithoutLag
+            }
+            StopRuleConfig::ConfidenceThreshold { .. } => Self::ConfidenceThreshold,
+            StopRuleConfig::CandidateProbThreshold { .. } => Self::CandidateProbThreshold,
+            StopRuleConfig::JointConfidence { .. } => Self::JointConfidence,
+            StopRuleConfig::EntropyThreshold { .. } => Self::EntropyThreshold,
+            StopRuleConfig::CostOptimal(config) => match config.signal {
+                AcceptanceSignal::AcceptanceProb => Self::CostOptimalHead,
+                AcceptanceSignal::Confidence => Self::CostOptimalConfidence,
+                AcceptanceSignal::Entropy => Self::CostOptimalEntropy,
+            },
+        }
+    }
+
+    /// What files call the rule.
+    pub(crate) fn file_name(self) -> &'static str {
+        match self {
+            Self::None => "plain",
+            Self::FixedLength => "fixed",
+            Self::Heuristic => "heuristic",
+            Self::RejectionThreshold => "head",
+            Self::RejectionThresholdWithoutLag => "head-without-lag",
+            Self::ConfidenceThreshold => "confidence",
+            Self::CandidateProbThreshold => "candidate-prob",
+            Self::JointConfidence => "joint-confidence",
+            Self::EntropyThreshold => "entropy",
+            Self::CostOptimalHead => "cost-head",
+            Self::CostOptimalConfidence => "cost-confidence",
+            Self::CostOptimalEntropy => "cost-entropy",
+        }
+    }
+
     /// What the rule's number is called, in ASCII; None without a rule.
     pub(crate) fn symbol(self) -> Option<&'static str> {
         match self {
             Self::None => None,
             Self::FixedLength => Some("K"),
+            Self::Heuristic => Some("heuristic K"),
             Self::RejectionThreshold => Some("h"),
+            Self::RejectionThresholdWithoutLag => Some("h, no lag"),
             Self::ConfidenceThreshold => Some("eta"),
+            Self::CandidateProbThreshold => Some("p"),
+            Self::JointConfidence => Some("joint eta"),
+            Self::EntropyThreshold => Some("SVIP h"),
+            Self::CostOptimalHead => Some("cost, head"),
+            Self::CostOptimalConfidence => Some("cost, eta"),
+            Self::CostOptimalEntropy => Some("cost, H"),
         }
     }
 }

@@ -71,13 +71,13 @@ impl<'a> Group<'a> {
     /// pooled; none where nothing can be fitted.
     fn fits(&self) -> Vec<(DrafterName, Fit)> {
         let drafters: BTreeSet<DrafterName> =
-            self.settings.iter().map(|setting| setting.drafter()).collect();
+            self.settings.iter().map(|setting| setting.drafter).collect();
         let fit = |drafter: DrafterName| {
             let observations: Vec<Observation> = self
                 .settings
                 .iter()
                 .zip(&self.runs)
-                .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter()))
+                .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter))
                 .flat_map(|(_, runs)| runs)
                 .filter(|run| run.trace.num_tokens > 0)
                 .map(|run| Observation::from(&run.trace))
@@ -120,15 +120,15 @@ impl<'a> Group<'a> {
             .collect();
         let plain = &traces[0].1;
         let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
-            let setting = self.settings[index];
-            let fit = match setting.drafter() {
+            let setting = &self.settings[index];
+            let fit = match setting.drafter {
                 DrafterName::None => fits.first(),
                 drafter => fits.iter().find(|(of, _)| *of == drafter),
             };
             let context = RowContext {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
-                drafter: setting.drafter(),
+                drafter: setting.drafter,
                 stop_rule: setting.stop_rule(),
                 setting: setting.parameter(),
                 decoding: self.decoding,

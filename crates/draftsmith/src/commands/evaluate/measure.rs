@@ -1,19 +1,15 @@
 //! Running the settings over prompts, side by side: for each prompt every setting in turn, so that
 //! a slow minute of the machine falls on all of them alike.
 
-use std::ops::ControlFlow;
-
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
-use draftsmith_decode::{
-    DecodeError, Generation, Limits, ModelSession, SelfDraft, SeparateDraft, decode_plain,
-    decode_speculative,
-};
-use draftsmith_model::{AcceptanceHead, Adapter};
+use draftsmith_decode::Generation;
 use draftsmith_theory::{Decoding, SeededDraws, Trace};
 
 use super::settings::Setting;
+use crate::decoders::Decoders;
 use crate::pair::Pair;
+use crate::trained::Trained;
 
 /// How near two logits must be, relative to the larger, for a greedy mismatch to be a tie that
 /// rounding broke the other way.
@@ -53,50 +49,18 @@ pub(super) enum Agreement {
 /// The models, ready to run any setting on any prompt.
 pub(super) struct Bench<'m> {
     pair: &'m Pair,
-    target: ModelSession<'m>,
-    drafter: Option<SeparateDraft<'m>>,
-    self_drafts: Vec<SelfDrafting<'m>>,
-    limits: Limits,
+    decoders: Decoders<'m>,
     seed: u64,
-}
-
-/// An adapter with a session of the target that exits where it sits.
-struct SelfDrafting<'m> {
-    exit_layer: usize,
-    target: ModelSession<'m>,
-    drafter: SelfDraft<'m>,
 }
 
 impl<'m> Bench<'m> {
     pub(super) fn new(
         pair: &'m Pair,
-        head: Option<&'m AcceptanceHead>,
-        adapters: impl IntoIterator<Item = (usize, &'m Adapter)>,
+        trained: &'m Trained,
         max_new_tokens: usize,
         seed: u64,
     ) -> Self {
-        let (context, vocab_size) = (pair.context(), pair.target.config().vocab_size);
-        Self {
-            pair,
-            target: ModelSession::new(&pair.target, context, "target"),
-            drafter: pair
-                .draft
-                .as_ref()
-                .map(|draft| SeparateDraft::new(draft, head, vocab_size, context)),
-            self_drafts: adapters
-                .into_iter()
-                .map(|(exit_layer, adapter)| SelfDrafting {
-                    exit_layer,
-                    target: ModelSession::with_exit(&pair.target, exit_layer, context, "target"),
-                    drafter: SelfDraft::new(adapter, context),
-                })
-                .collect(),
-            limits: Limits {
-                max_new_tokens,
-                eos_token_ids: pair.target.config().eos_token_ids.clone(),
-            },
-            seed,
-        }
+        Self { pair, decoders: Decoders::new(pair, trained, max_new_tokens), seed }
     }
 
     /// Runs every setting once on a prompt, untimed and short: the first forwards of a process
@@ -107,13 +71,13 @@ impl<'m> Bench<'m> {
         decodings: &[Decoding],
         settings: &[Setting],
     ) -> Result<()> {
-        let most = std::mem::replace(&mut self.limits.max_new_tokens, 16);
+        let most = std::mem::replace(&mut self.decoders.limits.max_new_tokens, 16);
         for decoding in decodings {
             for setting in settings {
-                self.run(0, prompt, decoding, *setting)?;
+                self.run(0, prompt, decoding, setting)?;
             }
         }
-        self.limits.max_new_tokens = most;
+        self.decoders.limits.max_new_tokens = most;
         Ok(())
     }
 
@@ -123,7 +87,7 @@ impl<'m> Bench<'m> {
         number: usize,
         prompt: &Prompt,
         decoding: &Decoding,
-        setting: Setting,
+        setting: &Setting,
     ) -> Result<Measured> {
         let mut turns: Vec<Turn> = Vec::with_capacity(prompt.turns.len());
         for turn in 0..prompt.turns.len() {
@@ -155,57 +119,20 @@ impl<'m> Bench<'m> {
         id: &str,
         prompt_ids: &[u32],
         decoding: &Decoding,
-        setting: Setting,
+        setting: &Setting,
     ) -> Result<Generation> {
         let mut draws = SeededDraws::new(self.seed, &[id, "evaluate", &setting.name()]);
-        let mut observe = |_: draftsmith_decode::RoundTokens<'_>| ControlFlow::Continue(());
-        let (limits, rule) = (&self.limits, setting.rule()?);
-        let generation = match (setting, rule) {
-            (Setting::Draft(_), Some(mut rule)) => decode_speculative(
-                &mut self.target,
-                self.drafter.as_mut().context("a draft's setting is run where there is one")?,
-                rule.as_mut(),
-                decoding,
-                prompt_ids,
-                limits,
-                &mut draws,
-                &mut observe,
-            )?,
-            (Setting::SelfDraft { exit_layer, .. }, Some(mut rule)) => {
-                let SelfDrafting { target, drafter, .. } = self
-                    .self_drafts
-                    .iter_mut()
-                    .find(|drafting| drafting.exit_layer == exit_layer)
-                    .context("an adapter's setting is run where there is one")?;
-                decode_speculative(
-                    target,
-                    drafter,
-                    rule.as_mut(),
-                    decoding,
-                    prompt_ids,
-                    limits,
-                    &mut draws,
-                    &mut observe,
-                )?
+        match &setting.rule {
+            None => self.decoders.decode_plain(decoding, prompt_ids, &mut draws),
+            Some(rule) => {
+                let rule = &mut *rule.init()?;
+                self.decoders.decode(setting.drafter, rule, decoding, prompt_ids, &mut draws)
             }
-            _ => decode_plain(
-                &mut self.target,
-                decoding,
-                prompt_ids,
-                limits,
-                &mut draws,
-                &mut observe,
-            )?,
-        };
-        Ok(generation)
+        }
     }
 
     /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
-    pub(super) fn compare(
-        &mut self,
-        plain: &Measured,
-        other: &Measured,
-    ) -> Result<Agreement, DecodeError> {
+    pub(super) fn compare(&mut self, plain: &Measured, other: &Measured) -> Result<Agreement> {
         for (plain, other) in plain.turns.iter().zip(&other.turns) {
             if plain.token_ids == other.token_ids {
                 continue;
@@ -214,7 +141,7 @@ impl<'m> Bench<'m> {
             let at = same.count();
             let mut ids = plain.prompt_ids.clone();
             ids.extend(&plain.token_ids[..at]);
-            let logits = self.target.score(&ids, ids.len() - 1)?;
+            let logits = self.decoders.score(&ids, ids.len() - 1)?;
             return Ok(if top_two_gap(logits.row(0)) < TIE {
                 Agreement::Tie
             } else {

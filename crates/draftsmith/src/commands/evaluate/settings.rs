@@ -1,129 +1,125 @@
-//! What is compared: the target alone; a separate draft with fixed lengths and its head's thresholds;
-//! each adapter with fixed lengths and confidence thresholds.
+//! What is compared: the target alone; a separate draft and each adapter under every rule that the
+//! recipe names and that reads what the drafter gives.
 
-use draftsmith_theory::{
-    Bounds, ConfidenceThreshold, FixedLength, RejectionThreshold, StopRule, TheoryError,
-};
+use draftsmith_theory::{Bounds, StopRuleConfig};
 
 use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, StopRuleName};
+use crate::trained::Trained;
 
 /// One way of decoding.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Setting {
-    /// The target alone.
-    Plain,
-    /// The separate draft.
-    Draft(Rule),
-    /// The target's own layers up to one, and the adapter behind it.
-    SelfDraft { exit_layer: usize, rule: Rule },
-}
-
-/// When a draft phase ends.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Rule {
-    /// K candidates a round.
-    FixedLength(usize),
-    /// SpecDec++ with threshold h and so many candidates at most.
-    RejectionThreshold(f64, usize),
-    /// Kangaroo with threshold η and so many candidates at most.
-    ConfidenceThreshold(f64, usize),
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Setting {
+    pub(crate) drafter: DrafterName,
+    /// None for the target alone.
+    pub(crate) rule: Option<StopRuleConfig>,
 }
 
 impl Setting {
+    /// The target alone.
+    pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
+
     /// All settings of a recipe, plain decoding first: those of a draft, a head and adapters where
     /// they are.
-    pub(super) fn all(
-        evaluate: &EvaluateRecipe,
-        has_draft: bool,
-        has_head: bool,
-        exit_layers: &[usize],
-    ) -> Vec<Self> {
-        let mut all = vec![Self::Plain];
-        let fixed = |lengths: &[usize]| -> Vec<Rule> {
-            lengths.iter().map(|length| Rule::FixedLength(*length)).collect()
+    pub(crate) fn all(evaluate: &EvaluateRecipe, has_draft: bool, trained: &Trained) -> Vec<Self> {
+        let mut all = vec![Self::PLAIN];
+        let mut add = |drafter, rules: Vec<StopRuleConfig>| {
+            all.extend(rules.into_iter().map(|rule| Self { drafter, rule: Some(rule) }));
         };
         if has_draft {
-            all.extend(fixed(&evaluate.candidate_lengths).into_iter().map(Self::Draft));
+            let bounds = Bounds { min: 1, max: evaluate.max_candidate_length };
+            add(DrafterName::Draft, fixed(&evaluate.candidate_lengths));
+            add(DrafterName::Draft, heuristic(evaluate, bounds));
+            if trained.head.is_some() {
+                add(DrafterName::Draft, head_rules(evaluate, bounds));
+            }
+            add(
+                DrafterName::Draft,
+                signal_rules(evaluate, &evaluate.draft_confidence_thresholds, bounds),
+            );
         }
-        if has_head {
-            let rule = |h: &f64| Rule::RejectionThreshold(*h, evaluate.max_candidate_length);
-            all.extend(evaluate.stop_thresholds.iter().map(rule).map(Self::Draft));
-        }
-        for &exit_layer in exit_layers {
-            let most = evaluate.max_self_draft_length;
-            let confidence = |eta: &f64| Rule::ConfidenceThreshold(*eta, most);
-            let mut rules = fixed(&evaluate.self_draft_lengths);
-            rules.extend(evaluate.confidence_thresholds.iter().map(confidence));
-            all.extend(rules.into_iter().map(|rule| Self::SelfDraft { exit_layer, rule }));
+        for adapter in &trained.adapters {
+            let drafter = DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer };
+            let bounds = Bounds { min: 1, max: evaluate.max_self_draft_length };
+            add(drafter, fixed(&evaluate.self_draft_lengths));
+            add(drafter, heuristic(evaluate, bounds));
+            add(drafter, signal_rules(evaluate, &evaluate.confidence_thresholds, bounds));
         }
         all
     }
 
-    fn rule_of(self) -> Option<Rule> {
-        match self {
-            Self::Plain => None,
-            Self::Draft(rule) | Self::SelfDraft { rule, .. } => Some(rule),
-        }
-    }
-
-    /// The stop rule, or none for plain decoding.
-    ///
-    /// # Errors
-    /// If the setting is outside the rule's range.
-    pub(super) fn rule(self) -> Result<Option<Box<dyn StopRule>>, TheoryError> {
-        Ok(match self.rule_of() {
-            None => None,
-            Some(Rule::FixedLength(length)) => Some(Box::new(FixedLength::new(length)?)),
-            Some(Rule::RejectionThreshold(h, most)) => {
-                Some(Box::new(RejectionThreshold::new(h, Bounds::new(1, most)?)?))
-            }
-            Some(Rule::ConfidenceThreshold(eta, most)) => {
-                Some(Box::new(ConfidenceThreshold::new(eta, Bounds::new(1, most)?)?))
-            }
-        })
-    }
-
-    /// The drafter's name in results.
-    pub(super) fn drafter(self) -> DrafterName {
-        match self {
-            Self::Plain => DrafterName::None,
-            Self::Draft(_) => DrafterName::Draft,
-            Self::SelfDraft { exit_layer, .. } => DrafterName::SelfDraft { exit_layer },
-        }
-    }
-
     /// The stop rule's name in results.
-    pub(super) fn stop_rule(self) -> StopRuleName {
-        match self.rule_of() {
-            None => StopRuleName::None,
-            Some(Rule::FixedLength(_)) => StopRuleName::FixedLength,
-            Some(Rule::RejectionThreshold(..)) => StopRuleName::RejectionThreshold,
-            Some(Rule::ConfidenceThreshold(..)) => StopRuleName::ConfidenceThreshold,
-        }
+    pub(crate) fn stop_rule(&self) -> StopRuleName {
+        self.rule.as_ref().map_or(StopRuleName::None, StopRuleName::of)
     }
 
-    /// The rule's parameter in results: K, h or η.
-    pub(super) fn parameter(self) -> Option<f64> {
-        self.rule_of().map(|rule| match rule {
-            Rule::FixedLength(length) => length as f64,
-            Rule::RejectionThreshold(h, _) => h,
-            Rule::ConfidenceThreshold(eta, _) => eta,
-        })
+    /// The rule's number in results.
+    pub(crate) fn parameter(&self) -> Option<f64> {
+        self.rule.as_ref().map(StopRuleConfig::parameter)
     }
 
     /// What files and streams of draws call it: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
     /// `exit-2-confidence-0.6`.
-    pub(super) fn name(self) -> String {
-        let rule = match self.rule_of() {
-            None => return "plain".to_owned(),
-            Some(Rule::FixedLength(length)) => format!("fixed-{length}"),
-            Some(Rule::RejectionThreshold(h, _)) => format!("head-{h}"),
-            Some(Rule::ConfidenceThreshold(eta, _)) => format!("confidence-{eta}"),
+    pub(crate) fn name(&self) -> String {
+        let Some(rule) = &self.rule else {
+            return "plain".to_owned();
         };
-        match self {
-            Self::SelfDraft { exit_layer, .. } => format!("exit-{exit_layer}-{rule}"),
-            Self::Plain | Self::Draft(_) => rule,
+        let rule = format!("{}-{}", StopRuleName::of(rule).file_name(), rule.parameter());
+        match self.drafter {
+            DrafterName::SelfDraft { exit_layer } => format!("exit-{exit_layer}-{rule}"),
+            DrafterName::None | DrafterName::Draft => rule,
         }
     }
+}
+
+fn fixed(lengths: &[usize]) -> Vec<StopRuleConfig> {
+    let fixed = |length: &usize| StopRuleConfig::FixedLength { candidate_length: *length };
+    lengths.iter().map(fixed).collect()
+}
+
+fn heuristic(evaluate: &EvaluateRecipe, bounds: Bounds) -> Vec<StopRuleConfig> {
+    let rule = |length: &usize| StopRuleConfig::Heuristic {
+        initial_length: (*length).min(bounds.max),
+        bounds,
+    };
+    evaluate.initial_lengths.iter().map(rule).collect()
+}
+
+/// The head's rules.
+fn head_rules(evaluate: &EvaluateRecipe, bounds: Bounds) -> Vec<StopRuleConfig> {
+    let rule = |without_lag| {
+        move |stop_threshold: &f64| StopRuleConfig::RejectionThreshold {
+            stop_threshold: *stop_threshold,
+            without_lag,
+            bounds,
+        }
+    };
+    let mut rules: Vec<_> = evaluate.stop_thresholds.iter().map(rule(false)).collect();
+    rules.extend(evaluate.stop_thresholds_without_lag.iter().map(rule(true)));
+    rules
+}
+
+/// The rules that read what every drafter gives.
+fn signal_rules(
+    evaluate: &EvaluateRecipe,
+    confidence_thresholds: &[f64],
+    bounds: Bounds,
+) -> Vec<StopRuleConfig> {
+    let confidence = confidence_thresholds.iter().map(|threshold| {
+        StopRuleConfig::ConfidenceThreshold { confidence_threshold: *threshold, bounds }
+    });
+    let candidate = evaluate.candidate_prob_thresholds.iter().map(|threshold| {
+        StopRuleConfig::CandidateProbThreshold { confidence_threshold: *threshold, bounds }
+    });
+    let joint = evaluate.joint_confidence_thresholds.iter().map(|threshold| {
+        StopRuleConfig::JointConfidence { confidence_threshold: *threshold, bounds }
+    });
+    let entropy =
+        evaluate.entropy_thresholds.iter().map(|threshold| StopRuleConfig::EntropyThreshold {
+            entropy_threshold: *threshold,
+            entropy_scale: evaluate.entropy_scale,
+            check_interval: evaluate.entropy_check_interval,
+            bounds,
+        });
+    confidence.chain(candidate).chain(joint).chain(entropy).collect()
 }

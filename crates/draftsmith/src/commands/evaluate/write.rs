@@ -18,6 +18,7 @@ use crate::results::{
     DatasetSummary, EvaluationSummary, ModelSummary, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
+use crate::trained::Trained;
 
 pub(super) fn write(
     recipe: &Recipe,
@@ -35,7 +36,7 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
-    let Models { pair, head, adapters } = all;
+    let Models { pair, trained: Trained { head, adapters } } = all;
     let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
     if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
         models.push(describe("draft", path, draft.config())?);

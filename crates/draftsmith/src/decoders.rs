@@ -1,0 +1,168 @@
+//! A pair with what was trained for it, ready to decode: the target alone, with its draft, or with its
+//! own first layers and an adapter.
+
+use std::ops::ControlFlow;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_decode::{
+    Generation, Limits, Logits, ModelSession, RecordOptions, RoundTokens, SelfDraft, SeparateDraft,
+    decode_plain, decode_speculative, record,
+};
+use draftsmith_theory::{Decoding, Draws, Recording, StopRule};
+
+use crate::pair::Pair;
+use crate::results::DrafterName;
+use crate::trained::{Trained, TrainedAdapter};
+
+/// Sessions of all models, one sequence at a time.
+pub(crate) struct Decoders<'m> {
+    target: ModelSession<'m>,
+    drafter: Option<SeparateDraft<'m>>,
+    self_drafts: Vec<SelfDrafting<'m>>,
+    pub(crate) limits: Limits,
+    has_head: bool,
+}
+
+/// An adapter with a session of the target that exits where it sits.
+struct SelfDrafting<'m> {
+    exit_layer: usize,
+    target: ModelSession<'m>,
+    drafter: SelfDraft<'m>,
+}
+
+impl<'m> Decoders<'m> {
+    /// Sessions that hold the pair's whole context.
+    pub(crate) fn new(pair: &'m Pair, trained: &'m Trained, max_new_tokens: usize) -> Self {
+        let (context, vocab_size) = (pair.context(), pair.target.config().vocab_size);
+        let head = trained.head.as_ref().map(|head| &head.head);
+        let drafter = |draft: &'m _| SeparateDraft::new(draft, head, vocab_size, context);
+        let self_drafting = |trained: &'m TrainedAdapter| {
+            let exit_layer = trained.config.exit_layer;
+            SelfDrafting {
+                exit_layer,
+                target: ModelSession::with_exit(&pair.target, exit_layer, context, "target"),
+                drafter: SelfDraft::new(&trained.adapter, context),
+            }
+        };
+        Self {
+            target: ModelSession::new(&pair.target, context, "target"),
+            drafter: pair.draft.as_ref().map(drafter),
+            self_drafts: trained.adapters.iter().map(self_drafting).collect(),
+            limits: Limits {
+                max_new_tokens,
+                eos_token_ids: pair.target.config().eos_token_ids.clone(),
+            },
+            has_head: head.is_some(),
+        }
+    }
+
+    /// Decodes with a drafter and a rule.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    pub(crate) fn decode(
+        &mut self,
+        drafter: DrafterName,
+        rule: &mut dyn StopRule,
+        decoding: &Decoding,
+        prompt_ids: &[u32],
+        draws: &mut dyn Draws,
+    ) -> Result<Generation> {
+        let mut observe = |_: RoundTokens<'_>| ControlFlow::Continue(());
+        let (limits, observe) = (&self.limits, &mut observe);
+        Ok(match drafter {
+            DrafterName::None => bail!("the target alone has no stop rule"),
+            DrafterName::Draft => {
+                let drafter = self.drafter.as_mut().context(NO_DRAFT)?;
+                let target = &mut self.target;
+                decode_speculative(
+                    target, drafter, rule, decoding, prompt_ids, limits, draws, observe,
+                )?
+            }
+            DrafterName::SelfDraft { exit_layer } => {
+                let SelfDrafting { target, drafter, .. } = find(&mut self.self_drafts, exit_layer)?;
+                decode_speculative(
+                    target, drafter, rule, decoding, prompt_ids, limits, draws, observe,
+                )?
+            }
+        })
+    }
+
+    /// Decodes with the target alone.
+    ///
+    /// # Errors
+    /// If the prompt does not fit or the model fails.
+    pub(crate) fn decode_plain(
+        &mut self,
+        decoding: &Decoding,
+        prompt_ids: &[u32],
+        draws: &mut dyn Draws,
+    ) -> Result<Generation> {
+        let mut observe = |_: RoundTokens<'_>| ControlFlow::Continue(());
+        let (target, limits) = (&mut self.target, &self.limits);
+        Ok(decode_plain(target, decoding, prompt_ids, limits, draws, &mut observe)?)
+    }
+
+    /// Records what a drafter does along a response of the target, for replay.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    pub(crate) fn record(
+        &mut self,
+        drafter: DrafterName,
+        decoding: &Decoding,
+        max_length: usize,
+        prompt_ids: &[u32],
+        response: &[u32],
+        draws: &mut dyn Draws,
+    ) -> Result<Recording> {
+        let options = RecordOptions {
+            decoding: *decoding,
+            limits: self.limits.clone(),
+            max_length,
+            has_head: self.has_head_for(drafter),
+        };
+        Ok(match drafter {
+            DrafterName::None => bail!("there is nothing to record of the target alone"),
+            DrafterName::Draft => {
+                let drafter = self.drafter.as_mut().context(NO_DRAFT)?;
+                record(&mut self.target, drafter, &options, prompt_ids, response, draws)?
+            }
+            DrafterName::SelfDraft { exit_layer } => {
+                let SelfDrafting { target, drafter, .. } = find(&mut self.self_drafts, exit_layer)?;
+                record(target, drafter, &options, prompt_ids, response, draws)?
+            }
+        })
+    }
+
+    /// Whether an acceptance head speaks of a drafter's candidates.
+    pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
+        drafter == DrafterName::Draft && self.has_head
+    }
+
+    /// All drafters there are.
+    pub(crate) fn drafters(&self) -> Vec<DrafterName> {
+        let draft = self.drafter.iter().map(|_| DrafterName::Draft);
+        let exit_layer = |drafting: &SelfDrafting<'_>| drafting.exit_layer;
+        let exits = self.self_drafts.iter().map(exit_layer);
+        draft.chain(exits.map(|exit_layer| DrafterName::SelfDraft { exit_layer })).collect()
+    }
+
+    /// The target's logits after each token of `ids` from position `from` on.
+    ///
+    /// # Errors
+    /// If the ids do not fit or the model fails.
+    pub(crate) fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits> {
+        Ok(self.target.score(ids, from)?)
+    }
+}
+
+const NO_DRAFT: &str = "a draft's setting is run where there is one";
+
+fn find<'a, 'm>(
+    self_drafts: &'a mut [SelfDrafting<'m>],
+    exit_layer: usize,
+) -> Result<&'a mut SelfDrafting<'m>> {
+    let found = self_drafts.iter_mut().find(|drafting| drafting.exit_layer == exit_layer);
+    found.context("an adapter's setting is run where there is one")
+}

@@ -1,0 +1,46 @@
+//! The section `[tune]`: on what, and how far, stop rules are replayed.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::require;
+
+/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are those of
+/// `[evaluate]`, whose prompts are recorded too, for the test.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TuneRecipe {
+    /// Prompt files to choose on; the prompts of the built data that training held out if absent.
+    #[serde(default)]
+    pub(crate) prompts: Option<Vec<PathBuf>>,
+    /// At most so many prompts of each file, or of the held-out ones, spread evenly; all if absent.
+    #[serde(default)]
+    pub(crate) num_prompts: Option<usize>,
+    /// The greatest number of candidates a round can be replayed with.
+    #[serde(default = "default_max_length")]
+    pub(crate) max_length: usize,
+}
+
+fn default_max_length() -> usize {
+    20
+}
+
+impl Default for TuneRecipe {
+    fn default() -> Self {
+        Self { prompts: None, num_prompts: None, max_length: default_max_length() }
+    }
+}
+
+impl TuneRecipe {
+    pub(super) fn check(&self) -> Result<()> {
+        require(
+            self.prompts.as_ref().is_none_or(|prompts| !prompts.is_empty()),
+            "tune.prompts",
+            "is empty: leave it out for the prompts that training held out",
+        )?;
+        require(self.num_prompts != Some(0), "tune.num_prompts", "is 0: leave it out for all")?;
+        require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")
+    }
+}

@@ -1,0 +1,78 @@
+//! What replay found: `replay.json`, a list of groups, each of one drafter, one way of decoding and one set of costs.
+//!
+//! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are modelled: counts of the
+//! replayed rounds times the costs, prefill left out.
+
+use draftsmith_theory::{CostModel, StopRuleConfig};
+use serde::{Deserialize, Serialize};
+
+use super::{DecodingName, DrafterName, StopRuleName};
+
+/// One drafter under one way of decoding and one set of costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReplayGroup {
+    /// What proposes candidates.
+    pub(crate) drafter: DrafterName,
+    /// How tokens are chosen.
+    pub(crate) decoding: DecodingName,
+    /// Whose costs these are.
+    pub(crate) cost_source: CostSource,
+    /// Seconds a draft forward, a target forward and a verified row take, for rules that read nothing.
+    pub(crate) costs: CostModel,
+    /// Prompts the settings were chosen on.
+    pub(crate) num_validation_prompts: usize,
+    /// Prompts the rows are about.
+    pub(crate) num_test_prompts: usize,
+    /// Tokens of their responses.
+    pub(crate) num_test_tokens: usize,
+    /// One a rule, in the order of their names; the best fixed length among them.
+    pub(crate) rows: Vec<ReplayRow>,
+    /// What a rule could gain that knew the answers (Lemma 2.1); greedy only.
+    pub(crate) oracle: Option<Estimate>,
+}
+
+/// Whose costs a replay is judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CostSource {
+    /// Measured here.
+    Machine,
+    /// SpecDec++'s: (0.0234, 0.112) s, rows for nothing.
+    Paper,
+}
+
+/// A rule at the setting that was best on validation prompts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReplayRow {
+    /// The rule.
+    pub(crate) stop_rule: StopRuleName,
+    /// Its settings.
+    pub(crate) config: StopRuleConfig,
+    /// Modelled speed over the target alone, on the test prompts.
+    pub(crate) speedup: Estimate,
+    /// Modelled speed over the best fixed length, minus 1.
+    pub(crate) gain: Estimate,
+    /// Target forwards a token.
+    pub(crate) verification_rate: f64,
+    /// Discarded candidates a token.
+    pub(crate) discard_rate: f64,
+    /// Of a rule that reads an acceptance head: the gain over the best fixed length with a perfect one, at the setting
+    /// that is best for that on validation prompts.
+    pub(crate) ceiling: Option<Estimate>,
+    /// `gain` over `ceiling`.
+    pub(crate) share_of_ceiling: Option<Estimate>,
+}
+
+/// A number and its 95 % bootstrap interval over prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Estimate {
+    /// Over all prompts.
+    pub(crate) value: f64,
+    /// The interval's lower end.
+    pub(crate) low: f64,
+    /// The interval's upper end.
+    pub(crate) high: f64,
+}
