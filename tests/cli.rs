@@ -5,8 +5,12 @@
 mod adapter;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/check.rs"]
+mod check;
 #[path = "cli/generate.rs"]
 mod generate;
+#[path = "cli/record.rs"]
+mod record;
 #[path = "cli/road.rs"]
 mod road;
 #[path = "cli/support.rs"]

@@ -1,5 +1,5 @@
-//! What can be wrong with prompts, templates, tokenizers and response files: every message names
-//! the file, and the line, key or column where there is one, and says what to do.
+//! What can be wrong with prompts, templates, tokenizers, response files and rollouts: every message
+//! names the file, and the line, key or column where there is one, and says what to do.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::provenance::Difference;
 const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
      `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
 
-/// An error of reading or writing prompts, tokenizers, chat templates or response files.
+/// An error of reading or writing prompts, tokenizers, chat templates, response files or rollouts.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The file could not be read or written.
@@ -127,7 +127,19 @@ pub enum DataError {
         /// What is wrong and what is expected.
         problem: String,
     },
-    /// A file holds a response row that breaks its own rules.
+    /// A rollout row breaks its own rules, or those among the rows of its id.
+    #[error("rollout `{id}` at {start}: column `{column}` {problem}")]
+    Rollout {
+        /// The row's id.
+        id: String,
+        /// The row's `start`.
+        start: u32,
+        /// The column.
+        column: &'static str,
+        /// What is wrong and what is expected.
+        problem: String,
+    },
+    /// A file holds a row that breaks its own rules.
     #[error("`{path}`: {source}; build the data again")]
     RowInFile {
         /// The file.
@@ -151,8 +163,11 @@ pub enum DataError {
         /// What the encoder said.
         problem: String,
     },
-    /// A response file lacks a column.
-    #[error("`{path}` has no column `{column}`: it is not a file that build-data wrote")]
+    /// A Parquet file lacks a column.
+    #[error(
+        "`{path}` has no column `{column}`: draftsmith did not write it, or another version did; \
+         build the data again"
+    )]
     MissingColumn {
         /// The file.
         path: PathBuf,
@@ -160,7 +175,7 @@ pub enum DataError {
         column: &'static str,
     },
     /// A column has another type than the schema says.
-    #[error("`{path}`: column `{column}` is {found}, it must be {expected}")]
+    #[error("`{path}`: column `{column}` is {found}, it must be {expected}; build the data again")]
     ColumnType {
         /// The file.
         path: PathBuf,
@@ -183,12 +198,12 @@ pub enum DataError {
         /// What is wrong and what is expected.
         problem: String,
     },
-    /// A response file does not say where it came from, or not in a form that can be read.
-    #[error("`{path}`: the provenance in its metadata cannot be read: {problem}")]
+    /// A Parquet file does not say where it came from, or not in a form that can be read.
+    #[error("`{path}`: its provenance cannot be used: {problem}")]
     BadProvenance {
         /// The file.
         path: PathBuf,
-        /// What is missing or unknown.
+        /// What is missing, unknown or not as it must be.
         problem: String,
     },
     /// Two shards of one directory were made differently.
@@ -216,6 +231,11 @@ impl DataError {
     /// Wraps an I/O error with what was done to which file.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Wraps a broken rule of a row with the file that holds the row.
+    pub(crate) fn row_in_file(path: &Path, source: Self) -> Self {
+        Self::RowInFile { path: path.to_path_buf(), source: Box::new(source) }
     }
 
     /// Wraps a parser's error about a text that begins at `line` and `column` (both from 1) of the

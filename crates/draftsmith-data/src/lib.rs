@@ -2,17 +2,19 @@
 //!
 //! Everything that comes from or goes to a file and is not a model: prompt sets in their published
 //! forms, the text side of a checkpoint directory (`tokenizer.json`, the chat template), and the
-//! response shards with the provenance in their metadata. It sees token ids and numbers, never
+//! response shards and rollouts with the provenance in their metadata. It sees token ids and numbers, never
 //! tensors or weights.
 
 mod artifact;
 mod chat_template;
+mod columns;
 mod error;
 mod hash;
 mod prompts;
 mod provenance;
 mod record;
 mod responses;
+mod rollouts;
 mod tokenizer;
 
 pub use artifact::write_atomically;
@@ -23,4 +25,9 @@ pub use prompts::{Prompt, Turn, read_prompts};
 pub use provenance::{Difference, PromptFile, Provenance};
 pub use record::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use responses::{read_dir, read_provenance, read_shard, shard_path, shard_paths, write_shard};
+pub use rollouts::{
+    RolloutCandidates, RolloutDecoding, RolloutProvenance, RolloutRow, is_rollouts_path,
+    read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths, validate_rollouts,
+    write_rollouts,
+};
 pub use tokenizer::{TextStream, TextTokenizer};

@@ -1,4 +1,4 @@
-//! Where a response file came from: what would have to be the same to make the same file again.
+//! Where a file of responses came from: what would have to be the same to make the same file again.
 //!
 //! It stands in the file's key-value metadata, one key a field: `draftsmith.<field>`, each value
 //! JSON text. There are no timestamps and no paths, so equal inputs give equal bytes.
@@ -74,24 +74,12 @@ impl Provenance {
     /// The first field, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<Difference> {
-        let other = other.fields();
-        self.fields().into_iter().find_map(|(key, left)| {
-            let right = &other[&key];
-            (left != *right).then(|| Difference {
-                left: left.to_string(),
-                right: right.to_string(),
-                key,
-            })
-        })
+        fields_difference(fields_of(self), &fields_of(other))
     }
 
     /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.
     pub(crate) fn to_entries(&self) -> Vec<(String, String)> {
-        let fields = self.fields();
-        fields
-            .into_iter()
-            .map(|(key, value)| (KEY_PREFIX.to_owned() + &key, value.to_string()))
-            .collect()
+        fields_to_entries(fields_of(self))
     }
 
     /// Reads what [`Self::to_entries`] wrote, among entries of others.
@@ -101,25 +89,60 @@ impl Provenance {
     pub(crate) fn from_entries<'a>(
         entries: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, String> {
-        let mut fields = Map::new();
-        for (key, text) in entries {
-            let Some(field) = key.strip_prefix(KEY_PREFIX) else { continue };
-            let value = serde_json::from_str(text)
-                .map_err(|e| format!("the value of `{key}` is not JSON: {e}"))?;
-            fields.insert(field.to_owned(), value);
-        }
-        if fields.is_empty() {
-            return Err(format!("there is no `{KEY_PREFIX}*` key: build-data did not write it"));
-        }
+        let fields = fields_from_entries(entries)?;
         serde_json::from_value(Value::Object(fields)).map_err(|e| e.to_string())
     }
+}
 
-    fn fields(&self) -> Map<String, Value> {
-        match serde_json::to_value(self) {
-            Ok(Value::Object(fields)) => fields,
-            other => unreachable!("a struct with string keys serializes to an object: {other:?}"),
-        }
+/// The fields of a provenance, in the order of declaration.
+pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(provenance) {
+        Ok(Value::Object(fields)) => fields,
+        other => unreachable!("a struct with string keys serializes to an object: {other:?}"),
     }
+}
+
+/// The first of `left`'s fields that is another in `right`, which has the same ones.
+pub(crate) fn fields_difference(
+    left: Map<String, Value>,
+    right: &Map<String, Value>,
+) -> Option<Difference> {
+    left.into_iter().find_map(|(key, left)| {
+        let right = &right[&key];
+        (left != *right).then(|| Difference {
+            left: left.to_string(),
+            right: right.to_string(),
+            key,
+        })
+    })
+}
+
+/// The metadata entries of fields: `draftsmith.<field>` and JSON text.
+pub(crate) fn fields_to_entries(fields: Map<String, Value>) -> Vec<(String, String)> {
+    fields
+        .into_iter()
+        .map(|(key, value)| (KEY_PREFIX.to_owned() + &key, value.to_string()))
+        .collect()
+}
+
+/// The fields that [`fields_to_entries`] wrote, among entries of others.
+///
+/// # Errors
+/// If there is none, or one that is not JSON.
+pub(crate) fn fields_from_entries<'a>(
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<Map<String, Value>, String> {
+    let mut fields = Map::new();
+    for (key, text) in entries {
+        let Some(field) = key.strip_prefix(KEY_PREFIX) else { continue };
+        let value = serde_json::from_str(text)
+            .map_err(|e| format!("the value of `{key}` is not JSON: {e}"))?;
+        fields.insert(field.to_owned(), value);
+    }
+    if fields.is_empty() {
+        return Err(format!("there is no `{KEY_PREFIX}*` key: draftsmith did not write it"));
+    }
+    Ok(fields)
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use crate::error::DataError;
 use crate::provenance::Provenance;
 use crate::record::ResponseRow;
 
-pub(crate) use read::guard;
 pub use read::{read_provenance, read_shard};
 pub use write::write_shard;
 

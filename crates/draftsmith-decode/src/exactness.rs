@@ -166,7 +166,11 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
             bounds,
         }));
         let confidence_threshold = threshold;
-        rules.push(StopRuleConfig::ConfidenceThreshold { confidence_threshold, bounds });
+        rules.extend([false, true].map(|before_draw| StopRuleConfig::ConfidenceThreshold {
+            confidence_threshold,
+            before_draw,
+            bounds: Bounds { min: usize::from(!before_draw), ..bounds },
+        }));
         rules.push(StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds });
         rules.push(StopRuleConfig::JointConfidence { confidence_threshold, bounds });
         rules.extend([1, 2].map(|check_interval| StopRuleConfig::EntropyThreshold {

@@ -3,15 +3,15 @@
 //! They stay in the runs they were computed in: a draft step appends one row and reads one row, so
 //! nothing is copied or cut until a verification lays a round's runs end to end.
 
-use burn::tensor::Tensor;
+use draftsmith_model::Rows;
 
 /// The features of a stretch of positions of one sequence.
 #[derive(Debug)]
 pub(crate) struct Features {
     /// The first position held, or to be held.
     start: usize,
-    /// `[1, rows, hidden]` each, one after another.
-    runs: Vec<Tensor<3>>,
+    /// One after another.
+    runs: Vec<Rows>,
 }
 
 impl Features {
@@ -21,32 +21,29 @@ impl Features {
     }
 
     /// Appends the features of the positions that follow.
-    pub(crate) fn push(&mut self, run: Tensor<3>) {
+    pub(crate) fn push(&mut self, run: Rows) {
         self.runs.push(run);
     }
 
     /// The features of all positions from `from` on.
     ///
-    /// # Shapes
-    /// - output: `[1, end - from, hidden]`
-    ///
     /// # Panics
     /// If there is none, or that of `from` is no longer held.
-    pub(crate) fn since(&self, from: usize) -> Tensor<3> {
+    pub(crate) fn since(&self, from: usize) -> Rows {
         assert!(from >= self.start, "the features of position {from} are no longer held");
         let mut start = self.start;
         let mut runs = Vec::with_capacity(self.runs.len());
         for run in &self.runs {
-            let rows = num_rows(run);
+            let rows = run.num_rows();
             if start + rows > from {
-                runs.push(cut(run.clone(), from.saturating_sub(start), rows));
+                runs.push(run.slice(from.saturating_sub(start)..rows));
             }
             start += rows;
         }
         match runs.len() {
             0 => panic!("there are no features from position {from} on"),
             1 => runs.swap_remove(0),
-            _ => Tensor::cat(runs, 1),
+            _ => Rows::cat(&runs),
         }
     }
 
@@ -54,7 +51,7 @@ impl Features {
     pub(crate) fn release_before(&mut self, position: usize) {
         let mut num_released = 0;
         for run in &self.runs {
-            let end = self.start + num_rows(run);
+            let end = self.start + run.num_rows();
             if end > position {
                 break;
             }
@@ -65,13 +62,13 @@ impl Features {
 
     /// Forgets all positions from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
-        let mut end = self.start + self.runs.iter().map(num_rows).sum::<usize>();
+        let mut end = self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>();
         while end > len
             && let Some(run) = self.runs.pop()
         {
-            let start = end - num_rows(&run);
+            let start = end - run.num_rows();
             if start < len {
-                self.runs.push(cut(run, 0, len - start));
+                self.runs.push(run.slice(0..len - start));
             }
             end = start;
         }
@@ -79,37 +76,22 @@ impl Features {
     }
 }
 
-fn num_rows(run: &Tensor<3>) -> usize {
-    run.dims()[1]
-}
-
-/// Rows `from..to` of a run; the run itself if that is all of it.
-fn cut(run: Tensor<3>, from: usize, to: usize) -> Tensor<3> {
-    let [_, rows, width] = run.dims();
-    if (from, to) == (0, rows) { run } else { run.slice([0..1, from..to, 0..width]) }
-}
-
-/// The last `num` rows of `[1, rows, hidden]`.
-pub(crate) fn last_rows(hidden: Tensor<3>, num: usize) -> Tensor<3> {
-    let rows = num_rows(&hidden);
-    cut(hidden, rows - num, rows)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{Device, Tensor, TensorData};
 
     /// Rows that say which position they are of.
-    fn run(positions: std::ops::Range<usize>) -> Tensor<3> {
+    fn run(positions: std::ops::Range<usize>) -> Rows {
         let shape = [1, positions.len(), 2];
         let values: Vec<f32> = positions.flat_map(|at| [at as f32, -(at as f32)]).collect();
-        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+        Tensor::<3>::from_data(TensorData::new(values, shape), &Device::flex()).into()
     }
 
     fn assert_holds(features: &Features, positions: std::ops::Range<usize>) {
-        let found = features.since(positions.start).into_data();
-        assert_eq!(found, run(positions).into_data());
+        let found = features.since(positions.start);
+        let [found, expected] = Rows::to_host([found, run(positions)]).expect("brought");
+        assert_eq!(found, expected);
     }
 
     fn example() -> Features {

@@ -20,7 +20,6 @@ use draftsmith_model::{Adapter, KvCache};
 use draftsmith_theory::SignalNeeds;
 
 use crate::error::DecodeError;
-use crate::features::last_rows;
 use crate::round::{Drafted, Drafter};
 use crate::session::{ModelSession, check_fits, head_logits};
 
@@ -71,8 +70,8 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
         let features = target.features(tokens, self.cache.len(0));
-        let hidden = last_rows(self.adapter.forward_cached(features, &mut self.cache), 1);
-        let logits = head_logits(target.model(), hidden, ROLE, tokens.len())?.into_values();
+        let normed = self.adapter.forward_cached(features, &mut self.cache).last(1);
+        let logits = head_logits(target.model(), &normed, ROLE, tokens.len())?.into_values();
         let signals = needs.signals_of_logits(&logits);
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }

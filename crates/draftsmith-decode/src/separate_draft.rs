@@ -1,12 +1,11 @@
 //! A separate, smaller model as the drafter, with or without an acceptance head.
 
-use burn::tensor::activation::sigmoid;
 use draftsmith_model::{AcceptanceHead, CausalLm};
 use draftsmith_theory::{DraftSignals, SignalNeeds};
 
 use crate::error::DecodeError;
 use crate::round::{Drafted, Drafter, Target};
-use crate::session::{ModelSession, to_host};
+use crate::session::{ModelSession, check_logits, to_host};
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
@@ -54,26 +53,28 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
         let new = self.readable(&tokens[self.session.num_read()..]);
-        let hidden = self.session.read(&new, 1);
+        let normed = self.session.read(&new, 1);
+        let (role, num_tokens) = (self.session.role(), self.session.num_read());
+        let logits = self.session.model().logits(&normed);
         // The last token read is the candidate before the one now drafted: its own hidden state,
         // hence the head's word on it.
         let head = self.head.filter(|_| needs.acceptance_prob && num_candidates > 0);
-        let acceptance_prob = match head {
+        let (mut logits, acceptance_prob) = match head {
             Some(head) => {
-                let [_, _, width] = hidden.dims();
-                let logit = head.acceptance_logit(hidden.clone().reshape([1, width]));
-                let values = to_host(sigmoid(logit), self.session.role())?;
-                if !values[0].is_finite() {
-                    return Err(DecodeError::NotFinite {
-                        role: "acceptance head",
-                        num_tokens: self.session.num_read(),
-                    });
+                let [logits, acceptance] =
+                    to_host([logits, head.acceptance_logits(&normed)], role)?;
+                let prob = 1.0 / (1.0 + (-f64::from(acceptance[0])).exp());
+                if prob.is_nan() {
+                    return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
                 }
-                Some(f64::from(values[0]))
+                (logits, Some(prob))
             }
-            None => None,
+            None => {
+                let [logits] = to_host([logits], role)?;
+                (logits, None)
+            }
         };
-        let mut logits = self.session.logits_of(hidden)?.into_values();
+        check_logits(&logits, role, num_tokens)?;
         logits.resize(self.vocab_size, f32::NEG_INFINITY);
         let signals = DraftSignals { acceptance_prob, ..needs.signals_of_logits(&logits) };
         Ok(Drafted { logits, signals, num_forwards: 1 })

@@ -1,10 +1,19 @@
 //! One model reading one sequence: token ids in, rows of logits out, with the cache between.
+//!
+//! A forward has one sync, where its logits come to the host, and none where it ran in host memory.
+//! So a round of K candidates waits K + 1 times: after each draft step, which brings the acceptance
+//! head's word along with the logits, and after the verification. What is read or rolled back only
+//! for the cache waits for nothing.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use draftsmith_model::{CausalLm, KvCache};
+#[cfg(test)]
+mod counting;
+#[cfg(test)]
+mod tests;
+
+use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
-use crate::features::{Features, last_rows};
+use crate::features::Features;
 use crate::round::Target;
 
 /// Rows of logits over the vocabulary, on the host.
@@ -49,7 +58,6 @@ impl Logits {
 #[derive(Debug)]
 pub struct ModelSession<'m> {
     model: &'m CausalLm,
-    device: Device,
     cache: KvCache,
     role: &'static str,
     /// Of a self-draft's target.
@@ -73,7 +81,7 @@ impl<'m> ModelSession<'m> {
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         let capacity = capacity.min(model.config().max_position_embeddings);
         let cache = model.new_cache(capacity);
-        Self { model, device: model.device(), cache, role, exit: None }
+        Self { model, cache, role, exit: None }
     }
 
     /// A session for the target of a self-draft: the layers before `exit_layer` may run ahead, and
@@ -138,15 +146,12 @@ impl<'m> ModelSession<'m> {
     }
 
     /// Runs the layers before the exit on what they have not read of `tokens`, the whole sequence,
-    /// and returns the features of all positions from `from` on, for the drafter: once it has them
+    /// and returns the features (hidden states at the exit layer) of all positions from `from` on, for the drafter: once it has them
     /// it may not ask for them again.
-    ///
-    /// # Shapes
-    /// - output: `[1, tokens.len() - from, hidden]`, hidden states at the exit layer
     ///
     /// # Panics
     /// If the session has no exit, or the features of `from` are no longer held.
-    pub(crate) fn features(&mut self, tokens: &[u32], from: usize) -> Tensor<3> {
+    pub(crate) fn features(&mut self, tokens: &[u32], from: usize) -> Rows {
         self.read_shallow(&tokens[self.num_read()..]);
         let num_read_by_all = self.num_read_by_all();
         let exit = expect_exit(&mut self.exit);
@@ -161,7 +166,7 @@ impl<'m> ModelSession<'m> {
         if new.is_empty() {
             return;
         }
-        let hidden = self.model.embed(self.ids(new));
+        let hidden = self.model.embed_ids(new);
         let exit = expect_exit(&mut self.exit);
         let run = self.model.forward_layers(0..exit.layer, hidden, &mut self.cache);
         exit.features.push(run);
@@ -169,14 +174,14 @@ impl<'m> ModelSession<'m> {
 
     /// Runs the layers behind the exit on every position they have not read, in one forward, and
     /// returns the hidden states of those positions.
-    fn read_deep(&mut self) -> Tensor<3> {
+    fn read_deep(&mut self) -> Rows {
         let num_layers = self.num_layers();
         let (exit_layer, hidden) = self.features_of_unread();
         self.model.forward_layers(exit_layer..num_layers, hidden, &mut self.cache)
     }
 
     /// The exit layer, and its features at every position that the layers behind it have not read.
-    fn features_of_unread(&mut self) -> (usize, Tensor<3>) {
+    fn features_of_unread(&mut self) -> (usize, Rows) {
         let from = self.num_read_by_all();
         let exit = expect_exit(&mut self.exit);
         let hidden = exit.features.since(from);
@@ -185,24 +190,22 @@ impl<'m> ModelSession<'m> {
         (exit.layer, hidden)
     }
 
-    /// Reads new tokens and returns the final hidden states of the last `num_rows` tokens read.
-    ///
-    /// # Shapes
-    /// - output: `[1, num_rows, hidden]`, after the final norm
-    pub(crate) fn read(&mut self, new: &[u32], num_rows: usize) -> Tensor<3> {
+    /// Reads new tokens and returns the final hidden states, after the final norm, of the last
+    /// `num_rows` tokens read.
+    pub(crate) fn read(&mut self, new: &[u32], num_rows: usize) -> Rows {
         let hidden = if self.exit.is_some() {
             self.read_shallow(new);
             self.read_deep()
         } else {
-            let hidden = self.model.embed(self.ids(new));
+            let hidden = self.model.embed_ids(new);
             self.model.forward_layers(0..self.num_layers(), hidden, &mut self.cache)
         };
-        self.model.final_norm(last_rows(hidden, num_rows))
+        self.model.normed(hidden.last(num_rows))
     }
 
     /// Logits of normed hidden states, brought to the host: the one sync of a forward.
-    pub(crate) fn logits_of(&self, hidden: Tensor<3>) -> Result<Logits, DecodeError> {
-        head_logits(self.model, hidden, self.role, self.num_read())
+    pub(crate) fn logits_of(&self, normed: &Rows) -> Result<Logits, DecodeError> {
+        head_logits(self.model, normed, self.role, self.num_read())
     }
 
     /// Checks that a prompt can be read with room for one more token.
@@ -224,13 +227,8 @@ impl<'m> ModelSession<'m> {
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
         self.truncate(0);
-        let hidden = self.read(ids, ids.len() - from);
-        self.logits_of(hidden)
-    }
-
-    fn ids(&self, ids: &[u32]) -> Tensor<2, Int> {
-        let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        Tensor::from_data(TensorData::new(values, [1, ids.len()]), &self.device)
+        let normed = self.read(ids, ids.len() - from);
+        self.logits_of(&normed)
     }
 }
 
@@ -257,25 +255,38 @@ pub(crate) fn check_fits(
 /// If a logit is NaN or +∞, of which `role` is then told, or the device fails.
 pub(crate) fn head_logits(
     model: &CausalLm,
-    hidden: Tensor<3>,
+    normed: &Rows,
     role: &'static str,
     num_tokens: usize,
 ) -> Result<Logits, DecodeError> {
-    let values = to_host(model.lm_head(hidden), role)?;
-    if values.iter().any(|v| v.is_nan() || *v == f32::INFINITY) {
-        return Err(DecodeError::NotFinite { role, num_tokens });
-    }
+    let [values] = to_host([model.logits(normed)], role)?;
+    check_logits(&values, role, num_tokens)?;
     Ok(Logits::new(values, model.config().vocab_size))
 }
 
-/// Copies a tensor to the host as f32.
-pub(crate) fn to_host<const D: usize>(
-    tensor: Tensor<D>,
+/// Checks that logits make a distribution: that none is NaN or +∞.
+pub(crate) fn check_logits(
+    logits: &[f32],
     role: &'static str,
-) -> Result<Vec<f32>, DecodeError> {
-    let device = |message: String| DecodeError::Device { role, message };
-    let data = tensor.try_into_data().map_err(|e| device(e.to_string()))?;
-    data.try_into_vec().map_err(|e| device(format!("{e:?}")))
+    num_tokens: usize,
+) -> Result<(), DecodeError> {
+    // To the end whatever comes, so that it vectorises.
+    let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
+    if are_all_fine { Ok(()) } else { Err(DecodeError::NotFinite { role, num_tokens }) }
+}
+
+/// Brings rows to the host: one sync, or none where they are there.
+pub(crate) fn to_host<const N: usize>(
+    rows: [Rows; N],
+    role: &'static str,
+) -> Result<[Vec<f32>; N], DecodeError> {
+    Rows::to_host(rows).map_err(|error| {
+        let message = match error {
+            ModelError::Device(message) => message,
+            other => other.to_string(),
+        };
+        DecodeError::Device { role, message }
+    })
 }
 
 impl Target for ModelSession<'_> {
@@ -291,15 +302,15 @@ impl Target for ModelSession<'_> {
             let (exit_layer, hidden) = self.features_of_unread();
             self.model.fill_cache(exit_layer, hidden, &mut self.cache);
         } else {
-            self.model.fill_cache(0, self.model.embed(self.ids(prefix)), &mut self.cache);
+            self.model.fill_cache(0, self.model.embed_ids(prefix), &mut self.cache);
         }
         Ok(())
     }
 
     fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
         let new = &tokens[self.num_read()..];
-        let hidden = self.read(new, num_rows);
-        self.logits_of(hidden)
+        let normed = self.read(new, num_rows);
+        self.logits_of(&normed)
     }
 
     fn roll_back(&mut self, len: usize) {

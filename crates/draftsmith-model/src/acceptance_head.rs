@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ModelError, read_json};
 use crate::host::{self, Panels, Threads};
 use crate::llama::{linear, pretty, transposed};
+use crate::rows::{HostRows, Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
 /// What our untied heads call their schema in `config.json`.
@@ -130,25 +131,17 @@ impl AcceptanceHead {
     ///   candidates' own positions
     /// - output: `[rows, 2]`
     pub fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let [rows, _] = hidden.dims();
-        // One stored block is a tied head's only one, or an untied head's only depth.
-        let stored = |depth| if self.blocks.len() == 1 { 0 } else { depth };
-        if let Some(host) = self.host.as_deref().filter(|_| rows <= host::MOST_ROWS) {
-            let (blocks, output) = host;
-            let device = hidden.device();
-            let (mut x, mut y) = (host::values(hidden), Vec::new());
-            for depth in 0..self.num_layers {
-                blocks[stored(depth)].multiply(&x, &mut y, Threads::All);
-                host::add_silu(&mut x, &y);
-            }
-            output.multiply(&x, &mut y, Threads::All);
-            return host::tensor(y, [rows, 2], &device);
-        }
         let mut x = hidden;
         for depth in 0..self.num_layers {
-            x = x.clone() + silu(self.blocks[stored(depth)].forward(x));
+            x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
         }
         self.output.forward(x)
+    }
+
+    /// Where the block of a depth is stored. One that is stored alone is a tied head's only one, or
+    /// an untied head's only depth.
+    fn stored(&self, depth: usize) -> usize {
+        if self.blocks.len() == 1 { 0 } else { depth }
     }
 
     /// The logit of acceptance: accept minus reject, so that its sigmoid is the chance.
@@ -161,6 +154,30 @@ impl AcceptanceHead {
         let [rows, _] = logits.dims();
         let column = |i: usize| logits.clone().slice([0..rows, i..i + 1]).reshape([rows]);
         column(1) - column(0)
+    }
+
+    /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
+    pub fn acceptance_logits(&self, hidden: &Rows) -> Rows {
+        match (&self.host, hidden) {
+            (Some(host), Rows(Place::Host(rows))) => {
+                let (blocks, output) = &**host;
+                let (mut x, mut y) = (rows.values.clone(), Vec::new());
+                for depth in 0..self.num_layers {
+                    blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
+                    host::add_silu(&mut x, &y);
+                }
+                output.multiply(&x, &mut y, Threads::All);
+                let values = y.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect();
+                HostRows { values, width: 1 }.into()
+            }
+            _ => {
+                let device = self.output.weight.val().device();
+                let hidden = hidden.clone().into_tensor(&device);
+                let [_, rows, width] = hidden.dims();
+                let logits = self.acceptance_logit(hidden.reshape([rows, width]));
+                logits.reshape([1, rows, 1]).into()
+            }
+        }
     }
 
     /// Loads a head directory for a draft of width `draft_hidden_size`.
@@ -304,11 +321,15 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    fn outputs(head: &AcceptanceHead, hidden: usize) -> Vec<f32> {
+    /// What a head says of three rows, as tensors and as rows in host memory.
+    fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 2] {
         let device = Device::flex();
-        let rows: Vec<f32> = (0..3 * hidden).map(|i| (i as f32 * 0.37).sin()).collect();
-        let x = Tensor::<2>::from_data(TensorData::new(rows, [3, hidden]), &device);
-        head.forward(x).into_data().try_into_vec().expect("f32")
+        let values: Vec<f32> = (0..3 * hidden).map(|i| (i as f32 * 0.37).sin()).collect();
+        let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [3, hidden]), &device);
+        let rows = HostRows { values, width: hidden }.into();
+        let of_tensors = head.acceptance_logit(x).into_data().try_into_vec().expect("f32");
+        let [of_rows] = Rows::to_host([head.acceptance_logits(&rows)]).expect("in host memory");
+        [of_tensors, of_rows]
     }
 
     /// Asserts that two heads have the same weights, and say the same of rows but for the order of
@@ -317,8 +338,11 @@ mod tests {
         assert_eq!(found.blocks.len(), expected.blocks.len());
         assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
         assert!(same(&found.output, &expected.output));
-        for (a, b) in outputs(found, hidden).iter().zip(outputs(expected, hidden)) {
-            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+        let [expected, _] = outputs(expected, hidden);
+        for found in outputs(found, hidden) {
+            for (a, b) in found.iter().zip(&expected) {
+                assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+            }
         }
     }
 

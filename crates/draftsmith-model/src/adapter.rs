@@ -17,11 +17,12 @@ use serde_json::{Map, Value};
 
 use crate::config::LlamaConfig;
 use crate::error::{ModelError, read_json};
-use crate::host::{self, HostAttention, HostNorm, RopeTable, Scratch};
+use crate::host::{self, HostAttention, HostNorm, RopeTable};
 use crate::kv_cache::KvCache;
 use crate::llama::attention::{Attention, Positions};
 use crate::llama::rope::Rope;
 use crate::llama::{LinearShape, build_from, pretty, read_norm};
+use crate::rows::{Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
 /// An adapter's shape, and where it came from: `config.json` of an adapter directory.
@@ -189,8 +190,11 @@ impl AdapterConfig {
 impl Adapter {
     /// A cache for one sequence of up to `capacity` tokens.
     pub fn new_cache(&self, capacity: usize) -> KvCache {
-        let device = self.input_layernorm.gamma.val().device();
-        KvCache::new(&self.config, capacity, &device, self.host.is_some())
+        KvCache::new(&self.config, capacity, &self.device(), self.host.is_some())
+    }
+
+    fn device(&self) -> Device {
+        self.input_layernorm.gamma.val().device()
     }
 
     /// The number of parameters.
@@ -211,46 +215,47 @@ impl Adapter {
 
     /// The same for new tokens, which follow those that the cache holds.
     ///
-    /// # Shapes
-    /// - features: `[1, seq, hidden]`
-    /// - output: the same, after the adapter's norm
-    ///
     /// # Panics
     /// If the cache is full.
-    pub fn forward_cached(&self, features: Tensor<3>, cache: &mut KvCache) -> Tensor<3> {
+    pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
         let start = cache.len(0);
-        let [_, seq, _] = features.dims();
-        if let Some(host) = self.host_for(&features) {
-            let (shape, device) = (features.dims(), features.device());
-            let memory = cache.layer_mut(0).extend_on_host(seq);
-            let mut x = host::values(features);
-            let scratch = &mut Scratch::default();
-            host.attention.forward(&mut x, start, memory, &host.rope, scratch);
-            return host::tensor(host.norm.forward(&x), shape, &device);
+        let num_rows = features.num_rows();
+        match (&self.host, features) {
+            (Some(host), Rows(Place::Host(mut rows))) => {
+                let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
+                let memory = memory.next().expect("an adapter's cache has one layer");
+                host.attention.forward(&mut rows.values, start, memory, &host.rope, scratch);
+                host.norm.forward(&mut rows.values);
+                rows.into()
+            }
+            (_, features) => {
+                let positions = Positions::new(&self.rope, start, num_rows);
+                let features = features.into_tensor(&self.device());
+                self.run(features, &positions, Some(cache)).into()
+            }
         }
-        let positions = Positions::new(&self.rope, start, seq);
-        self.run(features, &positions, Some(cache))
     }
 
     /// Reads new tokens into the cache, for their keys and values alone.
     ///
-    /// # Shapes
-    /// - features: `[1, seq, hidden]`
-    ///
     /// # Panics
     /// If the cache is full.
-    pub fn fill_cache(&self, features: Tensor<3>, cache: &mut KvCache) {
+    pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
         let start = cache.len(0);
-        let [_, seq, _] = features.dims();
-        let layer_cache = cache.layer_mut(0);
-        if let Some(host) = self.host_for(&features) {
-            let memory = layer_cache.extend_on_host(seq);
-            let x = host::values(features);
-            host.attention.fill(&x, start, memory, &host.rope, &mut Scratch::default());
-            return;
+        let num_rows = features.num_rows();
+        match (&self.host, features) {
+            (Some(host), Rows(Place::Host(rows))) => {
+                let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
+                let memory = memory.next().expect("an adapter's cache has one layer");
+                host.attention.fill(&rows.values, start, memory, &host.rope, scratch);
+            }
+            (_, features) => {
+                let positions = Positions::new(&self.rope, start, num_rows);
+                let features = features.into_tensor(&self.device());
+                let normed = self.input_layernorm.forward(features);
+                self.self_attn.fill(normed, &positions, cache.layer_mut(0));
+            }
         }
-        let positions = Positions::new(&self.rope, start, seq);
-        self.self_attn.fill(self.input_layernorm.forward(features), &positions, layer_cache);
     }
 
     fn run(
@@ -262,12 +267,6 @@ impl Adapter {
         let normed = self.input_layernorm.forward(features.clone());
         let cache = cache.map(|cache| cache.layer_mut(0));
         self.norm.forward(features + self.self_attn.forward(normed, positions, cache))
-    }
-
-    /// The host path, where there is one and the rows are few.
-    fn host_for(&self, features: &Tensor<3>) -> Option<&HostAdapter> {
-        let [batch, seq, _] = features.dims();
-        self.host.as_deref().filter(|_| batch * seq <= host::MOST_ROWS)
     }
 
     /// Loads an adapter directory for a target of shape `target`. On an autodiff device the
@@ -339,6 +338,7 @@ impl Adapter {
 mod tests {
     use super::*;
     use crate::CausalLm;
+    use crate::rows::HostRows;
     use burn::tensor::{Distribution, Int, TensorData};
 
     fn target() -> CausalLm {
@@ -390,18 +390,25 @@ mod tests {
         let [_, _, width] = features.dims();
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
-        let cut = |from: usize, to: usize| features.clone().slice([0..1, from..to, 0..width]);
-        for adapter in [&adapter, &read] {
+        let on_device: Rows = features.clone().into();
+        let on_host: Rows = HostRows { values: values(features), width }.into();
+        // The one that was read has a host path, the other has none; each takes both.
+        for (adapter, features) in
+            [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
+        {
+            let forward = |from: usize, to: usize, cache: &mut KvCache| {
+                let rows = adapter.forward_cached(features.slice(from..to), cache);
+                values(rows.into_tensor(&Device::flex()))
+            };
             let mut cache = adapter.new_cache(30);
             let mut found = Vec::new();
             for (from, to) in [(0, 1), (1, 4), (4, 25), (25, 26), (26, 30)] {
-                found.extend(values(adapter.forward_cached(cut(from, to), &mut cache)));
+                found.extend(forward(from, to, &mut cache));
             }
             assert_close(&found, &expected);
             cache.truncate(0);
-            adapter.fill_cache(cut(0, 9), &mut cache);
-            let rest = values(adapter.forward_cached(cut(9, 30), &mut cache));
-            assert_close(&rest, &expected[9 * width..]);
+            adapter.fill_cache(features.slice(0..9), &mut cache);
+            assert_close(&forward(9, 30, &mut cache), &expected[9 * width..]);
         }
     }
 

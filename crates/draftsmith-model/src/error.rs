@@ -127,6 +127,9 @@ pub enum ModelError {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// The device failed to deliver a result.
+    #[error("the device failed: {0}")]
+    Device(String),
 }
 
 impl ModelError {

@@ -76,14 +76,24 @@ impl HostNorm {
         Self { gamma: values(norm.gamma.val()), epsilon: norm.epsilon as f32 }
     }
 
-    /// Norms rows.
-    pub(crate) fn forward(&self, x: &[f32]) -> Vec<f32> {
-        let mut output = Vec::with_capacity(x.len());
+    /// Numbers of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.gamma.len()
+    }
+
+    /// Norms rows in place.
+    pub(crate) fn forward(&self, x: &mut [f32]) {
         vectorized(
             #[inline(always)]
-            || steps::rms_norm(x, &self.gamma, self.epsilon, &mut output),
+            || steps::rms_norm(x, &self.gamma, self.epsilon),
         );
-        output
+    }
+
+    /// Writes normed rows to `output`, in place of what it holds.
+    fn forward_into(&self, x: &[f32], output: &mut Vec<f32>) {
+        output.clear();
+        output.extend_from_slice(x);
+        self.forward(output);
     }
 }
 
@@ -160,7 +170,7 @@ pub(crate) fn forward_sequences(layers: &[HostLayer], x: &mut [f32], seq: usize,
     let Some(first) = layers.first() else { return };
     let attention = &first.attention;
     let (kv_heads, head_dim) = (attention.num_kv_heads, attention.head_dim);
-    x.par_chunks_mut(seq * attention.norm.gamma.len()).for_each(|x| {
+    x.par_chunks_mut(seq * attention.norm.width()).for_each(|x| {
         let scratch = &mut Scratch::with_threads(Threads::One);
         // No layer looks at another's keys, so one cache serves all in turn.
         let mut cache = HostLayerCache::new(kv_heads, head_dim, seq);
@@ -170,24 +180,24 @@ pub(crate) fn forward_sequences(layers: &[HostLayer], x: &mut [f32], seq: usize,
     });
 }
 
-/// Runs layers on rows at positions from `start` on, in place; `caches` has one entry a layer.
+/// Runs layers on rows at positions from `start` on, in place; `caches` gives one a layer.
 ///
 /// Many rows are shared by two threads: one runs the first half through layer after layer, the
 /// other follows with the second half, one layer behind, because its queries look at the first
 /// half's keys. They meet once a layer, where products split over threads would meet four times.
-pub(crate) fn forward_layers(
+pub(crate) fn forward_layers<'a>(
     layers: &[HostLayer],
     x: &mut [f32],
     start: usize,
-    caches: Vec<&mut HostLayerCache>,
+    caches: impl Iterator<Item = &'a mut HostLayerCache>,
     rope: &RopeTable,
+    scratch: &mut Scratch,
 ) {
-    let width = layers[0].attention.norm.gamma.len();
+    let width = layers[0].attention.norm.width();
     let num_rows = x.len() / width;
     // Products of large layers are worth sharing one by one, and among more than two.
     let is_large = layers[0].mlp.gate_up.is_shared();
     if num_rows < ROWS_FOR_TWO || is_large || rayon::current_num_threads() < 2 {
-        let scratch = &mut Scratch::default();
         for (layer, cache) in layers.iter().zip(caches) {
             layer.forward(x, start, cache, rope, scratch);
         }
@@ -196,7 +206,7 @@ pub(crate) fn forward_layers(
     // The second half's queries see more keys, so the first half is the larger.
     let half = num_rows.div_ceil(2).next_multiple_of(2);
     let (first, second) = x.split_at_mut(half * width);
-    let caches: Vec<Mutex<&mut HostLayerCache>> = caches.into_iter().map(Mutex::new).collect();
+    let caches: Vec<Mutex<&mut HostLayerCache>> = caches.map(Mutex::new).collect();
     let num_done = AtomicUsize::new(0);
     let run = |x: &mut [f32], start: usize, before: &dyn Fn(usize), after: &dyn Fn(usize)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
@@ -257,10 +267,7 @@ impl HostMlp {
     /// Adds the MLP of rows to them.
     pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
         let Scratch { normed, wide, narrow, threads, .. } = scratch;
-        vectorized(
-            #[inline(always)]
-            || steps::rms_norm(x, &self.norm.gamma, self.norm.epsilon, normed),
-        );
+        self.norm.forward_into(x, normed);
         self.gate_up.multiply(normed, wide, *threads);
         vectorized(
             #[inline(always)]

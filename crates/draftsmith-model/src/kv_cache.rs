@@ -9,13 +9,15 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use crate::config::LlamaConfig;
-use crate::host::{HostLayerCache, tensor, values};
+use crate::host::{HostLayerCache, Scratch, tensor, values};
 
 /// Keys and values of every layer of one model for one sequence.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
+    /// What the host path's forwards over this cache write to on their way.
+    scratch: Scratch,
 }
 
 /// Keys and values of one layer.
@@ -57,7 +59,7 @@ impl KvCache {
         let layers = (0..config.num_hidden_layers)
             .map(|_| LayerCache { store: store(), len: 0, capacity })
             .collect();
-        Self { layers, capacity }
+        Self { layers, capacity, scratch: Scratch::default() }
     }
 
     /// The number of tokens that layer `layer` has read.
@@ -82,7 +84,8 @@ impl KvCache {
         }
     }
 
-    /// Counts `new` more tokens as read by each layer of a range, before the host path writes them.
+    /// Counts `new` more tokens as read by each layer of a range, before the host path writes them,
+    /// and gives what it needs for that: each layer's memory, and its buffers.
     ///
     /// # Panics
     /// If the layers hold different numbers of tokens, there is no room left, or the cache is not
@@ -91,13 +94,18 @@ impl KvCache {
         &mut self,
         layers: Range<usize>,
         new: usize,
-    ) -> Vec<&mut HostLayerCache> {
-        let start = self.len(layers.start);
-        fn extend(layer: &mut LayerCache, start: usize, new: usize) -> &mut HostLayerCache {
+    ) -> (impl Iterator<Item = &mut HostLayerCache>, &mut Scratch) {
+        let layers = &mut self.layers[layers];
+        let start = layers[0].len;
+        for layer in layers.iter_mut() {
             assert_eq!(layer.len, start, "layers of one range run in step");
-            layer.extend_on_host(new)
+            layer.extend(new);
         }
-        self.layers[layers].iter_mut().map(|layer| extend(layer, start, new)).collect()
+        let memory = layers.iter_mut().map(|layer| match &mut layer.store {
+            Store::Host(store) => store,
+            Store::Device(_) => panic!("a model with a host path has its cache there"),
+        });
+        (memory, &mut self.scratch)
     }
 
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
@@ -108,18 +116,6 @@ impl KvCache {
 impl LayerCache {
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Counts `new` more tokens as read, before the host path writes them.
-    ///
-    /// # Panics
-    /// If there is no room left, or the cache is not in host memory.
-    pub(crate) fn extend_on_host(&mut self, new: usize) -> &mut HostLayerCache {
-        self.extend(new);
-        match &mut self.store {
-            Store::Host(store) => store,
-            Store::Device(_) => panic!("a model with a host path has its cache there"),
-        }
     }
 
     /// Appends the keys and values of new tokens, and returns those of all tokens.

@@ -11,6 +11,7 @@ mod error;
 mod host;
 mod kv_cache;
 mod llama;
+mod rows;
 mod weights;
 
 pub use acceptance_head::{AcceptanceHead, AcceptanceHeadConfig};
@@ -19,6 +20,7 @@ pub use config::{LlamaConfig, RopeConfig, RopeScaling};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use llama::CausalLm;
+pub use rows::Rows;
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
     write_whole,

@@ -10,6 +10,7 @@
 
 pub(crate) mod attention;
 mod load;
+mod on_host;
 pub(crate) mod rope;
 #[cfg(test)]
 mod tests;
@@ -19,15 +20,15 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Int, Tensor, activation::silu, module::embedding};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
 
 use crate::config::LlamaConfig;
-use crate::host::{
-    self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Scratch, Threads,
-};
+use crate::host;
 use crate::kv_cache::KvCache;
+use crate::rows::{Place, Rows};
 use attention::{Attention, Positions};
 pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
+use on_host::HostModel;
 use rope::Rope;
 
 /// A causal language model of the Llama architecture.
@@ -166,71 +167,80 @@ impl CausalLm {
         embedding(self.embed_tokens.val(), ids)
     }
 
+    /// Looks up the embeddings of one sequence's tokens, for the layers over a cache: in host
+    /// memory where the model has a host path and the tokens are few. There what is said of a token
+    /// does not depend on the tokens beside it.
+    pub fn embed_ids(&self, ids: &[u32]) -> Rows {
+        if let Some(host) = self.host.as_deref().filter(|_| ids.len() <= host::MOST_ROWS) {
+            return host.embed(ids).into();
+        }
+        let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        let ids = Tensor::from_data(TensorData::new(values, [1, ids.len()]), &self.device());
+        self.embed(ids).into()
+    }
+
     /// Runs a range of layers on new tokens, which follow those that each layer's cache holds.
-    ///
-    /// # Shapes
-    /// - hidden: `[batch, seq, hidden]`
-    /// - output: the same
     ///
     /// # Panics
     /// If the layers of the range hold different numbers of tokens, or the cache is full.
-    pub fn forward_layers(
-        &self,
-        layers: Range<usize>,
-        hidden: Tensor<3>,
-        cache: &mut KvCache,
-    ) -> Tensor<3> {
+    pub fn forward_layers(&self, layers: Range<usize>, hidden: Rows, cache: &mut KvCache) -> Rows {
         if layers.is_empty() {
             return hidden;
         }
+        let hidden = match (&self.host, hidden) {
+            (Some(host), Rows(Place::Host(rows))) => {
+                return host.forward_layers(layers, rows, cache).into();
+            }
+            (_, hidden) => hidden.into_tensor(&self.device()),
+        };
         let start = cache.len(layers.start);
-        if let Some(host) = self.host_for(&hidden) {
-            return host.forward_layers(layers, hidden, cache);
-        }
         let positions = Positions::new(&self.rope, start, hidden.dims()[1]);
-        layers.fold(hidden, |hidden, number| {
+        let run = |hidden, number| {
             let layer_cache = cache.layer_mut(number);
             assert_eq!(layer_cache.len(), start, "layers of one range run in step");
             self.layers[number].forward(hidden, &positions, Some(layer_cache))
-        })
+        };
+        layers.fold(hidden, run).into()
     }
 
     /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
-    /// values alone: of the last layer nothing else is computed.
-    ///
-    /// # Shapes
-    /// - hidden: `[1, seq, hidden]`, the stream after `first` layers; embeddings where that is 0
+    /// values alone: of the last layer nothing else is computed. `hidden` is the stream after
+    /// `first` layers; embeddings where that is 0.
     ///
     /// # Panics
     /// If the layers hold different numbers of tokens, or the cache is full.
-    pub fn fill_cache(&self, first: usize, hidden: Tensor<3>, cache: &mut KvCache) {
+    pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
         let last = self.config.num_hidden_layers - 1;
-        let hidden = self.forward_layers(first..last, hidden, cache);
-        let start = cache.len(last);
-        let [_, seq, _] = hidden.dims();
+        let hidden = match (&self.host, self.forward_layers(first..last, hidden, cache)) {
+            (Some(host), Rows(Place::Host(rows))) => return host.fill_last(&rows, cache),
+            (_, hidden) => hidden.into_tensor(&self.device()),
+        };
         let layer_cache = cache.layer_mut(last);
-        if let Some(host) = self.host_for(&hidden) {
-            let memory = layer_cache.extend_on_host(seq);
-            let x = host::values(hidden);
-            let scratch = &mut Scratch::default();
-            host.layers[last].attention.fill(&x, start, memory, &host.rope, scratch);
-            return;
-        }
-        let positions = Positions::new(&self.rope, start, seq);
+        let positions = Positions::new(&self.rope, layer_cache.len(), hidden.dims()[1]);
         let layer = &self.layers[last];
         layer.self_attn.fill(layer.input_layernorm.forward(hidden), &positions, layer_cache);
+    }
+
+    /// [`CausalLm::final_norm`] of rows.
+    pub fn normed(&self, hidden: Rows) -> Rows {
+        match (&self.host, hidden) {
+            (Some(host), Rows(Place::Host(rows))) => host.normed(rows).into(),
+            (_, hidden) => self.final_norm(hidden.into_tensor(&self.device())).into(),
+        }
+    }
+
+    /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
+    pub fn logits(&self, normed: &Rows) -> Rows {
+        match (&self.host, normed) {
+            (Some(host), Rows(Place::Host(rows))) => host.logits(rows).into(),
+            _ => self.lm_head(normed.clone().into_tensor(&self.device())).into(),
+        }
     }
 
     /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
-        match self.host_for(&hidden) {
-            Some(host) => {
-                let (shape, device) = (hidden.dims(), hidden.device());
-                host::tensor(host.norm.forward(&host::values(hidden)), shape, &device)
-            }
-            None => self.norm.forward(hidden),
-        }
+        self.norm.forward(hidden)
     }
 
     /// Applies the LM head to normed hidden states.
@@ -240,12 +250,6 @@ impl CausalLm {
     /// - output: `[batch, seq, vocab]`
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
-        if let Some(host) = self.host_for(&hidden) {
-            let device = hidden.device();
-            let mut logits = Vec::new();
-            host.lm_head.multiply(&host::values(hidden), &mut logits, Threads::All);
-            return host::tensor(logits, [batch, seq, self.config.vocab_size], &device);
-        }
         let rows = hidden.reshape([batch * seq, width]);
         rows.matmul(self.lm_head_weight()).reshape([batch, seq, self.config.vocab_size])
     }
@@ -313,18 +317,12 @@ impl CausalLm {
         if let Some(host) = self.host.as_deref().filter(|_| seq <= host::MOST_ROWS) {
             let (shape, device) = (hidden.dims(), hidden.device());
             let mut x = host::values(hidden);
-            host::forward_sequences(&host.layers[layers], &mut x, seq, &host.rope);
+            host.run_sequences(layers, &mut x, seq);
             return host::tensor(x, shape, &device);
         }
         let positions = Positions::new(&self.rope, 0, seq);
         let layers = self.layers[layers].iter();
         layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
-    }
-
-    /// The host path, where there is one and the rows are few.
-    fn host_for(&self, hidden: &Tensor<3>) -> Option<&HostModel> {
-        let [batch, seq, _] = hidden.dims();
-        self.host.as_deref().filter(|_| batch * seq <= host::MOST_ROWS)
     }
 }
 
@@ -340,52 +338,5 @@ impl DecoderLayer {
         let hidden = hidden + attended;
         let mlp = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
         hidden + mlp
-    }
-}
-
-/// A model as `host` runs it: what few rows on the CPU go through instead of tensors.
-#[derive(Debug)]
-struct HostModel {
-    layers: Vec<HostLayer>,
-    norm: HostNorm,
-    lm_head: Panels,
-    rope: RopeTable,
-}
-
-impl HostModel {
-    fn of(model: &CausalLm) -> Self {
-        let layer = |layer: &DecoderLayer| {
-            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
-            let attention =
-                HostAttention::new(&model.config, &layer.input_layernorm, attention.projections());
-            let mlp = HostMlp::new(
-                &layer.post_attention_layernorm,
-                &mlp.gate_proj,
-                &mlp.up_proj,
-                &mlp.down_proj,
-            );
-            HostLayer { attention, mlp }
-        };
-        let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
-        Self {
-            layers: model.layers.iter().map(layer).collect(),
-            norm: HostNorm::of(&model.norm),
-            lm_head: host::pack(&[head]),
-            rope: model.rope.table(),
-        }
-    }
-
-    fn forward_layers(
-        &self,
-        layers: Range<usize>,
-        hidden: Tensor<3>,
-        cache: &mut KvCache,
-    ) -> Tensor<3> {
-        let (shape, device) = (hidden.dims(), hidden.device());
-        let start = cache.len(layers.start);
-        let mut x = host::values(hidden);
-        let memory = cache.extend_on_host(layers.clone(), shape[1]);
-        host::forward_layers(&self.layers[layers], &mut x, start, memory, &self.rope);
-        host::tensor(x, shape, &device)
     }
 }

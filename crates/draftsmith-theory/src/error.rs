@@ -18,7 +18,9 @@ pub enum TheoryError {
     #[error("top_k must be at least 1; leave it out to keep every token")]
     TopK,
     /// Bounds on the candidate length that no round can satisfy.
-    #[error("candidate length bounds must satisfy 1 <= min <= max, not min `{min}`, max `{max}`")]
+    #[error(
+        "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"
+    )]
     Bounds {
         /// The least number of candidates asked for.
         min: usize,
@@ -98,6 +100,16 @@ pub enum TheoryError {
     Collinear {
         /// How many observations were given.
         num_observations: usize,
+    },
+    /// A number outside its own interval.
+    #[error("an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`")]
+    Interval {
+        /// The number.
+        value: f64,
+        /// The lower end.
+        low: f64,
+        /// The upper end.
+        high: f64,
     },
     /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 must not be used.
     #[error(

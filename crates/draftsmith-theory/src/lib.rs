@@ -19,6 +19,8 @@
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
 //! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
+//! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
+//! | `losslessness` | whether sampled output has the target's law, tested |
 //! | `head_metrics` | how good an acceptance head's predictions are |
 //! | `split` | training or validation, by row id |
 
@@ -31,7 +33,9 @@ mod draws;
 mod enumerate;
 mod error;
 mod head_metrics;
+mod intervals;
 mod least_squares;
+mod losslessness;
 mod mixing;
 mod replay;
 mod sampling;
@@ -57,6 +61,8 @@ pub use draws::{Draws, SeededDraws};
 pub use enumerate::{Enumerator, enumerate, law};
 pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores};
+pub use intervals::{Interval, bootstrap};
+pub use losslessness::LosslessnessTest;
 pub use mixing::{acceptance_prob, keep_target};
 pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal,

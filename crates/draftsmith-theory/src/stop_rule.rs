@@ -131,9 +131,10 @@ fn check_probability(
     if (0.0..=1.0).contains(&threshold) { Ok(()) } else { Err(error(threshold)) }
 }
 
-/// The least and the greatest number of candidates a round, both inclusive, 1 <= `min` <= `max`.
+/// The least and the greatest number of candidates a round, both inclusive, `min` <= `max`, 1 <= `max`.
 ///
-/// The round loop applies them: below `min` it draws on whatever the rule says, at `max` it stops. It may also stop
+/// The round loop applies them: below `min` it draws on whatever the rule says, at `max` it stops. A minimum of 0 lets
+/// a rule that stops before a draw end a round without candidates; for others it is 1. It may also stop
 /// early for reasons of its own, such as an end-of-sequence candidate or the token limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedBounds")]
@@ -170,9 +171,9 @@ impl Bounds {
     /// Bounds from `min` to `max` candidates.
     ///
     /// # Errors
-    /// Unless 1 <= `min` <= `max`.
+    /// Unless `min` <= `max` and 1 <= `max`.
     pub fn new(min: usize, max: usize) -> Result<Self, TheoryError> {
-        if 1 <= min && min <= max {
+        if 1 <= max && min <= max {
             Ok(Self { min, max })
         } else {
             Err(TheoryError::Bounds { min, max })

@@ -60,5 +60,6 @@ pub use burn_train::Interrupter;
 pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_training::HeadTraining;
+pub use rows::is_held_out;
 pub use train_adapter::{TrainedAdapter, train_adapter};
 pub use train_head::{TrainedHead, train_head};

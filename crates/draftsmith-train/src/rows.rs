@@ -125,8 +125,9 @@ impl<T> Split<T> {
     }
 }
 
-/// Whether a row is held out: decided by its conversation, so that turns stay together.
-pub(crate) fn is_held_out(row: &ResponseRow, validation_share: f64) -> bool {
+/// Whether training holds a row out for validation: decided by its conversation, so that turns stay
+/// together.
+pub fn is_held_out(row: &ResponseRow, validation_share: f64) -> bool {
     in_validation(conversation(row), validation_share)
 }
 

@@ -1,21 +1,24 @@
-//! What a forward of the embedded models costs, by the number of rows, and what decoding makes of
-//! it: `cargo bench -p draftsmith --bench decode`.
+//! What a forward of the embedded models costs, by the number of rows, what decoding makes of it,
+//! what an acceptance head adds to a draft step, and how long the binary takes from its start to
+//! its first token: `cargo bench -p draftsmith --bench decode`.
 
 #[path = "../src/allocator.rs"]
 mod allocator;
 
+use std::io::Read;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use burn::tensor::Device;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use draftsmith_decode::{
-    Limits, ModelSession, SeparateDraft, Target, decode_plain, decode_speculative,
+    Drafter, Limits, ModelSession, SeparateDraft, Target, decode_plain, decode_speculative,
 };
-use draftsmith_model::CausalLm;
-use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, LlamaConfig, WeightDtype};
+use draftsmith_theory::{Decoding, FixedLength, SeededDraws, SignalNeeds};
 
 const NEW_TOKENS: usize = 64;
 const LIMITS: Limits = Limits { max_new_tokens: NEW_TOKENS, eos_token_ids: Vec::new() };
@@ -28,9 +31,12 @@ fn main() {
     divan::main();
 }
 
+fn dir_of(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
+}
+
 fn load(name: &str) -> CausalLm {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name);
-    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the embedded model loads")
+    CausalLm::from_model_dir(&dir_of(name), &Device::flex()).expect("the embedded model loads")
 }
 
 /// A prompt of some length; the ids of ordinary tokens.
@@ -39,7 +45,7 @@ fn prompt(len: usize) -> Vec<u32> {
 }
 
 /// One target forward over so many rows, after a prompt of 60 tokens: 1 is plain decoding, K + 1
-/// the verification of K candidates, 17 the first that goes to the general matrix product.
+/// the verification of K candidates, from 20 on two threads share them.
 #[divan::bench(args = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 128])]
 fn target_forward(bencher: Bencher, rows: usize) {
     let tokens = prompt(60 + rows);
@@ -61,6 +67,76 @@ fn draft_forward(bencher: Bencher) {
         session.roll_back(60);
         session.logits(&tokens, 1).expect("finite")
     });
+}
+
+/// A draft of 2 layers and hidden size 128, with 4,096 tokens, and heads of 0 to 4 blocks, each with
+/// random weights. Read from files, because what was initialised is there to be trained.
+static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::new(|| {
+    let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
+    let config = LlamaConfig {
+        vocab_size: 4096,
+        hidden_size: 128,
+        intermediate_size: 344,
+        num_attention_heads: 4,
+        num_key_value_heads: 4,
+        head_dim: 32,
+        ..DRAFT.config().clone()
+    };
+    config.init(&device).write_model_dir(dir.path(), WeightDtype::Bf16).expect("written");
+    let draft = CausalLm::from_model_dir(dir.path(), &device).expect("reads");
+    let head = |num_layers| {
+        let config = AcceptanceHeadConfig::new(128, num_layers, true);
+        config.init(&device).write_dir(dir.path(), &config).expect("written");
+        AcceptanceHead::from_dir(dir.path(), 128, &device).expect("reads").1
+    };
+    (draft, (0..=4).map(head).collect())
+});
+
+/// One step of that draft, with a head of so many blocks or with none.
+#[divan::bench(args = ["no head", "1 block", "2 blocks", "3 blocks", "4 blocks"])]
+fn draft_step(bencher: Bencher, head: &str) {
+    let (draft, heads) = &*DRAFT_AND_HEADS;
+    let num_blocks = head.split(' ').next().and_then(|number| number.parse::<usize>().ok());
+    let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256);
+    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
+    let tokens = prompt(61);
+    drafter.begin(&mut (), &tokens).expect("the prompt fits");
+    bencher.bench_local(|| {
+        Drafter::<()>::roll_back(&mut drafter, 60);
+        drafter.draft(&mut (), &tokens, 1, needs).expect("finite")
+    });
+}
+
+/// `generate` with the embedded pair, from the start of its process to its first token.
+#[divan::bench(sample_count = 20, sample_size = 1)]
+fn cold_start(bencher: Bencher) {
+    bencher.bench_local(|| {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_draftsmith"))
+            .args(["generate", "--greedy", "--quiet", "--prompt", "Add 3, 4 and 5."])
+            .args(["--max-new-tokens", "1", "--candidate-length", "1"])
+            .args([
+                Path::new("--target"),
+                &dir_of("target"),
+                Path::new("--draft"),
+                &dir_of("draft"),
+            ])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut first = [0];
+        let stdout = process.stdout.as_mut().expect("piped");
+        stdout.read_exact(&mut first).expect("it says something");
+        Ended(process)
+    });
+}
+
+/// A process that is waited for when it is let go, untimed.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.wait().expect("it ends");
+    }
 }
 
 /// Greedy decoding with the target alone, tokens a second.

@@ -1,5 +1,6 @@
 //! The command line: what can be said, resolved once into what is meant.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
 use crate::commands;
+use crate::commands::check::CheckFailed;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::recipe::Recipe;
@@ -48,11 +50,19 @@ enum Command {
     TrainHead(RecipeArguments),
     /// Train self-draft adapters on the built data.
     TrainAdapter(RecipeArguments),
+    /// Record what drafters say along responses, so that stop rules can be replayed without models.
+    Record(RecipeArguments),
     /// Measure plain decoding against drafting with the draft, its head and the adapters.
     Evaluate(RecipeArguments),
     /// Generate text with one model, with a target and its draft, or with a model and its adapter.
     Generate(GenerateArguments),
-    /// Explain a model, a head, an adapter, a dataset or results.
+    /// Measure costs here, replay all stop rules, and write the best into what was trained.
+    Tune(RecipeArguments),
+    /// Say what every stop rule would do on the test prompts, from what was recorded of them.
+    Replay(RecipeArguments),
+    /// Check that a head or adapter may be served: output and promises hold.
+    Check(CheckArguments),
+    /// Explain a model, a head, an adapter, a dataset, rollouts or results.
     Inspect {
         /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
         path: PathBuf,
@@ -71,6 +81,7 @@ struct RecipeArguments {
 /// What `generate` is told.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
+#[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
 pub(crate) struct GenerateArguments {
     /// The target's checkpoint directory.
     #[arg(long, value_name = "DIR")]
@@ -105,18 +116,35 @@ pub(crate) struct GenerateArguments {
     /// With an adapter: end a round after a candidate whose probability is at most this.
     #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
     pub(crate) confidence_threshold: Option<f64>,
-    /// Candidates a round, where no threshold ends it.
-    #[arg(long, value_name = "K", default_value_t = 5, conflicts_with = "head")]
-    pub(crate) candidate_length: usize,
+    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote into the head or
+    /// adapter; where none did, by H = 0.7 with a head, and after 5 candidates without.
+    #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
+    pub(crate) candidate_length: Option<usize>,
     /// With a head: end a round when the chance of a rejection exceeds this.
-    #[arg(long, value_name = "H", default_value_t = 0.7, requires = "head")]
-    pub(crate) stop_threshold: f64,
+    #[arg(long, value_name = "H", requires = "head")]
+    pub(crate) stop_threshold: Option<f64>,
     /// With a threshold: the most candidates a round; 20 with a head, 6 with an adapter if absent.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", requires = "threshold")]
     pub(crate) max_candidate_length: Option<usize>,
     /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
     #[arg(long, conflicts_with = "json")]
     pub(crate) show: bool,
+}
+
+/// What `check` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    /// A head's or an adapter's directory.
+    pub(crate) export: PathBuf,
+    /// Prompts to decode; those of the recipe's `[evaluate]` if absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// The most prompts, spread evenly.
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub(crate) num_prompts: NonZeroUsize,
+    /// The recipe that names the models; the one beside the export if absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) recipe: Option<PathBuf>,
 }
 
 /// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
@@ -134,7 +162,8 @@ pub fn run() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", describe(&error));
-            if json {
+            // A check that failed has told why in its own document.
+            if json && !error.is::<CheckFailed>() {
                 println!("{}", serde_json::json!({ "error": describe(&error) }));
             }
             ExitCode::FAILURE
@@ -160,12 +189,16 @@ fn execute(arguments: Arguments) -> Result<()> {
         Command::TrainAdapter(a) => {
             commands::train_adapter::run(&recipe(&a)?, &device()?, &console).map(drop)
         }
+        Command::Record(a) => commands::record::run(&recipe(&a)?, &device()?, &console).map(drop),
         Command::Evaluate(a) => {
             commands::evaluate::run(&recipe(&a)?, &device()?, &console).map(drop)
         }
         Command::Generate(a) => {
             commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, &console)
         }
+        Command::Tune(a) => commands::tune::run(&recipe(&a)?, &device()?, &console).map(drop),
+        Command::Replay(a) => commands::replay::run(&recipe(&a)?, &console).map(drop),
+        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, &console),
         Command::Inspect { path } => commands::inspect::run(&path, &console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }

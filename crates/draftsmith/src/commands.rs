@@ -1,10 +1,14 @@
 //! The subcommands, one file each.
 
 pub(crate) mod build_data;
+pub(crate) mod check;
 pub(crate) mod evaluate;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod record;
+pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod train_adapter;
 pub(crate) mod train_head;
 mod training;
+pub(crate) mod tune;

@@ -38,6 +38,13 @@ impl Console {
         Ok(Self { quiet, json, output: true, interrupted })
     }
 
+    /// A console that says nothing and never hears Ctrl-C.
+    #[cfg(test)]
+    pub(crate) fn silent() -> Self {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        Self { quiet: true, json: false, output: false, interrupted }
+    }
+
     /// The same console without stdout.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }

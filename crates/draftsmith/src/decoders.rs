@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{
-    Generation, Limits, Logits, ModelSession, RecordOptions, RoundTokens, SelfDraft, SeparateDraft,
-    decode_plain, decode_speculative, record,
+    DecodeError, Drafter, Generation, Limits, Logits, ModelSession, RecordOptions, RoundTokens,
+    SelfDraft, SeparateDraft, Target, decode_plain, decode_speculative, record,
 };
-use draftsmith_theory::{Decoding, Draws, Recording, StopRule};
+use draftsmith_theory::{Decoding, Draws, Recording, SignalNeeds, StopRule};
 
 use crate::pair::Pair;
 use crate::results::DrafterName;
@@ -135,6 +135,29 @@ impl<'m> Decoders<'m> {
         })
     }
 
+    /// What a drafter would draw from at each place of a response, read token by token as in decoding.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    pub(crate) fn draft_logits(
+        &mut self,
+        drafter: DrafterName,
+        prompt_ids: &[u32],
+        response: &[u32],
+    ) -> Result<Vec<Vec<f32>>> {
+        Ok(match drafter {
+            DrafterName::None => bail!("the target alone drafts nothing"),
+            DrafterName::Draft => {
+                let drafter = self.drafter.as_mut().context(NO_DRAFT)?;
+                draft_along(&mut self.target, drafter, prompt_ids, response)?
+            }
+            DrafterName::SelfDraft { exit_layer } => {
+                let SelfDrafting { target, drafter, .. } = find(&mut self.self_drafts, exit_layer)?;
+                draft_along(target, drafter, prompt_ids, response)?
+            }
+        })
+    }
+
     /// Whether an acceptance head speaks of a drafter's candidates.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
         drafter == DrafterName::Draft && self.has_head
@@ -155,6 +178,23 @@ impl<'m> Decoders<'m> {
     pub(crate) fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits> {
         Ok(self.target.score(ids, from)?)
     }
+}
+
+fn draft_along<T: Target, D: Drafter<T>>(
+    target: &mut T,
+    drafter: &mut D,
+    prompt_ids: &[u32],
+    response: &[u32],
+) -> Result<Vec<Vec<f32>>, DecodeError> {
+    target.begin(prompt_ids)?;
+    drafter.begin(target, prompt_ids)?;
+    let mut ids = prompt_ids.to_vec();
+    let mut logits = Vec::with_capacity(response.len());
+    for token in response {
+        logits.push(drafter.draft(target, &ids, 0, SignalNeeds::default())?.logits);
+        ids.push(*token);
+    }
+    Ok(logits)
 }
 
 const NO_DRAFT: &str = "a draft's setting is run where there is one";

@@ -3,10 +3,12 @@
 //! The only crate that prints, reads arguments and picks devices. One file a subcommand in
 //! `commands/`; what they share stands beside it.
 
+mod agreement;
 mod answers;
 mod cli;
 mod commands;
 mod console;
+mod costs;
 mod decoders;
 mod device;
 mod pair;
@@ -14,7 +16,10 @@ mod progress;
 mod recipe;
 mod report;
 mod results;
+mod rollouts;
+mod sweep;
 mod table;
 mod trained;
+mod tuned;
 
 pub use cli::run;

@@ -158,6 +158,28 @@ impl Recipe {
         }
     }
 
+    /// Where tune and replay write.
+    pub(crate) fn tuning_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name).join("tuning")
+    }
+
+    /// The sections of record, tune and replay, for stages that cannot do without.
+    pub(crate) fn need_tuning(&self, stage: &str) -> Result<(&TuneRecipe, &EvaluateRecipe)> {
+        let tune = self.tune.as_ref().with_context(|| {
+            format!(
+                "the recipe has no section `[tune]`, which {stage} needs: it says what stop rules \
+                 are chosen on; an empty one will do"
+            )
+        })?;
+        let evaluate = self.evaluate.as_ref().with_context(|| {
+            format!(
+                "the recipe has no section `[evaluate]`, which {stage} needs: it says how, and on \
+                 which prompts, decoding is tested"
+            )
+        })?;
+        Ok((tune, evaluate))
+    }
+
     /// Where evaluate writes.
     pub(crate) fn evaluation_dir(&self) -> PathBuf {
         Path::new("checkpoints").join(&self.name).join("evaluation")

@@ -2,8 +2,8 @@
 //!
 //! No script, no font, no request: the style sheet stands in the page and the pictures are inline SVG. This file says
 //! what is on the page; its template says where. The pictures' geometry is worked out in `report/`: `pareto` (discard
-//! rate against verification rate), `bars` (speed-ups) and `curves` (CTAR, acceptance by position), with `axis`, `key`
-//! and `labels` under them; `sections` holds what comes before and after the pictures.
+//! rate against verification rate), `bars` (speed-ups), `curves` (CTAR, acceptance by position) and `replay` (gains, with
+//! their tables), with `axis`, `key` and `labels` under them; `sections` holds what comes before and after the pictures.
 
 mod axis;
 mod bars;
@@ -13,13 +13,14 @@ pub(crate) mod fixture;
 mod key;
 mod labels;
 mod pareto;
+mod replay;
 mod sections;
 
 use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
-use crate::results::{DrafterName, EvaluationSummary, Group, ResultRow, groups};
+use crate::results::{DrafterName, EvaluationSummary, Group, ReplayGroup, ResultRow, groups};
 
 /// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the style sheet shows
 /// the one that fits: text scaled down with a wide picture could not be read on a telephone.
@@ -36,11 +37,19 @@ const FRAMES: [Frame; 2] = [
     Frame { name: "narrow", width: 350.0, pareto_height: 330.0, curves_height: 260.0 },
 ];
 
-/// The page for `rows`, in the order they are given, and what they were measured with.
+/// A table of more settings is folded up.
+const SHORT_TABLE: usize = 30;
+
+/// The page for `rows`, in the order they are given, what they were measured with, and what replay found; of no replay
+/// it says nothing.
 ///
 /// # Errors
-/// None that rows and summary can cause: the template is ours.
-pub(crate) fn render_html(rows: &[ResultRow], summary: &EvaluationSummary) -> Result<String> {
+/// None that rows, summary and replays can cause: the template is ours.
+pub(crate) fn render_html(
+    rows: &[ResultRow],
+    summary: &EvaluationSummary,
+    replays: &[ReplayGroup],
+) -> Result<String> {
     let groups = groups(rows);
     let mut datasets: Vec<(&str, Vec<Value>)> = Vec::new();
     for (index, group) in groups.iter().enumerate() {
@@ -67,6 +76,7 @@ pub(crate) fn render_html(rows: &[ResultRow], summary: &EvaluationSummary) -> Re
         lead => sections::lead(&groups),
         cards => sections::cards(&groups),
         datasets,
+        replays => replay::sections(replays),
         costs => sections::costs(&groups, summary),
         lossless => sections::lossless(&groups, summary),
         provenance => sections::provenance(summary),
@@ -89,6 +99,8 @@ fn environment() -> Result<Environment<'static>> {
         ("bars.html", include_str!("report/bars.html")),
         ("acceptance.html", include_str!("report/acceptance.html")),
         ("curves.html", include_str!("report/curves.html")),
+        ("replay.html", include_str!("report/replay.html")),
+        ("gains.html", include_str!("report/gains.html")),
         ("key.html", include_str!("report/key.html")),
         ("style.css", include_str!("report/style.css")),
     ] {
@@ -113,8 +125,11 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
         let charts = FRAMES.iter().filter_map(|frame| curves::picture(group, curves, *frame));
         context! { name => curves.name, charts => charts.collect::<Vec<_>>() }
     };
+    let num_settings = group.pooled().count();
     context! {
         id => group_id(index),
+        num_settings => counted(num_settings, "setting"),
+        is_short => num_settings <= SHORT_TABLE,
         title => sentence_case(&group.decoding_text()),
         name => format!("{}, {}", group.dataset, group.decoding_text()),
         paretos => paretos.collect::<Vec<_>>(),
@@ -141,7 +156,7 @@ fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
     let counts = row.counts();
     context! {
         label => rule_label(row),
-        mark => group.standing(row).map(|standing| on_a_page(&standing.mark(row))),
+        mark => group.standing(row).map(|standing| standing.mark()),
         tokens_per_second => number(row.tokens_per_second, 1),
         speedup => times(row.speedup),
         modelled => times(row.modelled_speedup),
@@ -186,12 +201,16 @@ fn on_a_page(label: &str) -> String {
     label.replace("eta", "η")
 }
 
-/// `value` with so many decimals; an en dash where there is none.
+/// `value` with so many decimals; an en dash where there is none. What rounds to 0 has no sign.
 fn number(value: f64, decimals: usize) -> String {
-    if value.is_finite() {
-        format!("{value:.decimals$}").replace('-', "\u{2212}")
-    } else {
-        "\u{2013}".into()
+    if !value.is_finite() {
+        return "\u{2013}".into();
+    }
+    let text = format!("{value:.decimals$}");
+    match text.strip_prefix('-') {
+        Some(zero) if !zero.contains(|digit| matches!(digit, '1'..='9')) => zero.into(),
+        Some(digits) => format!("\u{2212}{digits}"),
+        None => text,
     }
 }
 
@@ -208,8 +227,8 @@ fn percent(share: f64) -> String {
 
 /// `+9.0 %`, `−1.2 %`.
 fn gain(ratio: f64) -> String {
-    let sign = if ratio >= 1.0 { "+" } else { "" };
-    format!("{sign}{}", percent(ratio - 1.0))
+    let text = percent(ratio - 1.0);
+    if text.starts_with('\u{2212}') || !ratio.is_finite() { text } else { format!("+{text}") }
 }
 
 /// `12 345`, with narrow spaces that do not break.

@@ -22,12 +22,12 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Decoding, Sampling, Trace};
 use serde::{Deserialize, Serialize, Serializer};
 
-pub(crate) use group::{Group, groups};
+pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{DecodingName, DrafterName, Road, StopRuleName};
 pub(crate) use replay::{CostSource, Estimate, ReplayGroup, ReplayRow};
 pub(crate) use summary::{
-    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, Version,
-    summary_to_json,
+    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
+    Version, summary_to_json,
 };
 
 /// The category of the rows that pool all prompts of a dataset.
@@ -55,8 +55,8 @@ pub(crate) struct ResultRow {
     pub(crate) drafter: DrafterName,
     /// What ends a draft phase.
     pub(crate) stop_rule: StopRuleName,
-    /// The stop rule's number: K for a fixed length, h for a rejection threshold, η for a confidence threshold, null
-    /// without a rule.
+    /// The stop rule's number: K, the heuristic's first K, a threshold, or the least worth of a draft forward in tokens;
+    /// null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub(crate) setting: Option<f64>,
     /// How tokens are chosen.
@@ -191,15 +191,12 @@ impl ResultRow {
 
     /// The label without the drafter: for where a heading names it.
     pub(crate) fn rule_label(&self) -> String {
-        match self.stop_rule.symbol() {
-            Some(symbol) => format!("{symbol} = {}", self.setting_text()),
-            None => "target alone".into(),
-        }
+        self.stop_rule.label(self.setting)
     }
 
     /// The setting's number alone: `6`, `0.7`; `?` where a rule has none.
     pub(crate) fn setting_text(&self) -> String {
-        self.setting.map_or_else(|| "?".into(), |setting| setting.to_string())
+        names::setting_text(self.setting)
     }
 
     /// Whether the row pools all prompts of its dataset.
@@ -244,7 +241,7 @@ fn temperature(decoding: &Decoding) -> f64 {
 
 /// Puts rows in the order they are shown: datasets as they first came, then greedy before sampled, then all prompts
 /// before their categories as they first came, then the target alone, the separate draft and self-drafts by exit layer,
-/// in each fixed lengths and thresholds, each ascending. Equal rows keep their order.
+/// in each the rules in the order of their names, settings ascending. Equal rows keep their order.
 pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));

@@ -1,13 +1,15 @@
 //! Heads and adapters, as a recipe names or trains them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
+use serde_json::{Map, Value};
 
 use crate::pair::{Pair, hash_dir};
 use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::results::DrafterName;
 
 /// What was trained for a pair.
 pub(crate) struct Trained {
@@ -31,6 +33,90 @@ impl Trained {
         let adapters = read_adapters(recipe, adapter_dirs(recipe, evaluate), pair, device)?;
         Ok(Self { head, adapters })
     }
+
+    /// Reads the one head or adapter in `dir`.
+    ///
+    /// # Errors
+    /// If it is broken, or of other models than `pair`.
+    pub(crate) fn read_export(
+        kind: ExportKind,
+        dir: &Path,
+        recipe: &Recipe,
+        pair: &Pair,
+        device: &Device,
+    ) -> Result<Self> {
+        Ok(match kind {
+            ExportKind::Head => {
+                let head = read_head_in(dir, recipe, pair, device)?;
+                Self { head: Some(head), adapters: Vec::new() }
+            }
+            ExportKind::Adapter => {
+                let adapters = read_adapters(recipe, vec![dir.to_path_buf()], pair, device)?;
+                Self { head: None, adapters }
+            }
+        })
+    }
+
+    /// The directory of what was trained for a drafter: the draft's head, or the adapter.
+    pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
+        match drafter {
+            DrafterName::None => None,
+            DrafterName::Draft => self.head.as_ref().map(|head| head.dir.clone()),
+            DrafterName::SelfDraft { exit_layer } => {
+                let mut adapters = self.adapters.iter();
+                let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
+                found.map(|adapter| adapter.dir.clone())
+            }
+        }
+    }
+}
+
+/// What training exports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExportKind {
+    /// An acceptance head for a separate draft.
+    Head,
+    /// A self-draft adapter.
+    Adapter,
+}
+
+impl ExportKind {
+    /// What lies in a directory, told by the keys of its `config.json`.
+    ///
+    /// # Errors
+    /// If that is neither a head nor an adapter.
+    pub(crate) fn of(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        if !path.is_file() {
+            bail!(
+                "there is no head or adapter in `{}`: it has no `config.json`; hint: give a \
+                 directory that `draftsmith train-head` or `draftsmith train-adapter` wrote",
+                dir.display()
+            );
+        }
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let config: Map<String, Value> = serde_json::from_slice(&bytes)
+            .with_context(|| format!("`{}` is not a JSON object", path.display()))?;
+        if config.contains_key("exit_layer") {
+            Ok(Self::Adapter)
+        } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
+            Ok(Self::Head)
+        } else {
+            bail!(
+                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
+                path.display()
+            )
+        }
+    }
+
+    /// The kind in words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Head => "acceptance head",
+            Self::Adapter => "self-draft adapter",
+        }
+    }
 }
 
 /// The directories of the adapters that are evaluated.
@@ -39,6 +125,12 @@ pub(crate) fn adapter_dirs(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Vec<Pa
         Some(dirs) => dirs.clone(),
         None => recipe.adapter_dirs().into_iter().map(|(_, dir)| dir).collect(),
     }
+}
+
+/// The directory of the head that is evaluated, if one is.
+pub(crate) fn head_dir(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Option<PathBuf> {
+    let own = recipe.head.as_ref().map(|_| recipe.head_dir());
+    evaluate.head.clone().or(own)
 }
 
 /// An adapter and where it came from.
@@ -96,10 +188,8 @@ fn read_head(
     pair: &Pair,
     device: &Device,
 ) -> Result<Option<Head>> {
-    let dir = match (&evaluate.head, &recipe.head) {
-        (Some(dir), _) => dir.clone(),
-        (None, Some(_)) => recipe.head_dir(),
-        (None, None) => return Ok(None),
+    let Some(dir) = head_dir(recipe, evaluate) else {
+        return Ok(None);
     };
     if !dir.join("config.json").is_file() {
         bail!(
@@ -108,11 +198,16 @@ fn read_head(
             dir.display()
         );
     }
+    read_head_in(&dir, recipe, pair, device).map(Some)
+}
+
+/// Reads the head in a directory.
+fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Result<Head> {
     let Some(draft) = &pair.draft else {
         bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
     };
-    let (config, head) = AcceptanceHead::from_dir(&dir, draft.config().hidden_size, device)?;
-    let draft_hash = hash_dir(recipe.need_draft("evaluate")?)?;
+    let (config, head) = AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?;
+    let draft_hash = hash_dir(recipe.need_draft("an acceptance head")?)?;
     if config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
         bail!(
             "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}): \
@@ -121,5 +216,5 @@ fn read_head(
             config.draft_hash.unwrap_or_default()
         );
     }
-    Ok(Some(Head { head, config, dir }))
+    Ok(Head { head, config, dir: dir.to_path_buf() })
 }

@@ -9,8 +9,8 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use serde_json::{Map, Value};
 
+use crate::columns::guard;
 use crate::error::{DataError, Place};
-use crate::responses::guard;
 
 /// Calls `visit` with each row's index and its columns of text or lists of text, by name. Columns
 /// of other types are not looked at: a conversation as a list of structures is read from JSON only.

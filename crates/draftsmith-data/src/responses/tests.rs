@@ -4,50 +4,25 @@
 use std::fs::{self, File};
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, Float32Array, ListArray, RecordBatch, StringArray, UInt32Array,
-};
-use arrow::buffer::{NullBuffer, OffsetBuffer};
-use arrow::datatypes::{DataType, Field, Schema};
-use parquet::arrow::ArrowWriter;
+use arrow::array::{ArrayRef, Float32Array, StringArray, UInt32Array};
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::{DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 
+use super::schema::COLUMNS;
 use super::*;
+use crate::columns::Kind;
+use crate::columns::tests::{
+    Noise, Table, check_cut_files, check_flipped_bytes, list, null_list, nullable,
+};
 use crate::provenance::tests::provenance;
 use crate::record::{DraftColumns, FinishReason};
 
-/// A small generator with a fixed seed: enough to look like noise.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// In (0, 1].
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// A token of a 4,096 vocabulary; small ids are more frequent, as in trained BPE.
-    fn id(&mut self) -> u32 {
-        (4096.0 * self.unit().powf(1.7)).ceil() as u32 - 1
-    }
-
-    /// The logarithm of a probability spread as language models spread it: near 0 as often as far
-    /// below.
-    fn log_prob(&mut self) -> f32 {
-        (self.unit().powi(2).ln() * self.unit()) as f32
-    }
-}
-
 fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> ResponseRow {
     let response_ids: Vec<u32> = (0..length).map(|_| noise.id()).collect();
-    let floats = |noise: &mut Noise| (0..length).map(|_| noise.log_prob()).collect::<Vec<_>>();
+    let floats =
+        |noise: &mut Noise| (0..length).map(|_| noise.log_prob() as f32).collect::<Vec<_>>();
     let response_target_log_prob = floats(noise);
     let draft = with_draft.then(|| {
         let mut draft = DraftColumns {
@@ -195,60 +170,17 @@ fn broken_rows_are_not_written() {
     assert!(!path.exists());
 }
 
-/// A one-row table by columns, to be broken before it is written.
-struct Table(Vec<(Field, ArrayRef)>);
-
-impl Table {
-    fn new() -> Self {
-        let schema = schema::arrow_schema();
-        let columns = schema.fields().iter().map(|field| {
-            let array: ArrayRef = match field.data_type() {
-                DataType::Utf8 => Arc::new(StringArray::from(vec!["eos"])),
-                DataType::List(element) => match element.data_type() {
-                    DataType::UInt32 => list(element, Arc::new(UInt32Array::from(vec![1, 2]))),
-                    _ => list(element, Arc::new(Float32Array::from(vec![-0.5, -1.5]))),
-                },
-                other => unreachable!("not in the schema: {other}"),
-            };
-            (field.as_ref().clone(), array)
-        });
-        Self(columns.collect())
-    }
-
-    fn set(&mut self, column: &str, array: ArrayRef) {
-        let (field, old) = self.0.iter_mut().find(|(field, _)| field.name() == column).unwrap();
-        *field = Field::new(column, array.data_type().clone(), true);
-        *old = array;
-    }
-
-    fn remove(&mut self, column: &str) {
-        self.0.retain(|(field, _)| field.name() != column);
-    }
-
-    fn write(self, path: &Path, provenance: &Provenance) {
-        let (fields, columns): (Vec<_>, Vec<_>) = self.0.into_iter().unzip();
-        let schema = Arc::new(Schema::new(fields));
-        let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
-        let properties = schema::writer_properties(provenance);
-        let mut writer =
-            ArrowWriter::try_new(File::create(path).unwrap(), schema, Some(properties)).unwrap();
-        writer.write(&batch).unwrap();
-        writer.close().unwrap();
-    }
-}
-
-fn list(element: &Arc<Field>, values: ArrayRef) -> ArrayRef {
-    let offsets = OffsetBuffer::from_lengths([values.len()]);
-    Arc::new(ListArray::new(element.clone(), offsets, values, None))
-}
-
-fn null_list(element: DataType) -> ArrayRef {
-    let element = Arc::new(Field::new("element", element, false));
-    Arc::new(ListArray::new_null(element, 1))
-}
-
-fn nullable(values: ArrayRef) -> ArrayRef {
-    list(&Arc::new(Field::new("item", values.data_type().clone(), true)), values)
+/// A one-row table, to be broken before it is written.
+fn table() -> Table {
+    let list = |values: ArrayRef| {
+        list(&Arc::new(Field::new("element", values.data_type().clone(), false)), values)
+    };
+    Table::new(&COLUMNS, |column| match column.kind {
+        Kind::Text => Arc::new(StringArray::from(vec!["eos"])),
+        Kind::Ids => list(Arc::new(UInt32Array::from(vec![1, 2]))),
+        Kind::Floats => list(Arc::new(Float32Array::from(vec![-0.5, -1.5]))),
+        other => unreachable!("not in the schema: {other:?}"),
+    })
 }
 
 #[test]
@@ -256,9 +188,9 @@ fn tables_that_break_the_schema_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     let read = |change: &dyn Fn(&mut Table)| {
-        let mut table = Table::new();
+        let mut table = table();
         change(&mut table);
-        table.write(&path, &provenance());
+        table.write(&path, provenance().to_entries());
         read_shard(&path).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
     let check = |change: &dyn Fn(&mut Table), expected: &str| {
@@ -269,8 +201,7 @@ fn tables_that_break_the_schema_are_told() {
     assert_eq!(read(&|_| {}).unwrap()[0].response_ids, [1, 2]);
     let rewritten = read(&|table| {
         table.set("prompt_ids", nullable(Arc::new(UInt32Array::from(vec![9, 8, 7]))));
-        table.0.reverse();
-        table.0.push((Field::new("new", DataType::Utf8, false), table.0[0].1.clone()));
+        table.reorder();
     });
     assert_eq!(rewritten.unwrap()[0].prompt_ids, [9, 8, 7]);
 
@@ -281,7 +212,7 @@ fn tables_that_break_the_schema_are_told() {
     );
     check(
         &|table| table.set("draft_ids", texts(Some("x"))),
-        "column `draft_ids` is `Utf8`, it must be a list of u32",
+        "column `draft_ids` is `Utf8`, it must be a list of u32; build the data again",
     );
     check(
         &|table| table.set("id", nullable(Arc::new(UInt32Array::from(vec![1])))),
@@ -321,13 +252,7 @@ fn tables_that_break_the_schema_are_told() {
 fn files_without_provenance_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
-    let table = Table::new();
-    let (fields, columns): (Vec<_>, Vec<_>) = table.0.into_iter().unzip();
-    let schema = Arc::new(Schema::new(fields));
-    let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
-    let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), schema, None).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
+    table().write(&path, Vec::new());
     let error = read_shard(&path).unwrap_err().to_string();
     assert!(error.contains("there is no `draftsmith.*` key"), "{error}");
 }
@@ -337,20 +262,7 @@ fn cut_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance()).unwrap();
-    let bytes = fs::read(&path).unwrap();
-    for end in (0..bytes.len()).step_by(7).chain(bytes.len() - 20..bytes.len()) {
-        fs::write(&path, &bytes[..end]).unwrap();
-        let error = read_shard(&path).unwrap_err().to_string();
-        assert!(error.contains("is not a whole Parquet file"), "{end}: {error}");
-    }
-    // Cut in the middle, with the footer whole.
-    for cut in [1, 100, 1000] {
-        let holed = [&bytes[..50], &bytes[50 + cut..]].concat();
-        fs::write(&path, holed).unwrap();
-        read_shard(&path).unwrap_err();
-    }
-    fs::write(&path, [&bytes[..bytes.len() - 4], b"PARX"].concat()).unwrap();
-    read_shard(&path).unwrap_err();
+    check_cut_files(&path, read_shard);
 }
 
 #[test]
@@ -358,23 +270,7 @@ fn flipped_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance()).unwrap();
-    let bytes = fs::read(&path).unwrap();
-    let mut noise = Noise(4);
-    // Every byte once, then several at a time: an error or rows that keep their rules, no more is
-    // promised, since Parquet pages carry no checksum.
-    for round in 0..bytes.len() + 3000 {
-        let mut broken = bytes.clone();
-        if round < bytes.len() {
-            broken[round] ^= 1 << (noise.next() % 8);
-        } else {
-            for _ in 0..1 + noise.next() % 4 {
-                let at = noise.next() as usize % broken.len();
-                broken[at] = noise.next() as u8;
-            }
-        }
-        fs::write(&path, &broken).unwrap();
-        if let Ok((rows, _)) = read_shard(&path) {
-            rows.iter().for_each(|row| row.validate().unwrap());
-        }
-    }
+    check_flipped_bytes(&path, 4, read_shard, |(rows, _)| {
+        rows.iter().for_each(|row| row.validate().unwrap());
+    });
 }

@@ -205,7 +205,7 @@ impl StopMap {
     }
 
     fn is_set(&self, candidates: &[u32]) -> bool {
-        let decides = 0 < candidates.len() && candidates.len() < self.depth;
+        let decides = !candidates.is_empty() && candidates.len() < self.depth;
         decides && (self.bits >> self.index(candidates)) & 1 == 1
     }
 }

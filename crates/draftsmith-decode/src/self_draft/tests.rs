@@ -6,7 +6,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
-    AdapterConfig, CausalLm, NamedTensor, WeightDtype, WeightReader, write_safetensors,
+    AdapterConfig, CausalLm, NamedTensor, Rows, WeightDtype, WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
@@ -314,30 +314,9 @@ impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
         let features = model.all_hidden_states(ids).swap_remove(self.exit_layer);
-        let hidden = last_rows(self.drafter.adapter.forward(features), 1);
-        let expected = head_logits(model, hidden, "adapter", tokens.len())?;
-        {
-            let scale = |v: &[f32]| v.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
-            let diff = |a: &[f32], b: &[f32]| {
-                a.iter().zip(b).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()))
-            };
-            let mut fresh = ModelSession::with_exit(model, self.exit_layer, 64, "t");
-            let mut cache = self.drafter.adapter.new_cache(64);
-            let h = last_rows(
-                self.drafter.adapter.forward_cached(fresh.features(tokens, 0), &mut cache),
-                1,
-            );
-            let fresh = head_logits(model, h, "adapter", 0)?;
-            let d = diff(&drafted.logits, expected.row(0));
-            if d > 6e-6 {
-                println!(
-                    "DIAG d={d:e} fresh-vs-whole={:e} inc-vs-fresh={:e} scale={}",
-                    diff(fresh.row(0), expected.row(0)),
-                    diff(&drafted.logits, fresh.row(0)),
-                    scale(expected.row(0))
-                );
-            }
-        }
+        let normed: Rows = self.drafter.adapter.forward(features).into();
+        let expected = head_logits(model, &normed.last(1), "adapter", tokens.len())?;
+        assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
         assert_eq!(self.drafter.cache.len(0), tokens.len());
         Ok(drafted)

@@ -7,7 +7,7 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use super::panels::{LINE, Line, Panels, Threads, multiply_panel, multiply_panels};
-use super::steps::{add, rms_norm, rotate, softmax};
+use super::steps::{add, rotate, softmax};
 use super::{HostNorm, RopeTable, vectorized};
 
 /// One layer's attention behind its norm, as the CPU reads it.
@@ -70,16 +70,22 @@ impl HostLayerCache {
     }
 
     /// Writes one head's key and value at a position.
+    #[inline(always)]
     fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
         let panel = head * self.capacity / LINE + position / LINE;
-        let lines = &mut self.keys[panel * self.head_dim..][..self.head_dim];
-        for (line, key) in lines.iter_mut().zip(key) {
-            line.0[position % LINE] = *key;
+        let (lines, key) = (&mut self.keys[panel * self.head_dim..][..key.len()], key);
+        for channel in 0..key.len() {
+            lines[channel].0[position % LINE] = key[channel];
         }
         let first = head * self.head_dim.div_ceil(LINE);
-        for (channel, value) in value.chunks(LINE).enumerate() {
-            let line = &mut self.values[(first + channel) * self.capacity + position];
-            line.0[..value.len()].copy_from_slice(value);
+        let (whole, rest) = value.as_chunks::<LINE>();
+        let mut at = first * self.capacity + position;
+        for value in whole {
+            self.values[at].0 = *value;
+            at += self.capacity;
+        }
+        if !rest.is_empty() {
+            self.values[at].0[..rest.len()].copy_from_slice(rest);
         }
     }
 
@@ -146,10 +152,7 @@ impl HostAttention {
 
     /// Queries, keys and values of normed rows, into `scratch.wide`.
     fn project(&self, x: &[f32], scratch: &mut Scratch) {
-        vectorized(
-            #[inline(always)]
-            || rms_norm(x, &self.norm.gamma, self.norm.epsilon, &mut scratch.normed),
-        );
+        self.norm.forward_into(x, &mut scratch.normed);
         self.qkv.multiply(&scratch.normed, &mut scratch.wide, scratch.threads);
     }
 }
@@ -181,13 +184,14 @@ impl WithSimd for Attend<'_> {
         for (r, row) in wide.chunks_exact_mut(row_width).enumerate() {
             let (cos, sin) = rope.at(start + r);
             let (q, kv) = row.split_at_mut(q_width);
-            q.chunks_exact_mut(head_dim).for_each(|head| rotate(head, cos, sin, scale));
+            for query in q.chunks_exact_mut(head_dim) {
+                rotate(query, cos, sin, scale);
+            }
             let (k, v) = kv.split_at_mut(kv_width);
-            k.chunks_exact_mut(head_dim).for_each(|head| rotate(head, cos, sin, 1.0));
-            for (head, (key, value)) in
-                k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate()
-            {
-                cache.write(head, start + r, key, value);
+            for head in 0..kv_heads {
+                let channels = head * head_dim..(head + 1) * head_dim;
+                rotate(&mut k[channels.clone()], cos, sin, 1.0);
+                cache.write(head, start + r, &k[channels.clone()], &v[channels]);
             }
         }
         if !mixes {

@@ -75,6 +75,17 @@ impl Panels {
         Self { lines, inputs, outputs, bias }
     }
 
+    /// The number of outputs.
+    pub(crate) fn num_outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// One output's weights: a column of the matrix, a row of its transpose.
+    pub(crate) fn column(&self, output: usize) -> impl Iterator<Item = f32> {
+        let panel = &self.lines[output / LINE * self.inputs..][..self.inputs];
+        panel.iter().map(move |line| line.0[output % LINE])
+    }
+
     /// Whether even few rows are shared by several threads.
     pub(super) fn is_shared(&self) -> bool {
         self.inputs * self.outputs >= PARALLEL_WEIGHTS
@@ -311,10 +322,13 @@ fn prefetch(line: &Line, num_lines: usize) {
 /// The sums come by value: where their address is taken, they are kept in memory all along.
 #[inline(always)]
 fn write<S: Simd>(_simd: S, sums: [S::f32s; REGISTERS], output: &mut [f32], start: usize) {
-    let sums: &[f32] = pulp::bytemuck::cast_slice(&sums);
-    if start < output.len() {
-        let width = sums.len().min(output.len() - start);
-        output[start..start + width].copy_from_slice(&sums[..width]);
+    let Some(output) = output.get_mut(start..) else { return };
+    let (registers, _) = S::as_mut_simd_f32s(output);
+    if let Some(registers) = registers.first_chunk_mut() {
+        *registers = sums;
+    } else {
+        let num_left = output.len();
+        output.copy_from_slice(&pulp::bytemuck::cast_slice(&sums)[..num_left]);
     }
 }
 

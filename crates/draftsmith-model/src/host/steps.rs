@@ -2,8 +2,11 @@
 //! rotation, softmax.
 //!
 //! Sums run in eight strands, so that they vectorise; a row's result depends on that row alone.
-//! Loops are plain `for` loops over slices: the closure of an iterator's `fold` or `extend` may be
-//! compiled on its own, without the vector instructions.
+//! Loops are plain `for` loops over indices of slices cut to one length: the closure of an iterator's
+//! `fold` or `extend`, and what `zip` calls, may be compiled on their own, without the vector
+//! instructions.
+
+#![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
 
 /// Sums that run side by side.
 const STRANDS: usize = 8;
@@ -12,13 +15,13 @@ const STRANDS: usize = 8;
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
     let mut strands = [0.0_f32; STRANDS];
-    let chunks = x.chunks_exact(STRANDS);
-    for (strand, value) in strands.iter_mut().zip(chunks.remainder()) {
-        *strand = value * value;
+    let (chunks, rest) = x.as_chunks::<STRANDS>();
+    for i in 0..rest.len() {
+        strands[i] = rest[i] * rest[i];
     }
     for chunk in chunks {
-        for (strand, value) in strands.iter_mut().zip(chunk) {
-            *strand = value.mul_add(*value, *strand);
+        for i in 0..STRANDS {
+            strands[i] = chunk[i].mul_add(chunk[i], strands[i]);
         }
     }
     sum(strands)
@@ -45,14 +48,16 @@ pub(super) fn exp(x: f32) -> f32 {
     /// Added and subtracted again, it rounds to an integer.
     const ROUNDER: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.7);
-    let num_doublings = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER) - ROUNDER;
+    let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER);
+    let num_doublings = rounded - ROUNDER;
     let rest = num_doublings.mul_add(-LN_2[0], clamped);
     let rest = num_doublings.mul_add(-LN_2[1], rest);
     let mut series = 1.0 / 5040.0;
     for factorial in [720.0_f32, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
         series = rest.mul_add(series, 1.0 / factorial);
     }
-    let power = f32::from_bits(((num_doublings as i32 + 127) << 23) as u32);
+    // The integer stands in the lowest bits of the rounded sum; what else is there is shifted out.
+    let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
     series * power
 }
 
@@ -61,15 +66,14 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `x / sqrt(mean(x²) + ε) ∘ γ`, row by row, appended to `output`.
+/// `x / sqrt(mean(x²) + ε) ∘ γ`, row by row, into `x`.
 #[inline(always)]
-pub(super) fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32, output: &mut Vec<f32>) {
+pub(super) fn rms_norm(x: &mut [f32], gamma: &[f32], epsilon: f32) {
     let width = gamma.len();
-    output.resize(x.len(), 0.0);
-    for (row, output) in x.chunks_exact(width).zip(output.chunks_exact_mut(width)) {
+    for row in x.chunks_exact_mut(width) {
         let scale = 1.0 / (sum_of_squares(row) / width as f32 + epsilon).sqrt();
-        for ((output, value), gamma) in output.iter_mut().zip(row).zip(gamma) {
-            *output = value * scale * gamma;
+        for i in 0..width {
+            row[i] = row[i] * scale * gamma[i];
         }
     }
 }
@@ -80,8 +84,8 @@ pub(super) fn gated(gate_up: &[f32], width: usize, output: &mut Vec<f32>) {
     output.resize(gate_up.len() / 2, 0.0);
     for (row, output) in gate_up.chunks_exact(2 * width).zip(output.chunks_exact_mut(width)) {
         let (gate, up) = row.split_at(width);
-        for ((output, gate), up) in output.iter_mut().zip(gate).zip(up) {
-            *output = gate * sigmoid(*gate) * up;
+        for i in 0..width {
+            output[i] = gate[i] * sigmoid(gate[i]) * up[i];
         }
     }
 }
@@ -89,51 +93,74 @@ pub(super) fn gated(gate_up: &[f32], width: usize, output: &mut Vec<f32>) {
 /// `x + silu(y)`, into `x`.
 #[inline(always)]
 pub(super) fn add_silu(x: &mut [f32], y: &[f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y * sigmoid(*y);
+    let y = &y[..x.len()];
+    for i in 0..x.len() {
+        x[i] += y[i] * sigmoid(y[i]);
     }
 }
 
 /// `x + y`, into `x`.
 #[inline(always)]
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
+    let y = &y[..x.len()];
+    for i in 0..x.len() {
+        x[i] += y[i];
     }
 }
 
 /// Rotates one head's query or key to its position, in the half-split layout, and scales it.
 #[inline(always)]
 pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
-    let (first, second) = head.split_at_mut(cos.len());
-    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        let (x, y) = (*a, *b);
-        *a = (x * cos - y * sin) * scale;
-        *b = (y * cos + x * sin) * scale;
+    let half = cos.len();
+    let (first, second) = head.split_at_mut(half);
+    let (second, sin) = (&mut second[..half], &sin[..half]);
+    for i in 0..half {
+        let (x, y) = (first[i], second[i]);
+        first[i] = (x * cos[i] - y * sin[i]) * scale;
+        second[i] = (y * cos[i] + x * sin[i]) * scale;
     }
 }
 
 /// Turns the first `len` scores into probabilities, and the others into 0.
+///
+/// # Panics
+/// Unless the scores come in whole strands.
 #[inline(always)]
 pub(super) fn softmax(scores: &mut [f32], len: usize) {
-    let (seen, hidden) = scores.split_at_mut(len);
-    hidden.fill(0.0);
-    let mut highest = f32::NEG_INFINITY;
-    for score in seen.iter() {
-        highest = highest.max(*score);
-    }
-    for score in seen.iter_mut() {
-        *score = exp(*score - highest);
-    }
-    let mut strands = [0.0_f32; STRANDS];
-    for chunk in seen.chunks(STRANDS) {
-        for (strand, score) in strands.iter_mut().zip(chunk) {
-            *strand += score;
+    scores[len..].fill(f32::NEG_INFINITY);
+    let (strands, []) = scores.as_chunks_mut::<STRANDS>() else {
+        panic!("scores come in whole strands");
+    };
+    let (seen, hidden) = strands.split_at_mut(len.div_ceil(STRANDS));
+    hidden.as_flattened_mut().fill(0.0);
+    let mut strands = [f32::NEG_INFINITY; STRANDS];
+    for chunk in seen.iter() {
+        for i in 0..STRANDS {
+            strands[i] = if chunk[i] > strands[i] { chunk[i] } else { strands[i] };
         }
     }
-    let scale = 1.0 / sum(strands);
-    for score in seen.iter_mut() {
-        *score *= scale;
+    let mut highest = f32::NEG_INFINITY;
+    for strand in strands {
+        highest = highest.max(strand);
+    }
+    for chunk in seen.iter_mut() {
+        for i in 0..STRANDS {
+            chunk[i] = exp(chunk[i] - highest);
+        }
+    }
+    // What lies behind the last score that is seen is next to nothing, and here nothing.
+    seen.as_flattened_mut()[len..].fill(0.0);
+    let mut total = [0.0_f32; STRANDS];
+    for chunk in seen.iter() {
+        for i in 0..STRANDS {
+            total[i] += chunk[i];
+        }
+    }
+    let scale = 1.0 / sum(total);
+    for chunk in seen {
+        for i in 0..STRANDS {
+            chunk[i] *= scale;
+        }
     }
 }
 
@@ -159,11 +186,18 @@ mod tests {
 
     #[test]
     fn hidden_scores_have_no_share() {
-        let mut scores = [1.0, 2.0, 3.0, 50.0, 60.0];
-        softmax(&mut scores, 3);
-        assert!((scores[..3].iter().sum::<f32>() - 1.0).abs() < 1e-6);
-        assert!((scores[2] / scores[1] - 1.0_f32.exp()).abs() < 1e-5);
-        assert_eq!(scores[3..], [0.0, 0.0]);
+        for len in [1, 3, 8, 11, 16, 24] {
+            let mut scores = [50.0; 24];
+            for (i, score) in scores[..len].iter_mut().enumerate() {
+                *score = 0.5 * i as f32;
+            }
+            softmax(&mut scores, len);
+            assert!((scores[..len].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            for pair in scores[..len].windows(2) {
+                assert!((pair[1] / pair[0] - 0.5_f32.exp()).abs() < 1e-5);
+            }
+            assert!(scores[len..].iter().all(|score| *score == 0.0));
+        }
     }
 
     #[test]

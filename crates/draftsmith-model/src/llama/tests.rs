@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::CausalLm;
+use crate::rows::Rows;
 use crate::weights::{WeightDtype, WeightReader};
 
 /// transformers sums in another order: f32 rounding through three layers stays well below this.
@@ -59,6 +60,12 @@ fn load(name: &str) -> CausalLm {
     CausalLm::from_model_dir(&fixture(name), &Device::flex()).expect("the fixture loads")
 }
 
+/// What a model says of the stream behind its last layer.
+fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
+    let [logits] = Rows::to_host([model.logits(&model.normed(hidden))]).expect("brought");
+    logits
+}
+
 /// Logits of all positions, reading the ids in the given pieces through a cache.
 fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     let num_layers = model.config().num_hidden_layers;
@@ -66,9 +73,8 @@ fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     pieces
         .iter()
         .flat_map(|piece| {
-            let hidden =
-                model.forward_layers(0..num_layers, model.embed(ids_tensor(piece)), &mut cache);
-            values(model.lm_head(model.final_norm(hidden)))
+            let hidden = model.forward_layers(0..num_layers, model.embed_ids(piece), &mut cache);
+            logits_of(model, hidden)
         })
         .collect()
 }
@@ -120,16 +126,34 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 }
 
 #[test]
+fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        if model.host.is_none() {
+            return;
+        }
+        let ids: Vec<u32> = expected.ids.iter().chain(&expected.ids).copied().collect();
+        let one_by_one: Vec<&[u32]> = ids.chunks(1).collect();
+        let alone = cached_logits(&model, &one_by_one);
+        // Rows of a verification, of a prompt that two threads share, and of a whole sequence.
+        for num_rows in [2, 3, 4, 5, 6, 7, 8, 20, 31, ids.len()] {
+            let pieces: Vec<&[u32]> = ids.chunks(num_rows).collect();
+            assert!(cached_logits(&model, &pieces) == alone, "{name}, {num_rows} rows at a time");
+        }
+    }
+}
+
+#[test]
 fn a_filled_cache_is_as_good_as_one_that_was_read() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         for cut in [1, 9, expected.ids.len() - 1] {
             let (prefix, rest) = expected.ids.split_at(cut);
             let mut cache = model.new_cache(64);
-            model.fill_cache(0, model.embed(ids_tensor(prefix)), &mut cache);
+            model.fill_cache(0, model.embed_ids(prefix), &mut cache);
             let layers = 0..model.config().num_hidden_layers;
-            let hidden = model.forward_layers(layers, model.embed(ids_tensor(rest)), &mut cache);
-            let found = values(model.lm_head(model.final_norm(hidden)));
+            let hidden = model.forward_layers(layers, model.embed_ids(rest), &mut cache);
+            let found = logits_of(&model, hidden);
             let vocab = model.config().vocab_size;
             assert_close(&found, &expected.logits[cut * vocab..], &format!("{name} from {cut}"));
         }
@@ -148,9 +172,9 @@ fn tensors_and_the_host_path_take_turns_on_one_cache() {
         let (mut from, ids) = (0, &expected.ids);
         for (turn, to) in [3, 4, 9, 10, ids.len()].into_iter().enumerate() {
             let model = if turn % 2 == 0 { &model } else { &on_tensors };
-            let embedded = model.embed(ids_tensor(&ids[from..to]));
+            let embedded = model.embed_ids(&ids[from..to]);
             let hidden = model.forward_layers(0..num_layers, embedded, &mut cache);
-            logits.extend(values(model.lm_head(model.final_norm(hidden))));
+            logits.extend(logits_of(model, hidden));
             from = to;
         }
         assert_close(&logits, &expected.logits, name);
@@ -164,8 +188,8 @@ fn what_is_truncated_was_never_read() {
     let num_layers = model.config().num_hidden_layers;
     let mut cache = model.new_cache(64);
     let read = |ids: &[u32], cache: &mut crate::KvCache| {
-        let hidden = model.forward_layers(0..num_layers, model.embed(ids_tensor(ids)), cache);
-        values(model.lm_head(model.final_norm(hidden)))
+        let hidden = model.forward_layers(0..num_layers, model.embed_ids(ids), cache);
+        logits_of(&model, hidden)
     };
     read(&ids[..10], &mut cache);
     read(&[5, 5, 5, 5, 5, 5, 5], &mut cache);
@@ -179,14 +203,14 @@ fn what_is_truncated_was_never_read() {
 fn layer_ranges_compose_and_shallow_layers_may_run_ahead() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let mut cache = model.new_cache(64);
-    let shallow: Vec<Tensor<3>> = expected
+    let shallow: Vec<Rows> = expected
         .ids
         .iter()
-        .map(|id| model.forward_layers(0..1, model.embed(ids_tensor(&[*id])), &mut cache))
+        .map(|id| model.forward_layers(0..1, model.embed_ids(&[*id]), &mut cache))
         .collect();
     assert_eq!((cache.len(0), cache.len(2)), (expected.ids.len(), 0));
-    let deep = model.forward_layers(1..3, Tensor::cat(shallow, 1), &mut cache);
-    let logits = values(model.lm_head(model.final_norm(deep)));
+    let deep = model.forward_layers(1..3, Rows::cat(&shallow), &mut cache);
+    let logits = logits_of(&model, deep);
     assert_close(&logits, &expected.logits, "shallow layers first");
 }
 

@@ -8,10 +8,15 @@ const GIVEN: &str = "drafters give the signals a rule needs";
 /// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability falls to the threshold.
 ///
 /// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors' code has <.
+///
+/// The form [before the draw](Self::before_draw) is llama.cpp's `--draft-p-min`: no candidate is drawn where the draft is
+/// less sure than that, strictly. The forward is spent, a verified row saved. It does not look at the candidate, so
+/// nothing is withheld because of its own value; with a minimum of 0 a round may end without any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConfidenceThreshold {
     confidence_threshold: f64,
     bounds: Bounds,
+    is_before_draw: bool,
 }
 
 impl ConfidenceThreshold {
@@ -23,7 +28,12 @@ impl ConfidenceThreshold {
     pub fn new(confidence_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
         check_probability(confidence_threshold, TheoryError::ConfidenceThreshold)?;
         let bounds = Bounds::new(bounds.min, bounds.max)?;
-        Ok(Self { confidence_threshold, bounds })
+        Ok(Self { confidence_threshold, bounds, is_before_draw: false })
+    }
+
+    /// The same threshold, asked before a candidate is drawn, which then is not.
+    pub fn before_draw(self) -> Self {
+        Self { is_before_draw: true, ..self }
     }
 }
 
@@ -32,8 +42,12 @@ impl StopRule for ConfidenceThreshold {
         self.bounds
     }
 
+    fn stops_before_draw(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
+        self.is_before_draw && signals.confidence.expect(GIVEN) < self.confidence_threshold
+    }
+
     fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
-        signals.confidence.expect(GIVEN) <= self.confidence_threshold
+        !self.is_before_draw && signals.confidence.expect(GIVEN) <= self.confidence_threshold
     }
 
     fn needs(&self) -> SignalNeeds {
@@ -45,8 +59,7 @@ impl StopRule for ConfidenceThreshold {
 /// below the threshold. The candidate still goes to the target.
 ///
 /// A greedy candidate is the most probable token, so that this is then [`ConfidenceThreshold`] but for the comparison,
-/// which is <. llama.cpp's `--draft-p-min` compares likewise, but withholds the candidate; there drafting is greedy
-/// and verification matches tokens, where that costs candidates and no exactness.
+/// which is <.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CandidateProbThreshold {
     confidence_threshold: f64,
@@ -150,6 +163,17 @@ mod tests {
         assert!(!stops_at(0.6, 0.61));
         assert!(stops_at(1.0, 1.0));
         assert!(!stops_at(0.0, 1e-9));
+    }
+
+    #[test]
+    fn before_the_draw_the_unsure_candidate_is_not_drawn() {
+        let rule = |threshold| {
+            let bounds = Bounds { min: 0, max: 20 };
+            ConfidenceThreshold::new(threshold, bounds).expect("valid").before_draw()
+        };
+        assert_eq!(length(&mut rule(0.6), &[0.9, 0.6, 0.5]), Some(2));
+        assert_eq!(length(&mut rule(0.6), &[0.5]), Some(0));
+        assert_eq!(length(&mut rule(0.0), &[0.1; 5]), None);
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub enum StopRuleConfig {
     ConfidenceThreshold {
         /// η, a probability.
         confidence_threshold: f64,
+        /// Ask before a candidate is drawn, which then is not.
+        #[serde(default)]
+        before_draw: bool,
         /// The candidate lengths.
         bounds: Bounds,
     },
@@ -89,8 +92,9 @@ impl StopRuleConfig {
                 let rule = RejectionThreshold::new(*stop_threshold, *bounds)?;
                 Box::new(if *without_lag { rule.without_lag() } else { rule })
             }
-            Self::ConfidenceThreshold { confidence_threshold, bounds } => {
-                Box::new(ConfidenceThreshold::new(*confidence_threshold, *bounds)?)
+            Self::ConfidenceThreshold { confidence_threshold, before_draw, bounds } => {
+                let rule = ConfidenceThreshold::new(*confidence_threshold, *bounds)?;
+                Box::new(if *before_draw { rule.before_draw() } else { rule })
             }
             Self::CandidateProbThreshold { confidence_threshold, bounds } => {
                 Box::new(CandidateProbThreshold::new(*confidence_threshold, *bounds)?)
@@ -129,6 +133,7 @@ impl StopRuleConfig {
     pub fn stops_before_draw(&self) -> bool {
         match self {
             Self::RejectionThreshold { without_lag, .. } => *without_lag,
+            Self::ConfidenceThreshold { before_draw, .. } => *before_draw,
             Self::CostOptimal(config) => config.least_draw_worth > 0.0,
             _ => false,
         }
@@ -162,7 +167,11 @@ mod tests {
             StopRuleConfig::Heuristic { initial_length: 5, bounds },
             StopRuleConfig::RejectionThreshold { stop_threshold: 0.7, without_lag: false, bounds },
             StopRuleConfig::RejectionThreshold { stop_threshold: 0.7, without_lag: true, bounds },
-            StopRuleConfig::ConfidenceThreshold { confidence_threshold: 0.6, bounds },
+            StopRuleConfig::ConfidenceThreshold {
+                confidence_threshold: 0.6,
+                before_draw: true,
+                bounds,
+            },
             StopRuleConfig::CandidateProbThreshold { confidence_threshold: 0.4, bounds },
             StopRuleConfig::JointConfidence { confidence_threshold: 0.4, bounds },
             StopRuleConfig::EntropyThreshold {

@@ -74,7 +74,7 @@ impl StopRule for Heuristic {
         let next = if end.num_accepted == self.candidate_length {
             self.candidate_length + 2
         } else {
-            self.candidate_length - 1
+            self.candidate_length.saturating_sub(1).max(1)
         };
         self.candidate_length = next.clamp(self.bounds.min, self.bounds.max);
     }

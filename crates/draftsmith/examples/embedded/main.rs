@@ -84,10 +84,17 @@ fn main() -> Result<()> {
             corpus::write_prompts(
                 &dir.join("train.jsonl"),
                 SEED,
-                FIRST_UNSEEN..FIRST_UNSEEN + 400,
+                FIRST_UNSEEN..FIRST_UNSEEN + 1000,
             )?;
-            let test = FIRST_UNSEEN + 10_000;
-            corpus::write_prompts(&dir.join("test.jsonl"), SEED, test..test + 140)
+            for (name, first) in [("tune", 5_000), ("test", 10_000)] {
+                let first = FIRST_UNSEEN + first;
+                corpus::write_prompts(
+                    &dir.join(name).with_extension("jsonl"),
+                    SEED,
+                    first..first + 200,
+                )?;
+            }
+            Ok(())
         }
         Command::Samples => {
             for index in 0..60 {

@@ -3,6 +3,7 @@
 mod group;
 mod machine;
 mod measure;
+mod promise;
 mod settings;
 mod write;
 
@@ -24,8 +25,9 @@ use crate::device::on_pool;
 use crate::pair::Pair;
 use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::ResultRow;
+use crate::results::{DecodingName, ResultRow};
 use crate::trained::{Trained, adapter_dirs};
+use crate::tuned::{Tuned, TunedRule};
 
 /// What an evaluation left behind.
 #[derive(Debug, Serialize)]
@@ -58,33 +60,38 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
         }
     }
     let trained = Trained::read(recipe, evaluate, &pair, device)?;
-    let settings = Setting::all(evaluate, pair.draft.is_some(), &trained);
-    let decodings: Vec<Decoding> =
-        evaluate.decodings.iter().map(|name| evaluate.decoding(*name)).collect();
+    let plan = |name: &DecodingName| -> Result<Plan> {
+        let tuned = tuned_rules(&trained, *name)?;
+        let settings = Setting::all(evaluate, pair.draft.is_some(), &trained, &tuned);
+        Ok(Plan { decoding: evaluate.decoding(*name), tuned, settings })
+    };
+    let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
 
     let mut bench = Bench::new(&pair, &trained, evaluate.max_new_tokens, recipe.seed);
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
-    let num_runs = num_prompts * settings.len() * decodings.len();
-    bench.warm_up(&datasets[0].prompts[0], &decodings, &settings)?;
+    let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
+    for plan in &plans {
+        bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
+    }
     console.note(format!(
-        "evaluate: {} settings, {} decodings, {num_prompts} prompts",
-        settings.len(),
-        decodings.len()
+        "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts",
+        plans.len()
     ));
-    let progress = Progress::new(console, "evaluate", "runs", num_runs as u64);
+    let num_runs = (num_prompts * num_settings) as u64;
+    let progress = Progress::new(console, "evaluate", "runs", num_runs);
     let mut evaluated = Evaluated::default();
     'all: for dataset in &datasets {
-        for decoding in &decodings {
-            let mut group = Group::new(dataset, *decoding, &settings);
+        for plan in &plans {
+            let mut group = Group::new(dataset, plan);
             for (number, prompt) in dataset.prompts.iter().enumerate() {
                 progress.message(dataset.name.clone());
-                for (index, setting) in settings.iter().enumerate() {
+                for (index, setting) in plan.settings.iter().enumerate() {
                     if console.is_interrupted() {
                         group.keep_whole_prompts();
                         evaluated.add(group, recipe)?;
                         break 'all;
                     }
-                    let measured = bench.run(number, prompt, decoding, setting)?;
+                    let measured = bench.run(number, prompt, &plan.decoding, setting)?;
                     group.add(index, measured, &mut bench)?;
                     progress.advance(1);
                 }
@@ -99,6 +106,26 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     let models = Models { pair: &pair, trained: &trained };
     let evaluation = write(recipe, evaluate, device, models, &datasets, evaluated, console)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
+}
+
+/// What is run under one way of decoding.
+struct Plan {
+    decoding: Decoding,
+    /// The rules that tuning chose for it.
+    tuned: Vec<TunedRule>,
+    settings: Vec<Setting>,
+}
+
+/// The rules that tuning wrote into what was trained, for a way of decoding.
+fn tuned_rules(trained: &Trained, decoding: DecodingName) -> Result<Vec<TunedRule>> {
+    let head = trained.head.iter().map(|head| &head.dir);
+    let adapters = trained.adapters.iter().map(|adapter| &adapter.dir);
+    let mut rules = Vec::new();
+    for dir in head.chain(adapters) {
+        let tuned = Tuned::read(dir)?.unwrap_or_default();
+        rules.extend(tuned.rule(decoding).cloned());
+    }
+    Ok(rules)
 }
 
 /// A prompt file's prompts.

@@ -15,9 +15,7 @@ use draftsmith_decode::{
     decode_speculative,
 };
 use draftsmith_model::AcceptanceHead;
-use draftsmith_theory::{
-    Bounds, ConfidenceThreshold, FixedLength, RejectionThreshold, Sampling, SeededDraws, StopRule,
-};
+use draftsmith_theory::{Bounds, Decoding, Sampling, SeededDraws, StopRule, StopRuleConfig};
 use serde::Serialize;
 
 use crate::cli::GenerateArguments;
@@ -25,6 +23,8 @@ use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::pair::{Pair, hash_dir};
 use crate::recipe;
+use crate::results::DecodingName;
+use crate::tuned::{Tuned, default_rule};
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]
@@ -67,7 +67,7 @@ fn generate(
         top_k: None,
     });
     decoding.validate()?;
-    let mut rule = stop_rule(arguments)?;
+    let mut rule = stop_rule(arguments, &decoding)?;
     let pair = Pair::load(&arguments.target, arguments.draft.as_deref(), device)?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {
@@ -185,24 +185,36 @@ fn generate(
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-fn stop_rule(arguments: &GenerateArguments) -> Result<Box<dyn StopRule>> {
+/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else the default.
+fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<dyn StopRule>> {
     let bounds = |most: usize| {
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
             .context("flag `--max-candidate-length`")
     };
-    Ok(if arguments.head.is_some() {
-        Box::new(
-            RejectionThreshold::new(arguments.stop_threshold, bounds(20)?)
-                .context("flag `--stop-threshold`")?,
-        )
-    } else if let Some(threshold) = arguments.confidence_threshold {
-        Box::new(
-            ConfidenceThreshold::new(threshold, bounds(6)?)
-                .context("flag `--confidence-threshold`")?,
-        )
-    } else {
-        Box::new(FixedLength::new(arguments.candidate_length).context("flag `--candidate-length`")?)
-    })
+    let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
+        arguments;
+    if let Some(candidate_length) = *candidate_length {
+        let rule = StopRuleConfig::FixedLength { candidate_length };
+        return rule.init().context("flag `--candidate-length`");
+    }
+    if let Some(stop_threshold) = *stop_threshold {
+        let (without_lag, bounds) = (false, bounds(20)?);
+        let rule = StopRuleConfig::RejectionThreshold { stop_threshold, without_lag, bounds };
+        return rule.init().context("flag `--stop-threshold`");
+    }
+    if let Some(confidence_threshold) = *confidence_threshold {
+        let (before_draw, bounds) = (false, bounds(6)?);
+        let rule =
+            StopRuleConfig::ConfidenceThreshold { confidence_threshold, before_draw, bounds };
+        return rule.init().context("flag `--confidence-threshold`");
+    }
+    let export = arguments.head.as_ref().or(arguments.adapter.as_ref());
+    let tuned = export.map(|dir| Tuned::read(dir)).transpose()?.flatten().unwrap_or_default();
+    let rule = match tuned.rule(DecodingName::of(decoding)) {
+        Some(tuned) => tuned.config.clone(),
+        None => default_rule(arguments.head.is_some()),
+    };
+    Ok(rule.init()?)
 }
 
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {
@@ -238,7 +250,6 @@ fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draftsmith_theory::Decoding;
 
     #[test]
     fn temperature_zero_is_greedy() {

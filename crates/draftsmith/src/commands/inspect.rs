@@ -1,10 +1,11 @@
 //! `inspect`: what a model, head, dataset or result is, and where it came from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    ChatTemplate, ResponseRow, TextTokenizer, read_dir, read_shard, shard_paths,
+    ChatTemplate, ResponseRow, TextTokenizer, is_rollouts_path, read_dir, read_rollout_provenance,
+    read_rollouts, read_shard, rollouts_paths, shard_paths,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig, WeightReader};
 use draftsmith_theory::acceptance_prob;
@@ -13,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::console::Console;
 use crate::pair::hash_dir;
 use crate::results;
+use crate::rollouts::RecordedSet;
 use crate::table::render_table;
 
 /// Runs the command.
@@ -24,11 +26,22 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
         return console.text(render_table(&rows, console.width(), console.colour()));
     }
     let shown = if path.is_file() && path.extension().is_some_and(|e| e == "parquet") {
-        let (rows, provenance) = read_shard(path)?;
-        dataset(&rows, serde_json::to_value(provenance)?, 1)
+        if is_rollouts_path(path) || read_rollout_provenance(path).is_ok() {
+            rollouts(path)?
+        } else {
+            let (rows, provenance) = read_shard(path)?;
+            dataset(&rows, serde_json::to_value(provenance)?, 1)
+        }
     } else if path.is_dir() && shard_paths(path).is_ok() {
         let (rows, provenance) = read_dir(path)?;
-        dataset(&rows, serde_json::to_value(provenance)?, shard_paths(path)?.len())
+        let mut shown = dataset(&rows, serde_json::to_value(provenance)?, shard_paths(path)?.len());
+        let recorded = rollouts_paths(path)?;
+        if !recorded.is_empty() {
+            shown["rollouts"] = all_rollouts(&recorded)?;
+        }
+        shown
+    } else if path.is_dir() && rollouts_paths(path).is_ok_and(|paths| !paths.is_empty()) {
+        json!({ "kind": "rollouts", "rollouts": all_rollouts(&rollouts_paths(path)?)? })
     } else if path.join("config.json").is_file() {
         match serde_json::from_slice::<Map<String, Value>>(&std::fs::read(
             path.join("config.json"),
@@ -46,7 +59,8 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
     } else {
         bail!(
             "it is none of: a checkpoint, head or adapter directory (with config.json), a data \
-             directory (with responses-*.parquet), a Parquet file of responses, results.json"
+             directory (with responses-*.parquet or rollouts-*.parquet), a Parquet file of responses \
+             or rollouts, results.json"
         );
     };
     console.document(&shown)?;
@@ -170,6 +184,36 @@ fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value 
         "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
         "provenance": provenance,
     })
+}
+
+/// Rollouts files by name, without their provenance.
+fn all_rollouts(paths: &[PathBuf]) -> Result<Value> {
+    let mut all = Map::new();
+    for path in paths {
+        let mut shown = rollouts(path)?;
+        if let Some(shown) = shown.as_object_mut() {
+            shown.retain(|key, _| !["kind", "provenance"].contains(&key.as_str()));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        all.insert(name.into_owned(), shown);
+    }
+    Ok(Value::Object(all))
+}
+
+fn rollouts(path: &Path) -> Result<Value> {
+    let (rows, provenance) = read_rollouts(path)?;
+    let mut shown = json!({
+        "kind": "rollouts",
+        "drafter": provenance.drafter,
+        "set": provenance.set,
+        "decoding": provenance.decoding().as_str(),
+    });
+    let summary = serde_json::to_value(RecordedSet::new(&rows, &provenance).summary())?;
+    if let (Some(shown), Value::Object(summary)) = (shown.as_object_mut(), summary) {
+        shown.extend(summary);
+        shown.insert("provenance".to_owned(), Value::Object(provenance.fields()));
+    }
+    Ok(shown)
 }
 
 /// A JSON object as aligned `key  value` lines, nested objects indented.

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use serde_json::json;
 
-use crate::commands::{build_data, evaluate, train_adapter, train_head};
+use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
@@ -32,6 +32,17 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         Some(_) => Some(train_adapter::run(recipe, device, &quiet_stages)?),
         None => None,
     };
+    let recorded = match recipe.tune {
+        Some(_) => Some(record::run(recipe, device, &quiet_stages)?),
+        None => None,
+    };
+    let (tuned, replayed) = match recipe.tune {
+        Some(_) => {
+            let tuned = tune::run(recipe, device, &quiet_stages)?;
+            (Some(tuned), Some(replay::run(recipe, &quiet_stages)?))
+        }
+        None => (None, None),
+    };
     let evaluation = match recipe.evaluate {
         Some(_) => Some(evaluate::run(recipe, device, &quiet_stages)?),
         None => None,
@@ -44,6 +55,9 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         "build_data": built,
         "train_head": head,
         "train_adapter": adapters,
+        "record": recorded,
+        "tune": tuned,
+        "replay": replayed,
         "evaluate": evaluation,
     }))
 }

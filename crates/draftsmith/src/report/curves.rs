@@ -1,11 +1,11 @@
-//! The curves over a round: CTAR(w), and acceptance by position, each of the fastest setting of every drafter and stop
-//! rule.
+//! The curves over a round: CTAR(w), and acceptance by position, each of the fastest setting of every drafter and family
+//! of stop rules: more lines than that could not be told apart.
 
 use minijinja::{Value, context};
 
 use super::axis::{Axis, tenth};
-use super::key::{Look, key};
-use super::{Frame, label, number};
+use super::key::{Family, Look, key};
+use super::{Frame, label, number, rule_label};
 use crate::results::{Group, ResultRow};
 
 const LEFT: f64 = 44.0;
@@ -56,8 +56,7 @@ pub(super) const ACCEPTANCE: Curves = Curves {
 
 /// The picture's geometry; None where no setting has values.
 pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Option<Value> {
-    let rows: Vec<&ResultRow> = group
-        .best_of_rules()
+    let rows: Vec<&ResultRow> = best_of_families(group)
         .into_iter()
         .filter(|row| (curves.values)(row).iter().any(|value| value.is_finite()))
         .collect();
@@ -91,9 +90,7 @@ pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Optio
                 .collect::<Vec<_>>(),
         }
     });
-    let entries: Vec<(Look, String)> =
-        rows.iter().map(|row| (Look::of(row, group), label(row))).collect();
-    let (entries, key_height) = key(&entries, (LEFT, right), frame.curves_height);
+    let (key, key_height) = key(&rows, group, rule_label, (LEFT, right), frame.curves_height);
     Some(context! {
         frame => frame.name,
         title => curves.title,
@@ -112,9 +109,23 @@ pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Optio
             .map(|(value, text)| context! { at => y.place(value), text })
             .collect::<Vec<_>>(),
         series => series.collect::<Vec<_>>(),
-        key => entries,
+        key,
         description => description(group, curves, &rows),
     })
+}
+
+/// The fastest of each drafter and family, in order.
+fn best_of_families<'a>(group: &Group<'a>) -> Vec<&'a ResultRow> {
+    let mut bests: Vec<&ResultRow> = Vec::new();
+    for row in group.best_of_rules() {
+        let kind = |row: &ResultRow| (row.drafter, Family::of(row.stop_rule));
+        match bests.iter_mut().find(|best| kind(best) == kind(row)) {
+            Some(best) if row.tokens_per_second > best.tokens_per_second => *best = row,
+            Some(_) => {}
+            None => bests.push(row),
+        }
+    }
+    bests
 }
 
 fn description(group: &Group<'_>, curves: &Curves, rows: &[&ResultRow]) -> String {

@@ -3,6 +3,8 @@
 //! Tokens are easy or hard in runs, a head sees which through noise, and forwards take a set time give or take, so
 //! that the rows hang together as measured ones do. The rows come through `Trace`, as real ones do.
 
+mod replays;
+
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ use crate::results::{
     ALL_CATEGORIES, CostSummary, DatasetSummary, DrafterName, EvaluationSummary, GroupSummary,
     ModelSummary, ResultRow, RowContext, StopRuleName, Version, sort_rows, tokens_per_second,
 };
+
+pub(crate) use replays::replays;
 
 const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
@@ -34,13 +38,30 @@ static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new
 type Setting = (DrafterName, StopRuleName, Option<f64>);
 
 fn settings() -> Vec<Setting> {
-    use StopRuleName::{ConfidenceThreshold, FixedLength, RejectionThreshold};
+    use StopRuleName as Rule;
     const LENGTHS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 14.0];
-    let sweeps: [(DrafterName, StopRuleName, &[f64]); 4] = [
-        (DrafterName::Draft, FixedLength, &LENGTHS),
-        (DrafterName::Draft, RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
-        (SELF_DRAFT, FixedLength, &LENGTHS[..6]),
-        (SELF_DRAFT, ConfidenceThreshold, &[0.3, 0.5, 0.6, 0.7, 0.8]),
+    const PROBS: [f64; 5] = [0.3, 0.5, 0.6, 0.7, 0.8];
+    const WORTHS: [f64; 3] = [0.08, 0.1874236, 0.45];
+    let sweeps: [(DrafterName, StopRuleName, &[f64]); 19] = [
+        (DrafterName::Draft, Rule::FixedLength, &LENGTHS),
+        (DrafterName::Draft, Rule::Heuristic, &[1.0, 5.0]),
+        (DrafterName::Draft, Rule::RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
+        (DrafterName::Draft, Rule::RejectionThresholdWithoutLag, &[0.1, 0.3, 0.5, 0.7, 0.9]),
+        (DrafterName::Draft, Rule::ConfidenceThreshold, &PROBS),
+        (DrafterName::Draft, Rule::CandidateProbThreshold, &PROBS[..3]),
+        (DrafterName::Draft, Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
+        (DrafterName::Draft, Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
+        (DrafterName::Draft, Rule::CostOptimalHead, &WORTHS),
+        (DrafterName::Draft, Rule::CostOptimalConfidence, &WORTHS),
+        (DrafterName::Draft, Rule::CostOptimalEntropy, &WORTHS),
+        (SELF_DRAFT, Rule::FixedLength, &LENGTHS[..6]),
+        (SELF_DRAFT, Rule::Heuristic, &[2.0]),
+        (SELF_DRAFT, Rule::ConfidenceThreshold, &PROBS),
+        (SELF_DRAFT, Rule::CandidateProbThreshold, &PROBS[..3]),
+        (SELF_DRAFT, Rule::JointConfidence, &[0.2, 0.4, 0.6]),
+        (SELF_DRAFT, Rule::EntropyThreshold, &[0.25, 0.3, 0.35]),
+        (SELF_DRAFT, Rule::CostOptimalConfidence, &WORTHS[..2]),
+        (SELF_DRAFT, Rule::CostOptimalEntropy, &WORTHS[..2]),
     ];
     let mut settings = vec![(DrafterName::None, StopRuleName::None, None)];
     for (drafter, stop_rule, values) in sweeps {
@@ -53,7 +74,7 @@ fn decodings() -> [Decoding; 2] {
     [Decoding::Greedy, Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None })]
 }
 
-/// The rows of 2 datasets, 2 ways of decoding, 27 settings and every category.
+/// The rows of 2 datasets, 2 ways of decoding, 74 settings and every category.
 pub(crate) fn rows() -> Vec<ResultRow> {
     EVALUATION.0.clone()
 }
@@ -95,6 +116,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 decoding,
                 num_forgiven_ties: usize::from(decoding == Decoding::Greedy),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
+                promises: Vec::new(),
             });
             let seconds_per_token = |drafter: DrafterName, trace: &Trace| {
                 let (_, fit) = &fits[usize::from(drafter == SELF_DRAFT)];
@@ -146,38 +168,43 @@ fn decode(
         _ => (0.95, 0.4, COST.draft_seconds),
     };
     let (mut rounds, mut num_tokens, mut easy) = (Vec::new(), 0, true);
+    let mut length = setting;
     let jitter = |draws: &mut SeededDraws| 0.9 + 0.2 * draws.uniform();
     while num_tokens < NUM_TOKENS {
-        let (mut num_drafted, mut num_accepted, mut accepting, mut all_accepted, mut confidence) =
-            (0, 0, true, 1.0, 1.0);
+        let (mut num_drafted, mut num_accepted, mut accepting) = (0, 0, true);
+        let mut seen = Seen::default();
         let room = NUM_TOKENS - num_tokens - 1;
-        loop {
-            let stops = match stop_rule {
-                StopRuleName::None => true,
-                StopRuleName::FixedLength => num_drafted as f64 >= setting,
-                StopRuleName::RejectionThreshold => num_drafted > 0 && 1.0 - all_accepted > setting,
-                StopRuleName::ConfidenceThreshold => confidence <= setting,
-            };
+        let num_unused = loop {
+            let stops = num_drafted > 0 && seen.stop(stop_rule, setting)
+                || stop_rule == StopRuleName::None
+                || stop_rule == StopRuleName::FixedLength && num_drafted as f64 >= setting
+                || stop_rule == StopRuleName::Heuristic && num_drafted as f64 >= length;
             if stops || num_drafted == room.min(20) {
-                break;
+                // The forward that read the last candidate.
+                let is_read = stop_rule == StopRuleName::RejectionThresholdWithoutLag;
+                break usize::from(stops && is_read);
             }
             if draws.uniform() < 0.35 {
                 easy = draws.uniform() < easy_share;
             }
             let accepted = draws.uniform() < if easy { easy_prob } else { hard_prob };
-            all_accepted *= if easy { 0.90 } else { 0.5 } + 0.1 * draws.uniform();
-            confidence = if easy { 0.55 } else { 0.2 } + 0.44 * draws.uniform();
+            seen.before_last = seen.all_accepted;
+            seen.all_accepted *= if easy { 0.90 } else { 0.5 } + 0.1 * draws.uniform();
+            seen.confidence = if easy { 0.55 } else { 0.2 } + 0.44 * draws.uniform();
+            seen.all_confident *= seen.confidence.sqrt();
             accepting &= accepted;
             num_drafted += 1;
             num_accepted += usize::from(accepting);
-        }
-        let seconds = draft_seconds * num_drafted as f64;
+        };
+        length = if num_accepted == num_drafted { length + 2.0 } else { (length - 1.0).max(1.0) };
+        let num_draft_forwards = num_drafted + num_unused;
+        let seconds = draft_seconds * num_draft_forwards as f64;
         // Not quite what the cost model thinks, so that it has something to miss.
         let verify_seconds =
             COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
         rounds.push(Round {
             num_drafted,
-            num_draft_forwards: num_drafted,
+            num_draft_forwards,
             num_accepted,
             draft_time: Duration::from_secs_f64(seconds * jitter(draws)),
             verify_time: Duration::from_secs_f64(verify_seconds * jitter(draws)),
@@ -185,6 +212,39 @@ fn decode(
         num_tokens += num_accepted + 1;
     }
     Trace { rounds, num_tokens: NUM_TOKENS, prefill_time: Duration::from_millis(9) }
+}
+
+/// What a rule sees of a round.
+struct Seen {
+    /// The head's estimate that all candidates are accepted, and the one without the last.
+    all_accepted: f64,
+    before_last: f64,
+    confidence: f64,
+    all_confident: f64,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { all_accepted: 1.0, before_last: 1.0, confidence: 1.0, all_confident: 1.0 }
+    }
+}
+
+impl Seen {
+    fn stop(&self, rule: StopRuleName, setting: f64) -> bool {
+        let entropy = -1.5 * self.confidence.ln();
+        match rule {
+            StopRuleName::None | StopRuleName::FixedLength | StopRuleName::Heuristic => false,
+            StopRuleName::RejectionThreshold => 1.0 - self.before_last > setting,
+            StopRuleName::RejectionThresholdWithoutLag => 1.0 - self.all_accepted > setting,
+            StopRuleName::ConfidenceThreshold => self.confidence <= setting,
+            StopRuleName::CandidateProbThreshold => 0.95 * self.confidence < setting,
+            StopRuleName::JointConfidence => self.all_confident <= setting,
+            StopRuleName::EntropyThreshold => (0.15 * entropy).sqrt() > setting,
+            StopRuleName::CostOptimalHead => 0.8 * self.before_last < setting,
+            StopRuleName::CostOptimalConfidence => 0.8 * self.all_confident < setting,
+            StopRuleName::CostOptimalEntropy => 0.7 * self.all_confident < setting,
+        }
+    }
 }
 
 fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {

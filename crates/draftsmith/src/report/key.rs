@@ -1,6 +1,7 @@
 //! How the settings of a drafter and stop rule look, the same in every picture, and the key that says so.
 //!
-//! Colour and shape each tell the stop rules of both roads apart, so that neither is needed.
+//! Rules that read alike are a family. Colour and shape each tell families and roads apart, so that neither is needed;
+//! within a family the filling does: full, hollow, hollow with a dot, and likewise lines whole, dashed, dotted.
 
 use minijinja::{Value, context};
 
@@ -14,16 +15,41 @@ const GAP: f64 = 16.0;
 /// A mark and the line through it, before its text.
 const SWATCH: f64 = 26.0;
 /// A character's width, in the widest of the usual fonts.
-const ADVANCE: f64 = 7.0;
+pub(super) const ADVANCE: f64 = 7.0;
 
-/// A drafter's and stop rule's colour, as classes of the style sheet, and shape.
+/// A drafter's and stop rule's colour, as classes of the style sheet, shape and filling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Look {
-    /// `draft fixed`, `self confidence`: road and rule give the colour.
-    pub(super) classes: &'static str,
-    /// Self-drafts that leave at another layer than the first: they share its colour and shape, hollow and dashed.
-    pub(super) is_other: bool,
-    shape: Shape,
+    road: Option<Road>,
+    family: Family,
+    filling: Filling,
+    /// Self-drafts that leave at another layer than the first: they share its shapes, paler.
+    is_other: bool,
+}
+
+/// Stop rules that read alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    /// The target alone.
+    Plain,
+    /// Candidate lengths that nothing said of the candidates changes.
+    Length,
+    /// Thresholds of the acceptance head.
+    Head,
+    /// Thresholds of the draft's probabilities.
+    Confidence,
+    /// Thresholds of the draft's entropy.
+    Entropy,
+    /// Cost-optimal stopping, whatever it reads.
+    Cost,
+}
+
+/// What tells the rules of a family apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Filling {
+    Full,
+    Hollow,
+    Dotted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,42 +64,175 @@ const SQUARE: Shape = Shape::Polygon(&[(-0.92, -0.92), (0.92, -0.92), (0.92, 0.9
 const UP: Shape = Shape::Polygon(&[(0.0, -1.3), (1.2, 0.85), (-1.2, 0.85)]);
 const DOWN: Shape = Shape::Polygon(&[(0.0, 1.3), (-1.2, -0.85), (1.2, -0.85)]);
 const RIGHT: Shape = Shape::Polygon(&[(1.3, 0.0), (-0.85, 1.2), (-0.85, -1.2)]);
+const PLUS: Shape = Shape::Polygon(&[
+    (-0.45, -1.25),
+    (0.45, -1.25),
+    (0.45, -0.45),
+    (1.25, -0.45),
+    (1.25, 0.45),
+    (0.45, 0.45),
+    (0.45, 1.25),
+    (-0.45, 1.25),
+    (-0.45, 0.45),
+    (-1.25, 0.45),
+    (-1.25, -0.45),
+    (-0.45, -0.45),
+]);
+/// [`PLUS`], turned.
+const CROSS: Shape = Shape::Polygon(&[
+    (-1.2, -0.57),
+    (-0.57, -1.2),
+    (0.0, -0.63),
+    (0.57, -1.2),
+    (1.2, -0.57),
+    (0.63, 0.0),
+    (1.2, 0.57),
+    (0.57, 1.2),
+    (0.0, 0.63),
+    (-0.57, 1.2),
+    (-1.2, 0.57),
+    (-0.63, 0.0),
+]);
+const FIVE_POINTS: Shape = Shape::Polygon(&[
+    (0.0, -1.45),
+    (0.36, -0.49),
+    (1.38, -0.45),
+    (0.58, 0.19),
+    (0.85, 1.17),
+    (0.0, 0.61),
+    (-0.85, 1.17),
+    (-0.58, 0.19),
+    (-1.38, -0.45),
+    (-0.36, -0.49),
+]);
+const FOUR_POINTS: Shape = Shape::Polygon(&[
+    (0.0, -1.55),
+    (0.46, -0.46),
+    (1.55, 0.0),
+    (0.46, 0.46),
+    (0.0, 1.55),
+    (-0.46, 0.46),
+    (-1.55, 0.0),
+    (-0.46, -0.46),
+]);
+
+impl Family {
+    pub(super) fn of(rule: StopRuleName) -> Self {
+        use StopRuleName as Rule;
+        match rule {
+            Rule::None => Self::Plain,
+            Rule::FixedLength | Rule::Heuristic => Self::Length,
+            Rule::RejectionThreshold | Rule::RejectionThresholdWithoutLag => Self::Head,
+            Rule::ConfidenceThreshold | Rule::CandidateProbThreshold | Rule::JointConfidence => {
+                Self::Confidence
+            }
+            Rule::EntropyThreshold => Self::Entropy,
+            Rule::CostOptimalHead | Rule::CostOptimalConfidence | Rule::CostOptimalEntropy => {
+                Self::Cost
+            }
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Length => "length",
+            Self::Head => "head",
+            Self::Confidence => "confidence",
+            Self::Entropy => "entropy",
+            Self::Cost => "cost",
+        }
+    }
+}
+
+impl Filling {
+    fn of(rule: StopRuleName) -> Self {
+        use StopRuleName as Rule;
+        match rule {
+            Rule::None
+            | Rule::FixedLength
+            | Rule::RejectionThreshold
+            | Rule::ConfidenceThreshold
+            | Rule::EntropyThreshold
+            | Rule::CostOptimalHead => Self::Full,
+            Rule::Heuristic
+            | Rule::RejectionThresholdWithoutLag
+            | Rule::CandidateProbThreshold
+            | Rule::CostOptimalConfidence => Self::Hollow,
+            Rule::JointConfidence | Rule::CostOptimalEntropy => Self::Dotted,
+        }
+    }
+}
 
 impl Look {
     /// How `row`'s drafter and stop rule look among those of `group`.
     pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
-        use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
-        let (classes, shape) = match (row.drafter.road(), row.stop_rule) {
-            (None, _) | (_, Plain) => ("plain", Shape::Circle),
-            (Some(Road::SeparateDraft), FixedLength) => ("draft fixed", Shape::Circle),
-            (Some(Road::SeparateDraft), RejectionThreshold) => ("draft head", DIAMOND),
-            (Some(Road::SeparateDraft), ConfidenceThreshold) => ("draft confidence", UP),
-            (Some(Road::SeparateDraft), _) => ("draft confidence", UP),
-            (Some(Road::SelfDraft), FixedLength) => ("self fixed", SQUARE),
-            (Some(Road::SelfDraft), RejectionThreshold) => ("self head", RIGHT),
-            (Some(Road::SelfDraft), _) => ("self confidence", DOWN),
-        };
         let road = row.drafter.road();
         let first = group.drafters().into_iter().find(|drafter| drafter.road() == road);
-        Self { classes, is_other: first.is_some_and(|first| first != row.drafter), shape }
+        let is_other = first.is_some_and(|first| first != row.drafter);
+        Self { is_other, ..Self::alone(row.drafter, row.stop_rule) }
     }
 
-    /// The classes and whether it is another of its road, as one attribute.
+    /// How a drafter and stop rule look where no other exit is.
+    pub(super) fn alone(drafter: DrafterName, rule: StopRuleName) -> Self {
+        Self {
+            road: drafter.road(),
+            family: Family::of(rule),
+            filling: Filling::of(rule),
+            is_other: false,
+        }
+    }
+
+    /// Road, family, filling and whether it is another exit of its road, as one attribute.
     pub(super) fn class(&self) -> String {
-        format!("{}{}", self.classes, if self.is_other { " other" } else { "" })
+        let road = match self.road {
+            None => "",
+            Some(Road::SeparateDraft) => "draft ",
+            Some(Road::SelfDraft) => "self ",
+        };
+        let filling = match self.filling {
+            Filling::Full => "",
+            Filling::Hollow => " hollow",
+            Filling::Dotted => " hollow dotted",
+        };
+        let other = if self.is_other { " other" } else { "" };
+        format!("{road}{}{filling}{other}", self.family.class())
+    }
+
+    fn shape(&self) -> Shape {
+        let [separate, own] = match self.family {
+            Family::Plain => [Shape::Circle; 2],
+            Family::Length => [Shape::Circle, SQUARE],
+            Family::Head => [DIAMOND, RIGHT],
+            Family::Confidence => [UP, DOWN],
+            Family::Entropy => [PLUS, CROSS],
+            Family::Cost => [FIVE_POINTS, FOUR_POINTS],
+        };
+        if self.road == Some(Road::SelfDraft) { own } else { separate }
     }
 
     /// The mark's outline about `centre`, as an SVG path.
-    pub(super) fn path(&self, (x, y): (f64, f64), radius: f64) -> String {
-        match self.shape {
-            Shape::Circle => {
+    pub(super) fn path(&self, centre: (f64, f64), radius: f64) -> String {
+        let mut path = self.shape().path(centre, radius);
+        if self.filling == Filling::Dotted {
+            // A point, which its outline's width makes a dot.
+            path += &Shape::Circle.path(centre, 0.1 * radius);
+        }
+        path
+    }
+}
+
+impl Shape {
+    fn path(self, (x, y): (f64, f64), radius: f64) -> String {
+        match self {
+            Self::Circle => {
                 let (left, across) = (tenth(x - radius), tenth(2.0 * radius));
                 let radius = tenth(radius);
                 format!(
                     "M{left} {y}a{radius} {radius} 0 1 0 {across} 0a{radius} {radius} 0 1 0 -{across} 0z"
                 )
             }
-            Shape::Polygon(corners) => {
+            Self::Polygon(corners) => {
                 let place = |(dx, dy): &(f64, f64)| {
                     format!("{} {}", tenth(x + radius * dx), tenth(y + radius * dy))
                 };
@@ -83,29 +242,39 @@ impl Look {
     }
 }
 
-/// What the settings of `row`'s drafter and stop rule are called together: `separate draft, K`, `exit 1, η`.
-pub(super) fn rule_name(row: &ResultRow) -> String {
-    let drafter = match row.drafter {
-        DrafterName::None | DrafterName::Draft => row.drafter.text(),
-        DrafterName::SelfDraft { exit_layer } => format!("exit {exit_layer}"),
-    };
-    format!("{drafter}, {}", super::symbol(row))
-}
-
-/// The key's entries from `left` to `right`, in as many lines as they take, the first at `top`; and its height.
-pub(super) fn key(
-    entries: &[(Look, String)],
+/// The key of `rows` from `left` to `right`: under each drafter's name its rules, in as many lines as they take, the
+/// first at `top`; and its height.
+pub(super) fn key<'a>(
+    rows: &[&'a ResultRow],
+    group: &Group<'_>,
+    text: impl Fn(&'a ResultRow) -> String,
     (left, right): (f64, f64),
     top: f64,
-) -> (Vec<Value>, f64) {
-    let (mut x, mut y) = (left, top + LINE / 2.0);
-    let mut views = Vec::new();
-    for (look, text) in entries {
+) -> (Value, f64) {
+    let (mut x, mut y) = (left, top - LINE / 2.0);
+    let (mut headings, mut entries) = (Vec::new(), Vec::new());
+    let mut drafter = None;
+    let mut told: Vec<(Look, String)> = Vec::new();
+    for row in rows {
+        let entry = (Look::of(row, group), text(row));
+        if drafter != Some(row.drafter) {
+            drafter = Some(row.drafter);
+            told.clear();
+            (x, y) = (left, y + LINE);
+            let text = super::sentence_case(&row.drafter.text());
+            x += text.chars().count() as f64 * ADVANCE + GAP;
+            headings.push(context! { x => tenth(left), y => tenth(y + 4.2), text });
+        }
+        if told.contains(&entry) {
+            continue;
+        }
+        let (look, text) = entry.clone();
+        told.push(entry);
         let width = SWATCH + text.chars().count() as f64 * ADVANCE;
         if x > left && x + width > right {
             (x, y) = (left, y + LINE);
         }
-        views.push(context! {
+        entries.push(context! {
             class => look.class(),
             path => look.path((tenth(x + 10.0), tenth(y)), 4.5),
             x1 => tenth(x),
@@ -117,5 +286,41 @@ pub(super) fn key(
         });
         x += width + GAP;
     }
-    (views, y + LINE / 2.0 - top)
+    (context! { headings, entries }, y + LINE / 2.0 - top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: [StopRuleName; 11] = [
+        StopRuleName::FixedLength,
+        StopRuleName::Heuristic,
+        StopRuleName::RejectionThreshold,
+        StopRuleName::RejectionThresholdWithoutLag,
+        StopRuleName::ConfidenceThreshold,
+        StopRuleName::CandidateProbThreshold,
+        StopRuleName::JointConfidence,
+        StopRuleName::EntropyThreshold,
+        StopRuleName::CostOptimalHead,
+        StopRuleName::CostOptimalConfidence,
+        StopRuleName::CostOptimalEntropy,
+    ];
+
+    #[test]
+    fn no_two_rules_look_alike_on_either_road_in_colour_or_in_outline() {
+        let drafters = [DrafterName::Draft, DrafterName::SelfDraft { exit_layer: 1 }];
+        let looks: Vec<Look> = drafters
+            .into_iter()
+            .flat_map(|drafter| RULES.map(|rule| Look::alone(drafter, rule)))
+            .collect();
+        for (index, look) in looks.iter().enumerate() {
+            for other in &looks[..index] {
+                assert_ne!(look.class(), other.class());
+                let outline =
+                    |look: &Look| (look.path((0.0, 0.0), 5.0), look.filling == Filling::Full);
+                assert_ne!(outline(look), outline(other), "{look:?} and {other:?}");
+            }
+        }
+    }
 }

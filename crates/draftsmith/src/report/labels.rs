@@ -20,7 +20,8 @@ pub(super) struct Mark {
     pub(super) centre: (f64, f64),
     /// How far the mark reaches from its centre.
     pub(super) radius: f64,
-    pub(super) text: String,
+    /// None for a mark that stands without a label and is only in the way of others'.
+    pub(super) text: Option<String>,
     /// Bold text is wider, and is placed first.
     pub(super) bold: bool,
 }
@@ -111,7 +112,7 @@ impl Rect {
     }
 }
 
-/// Places a label for every mark, inside `bounds`, off the other marks and labels and off `obstacles` where there is
+/// Places a label for every mark that has one, inside `bounds`, off the other marks and labels and off `obstacles` where there is
 /// room, and rather not on `lines`. In order of the result: the marks' own.
 ///
 /// Each label takes the cheapest of a ring of places, the bold ones choosing first. For some dozens of marks that is
@@ -121,12 +122,13 @@ pub(super) fn place(
     obstacles: &[Rect],
     lines: &[Segment],
     bounds: Rect,
-) -> Vec<Label> {
+) -> Vec<Option<Label>> {
     let mut order: Vec<usize> = (0..marks.len()).collect();
     order.sort_by_key(|&index| !marks[index].bold);
     let mut placed: Vec<Option<Label>> = vec![None; marks.len()];
     for index in order {
-        let best = places(&marks[index])
+        let Some(text) = &marks[index].text else { continue };
+        let best = places(&marks[index], text)
             .map(|(label, distance)| {
                 let cost = distance + cost(&label, index, marks, &placed, obstacles, lines, bounds);
                 (label, cost)
@@ -134,21 +136,21 @@ pub(super) fn place(
             .reduce(|best, other| if other.1 < best.1 { other } else { best });
         placed[index] = best.map(|(label, _)| label);
     }
-    placed.into_iter().map(|label| label.expect("every mark has places")).collect()
+    placed
 }
 
 /// Places around a mark, nearest first, above first.
-fn places(mark: &Mark) -> impl Iterator<Item = (Label, f64)> + '_ {
+fn places<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = (Label, f64)> + 'a {
     let (x, y) = mark.centre;
-    let text = Rect::of_text(&mark.text, mark.bold, (0.0, 0.0));
+    let size = Rect::of_text(text, mark.bold, (0.0, 0.0));
     DISTANCES.into_iter().flat_map(move |distance| {
         (0..NUM_DIRECTIONS).map(move |direction| {
             let angle = std::f64::consts::TAU * direction as f64 / NUM_DIRECTIONS as f64;
             let (dx, dy) = (angle.sin(), -angle.cos());
             let reach = mark.radius + distance;
             let centre =
-                (tenth(x + dx * (reach + text.right)), tenth(y + dy * (reach + text.bottom)));
-            let rect = Rect::of_text(&mark.text, mark.bold, centre);
+                (tenth(x + dx * (reach + size.right)), tenth(y + dy * (reach + size.bottom)));
+            let rect = Rect::of_text(text, mark.bold, centre);
             let leader = (distance > LEADER_DISTANCE).then(|| {
                 let end = rect.nearest_to(mark.centre);
                 let length = (end.0 - x).hypot(end.1 - y).max(1.0);
@@ -203,12 +205,12 @@ mod tests {
     const BOUNDS: Rect = Rect { left: 0.0, top: 0.0, right: 500.0, bottom: 300.0 };
 
     fn mark(x: f64, y: f64, text: &str) -> Mark {
-        Mark { centre: (x, y), radius: 5.0, text: text.into(), bold: false }
+        Mark { centre: (x, y), radius: 5.0, text: Some(text.into()), bold: false }
     }
 
     #[test]
     fn a_lone_label_stands_above_its_mark() {
-        let [label] = place(&[mark(100.0, 100.0, "6")], &[], &[], BOUNDS)[..] else {
+        let [Some(label)] = place(&[mark(100.0, 100.0, "6")], &[], &[], BOUNDS)[..] else {
             panic!("one mark, one label")
         };
         assert_eq!((label.centre, label.leader), ((100.0, 86.0), None));
@@ -226,7 +228,11 @@ mod tests {
         marks.push(mark(2.0, 2.0, "20"));
         let lines: Vec<Segment> =
             marks.windows(2).map(|pair| [pair[0].centre, pair[1].centre]).collect();
+        marks.push(Mark { text: None, ..mark(250.0, 150.0, "") });
         let labels = place(&marks, &[], &lines, BOUNDS);
+        assert_eq!(labels.last(), Some(&None));
+        let labels: Vec<Label> = labels.into_iter().flatten().collect();
+        assert_eq!(labels.len(), marks.len() - 1);
         for (index, label) in labels.iter().enumerate() {
             assert_eq!(label.rect.overlap(&BOUNDS), label.rect.area(), "{label:?} is outside");
             for other in &labels[..index] {

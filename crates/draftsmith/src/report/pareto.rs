@@ -6,10 +6,10 @@
 use minijinja::{Value, context};
 
 use super::axis::{Axis, decimals, round_step, tenth};
-use super::key::{Look, key, rule_name};
+use super::key::{Look, key};
 use super::labels::{Mark, Rect, Segment, place};
-use super::{Frame, label, number, rule_label, times};
-use crate::results::{CostSummary, Group, GroupSummary, ResultRow, StopRuleName};
+use super::{Frame, counted, label, number, rule_label, symbol, times};
+use crate::results::{CostSummary, Group, GroupSummary, ResultRow, Standing, StopRuleName};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
@@ -17,6 +17,14 @@ const TOP: f64 = 30.0;
 const BOTTOM: f64 = 48.0;
 const RADIUS: f64 = 4.5;
 const BEST_RADIUS: f64 = 6.5;
+
+/// With more settings than these, points are smaller, only each road's best has a label, and what is far from the best of
+/// every rule is left out.
+const CROWD: usize = 30;
+const CROWDED_RADIUS: f64 = 2.8;
+const CROWDED_BEST_RADIUS: f64 = 4.8;
+/// How far out a crowded picture reaches, in what the best of the rules need.
+const CROWDED_REACH: f64 = 1.4;
 
 /// A line shorter than this says nothing.
 const LEAST_LINE: f64 = 70.0;
@@ -32,15 +40,18 @@ pub(super) fn picture(
         .filter(|row| row.stop_rule != StopRuleName::None)
         .filter(|row| row.discard_rate.is_finite() && row.verification_rate.is_finite())
         .collect();
-    if rows.is_empty() {
-        return None;
-    }
     let plot = Rect {
         left: LEFT,
         top: TOP,
         right: frame.width - RIGHT,
         bottom: frame.pareto_height - BOTTOM,
     };
+    let is_crowded = rows.len() > CROWD;
+    let all = rows.len();
+    let rows: Vec<&ResultRow> = if is_crowded { near_the_best(group, &rows) } else { rows };
+    if rows.is_empty() {
+        return None;
+    }
     let most = |of: fn(&ResultRow) -> f64| rows.iter().map(|row| of(row)).fold(0.0, f64::max);
     let least = rows.iter().map(|row| row.verification_rate).fold(f64::INFINITY, f64::min);
     let num_ticks = (frame.width / 90.0) as usize;
@@ -51,45 +62,50 @@ pub(super) fn picture(
     let marks: Vec<Mark> = rows
         .iter()
         .map(|row| {
-            let best = group.standing(row).is_some();
-            let text = match best {
-                // The key says which exit, if there is but one.
-                true if several_exits => label(row),
-                true => rule_label(row),
-                false => row.setting_text(),
+            let standing = group.standing(row);
+            // The key says which exit, if there is but one.
+            let full = || if several_exits { label(row) } else { rule_label(row) };
+            let (text, radius) = match standing {
+                Some(Standing::All | Standing::Road) => (Some(full()), BEST_RADIUS),
+                Some(Standing::Rule) if is_crowded => (None, CROWDED_BEST_RADIUS),
+                Some(Standing::Rule) => (Some(full()), BEST_RADIUS),
+                None if is_crowded => (None, CROWDED_RADIUS),
+                None => (Some(row.setting_text()), RADIUS),
             };
             Mark {
                 centre: (x.place(row.discard_rate), y.place(row.verification_rate)),
-                radius: if best { BEST_RADIUS } else { RADIUS },
+                radius,
                 text,
-                bold: best,
+                bold: standing.is_some(),
             }
         })
         .collect();
     let looks: Vec<Look> = rows.iter().map(|row| Look::of(row, group)).collect();
 
-    // The fixed lengths of a drafter lie on a curve; thresholds are what leaves it.
-    let mut curves: Vec<(Look, Vec<(f64, f64)>)> = Vec::new();
-    for drafter in group.drafters() {
-        let fixed = rows.iter().zip(&marks).zip(&looks).filter(|((row, _), _)| {
-            row.drafter == drafter && row.stop_rule == StopRuleName::FixedLength
-        });
-        let (looks, places): (Vec<Look>, Vec<_>) =
-            fixed.map(|((_, mark), look)| (*look, mark.centre)).unzip();
-        curves.extend(looks.first().map(|look| (*look, places)));
+    // The settings of a rule lie on a curve.
+    let mut curves: Vec<(Look, Vec<Segment>)> = Vec::new();
+    for best in group.best_of_rules() {
+        let places: Vec<(f64, f64)> = group
+            .sweep_of(best)
+            .filter(|row| row.discard_rate.is_finite() && row.verification_rate.is_finite())
+            .map(|row| (x.place(row.discard_rate), y.place(row.verification_rate)))
+            .collect();
+        let segments = places.windows(2).filter_map(|pair| plot.clip(&[pair[0], pair[1]]));
+        curves.push((Look::of(best, group), segments.collect()));
     }
-    let curve_segments: Vec<Segment> = curves
-        .iter()
-        .flat_map(|(_, places)| places.windows(2).map(|pair| [pair[0], pair[1]]))
-        .collect();
+    let curve_segments: Vec<Segment> =
+        curves.iter().flat_map(|(_, segments)| segments.iter().copied()).collect();
 
     // A line holds for one drafter's cost: the fastest's.
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
-    // Eq. 2.3 says nothing of counts that do not add up.
-    let cost = cost.filter(|cost| {
-        let mut of_drafter = rows.iter().filter(|row| row.drafter == cost.drafter);
-        of_drafter.all(|row| row.counts().check_forward_identity().is_ok())
-    });
+    // Eq. 2.3 says nothing of counts that do not add up: those of forwards that drew nothing.
+    let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
+    let of_drafter = |cost: &CostSummary| {
+        let drafter = cost.drafter;
+        rows.iter().filter(move |row| row.drafter == drafter)
+    };
+    let cost = cost.filter(|cost| of_drafter(cost).any(|row| adds_up(row)));
+    let all_add_up = cost.is_none_or(|cost| of_drafter(cost).all(|row| adds_up(row)));
     let lines = cost.map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
     let line_labels = label_lines(&lines, &marks, &curve_segments, plot);
     let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
@@ -103,25 +119,20 @@ pub(super) fn picture(
                 class => look.class(),
                 best => mark.bold,
                 title => point_title(row),
-                text => mark.text.as_str(),
                 path => look.path(mark.centre, mark.radius),
-                label_x => label.centre.0,
-                label_y => tenth(label.centre.1 + 4.2),
-                leader => label.leader.map(segment_view),
+                label => label.map(|label| context! {
+                    text => mark.text.as_deref(),
+                    x => label.centre.0,
+                    y => tenth(label.centre.1 + 4.2),
+                    leader => label.leader.map(segment_view),
+                }),
             }
         });
     // The best over all others.
     let mut points: Vec<(bool, Value)> =
         points.zip(&marks).map(|(point, mark)| (mark.bold, point)).collect();
     points.sort_by_key(|(best, _)| *best);
-    let mut entries: Vec<(Look, String)> = Vec::new();
-    for (look, row) in looks.iter().zip(&rows) {
-        let entry = (*look, rule_name(row));
-        if !entries.contains(&entry) {
-            entries.push(entry);
-        }
-    }
-    let (entries, key_height) = key(&entries, (plot.left, plot.right), frame.pareto_height);
+    let (key, key_height) = key(&rows, group, symbol, (plot.left, plot.right), frame.pareto_height);
     Some(context! {
         frame => frame.name,
         width => frame.width,
@@ -143,17 +154,38 @@ pub(super) fn picture(
                 label => label.map(|((x, y), _)| context! { x => tenth(x), y => tenth(y + 4.0) }),
             })
             .collect::<Vec<_>>(),
+        left_out => (rows.len() < all).then(|| counted(all - rows.len(), "setting")),
+        all_add_up,
         lines_of => several_drafters(group).then(|| cost.map(|cost| cost.drafter.text())).flatten(),
         curves => curves.iter()
-            .map(|(look, places)| context! {
+            .filter(|(_, segments)| !segments.is_empty())
+            .map(|(look, segments)| context! {
                 class => look.class(),
-                line => places.iter().map(|(x, y)| format!("{x},{y}")).collect::<Vec<_>>().join(" "),
+                path => segments.iter().map(segment_path).collect::<String>(),
             })
             .collect::<Vec<_>>(),
         points => points.into_iter().map(|(_, point)| point).collect::<Vec<_>>(),
         description => description(group, &rows),
-        key => entries,
+        key,
     })
+}
+
+/// The rows that need not much more of either work than the best of some rule.
+fn near_the_best<'a>(group: &Group<'_>, rows: &[&'a ResultRow]) -> Vec<&'a ResultRow> {
+    let bests = group.best_of_rules();
+    let reach = |of: fn(&ResultRow) -> f64| {
+        let most = bests.iter().map(|row| of(row)).filter(|rate| rate.is_finite());
+        CROWDED_REACH * most.fold(0.0, f64::max)
+    };
+    let (discard, verification) =
+        (reach(|row| row.discard_rate), reach(|row| row.verification_rate));
+    let is_near =
+        |row: &ResultRow| row.discard_rate <= discard && row.verification_rate <= verification;
+    // Where none is best of anything there is nothing to be near to.
+    if bests.is_empty() {
+        return rows.to_vec();
+    }
+    rows.iter().copied().filter(|row| is_near(row)).collect()
 }
 
 fn several_drafters(group: &Group<'_>) -> bool {
@@ -250,6 +282,11 @@ fn label_lines(
         labels.push(label);
     }
     labels
+}
+
+fn segment_path([from, to]: &Segment) -> String {
+    let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(tenth);
+    format!("M{x1} {y1}L{x2} {y2}")
 }
 
 fn segment_view([from, to]: Segment) -> Value {

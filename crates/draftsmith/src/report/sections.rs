@@ -3,56 +3,38 @@
 use draftsmith_theory::Decoding;
 use minijinja::{Value, context};
 
-use super::{counted, gain, group_id, label, number, percent, thousands, times};
+use super::{
+    counted, gain, group_id, label, number, on_a_page, percent, rule_label, symbol, times,
+};
 use crate::results::{
-    CostSummary, DecodingName, DrafterName, EvaluationSummary, Group, GroupSummary, ResultRow,
-    Road, StopRuleName,
+    CostSummary, DecodingName, EvaluationSummary, Group, GroupSummary, ResultRow, Road,
+    StopRuleName,
 };
 
-/// The finding, in a sentence.
+/// The finding, in a few sentences.
 pub(super) fn lead(groups: &[Group<'_>]) -> String {
-    let comparisons = [
-        (
-            head_over_fixed as fn(&Group<'_>) -> Option<f64>,
-            "At its best threshold the acceptance head is faster than the best fixed candidate length in",
-        ),
-        (
-            self_over_separate,
-            "Self-drafting at its best is faster than the separate draft at its best in",
-        ),
-    ];
-    let told = comparisons.map(|(ratio, what)| {
-        let ratios: Vec<f64> = groups.iter().filter_map(ratio).collect();
-        let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
-        let (least, greatest) = range(&ratios);
-        let by = if ratios.len() == 1 {
-            format!("a difference of {}", gain(least))
-        } else {
-            format!("differences from {} to {}", gain(least), gain(greatest))
-        };
-        let of = counted(ratios.len(), "comparison");
-        (!ratios.is_empty())
-            .then(|| format!("{what} {num_faster} of {of}: {by} in tokens a second."))
-    });
-    let told: Vec<String> = told.into_iter().flatten().collect();
+    let mut told: Vec<String> =
+        ROADS.into_iter().filter_map(|road| rule_over_fixed(groups, road)).collect();
+    let ratios: Vec<f64> = groups.iter().filter_map(self_over_separate).collect();
+    if !ratios.is_empty() {
+        let what = "Self-drafting at its best is faster than the separate draft at its best";
+        told.push(format!("{what} {}", compared(&ratios)));
+    }
     if !told.is_empty() {
         return told.join(" ");
     }
     let bests: Vec<(&ResultRow, f64)> =
         groups.iter().filter_map(|group| Some((group.best()?, group.best()?.speedup?))).collect();
-    if bests.is_empty() {
+    let Some((first, _)) = bests.first() else {
         return "No speed-up over the target decoding alone was measured.".into();
-    }
+    };
     let (least, greatest) = range(&bests.iter().map(|(_, speedup)| *speedup).collect::<Vec<_>>());
-    let all = |of: fn(&ResultRow) -> bool| bests.iter().all(|(row, _)| of(row));
-    let which = if all(|row| row.stop_rule == StopRuleName::RejectionThreshold) {
-        "the acceptance head at its best threshold"
-    } else if all(|row| row.drafter.road() == Some(Road::SelfDraft)) {
-        "self-drafting at its best setting"
-    } else if all(|row| row.stop_rule == StopRuleName::FixedLength) {
-        "the best fixed candidate length"
+    let which = if bests.iter().all(|(row, _)| row.stop_rule == first.stop_rule) {
+        format!("{} at its best setting", rule_in_words(first.stop_rule))
+    } else if bests.iter().all(|(row, _)| row.drafter.road() == Some(Road::SelfDraft)) {
+        "self-drafting at its best setting".into()
     } else {
-        "its best setting"
+        "its best setting".into()
     };
     if bests.len() == 1 {
         format!("With {which} the target decodes {} as fast as alone.", times(Some(least)))
@@ -62,14 +44,83 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     }
 }
 
+const ROADS: [Road; 2] = [Road::SeparateDraft, Road::SelfDraft];
+
+/// What the road's best rule but the fixed length, by its mean over the groups, gains over the best fixed length.
+fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
+    let mut rules: Vec<StopRuleName> =
+        groups.iter().flat_map(|group| group.rules_of_road(road)).collect();
+    rules.sort();
+    rules.dedup();
+    rules.retain(|rule| is_adaptive(*rule));
+    let gains = |rule: StopRuleName| -> Vec<f64> {
+        let ratio = |group: &Group<'_>| {
+            speed_ratio(
+                group.best_of_road_by(road, |other| other == rule)?,
+                best_fixed(group, road)?,
+            )
+        };
+        groups.iter().filter_map(ratio).collect()
+    };
+    let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
+    let told = rules.iter().map(|rule| (*rule, gains(*rule)));
+    let told: Vec<(StopRuleName, Vec<f64>)> = told.filter(|(_, gains)| !gains.is_empty()).collect();
+    let best = |a: &(StopRuleName, Vec<f64>), b: &(StopRuleName, Vec<f64>)| {
+        // A rule of fewer groups is not judged by the ones it happens to be in.
+        a.1.len().cmp(&b.1.len()).then(mean(&a.1).total_cmp(&mean(&b.1)))
+    };
+    let (rule, ratios) = told.iter().max_by(|a, b| best(a, b))?;
+    let of = if told.len() == 1 {
+        "the adaptive stop rule".into()
+    } else {
+        format!("the best of {} adaptive stop rules", told.len())
+    };
+    let with = match road {
+        Road::SeparateDraft => "With the separate draft",
+        Road::SelfDraft => "With self-drafts",
+    };
+    Some(format!(
+        "{with} {of}, {}, is faster than the best fixed candidate length {}",
+        rule_in_words(*rule),
+        compared(ratios)
+    ))
+}
+
+/// `acceptance head (h)`.
+fn rule_in_words(rule: StopRuleName) -> String {
+    match rule.symbol() {
+        Some(symbol) => format!("{} ({})", rule.text(), on_a_page(symbol)),
+        None => rule.text().into(),
+    }
+}
+
+/// `in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens a second.`
+fn compared(ratios: &[f64]) -> String {
+    let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
+    let (least, greatest) = range(ratios);
+    let by = if ratios.len() == 1 {
+        format!("a difference of {}", gain(least))
+    } else {
+        format!("differences from {} to {}", gain(least), gain(greatest))
+    };
+    format!("in {num_faster} of {}: {by} in tokens a second.", counted(ratios.len(), "comparison"))
+}
+
 fn range(values: &[f64]) -> (f64, f64) {
     let fold = |start, of: fn(f64, f64) -> f64| values.iter().copied().fold(start, of);
     (fold(f64::INFINITY, f64::min), fold(f64::NEG_INFINITY, f64::max))
 }
 
-/// Tokens a second of the best head over those of the best fixed length.
-fn head_over_fixed(group: &Group<'_>) -> Option<f64> {
-    speed_ratio(group.best_head()?, group.best_fixed_length()?)
+fn is_adaptive(rule: StopRuleName) -> bool {
+    rule != StopRuleName::FixedLength
+}
+
+fn best_fixed<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
+    group.best_of_road_by(road, |rule| !is_adaptive(rule))
+}
+
+fn best_adaptive<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
+    group.best_of_road_by(road, is_adaptive)
 }
 
 /// Tokens a second of the best self-draft over those of the best separate draft.
@@ -82,39 +133,37 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// What is compared in words: the best fixed length, the best head, the best self-draft.
-fn compared<'a>(group: &Group<'a>) -> Vec<(&'static str, &'a ResultRow)> {
-    [
-        ("best self-draft", group.best_of_road(Road::SelfDraft)),
-        ("best head", group.best_head()),
-        ("best fixed", group.best_fixed_length()),
-    ]
-    .into_iter()
-    .filter_map(|(what, row)| Some((what, row?)))
-    .collect()
-}
-
 /// One card a group: the fastest setting, and the best of each kind against the target alone.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let card = |(index, group): (usize, &Group<'_>)| {
         let first = group.best().or(group.plain())?;
-        let line = |(what, row): (&str, &ResultRow)| {
+        let line = |row: &ResultRow| {
+            let (setting, rule) = (label(row), rule_label(row));
             context! {
-                what,
-                setting => (row.drafter != DrafterName::None).then(|| label(row)),
+                drafter => setting.strip_suffix(&rule),
+                rule,
                 speedup => times(row.speedup),
                 speed => number(row.tokens_per_second, 1),
             }
         };
-        let gains = [
-            (head_over_fixed(group), "head over fixed length"),
-            (self_over_separate(group), "self-draft over separate"),
-        ];
+        let (mut gains, mut lines) = (Vec::new(), Vec::new());
+        for road in ROADS {
+            let (adaptive, fixed) = (best_adaptive(group, road), best_fixed(group, road));
+            lines.extend(adaptive.into_iter().chain(fixed).map(line));
+            if let (Some(adaptive), Some(fixed)) = (adaptive, fixed) {
+                let over = format!("{} over K", symbol(adaptive));
+                let what = match road {
+                    Road::SeparateDraft => over,
+                    Road::SelfDraft => format!("self-draft, {over}"),
+                };
+                gains.push((speed_ratio(adaptive, fixed), what));
+            }
+        }
+        gains.push((self_over_separate(group), "self-draft over separate".into()));
         let gains = gains.into_iter().filter_map(|(ratio, what)| {
             Some(context! { text => gain(ratio?), faster => ratio? > 1.0, what })
         });
-        let mut lines: Vec<Value> = compared(group).into_iter().map(line).collect();
-        lines.extend(group.plain().map(|plain| line(("target alone", plain))));
+        lines.extend(group.plain().map(line));
         Some(context! {
             id => group_id(index),
             dataset => group.dataset,
@@ -132,37 +181,37 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
 ///
 /// The settings are those best over all prompts: choosing anew in every category would flatter them.
 pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
+    // Each with the fixed length it is compared with.
+    let mut settings: Vec<(&ResultRow, Option<&ResultRow>)> = Vec::new();
+    for road in ROADS {
+        let fixed = best_fixed(group, road);
+        settings.extend(fixed.map(|row| (row, None)));
+        settings.extend(best_adaptive(group, road).map(|row| (row, fixed)));
+    }
     let categories = group.categories();
-    let mut settings: Vec<&ResultRow> = compared(group).into_iter().map(|(_, row)| row).collect();
-    // In the order of the other tables.
-    settings.reverse();
-    let any = *settings.first().filter(|_| !categories.is_empty())?;
-    let (fixed, head) = (group.best_fixed_length(), group.best_head());
+    let (any, _) = *settings.first().filter(|_| !categories.is_empty())?;
     let rows = categories.iter().map(|category| {
         let of = |like: Option<&ResultRow>| like.and_then(|like| group.in_category(category, like));
-        let cells = settings.iter().map(|like| {
-            of(Some(like)).map(|row| {
-                context! {
-                    speedup => times(row.speedup),
-                    discard_rate => number(row.discard_rate, 2),
-                    compression_rate => number(row.compression_rate, 2),
-                }
-            })
+        let cells = settings.iter().map(|(like, fixed)| {
+            let row = of(Some(like));
+            let over = row.zip(of(*fixed)).and_then(|(row, fixed)| speed_ratio(row, fixed));
+            context! {
+                speedup => times(row.and_then(|row| row.speedup)),
+                compression_rate => number(row.map_or(f64::NAN, |row| row.compression_rate), 2),
+                over => fixed.map(|_| over.map_or_else(|| number(f64::NAN, 0), gain)),
+            }
         });
-        let ratio = of(head).zip(of(fixed)).and_then(|(head, fixed)| speed_ratio(head, fixed));
         context! {
             name => *category,
-            num_prompts => of(Some(any)).map(|row| thousands(row.num_prompts)),
+            num_prompts => of(Some(any)).map(|row| row.num_prompts),
             plain => of(group.plain()).map(|row| number(row.tokens_per_second, 1)),
             cells => cells.collect::<Vec<_>>(),
-            gain => ratio.map(gain),
         }
     });
-    Some(context! {
-        settings => settings.iter().map(|row| label(row)).collect::<Vec<_>>(),
-        compares_head => fixed.is_some() && head.is_some(),
-        rows => rows.collect::<Vec<_>>(),
-    })
+    let settings = settings.iter().map(|(row, fixed)| {
+        context! { name => label(row), over => fixed.map(symbol) }
+    });
+    Some(context! { settings => settings.collect::<Vec<_>>(), rows => rows.collect::<Vec<_>>() })
 }
 
 /// The fitted cost models, a row for each that a group has.

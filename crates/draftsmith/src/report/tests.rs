@@ -1,7 +1,7 @@
 //! The page is well formed, complete, finite, escaped, and asks nobody for anything.
 
 use super::*;
-use crate::results::{Road, StopRuleName};
+use crate::results::{Estimate, Road, StopRuleName};
 
 /// Elements that have no end.
 const VOID: [&str; 3] = ["meta", "link", "br"];
@@ -44,15 +44,16 @@ fn the_page_can_be_looked_at() {
 }
 
 fn page() -> String {
-    render_html(&fixture::rows(), &fixture::summary()).expect("the page is rendered")
+    render_html(&fixture::rows(), &fixture::summary(), &fixture::replays())
+        .expect("the page is rendered")
 }
 
 #[test]
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Four pictures in two sizes for every dataset and decoding.
-    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), 4 * 4 * 2);
+    // Four pictures in two sizes for every dataset and decoding, and one for every replay.
+    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 4 + 8) * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
             let Some(text) = attribute(attributes, number) else { continue };
@@ -107,7 +108,7 @@ fn links_within_the_page_lead_somewhere() {
     let tags = tags(&page());
     let links = tags.iter().filter_map(|(_, attributes)| attribute(attributes, "href"));
     let links: Vec<&str> = links.filter_map(|target| target.strip_prefix('#')).collect();
-    assert_eq!(links.len(), 4);
+    assert_eq!(links.len(), 4 + 1);
     for link in links {
         assert!(tags.iter().any(|(_, attributes)| attribute(attributes, "id") == Some(link)));
     }
@@ -142,7 +143,7 @@ fn all_text_is_escaped() {
     for version in &mut summary.versions {
         (version.name, version.version) = (HOSTILE.into(), HOSTILE.into());
     }
-    let page = render_html(&rows, &summary).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
     tags(&page);
     assert!(!page.contains("<b>") && !page.contains("42}}"));
     assert!(page.contains("&lt;b&gt;&quot;&#x27;&amp;&lt;&#x2f;b&gt;{{ 7 * 6 }}"));
@@ -179,7 +180,7 @@ fn what_is_missing_is_left_out() {
         vec![],
     ] {
         for summary in [&summary, &bare] {
-            let page = render_html(&rows, summary).expect("the page is rendered");
+            let page = render_html(&rows, summary, &[]).expect("the page is rendered");
             tags(&page);
             assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
         }
@@ -190,17 +191,17 @@ fn what_is_missing_is_left_out() {
 fn the_finding_is_told_as_it_is() {
     let (mut rows, summary) = (fixture::rows(), fixture::summary());
     for row in &mut rows {
-        if row.stop_rule == StopRuleName::RejectionThreshold {
+        if ![StopRuleName::None, StopRuleName::FixedLength].contains(&row.stop_rule) {
             row.tokens_per_second *= 0.5;
         }
     }
-    let page = render_html(&rows, &summary).expect("the page is rendered");
-    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "a head that loses is said to lose");
+    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "rules that lose are said to lose");
     assert!(page.contains("gain slower") && !page.contains("gain faster"));
 
     let greedy = rows.iter_mut().find(|row| row.label() == "K = 3").expect("a fixed length");
     greedy.lossless = Some(false);
-    let page = render_html(&rows, &summary).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
     assert!(page.contains("not the target\u{2019}s own tokens with K = 3."));
 }
 
@@ -216,16 +217,83 @@ fn the_roads_and_their_exits_are_told_apart() {
         discard_rate: 1.1 * row.discard_rate,
         ..row
     }));
-    let page = render_html(&rows, &summary).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
     tags(&page);
     for heading in ["Separate draft", "Self-draft, exit 1", "Self-draft, exit 2"] {
         assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
     }
-    for entry in ["separate draft, K", "separate draft, h", "exit 1, K", "exit 2, \u{3b7}"] {
+    for entry in ["lagless h", "joint \u{3b7}", "worth(H)"] {
         assert!(page.contains(&format!(">{entry}</text>")), "{entry}");
     }
-    assert!(page.contains("series self fixed other") && page.contains("curve self fixed other"));
+    assert!(page.contains("series self length other") && page.contains("curve self length other"));
+    assert!(page.contains("series self confidence hollow dotted other"));
     assert!(page.contains("Self-drafting at its best is faster than the separate draft"));
+}
+
+fn page_of(replays: &[ReplayGroup]) -> String {
+    let page = render_html(&[], &fixture::summary(), replays).expect("the page is rendered");
+    tags(&page);
+    assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
+    page
+}
+
+#[test]
+fn replays_are_told_with_their_ceilings_and_intervals() {
+    assert!(!page_of(&[]).contains("replay"));
+    let replays = fixture::replays();
+    let page = page_of(&replays[..1]);
+    assert!(page.contains(
+        "Most is gained with <span class=\"nowrap\">worth(head) = 0.319</span>: +4.1\u{a0}% (+2.7 to +5.5) over <span class=\"nowrap\">K = 6</span>."
+    ));
+    // Three rules read the head, in two sizes of one picture.
+    assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);
+    assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);
+    assert!(page.contains("oracle +31.2\u{a0}%"));
+    assert!(page.contains(r#"<td class="slower">"#) && page.contains(r#"<td class="faster">"#));
+    assert!(page.contains("<h3>Separate draft, greedy</h3>"));
+    assert!(!page_of(&replays[4..]).contains(r#"class="ceiling""#), "self-drafts have no head");
+
+    // An oracle that is far out does not squeeze the rest.
+    let mut far = replays[0].clone();
+    far.oracle = far.oracle.map(|oracle| Estimate { value: 5.0, ..oracle });
+    assert!(page_of(&[far]).contains("oracle +500.0\u{a0}% \u{2192}"));
+}
+
+#[test]
+fn what_a_replay_lacks_is_left_out() {
+    let mut replay = fixture::replays().swap_remove(0);
+    let nothing = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
+    replay.rows[3].share_of_ceiling = Some(nothing);
+    page_of(&[replay.clone()]);
+    replay.oracle = None;
+    for row in &mut replay.rows {
+        (row.speedup, row.gain) = (nothing, nothing);
+        (row.ceiling, row.share_of_ceiling) = (None, None);
+    }
+    assert!(!page_of(&[replay.clone()]).contains("Most is gained"));
+    replay.rows.truncate(1);
+    page_of(&[replay.clone()]);
+    replay.rows.clear();
+    page_of(&[replay]);
+}
+
+#[test]
+fn few_settings_are_all_labelled_and_many_folded_up() {
+    let (rows, summary) = (fixture::rows(), fixture::summary());
+    let few: Vec<ResultRow> = rows
+        .iter()
+        .filter(|row| {
+            use StopRuleName as Rule;
+            [Rule::None, Rule::FixedLength, Rule::RejectionThreshold].contains(&row.stop_rule)
+        })
+        .cloned()
+        .collect();
+    let page = render_html(&few, &summary, &[]).expect("the page is rendered");
+    assert!(page.contains("<details open>") && page.contains("equal modelled speed-up"));
+    assert!(!page.contains("comes on top") && !page.contains("Not shown"));
+    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    assert!(!page.contains("<details open>") && page.contains("equal modelled speed-up"));
+    assert!(page.contains("comes on top") && page.contains("Not shown"));
 }
 
 #[test]
@@ -234,6 +302,7 @@ fn numbers_are_set_for_reading() {
     assert_eq!(thousands(1234567), "1\u{202f}234\u{202f}567");
     assert_eq!(gain(1.09), "+9.0\u{a0}%");
     assert_eq!(gain(0.988), "\u{2212}1.2\u{a0}%");
+    assert_eq!((gain(0.9999), gain(f64::NAN)), ("+0.0\u{a0}%".into(), "\u{2013}".into()));
     assert_eq!((times(Some(2.125)), times(None)), ("2.12\u{d7}".into(), "\u{2013}".into()));
     assert_eq!(number(f64::INFINITY, 2), "\u{2013}");
 }

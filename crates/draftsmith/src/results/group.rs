@@ -28,13 +28,12 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// The mark of `row`, which has this standing: `fastest`, `best`, `best K`. Under its drafter's heading the second
-    /// needs no more words.
-    pub(crate) fn mark(self, row: &ResultRow) -> String {
+    /// What a row of this standing is called.
+    pub(crate) fn mark(self) -> &'static str {
         match self {
-            Self::All => "fastest".into(),
-            Self::Road => "best".into(),
-            Self::Rule => format!("best {}", row.stop_rule.symbol().unwrap_or_default()),
+            Self::All => "fastest",
+            Self::Road => "best of road",
+            Self::Rule => "best of rule",
         }
     }
 }
@@ -76,6 +75,13 @@ impl<'a> Group<'a> {
         in_order(self.drafted().map(|row| row.drafter))
     }
 
+    /// The stop rules on the road, in order.
+    pub(crate) fn rules_of_road(&self, road: Road) -> Vec<StopRuleName> {
+        let mut rules = in_order(self.of_road(road).map(|row| row.stop_rule));
+        rules.sort();
+        rules
+    }
+
     /// The fastest row over all prompts that drafts; the first of equals, here and below.
     pub(crate) fn best(&self) -> Option<&'a ResultRow> {
         fastest(self.drafted())
@@ -83,7 +89,16 @@ impl<'a> Group<'a> {
 
     /// The fastest on the road.
     pub(crate) fn best_of_road(&self, road: Road) -> Option<&'a ResultRow> {
-        fastest(self.drafted().filter(|row| row.drafter.road() == Some(road)))
+        fastest(self.of_road(road))
+    }
+
+    /// The fastest on the road of those under a rule that `is_meant`.
+    pub(crate) fn best_of_road_by(
+        &self,
+        road: Road,
+        is_meant: impl Fn(StopRuleName) -> bool,
+    ) -> Option<&'a ResultRow> {
+        fastest(self.of_road(road).filter(|row| is_meant(row.stop_rule)))
     }
 
     /// The fastest of each drafter and stop rule, in order.
@@ -93,14 +108,10 @@ impl<'a> Group<'a> {
         rules.into_iter().filter_map(best).collect()
     }
 
-    /// The separate draft's fastest fixed candidate length.
-    pub(crate) fn best_fixed_length(&self) -> Option<&'a ResultRow> {
-        self.best_of_rule(DrafterName::Draft, StopRuleName::FixedLength)
-    }
-
-    /// The separate draft's fastest threshold of the acceptance head.
-    pub(crate) fn best_head(&self) -> Option<&'a ResultRow> {
-        self.best_of_rule(DrafterName::Draft, StopRuleName::RejectionThreshold)
+    /// The rows of `like`'s drafter and stop rule, `like` among them.
+    pub(crate) fn sweep_of(&self, like: &ResultRow) -> impl Iterator<Item = &'a ResultRow> + '_ {
+        let sweep = (like.drafter, like.stop_rule);
+        self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
     /// Where `row` comes first, the widest field named; None for a row by category, and for one that comes first
@@ -115,6 +126,11 @@ impl<'a> Group<'a> {
         } else {
             is(self.best_of_rule(row.drafter, row.stop_rule)).then_some(Standing::Rule)
         }
+    }
+
+    /// Whether `row` is the fastest on its road.
+    pub(crate) fn is_best_of_road(&self, row: &ResultRow) -> bool {
+        matches!(self.standing(row), Some(Standing::All | Standing::Road))
     }
 
     /// The prompts' categories, in the order they first came; none where only pooled rows are there.
@@ -138,6 +154,10 @@ impl<'a> Group<'a> {
 
     fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.pooled().filter(|row| row.drafter != DrafterName::None)
+    }
+
+    fn of_road(&self, road: Road) -> impl Iterator<Item = &'a ResultRow> + '_ {
+        self.drafted().filter(move |row| row.drafter.road() == Some(road))
     }
 
     fn best_of_rule(&self, drafter: DrafterName, rule: StopRuleName) -> Option<&'a ResultRow> {

@@ -1,9 +1,11 @@
-//! What drafters, stop rules and ways of decoding are called, in the file and in words.
+//! What drafters, stop rules, ways of decoding and costs are called, in the file and in words.
 
 use std::fmt;
 
 use draftsmith_theory::{AcceptanceSignal, Decoding, StopRuleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::CostSource;
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`, `self_draft_1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,16 +70,6 @@ pub(crate) enum Road {
     SelfDraft,
 }
 
-impl Road {
-    /// The road in words.
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::SeparateDraft => "separate draft",
-            Self::SelfDraft => "self-draft",
-        }
-    }
-}
-
 impl DrafterName {
     /// The road the drafter lies on; None for the target alone.
     pub(crate) fn road(self) -> Option<Road> {
@@ -140,23 +132,62 @@ impl StopRuleName {
         }
     }
 
-    /// What the rule's number is called, in ASCII; None without a rule.
+    /// What the rule's number is called, in ASCII; None without a rule. `worth` is the least that a draft forward must
+    /// bring in tokens, by what its brackets name.
     pub(crate) fn symbol(self) -> Option<&'static str> {
         match self {
             Self::None => None,
             Self::FixedLength => Some("K"),
             Self::Heuristic => Some("heuristic K"),
             Self::RejectionThreshold => Some("h"),
-            Self::RejectionThresholdWithoutLag => Some("h, no lag"),
+            Self::RejectionThresholdWithoutLag => Some("lagless h"),
             Self::ConfidenceThreshold => Some("eta"),
-            Self::CandidateProbThreshold => Some("p"),
+            Self::CandidateProbThreshold => Some("q"),
             Self::JointConfidence => Some("joint eta"),
-            Self::EntropyThreshold => Some("SVIP h"),
-            Self::CostOptimalHead => Some("cost, head"),
-            Self::CostOptimalConfidence => Some("cost, eta"),
-            Self::CostOptimalEntropy => Some("cost, H"),
+            Self::EntropyThreshold => Some("entropy h"),
+            Self::CostOptimalHead => Some("worth(head)"),
+            Self::CostOptimalConfidence => Some("worth(eta)"),
+            Self::CostOptimalEntropy => Some("worth(H)"),
         }
     }
+
+    /// The rule in words: what goes on a page that has room.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::None => "target alone",
+            Self::FixedLength => "fixed length",
+            Self::Heuristic => "transformers\u{2019} heuristic",
+            Self::RejectionThreshold => "acceptance head",
+            Self::RejectionThresholdWithoutLag => "acceptance head, no lag",
+            Self::ConfidenceThreshold => "confidence",
+            Self::CandidateProbThreshold => "candidate\u{2019}s probability",
+            Self::JointConfidence => "joint confidence",
+            Self::EntropyThreshold => "entropy",
+            Self::CostOptimalHead => "cost-optimal, by head",
+            Self::CostOptimalConfidence => "cost-optimal, by confidence",
+            Self::CostOptimalEntropy => "cost-optimal, by entropy",
+        }
+    }
+
+    /// The rule at a setting: `target alone`, `K = 6`, `h = 0.7`.
+    pub(crate) fn label(self, setting: Option<f64>) -> String {
+        match self.symbol() {
+            Some(symbol) => format!("{symbol} = {}", setting_text(setting)),
+            None => "target alone".into(),
+        }
+    }
+}
+
+/// A setting's number alone: `6`, `0.7`, three digits of one that was worked out; `?` where a rule has none.
+pub(super) fn setting_text(setting: Option<f64>) -> String {
+    let Some(setting) = setting else { return "?".into() };
+    let text = setting.to_string();
+    if text.len() <= 5 || !setting.is_finite() || setting == 0.0 {
+        return text;
+    }
+    let decimals = (2.0 - setting.abs().log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{setting:.decimals$}");
+    if decimals == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').into() }
 }
 
 /// What a self-draft's name begins with in the file; its exit layer follows.
@@ -201,6 +232,24 @@ impl DecodingName {
         match decoding {
             Decoding::Greedy => Self::Greedy,
             Decoding::Sampled(_) => Self::Sampled,
+        }
+    }
+
+    /// The way of decoding in words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Greedy => "greedy",
+            Self::Sampled => "sampled",
+        }
+    }
+}
+
+impl CostSource {
+    /// Whose costs in words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Machine => "costs of this machine",
+            Self::Paper => "costs of the SpecDec++ paper",
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) struct ReplayRow {
     /// Of a rule that reads an acceptance head: the gain over the best fixed length with a perfect one, at the setting
     /// that is best for that on validation prompts.
     pub(crate) ceiling: Option<Estimate>,
-    /// `gain` over `ceiling`.
+    /// `gain` over `ceiling`; none where the ceiling may be nothing.
     pub(crate) share_of_ceiling: Option<Estimate>,
 }
 

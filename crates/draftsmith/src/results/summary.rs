@@ -6,7 +6,9 @@ use anyhow::Result;
 use draftsmith_theory::{Decoding, Fit};
 use serde::{Deserialize, Serialize};
 
-use super::{DecodingName, DrafterName, Group, finite_or_null, temperature};
+use super::{
+    DecodingName, DrafterName, Estimate, Group, StopRuleName, finite_or_null, temperature,
+};
 
 /// What the rows were measured with: `summary.json`, beside `results.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,6 +78,26 @@ pub(crate) struct GroupSummary {
     pub(crate) num_forgiven_ties: usize,
     /// The fitted cost models, in the drafters' order; none of a drafter where it could not be fitted.
     pub(crate) costs: Vec<CostSummary>,
+    /// What tuning promised, and what came of it. Empty in files older than the key.
+    #[serde(default)]
+    pub(crate) promises: Vec<PromiseSummary>,
+}
+
+/// A tuned rule's gain over the best fixed length, as tuning promised it and as it was measured, prefill left out.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PromiseSummary {
+    /// What drafts.
+    pub(crate) drafter: DrafterName,
+    /// The tuned rule.
+    pub(crate) stop_rule: StopRuleName,
+    /// The fixed length it is compared with.
+    pub(crate) best_fixed_length: usize,
+    /// The promise, from the replay of validation prompts.
+    pub(crate) expected_gain: Estimate,
+    /// What these prompts gave.
+    pub(crate) measured_gain: Estimate,
+    /// Whether the gain is at least the promised one, or differs from it by no more than both intervals allow.
+    pub(crate) holds: bool,
 }
 
 /// A fitted cost model and how well it fits, over the target alone and all settings of a drafter pooled: a draft forward

@@ -215,6 +215,23 @@ fn a_file_that_is_no_result_is_named() {
 }
 
 #[test]
+fn settings_are_shown_in_few_digits() {
+    let shown = |setting| StopRuleName::CostOptimalHead.label(setting);
+    for (setting, text) in [
+        (Some(6.0), "6"),
+        (Some(0.05), "0.05"),
+        (Some(0.3187236), "0.319"),
+        (Some(0.0123456), "0.0123"),
+        (Some(0.00049999), "0.0005"),
+        (Some(12345678.5), "12345678"),
+        (None, "?"),
+    ] {
+        assert_eq!(shown(setting), format!("worth(head) = {text}"));
+    }
+    assert_eq!(StopRuleName::None.label(None), "target alone");
+}
+
+#[test]
 fn rows_are_sorted_as_they_are_shown() {
     use StopRuleName::{FixedLength, None as Plain, RejectionThreshold};
     let make = |dataset: &str, category: &str, stop_rule, setting| ResultRow {
@@ -316,14 +333,21 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     assert_eq!(groups.len(), 2);
     let label = |row: Option<&ResultRow>| row.map(ResultRow::label);
     assert_eq!(label(groups[0].plain()).as_deref(), Some("target alone"));
-    assert_eq!(label(groups[0].best_fixed_length()).as_deref(), Some("K = 4"));
-    assert_eq!(label(groups[0].best_head()).as_deref(), Some("h = 0.7"));
+    let best_by = |group: &Group<'_>, rule| {
+        group.best_of_road_by(Road::SeparateDraft, |other| other == rule).map(ResultRow::label)
+    };
+    assert_eq!(best_by(&groups[0], FixedLength).as_deref(), Some("K = 4"));
+    assert_eq!(best_by(&groups[0], RejectionThreshold).as_deref(), Some("h = 0.7"));
+    assert_eq!(groups[0].rules_of_road(Road::SelfDraft), [FixedLength, ConfidenceThreshold]);
+    assert_eq!(groups[0].sweep_of(&rows[1]).count(), 3);
+    assert!(groups[0].is_best_of_road(&rows[7]) && !groups[0].is_best_of_road(&rows[6]));
     assert_eq!(groups[0].categories(), ["coding"]);
-    let marks: Vec<String> = rows
-        .iter()
-        .map(|row| groups[0].standing(row).map_or_else(String::new, |standing| standing.mark(row)))
-        .collect();
-    assert_eq!(marks[..8], ["", "", "best K", "", "", "fastest", "best K", "best"]);
+    let marks: Vec<&str> =
+        rows.iter().map(|row| groups[0].standing(row).map_or("", Standing::mark)).collect();
+    assert_eq!(
+        marks[..8],
+        ["", "", "best of rule", "", "", "fastest", "best of rule", "best of road"]
+    );
     assert_eq!(marks[8], "", "a row by category");
     assert_eq!(label(groups[0].best()).as_deref(), Some("h = 0.7"));
     assert_eq!(
@@ -332,8 +356,8 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     );
     assert_eq!(groups[0].best_of_rules().len(), 4);
     assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[8]));
-    assert_eq!(label(groups[1].best_fixed_length()).as_deref(), Some("K = 2"));
-    assert_eq!(label(groups[1].best_head()), None);
+    assert_eq!(best_by(&groups[1], FixedLength).as_deref(), Some("K = 2"));
+    assert_eq!(best_by(&groups[1], RejectionThreshold), None);
     assert_eq!(groups[1].decoding_text(), "sampled at T = 0.7");
 }
 
@@ -352,6 +376,7 @@ fn summaries_come_back() {
         decoding,
         num_forgiven_ties: 1,
         costs,
+        promises: Vec::new(),
     };
     let summary = EvaluationSummary {
         recipe: "tiny".into(),

@@ -6,9 +6,10 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{CostModel, Decoding, Fit, Observation, Trace};
 
-use super::Dataset;
-use super::measure::{Agreement, Bench, Measured};
-use super::settings::Setting;
+use super::measure::{Bench, Measured};
+use super::promise::promises;
+use super::{Dataset, Plan};
+use crate::agreement::Agreement;
 use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::recipe::Recipe;
 use crate::results::{
@@ -19,8 +20,7 @@ use crate::results::{
 /// All runs of one dataset under one decoding.
 pub(super) struct Group<'a> {
     dataset: &'a Dataset,
-    decoding: Decoding,
-    settings: &'a [Setting],
+    plan: &'a Plan,
     /// A list a setting, an entry a prompt.
     runs: Vec<Vec<Measured>>,
     lossless: Vec<bool>,
@@ -28,13 +28,12 @@ pub(super) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(super) fn new(dataset: &'a Dataset, decoding: Decoding, settings: &'a [Setting]) -> Self {
+    pub(super) fn new(dataset: &'a Dataset, plan: &'a Plan) -> Self {
         Self {
             dataset,
-            decoding,
-            settings,
-            runs: vec![Vec::new(); settings.len()],
-            lossless: vec![true; settings.len()],
+            plan,
+            runs: vec![Vec::new(); plan.settings.len()],
+            lossless: vec![true; plan.settings.len()],
             num_forgiven_ties: 0,
         }
     }
@@ -46,7 +45,7 @@ impl<'a> Group<'a> {
         measured: Measured,
         bench: &mut Bench<'_>,
     ) -> Result<()> {
-        if self.decoding == Decoding::Greedy
+        if self.plan.decoding == Decoding::Greedy
             && let Some(plain) = self.runs[0].get(measured.prompt)
         {
             match bench.compare(plain, &measured)? {
@@ -71,9 +70,10 @@ impl<'a> Group<'a> {
     /// pooled; none where nothing can be fitted.
     fn fits(&self) -> Vec<(DrafterName, Fit)> {
         let drafters: BTreeSet<DrafterName> =
-            self.settings.iter().map(|setting| setting.drafter).collect();
+            self.plan.settings.iter().map(|setting| setting.drafter).collect();
         let fit = |drafter: DrafterName| {
             let observations: Vec<Observation> = self
+                .plan
                 .settings
                 .iter()
                 .zip(&self.runs)
@@ -120,7 +120,7 @@ impl<'a> Group<'a> {
             .collect();
         let plain = &traces[0].1;
         let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
-            let setting = &self.settings[index];
+            let setting = &self.plan.settings[index];
             let fit = match setting.drafter {
                 DrafterName::None => fits.first(),
                 drafter => fits.iter().find(|(of, _)| *of == drafter),
@@ -131,14 +131,14 @@ impl<'a> Group<'a> {
                 drafter: setting.drafter,
                 stop_rule: setting.stop_rule(),
                 setting: setting.parameter(),
-                decoding: self.decoding,
+                decoding: self.plan.decoding,
                 num_prompts: *num_prompts,
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
                 modelled_speedup: fit.map(|(_, fit)| {
                     modelled_tokens_per_second(trace, fit) / modelled_tokens_per_second(plain, fit)
                 }),
                 // A sampled output is another draw of the same law: nothing to compare it with.
-                lossless: (self.decoding == Decoding::Greedy).then_some(self.lossless[index]),
+                lossless: (self.plan.decoding == Decoding::Greedy).then_some(self.lossless[index]),
             };
             ResultRow::new(context, trace)
         };
@@ -146,7 +146,7 @@ impl<'a> Group<'a> {
     }
 
     fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
-        let name = self.settings[index].name();
+        let name = self.plan.settings[index].name();
         self.runs[index]
             .iter()
             .map(|run| {
@@ -163,7 +163,7 @@ impl<'a> Group<'a> {
     }
 
     fn decoding_name(&self) -> &'static str {
-        if self.decoding == Decoding::Greedy { "greedy" } else { "sampled" }
+        if self.plan.decoding == Decoding::Greedy { "greedy" } else { "sampled" }
     }
 }
 
@@ -200,11 +200,12 @@ impl Evaluated {
         self.rows.extend(group.rows(&fits));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
-            decoding: group.decoding,
+            decoding: group.plan.decoding,
             num_forgiven_ties: group.num_forgiven_ties,
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
+            promises: promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed),
         });
-        for (index, setting) in group.settings.iter().enumerate() {
+        for (index, setting) in group.plan.settings.iter().enumerate() {
             let name = format!(
                 "answers/{}/{}-{}.jsonl",
                 group.dataset.name,

@@ -7,13 +7,10 @@ use draftsmith_decode::Generation;
 use draftsmith_theory::{Decoding, SeededDraws, Trace};
 
 use super::settings::Setting;
+use crate::agreement::{Agreement, compare};
 use crate::decoders::Decoders;
 use crate::pair::Pair;
 use crate::trained::Trained;
-
-/// How near two logits must be, relative to the larger, for a greedy mismatch to be a tie that
-/// rounding broke the other way.
-const TIE: f32 = 1e-5;
 
 /// One prompt under one setting.
 #[derive(Debug, Clone)]
@@ -33,17 +30,6 @@ pub(super) struct Turn {
     pub(super) trace: Trace,
     token_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
-}
-
-/// How a greedy answer compares with plain decoding's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Agreement {
-    /// Token for token the same.
-    Same,
-    /// Apart from where plain decoding's two best logits are equal but for rounding.
-    Tie,
-    /// Different.
-    Different,
 }
 
 /// The models, ready to run any setting on any prompt.
@@ -68,14 +54,12 @@ impl<'m> Bench<'m> {
     pub(super) fn warm_up(
         &mut self,
         prompt: &Prompt,
-        decodings: &[Decoding],
+        decoding: &Decoding,
         settings: &[Setting],
     ) -> Result<()> {
         let most = std::mem::replace(&mut self.decoders.limits.max_new_tokens, 16);
-        for decoding in decodings {
-            for setting in settings {
-                self.run(0, prompt, decoding, setting)?;
-            }
+        for setting in settings {
+            self.run(0, prompt, decoding, setting)?;
         }
         self.decoders.limits.max_new_tokens = most;
         Ok(())
@@ -134,45 +118,12 @@ impl<'m> Bench<'m> {
     /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
     pub(super) fn compare(&mut self, plain: &Measured, other: &Measured) -> Result<Agreement> {
         for (plain, other) in plain.turns.iter().zip(&other.turns) {
-            if plain.token_ids == other.token_ids {
-                continue;
+            let (prompt_ids, plain) = (&plain.prompt_ids, &plain.token_ids);
+            match compare(&mut self.decoders, prompt_ids, plain, &other.token_ids)? {
+                Agreement::Same => {}
+                apart => return Ok(apart),
             }
-            let same = plain.token_ids.iter().zip(&other.token_ids).take_while(|(a, b)| a == b);
-            let at = same.count();
-            let mut ids = plain.prompt_ids.clone();
-            ids.extend(&plain.token_ids[..at]);
-            let logits = self.decoders.score(&ids, ids.len() - 1)?;
-            return Ok(if top_two_gap(logits.row(0)) < TIE {
-                Agreement::Tie
-            } else {
-                Agreement::Different
-            });
         }
         Ok(Agreement::Same)
-    }
-}
-
-/// The gap between the two largest logits, relative to the larger magnitude.
-fn top_two_gap(logits: &[f32]) -> f32 {
-    let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
-    for logit in logits {
-        if *logit > first {
-            (first, second) = (*logit, first);
-        } else if *logit > second {
-            second = *logit;
-        }
-    }
-    (first - second) / first.abs().max(second.abs()).max(f32::MIN_POSITIVE)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_gap_is_relative_and_of_the_two_largest() {
-        assert_eq!(top_two_gap(&[1.0, 4.0, 3.0, -9.0]), 0.25);
-        assert!(top_two_gap(&[100.0, 100.000_01, 0.0]) < TIE);
-        assert_eq!(top_two_gap(&[2.0, 2.0]), 0.0);
     }
 }

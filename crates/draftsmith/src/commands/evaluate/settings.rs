@@ -6,6 +6,7 @@ use draftsmith_theory::{Bounds, StopRuleConfig};
 use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, StopRuleName};
 use crate::trained::Trained;
+use crate::tuned::TunedRule;
 
 /// One way of decoding.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,31 +20,44 @@ impl Setting {
     /// The target alone.
     pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
 
-    /// All settings of a recipe, plain decoding first: those of a draft, a head and adapters where
-    /// they are.
-    pub(crate) fn all(evaluate: &EvaluateRecipe, has_draft: bool, trained: &Trained) -> Vec<Self> {
+    /// All settings of a recipe under one way of decoding, plain decoding first: those of a draft, a
+    /// head and adapters where they are, and of each the tuned rule with the fixed length that it
+    /// promises to beat.
+    pub(crate) fn all(
+        evaluate: &EvaluateRecipe,
+        has_draft: bool,
+        trained: &Trained,
+        tuned: &[TunedRule],
+    ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
-        let mut add = |drafter, rules: Vec<StopRuleConfig>| {
+        let mut add = |drafter, mut rules: Vec<StopRuleConfig>| {
+            for tuned in tuned.iter().filter(|tuned| tuned.drafter == drafter) {
+                let candidate_length = tuned.best_fixed_length;
+                for rule in [StopRuleConfig::FixedLength { candidate_length }, tuned.config.clone()]
+                {
+                    if !rules.contains(&rule) {
+                        rules.push(rule);
+                    }
+                }
+            }
             all.extend(rules.into_iter().map(|rule| Self { drafter, rule: Some(rule) }));
         };
         if has_draft {
             let bounds = Bounds { min: 1, max: evaluate.max_candidate_length };
-            add(DrafterName::Draft, fixed(&evaluate.candidate_lengths));
-            add(DrafterName::Draft, heuristic(evaluate, bounds));
+            let mut rules = fixed(&evaluate.candidate_lengths);
+            rules.extend(heuristic(evaluate, bounds));
             if trained.head.is_some() {
-                add(DrafterName::Draft, head_rules(evaluate, bounds));
+                rules.extend(head_rules(evaluate, bounds));
             }
-            add(
-                DrafterName::Draft,
-                signal_rules(evaluate, &evaluate.draft_confidence_thresholds, bounds),
-            );
+            rules.extend(signal_rules(evaluate, &evaluate.draft_confidence_thresholds, bounds));
+            add(DrafterName::Draft, rules);
         }
         for adapter in &trained.adapters {
-            let drafter = DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer };
             let bounds = Bounds { min: 1, max: evaluate.max_self_draft_length };
-            add(drafter, fixed(&evaluate.self_draft_lengths));
-            add(drafter, heuristic(evaluate, bounds));
-            add(drafter, signal_rules(evaluate, &evaluate.confidence_thresholds, bounds));
+            let mut rules = fixed(&evaluate.self_draft_lengths);
+            rules.extend(heuristic(evaluate, bounds));
+            rules.extend(signal_rules(evaluate, &evaluate.confidence_thresholds, bounds));
+            add(DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer }, rules);
         }
         all
     }
@@ -105,9 +119,12 @@ fn signal_rules(
     confidence_thresholds: &[f64],
     bounds: Bounds,
 ) -> Vec<StopRuleConfig> {
-    let confidence = confidence_thresholds.iter().map(|threshold| {
-        StopRuleConfig::ConfidenceThreshold { confidence_threshold: *threshold, bounds }
-    });
+    let confidence =
+        confidence_thresholds.iter().map(|threshold| StopRuleConfig::ConfidenceThreshold {
+            confidence_threshold: *threshold,
+            before_draw: false,
+            bounds,
+        });
     let candidate = evaluate.candidate_prob_thresholds.iter().map(|threshold| {
         StopRuleConfig::CandidateProbThreshold { confidence_threshold: *threshold, bounds }
     });

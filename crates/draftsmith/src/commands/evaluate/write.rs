@@ -9,13 +9,15 @@ use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
 use super::{Dataset, Evaluation, Models, machine};
+use crate::commands::replay::read_replays;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::pair::hash_dir;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
 use crate::report::render_html;
 use crate::results::{
-    DatasetSummary, EvaluationSummary, ModelSummary, results_to_json, sort_rows, summary_to_json,
+    DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary, ModelSummary,
+    PromiseSummary, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
 use crate::trained::Trained;
@@ -84,7 +86,7 @@ pub(super) fn write(
         write_text(&dir.join(name), text)?;
     }
     let report = dir.join("report.html");
-    write_text(&report, &render_html(&evaluated.rows, &summary)?)?;
+    write_text(&report, &render_html(&evaluated.rows, &summary, &read_replays(recipe)?)?)?;
     write_text(&dir.join("summary.json"), &summary_to_json(&summary)?)?;
     write_text(&dir.join("results.json"), &results_to_json(&evaluated.rows)?)?;
     recipe.write_beside(&dir)?;
@@ -95,11 +97,34 @@ pub(super) fn write(
              logits are within 1e-5 of each other there"
         ));
     }
+    for group in &summary.groups {
+        for promise in &group.promises {
+            console.note(told(group, promise));
+        }
+    }
     let evaluation = Evaluation { rows: evaluated.rows, report };
     console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
     console.text(format!("report: {}\n", evaluation.report.display()))?;
     console.document(&evaluation.rows)?;
     Ok(evaluation)
+}
+
+/// A promise and what came of it, in a line.
+fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
+    let Estimate { value, low, high } = promise.measured_gain;
+    let percent = |share: f64| format!("{:+.1} %", share * 100.0);
+    format!(
+        "evaluate: {}, {}: {} against K = {}: tuning promised {}, measured {} (95 %: {} to {}): {}",
+        group.dataset,
+        DecodingName::of(&group.decoding).text(),
+        promise.stop_rule.symbol().unwrap_or_default(),
+        promise.best_fixed_length,
+        percent(promise.expected_gain.value),
+        percent(value),
+        percent(low),
+        percent(high),
+        if promise.holds { "held" } else { "not held" },
+    )
 }
 
 fn describe(role: &str, dir: &Path, config: &LlamaConfig) -> Result<ModelSummary> {

@@ -1,0 +1,192 @@
+//! A file into rows: nothing in the file is trusted.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use arrow::array::{Array, ArrowPrimitiveType, AsArray, RecordBatch};
+use arrow::datatypes::{Float32Type, Float64Type, UInt32Type};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
+
+use super::Column;
+use crate::error::DataError;
+
+/// Rows decoded at a time.
+const BATCH_ROWS: usize = 1024;
+
+type Builder = ParquetRecordBatchReaderBuilder<File>;
+
+/// Runs a step of the Parquet reader, naming the file in its error.
+///
+/// The reader (parquet 60.1) indexes past the end of a byte-stream-split page whose header claims
+/// more values than it holds (`join_streams_const`), and asserts that a footer's offsets are not
+/// negative (`ColumnChunkMetaData::byte_range`), so its panics are caught and told as what they
+/// are: a broken file. A reader that panicked is not used again.
+pub(crate) fn guard<T>(
+    path: &Path,
+    step: impl FnOnce() -> Result<T, ParquetError>,
+) -> Result<T, DataError> {
+    let problem = match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(e)) => e.to_string(),
+        Err(panic) => {
+            let told = panic.downcast_ref::<String>().map(String::as_str);
+            let told = told.or(panic.downcast_ref::<&str>().copied());
+            format!("its pages do not add up ({})", told.unwrap_or("no more is known"))
+        }
+    };
+    Err(DataError::Parquet { path: path.to_path_buf(), problem })
+}
+
+/// Opens a file and reads its footer.
+pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
+    let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
+    // Parquet's own schema is the one that is checked: a copy in Arrow's form may lie.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    guard(path, || Builder::try_new_with_options(file, options))
+}
+
+/// The key-value metadata.
+pub(crate) fn entries(builder: &Builder) -> impl Iterator<Item = (&str, &str)> {
+    let entries = builder.metadata().file_metadata().key_value_metadata();
+    entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some((entry.key.as_str(), entry.value.as_deref()?)))
+}
+
+/// The error of a file whose provenance cannot be read.
+pub(crate) fn bad_provenance(path: &Path, problem: &str) -> DataError {
+    let problem = format!("{problem}; build the data again");
+    DataError::BadProvenance { path: path.to_path_buf(), problem }
+}
+
+/// Reads all rows, in order. Columns that are not among `columns` are left alone.
+pub(crate) fn read_rows<T>(
+    path: &Path,
+    builder: Builder,
+    columns: &[Column],
+    read_row: impl Fn(&TableRow<'_>) -> Result<T, DataError>,
+) -> Result<Vec<T>, DataError> {
+    let mask = check_schema(path, &builder, columns)?;
+    let claimed = builder.metadata().file_metadata().num_rows();
+    let mut reader =
+        guard(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?;
+    let mut rows = Vec::new();
+    while let Some(batch) = guard(path, || Ok(reader.next().transpose()?))? {
+        let first_row = rows.len();
+        for index in 0..batch.num_rows() {
+            rows.push(read_row(&TableRow { path, columns, batch: &batch, first_row, index })?);
+        }
+    }
+    if i64::try_from(rows.len()) != Ok(claimed) {
+        let problem = format!("its footer claims {claimed} rows, it holds {}", rows.len());
+        return Err(DataError::Parquet { path: path.to_path_buf(), problem });
+    }
+    Ok(rows)
+}
+
+/// Checks that every column is there with its type; gives the mask that selects them.
+fn check_schema(
+    path: &Path,
+    builder: &Builder,
+    columns: &[Column],
+) -> Result<ProjectionMask, DataError> {
+    let mut roots = Vec::with_capacity(columns.len());
+    for column in columns {
+        let Some((index, field)) = builder.schema().column_with_name(column.name) else {
+            return Err(DataError::MissingColumn { path: path.to_path_buf(), column: column.name });
+        };
+        if !column.accepts(field.data_type()) {
+            return Err(DataError::ColumnType {
+                path: path.to_path_buf(),
+                column: column.name,
+                found: format!("`{}`", field.data_type()),
+                expected: column.expected().to_owned(),
+            });
+        }
+        roots.push(index);
+    }
+    Ok(ProjectionMask::roots(builder.parquet_schema(), roots))
+}
+
+/// A row of a batch whose columns have been checked, with what its errors need to name.
+pub(crate) struct TableRow<'a> {
+    path: &'a Path,
+    columns: &'a [Column],
+    batch: &'a RecordBatch,
+    /// The place of the batch's first row in the file.
+    first_row: usize,
+    /// The row's place in the batch.
+    index: usize,
+}
+
+impl TableRow<'_> {
+    pub(crate) fn text(&self, column: &'static str) -> Result<&str, DataError> {
+        self.refuse_null(column)?;
+        Ok(self.column(column).as_string::<i32>().value(self.index))
+    }
+
+    pub(crate) fn flag(&self, column: &'static str) -> Result<bool, DataError> {
+        self.refuse_null(column)?;
+        Ok(self.column(column).as_boolean().value(self.index))
+    }
+
+    pub(crate) fn number(&self, column: &'static str) -> Result<u32, DataError> {
+        self.refuse_null(column)?;
+        Ok(self.column(column).as_primitive::<UInt32Type>().value(self.index))
+    }
+
+    pub(crate) fn ids(&self, column: &'static str) -> Result<Vec<u32>, DataError> {
+        self.list::<UInt32Type>(column)
+    }
+
+    pub(crate) fn floats(&self, column: &'static str) -> Result<Vec<f32>, DataError> {
+        self.list::<Float32Type>(column)
+    }
+
+    pub(crate) fn doubles(&self, column: &'static str) -> Result<Vec<f64>, DataError> {
+        self.list::<Float64Type>(column)
+    }
+
+    pub(crate) fn is_null(&self, column: &'static str) -> bool {
+        self.column(column).is_null(self.index)
+    }
+
+    /// An error about this row's value in a column.
+    pub(crate) fn error(&self, column: &'static str, problem: impl Into<String>) -> DataError {
+        let (path, row) = (self.path.to_path_buf(), self.first_row + self.index);
+        DataError::ColumnValue { path, row, column, problem: problem.into() }
+    }
+
+    fn list<T: ArrowPrimitiveType>(
+        &self,
+        column: &'static str,
+    ) -> Result<Vec<T::Native>, DataError> {
+        self.refuse_null(column)?;
+        let values = self.column(column).as_list::<i32>().value(self.index);
+        if values.null_count() > 0 {
+            return Err(self.error(column, "holds a null in its list"));
+        }
+        Ok(values.as_primitive::<T>().values().to_vec())
+    }
+
+    fn refuse_null(&self, column: &'static str) -> Result<(), DataError> {
+        if !self.is_null(column) {
+            return Ok(());
+        }
+        let owner = self.columns.iter().find(|known| known.name == column);
+        Err(match owner.and_then(|known| known.part_of) {
+            Some(owner) => {
+                self.error(column, format!("is null where other columns of {owner} are not"))
+            }
+            None => self.error(column, "is null"),
+        })
+    }
+
+    fn column(&self, name: &str) -> &dyn Array {
+        self.batch.column_by_name(name).expect("the schema was checked to have every column")
+    }
+}

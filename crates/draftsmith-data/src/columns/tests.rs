@@ -1,0 +1,158 @@
+//! What the tests of every table need: noise, tables to be broken, and files that are not what they
+//! claim to be.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use arrow::array::{Array, ArrayRef, ListArray, RecordBatch};
+use arrow::buffer::OffsetBuffer;
+use parquet::arrow::ArrowWriter;
+
+use super::*;
+use crate::error::DataError;
+
+/// A small generator with a fixed seed: enough to look like noise.
+pub(crate) struct Noise(pub(crate) u64);
+
+impl Noise {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// In (0, 1].
+    pub(crate) fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A token of a 4,096 vocabulary; small ids are more frequent, as in trained BPE.
+    pub(crate) fn id(&mut self) -> u32 {
+        (4096.0 * self.unit().powf(1.7)).ceil() as u32 - 1
+    }
+
+    /// The logarithm of a probability spread as language models spread it: near 0 as often as far
+    /// below.
+    pub(crate) fn log_prob(&mut self) -> f64 {
+        self.unit().powi(2).ln() * self.unit()
+    }
+}
+
+/// A table by columns, to be broken before it is written.
+pub(crate) struct Table {
+    columns: &'static [Column],
+    arrays: Vec<(Field, ArrayRef)>,
+}
+
+impl Table {
+    pub(crate) fn new(columns: &'static [Column], to_array: impl Fn(Column) -> ArrayRef) -> Self {
+        let schema = arrow_schema(columns);
+        let fields = schema.fields().iter().map(|field| field.as_ref().clone());
+        let arrays = fields.zip(columns.iter().map(|column| to_array(*column)));
+        Self { columns, arrays: arrays.collect() }
+    }
+
+    pub(crate) fn set(&mut self, column: &str, array: ArrayRef) {
+        let (field, old) =
+            self.arrays.iter_mut().find(|(field, _)| field.name() == column).unwrap();
+        *field = Field::new(column, array.data_type().clone(), true);
+        *old = array;
+    }
+
+    pub(crate) fn remove(&mut self, column: &str) {
+        self.arrays.retain(|(field, _)| field.name() != column);
+    }
+
+    /// Turns the columns around and adds one that nobody asked for, as other tools may.
+    pub(crate) fn reorder(&mut self) {
+        self.arrays.reverse();
+        let array = self.arrays[0].1.clone();
+        self.arrays.push((Field::new("new", array.data_type().clone(), true), array));
+    }
+
+    pub(crate) fn write(self, path: &Path, entries: Vec<(String, String)>) {
+        let properties = writer_properties(self.columns, entries);
+        let (fields, arrays): (Vec<_>, Vec<_>) = self.arrays.into_iter().unzip();
+        let schema = Arc::new(Schema::new(fields));
+        let batch = RecordBatch::try_new(schema.clone(), arrays).unwrap();
+        let mut writer =
+            ArrowWriter::try_new(File::create(path).unwrap(), schema, Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    }
+}
+
+/// One list of a column whose elements are `element`.
+pub(crate) fn list(element: &Arc<Field>, values: ArrayRef) -> ArrayRef {
+    let offsets = OffsetBuffer::from_lengths([values.len()]);
+    Arc::new(ListArray::new(element.clone(), offsets, values, None))
+}
+
+/// One list that is null.
+pub(crate) fn null_list(element: DataType) -> ArrayRef {
+    let element = Arc::new(Field::new("element", element, false));
+    Arc::new(ListArray::new_null(element, 1))
+}
+
+/// One list whose elements may be null and go by another name.
+pub(crate) fn nullable(values: ArrayRef) -> ArrayRef {
+    list(&Arc::new(Field::new("item", values.data_type().clone(), true)), values)
+}
+
+/// Cuts a whole file at its end and in its middle.
+pub(crate) fn check_cut_files<T: std::fmt::Debug>(
+    path: &Path,
+    read: impl Fn(&Path) -> Result<T, DataError>,
+) {
+    let bytes = fs::read(path).unwrap();
+    for end in (0..bytes.len()).step_by(7).chain(bytes.len() - 20..bytes.len()) {
+        fs::write(path, &bytes[..end]).unwrap();
+        let error = read(path).unwrap_err().to_string();
+        let expected = format!("`{}` is not a whole Parquet file: ", path.display());
+        assert!(error.starts_with(&expected), "{end}: {error}");
+        assert!(error.ends_with("; build or fetch it again"), "{end}: {error}");
+    }
+    // Cut in the middle, with the footer whole.
+    for cut in [1, 100, 1000] {
+        let holed = [&bytes[..50], &bytes[50 + cut..]].concat();
+        fs::write(path, holed).unwrap();
+        read(path).unwrap_err();
+    }
+    fs::write(path, [&bytes[..bytes.len() - 4], b"PARX"].concat()).unwrap();
+    read(path).unwrap_err();
+}
+
+/// Flips every byte of a whole file once, then several at a time: an error or rows that keep their
+/// rules, no more is promised, since Parquet pages carry no checksum. Every error names the file.
+pub(crate) fn check_flipped_bytes<T>(
+    path: &Path,
+    seed: u64,
+    read: impl Fn(&Path) -> Result<T, DataError>,
+    check: impl Fn(T),
+) {
+    let bytes = fs::read(path).unwrap();
+    let mut noise = Noise(seed);
+    let mut num_false_claims = 0;
+    for round in 0..bytes.len() + 3000 {
+        let mut broken = bytes.clone();
+        if round < bytes.len() {
+            broken[round] ^= 1 << (noise.next() % 8);
+        } else {
+            for _ in 0..1 + noise.next() % 4 {
+                let at = noise.next() as usize % broken.len();
+                broken[at] = noise.next() as u8;
+            }
+        }
+        fs::write(path, &broken).unwrap();
+        match read(path) {
+            Ok(read) => check(read),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.starts_with(&format!("`{}`", path.display())), "{error}");
+                num_false_claims += usize::from(error.contains("its footer claims"));
+            }
+        }
+    }
+    assert!(num_false_claims > 0, "the footer's number of rows is checked");
+}

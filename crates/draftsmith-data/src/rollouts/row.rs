@@ -1,0 +1,138 @@
+//! One rollout as replay sees it, and the rules that a row keeps alone.
+//!
+//! A response X of N tokens has one row of its own, whose candidates are X itself, and one row for
+//! each position at which something else is drafted and then rejected: what the drafter says there
+//! instead, and after that. At every other position X's own token is drafted and accepted, but for
+//! the last that the limit allows, where nothing is drafted. Log-probabilities are natural
+//! logarithms.
+
+use crate::error::DataError;
+
+/// What the drafter says from one position of a response on, or the response itself: a row of
+/// `rollouts-<drafter>-<set>-<decoding>.parquet`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RolloutRow {
+    /// The prompt's id, `source#n`.
+    pub id: String,
+    /// The position in the response from which the candidates go on; 0 for the response itself.
+    pub start: u32,
+    /// The greatest number of new tokens the response might have had: the limit of new tokens, or
+    /// what the context left.
+    pub limit: u32,
+    /// The tokens, and what drafter and target think of each.
+    pub candidates: RolloutCandidates,
+    /// Whether the candidates are the response itself.
+    pub is_response: bool,
+}
+
+/// The candidates of a [`RolloutRow`]; every list has the length of `candidate_ids`, and each value
+/// is conditioned on the prompt, the response before `start`, and the candidates before.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RolloutCandidates {
+    /// The candidate tokens.
+    pub candidate_ids: Vec<u32>,
+    /// The candidate's probability under what it was drawn from: as served, or raw where greedy.
+    pub candidate_prob: Vec<f64>,
+    /// The largest raw draft probability (T = 1).
+    pub confidence: Vec<f64>,
+    /// Entropy of the raw draft distribution (T = 1), in nats.
+    pub draft_entropy: Vec<f64>,
+    /// The acceptance head's probability that this candidate is accepted; `None` where there was no
+    /// head. The last one may be NaN: no stop rule asks about it.
+    pub predicted_acceptance_prob: Option<Vec<f64>>,
+    /// log q of the candidate, of the drafter's distribution that acceptance is defined by; −∞
+    /// allowed.
+    pub draft_log_prob: Vec<f64>,
+    /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
+    /// allowed.
+    pub target_log_prob: Vec<f64>,
+}
+
+impl RolloutRow {
+    /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts) checks
+    /// those among rows.
+    ///
+    /// Lists have one length and hold something; a response starts at 0 and fits its limit, a rollout
+    /// leaves it room for one token more; probabilities are within \[0, 1\], the entropy is finite, and
+    /// log-probabilities are at most 0.
+    ///
+    /// # Errors
+    /// [`DataError::Rollout`] with the first column that breaks a rule.
+    pub fn validate(&self) -> Result<(), DataError> {
+        self.validate_lengths()?;
+        let num_candidates = self.candidates.candidate_ids.len();
+        if num_candidates == 0 {
+            return Err(self.error("candidate_ids", "is empty, a row has a candidate"));
+        }
+        if self.is_response && self.start != 0 {
+            return Err(self.error("start", "is not 0, where the response begins"));
+        }
+        // Of a round, the target's own token is kept too.
+        let end = self.start as usize + num_candidates + usize::from(!self.is_response);
+        if end > self.limit as usize {
+            let problem = format!(
+                "is {}, too few for {num_candidates} tokens from {} on",
+                self.limit, self.start
+            );
+            return Err(self.error("limit", problem));
+        }
+        self.validate_values()
+    }
+
+    fn validate_lengths(&self) -> Result<(), DataError> {
+        let expected = self.candidates.candidate_ids.len();
+        match self.lists().find(|(_, values)| values.len() != expected) {
+            None => Ok(()),
+            Some((column, values)) => {
+                let found = values.len();
+                let problem = format!("has {found} values, `candidate_ids` has {expected}");
+                Err(self.error(column, problem))
+            }
+        }
+    }
+
+    fn validate_values(&self) -> Result<(), DataError> {
+        for (column, values) in self.lists() {
+            let (may_be, expected): (fn(f64) -> bool, _) = match column {
+                "draft_entropy" => (f64::is_finite, "finite"),
+                "draft_log_prob" | "target_log_prob" => (|value| value <= 0.0, "at most 0"),
+                _ => (|value| (0.0..=1.0).contains(&value), "within [0, 1]"),
+            };
+            // Nobody asks about the last one, so it may not have been predicted.
+            let is_unasked = |at: usize, value: f64| {
+                column == "predicted_acceptance_prob" && at + 1 == values.len() && value.is_nan()
+            };
+            let mut values = values.iter().enumerate();
+            if let Some((at, value)) =
+                values.find(|&(at, &value)| !may_be(value) && !is_unasked(at, value))
+            {
+                return Err(
+                    self.error(column, format!("is {value} at {at}, it must be {expected}"))
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The lists of numbers that are there, by column.
+    fn lists(&self) -> impl Iterator<Item = (&'static str, &Vec<f64>)> {
+        let candidates = &self.candidates;
+        let predicted = candidates.predicted_acceptance_prob.as_ref();
+        [
+            ("candidate_prob", Some(&candidates.candidate_prob)),
+            ("confidence", Some(&candidates.confidence)),
+            ("draft_entropy", Some(&candidates.draft_entropy)),
+            ("predicted_acceptance_prob", predicted),
+            ("draft_log_prob", Some(&candidates.draft_log_prob)),
+            ("target_log_prob", Some(&candidates.target_log_prob)),
+        ]
+        .into_iter()
+        .filter_map(|(column, values)| Some((column, values?)))
+    }
+
+    /// An error about this row's value in a column.
+    pub(super) fn error(&self, column: &'static str, problem: impl Into<String>) -> DataError {
+        let (id, start) = (self.id.clone(), self.start);
+        DataError::Rollout { id, start, column, problem: problem.into() }
+    }
+}

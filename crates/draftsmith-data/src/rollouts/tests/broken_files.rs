@@ -1,0 +1,171 @@
+//! Files that are not what they claim to be.
+
+use arrow::array::{ArrayRef, BooleanArray, Float32Array, Float64Array, StringArray, UInt32Array};
+use arrow::buffer::NullBuffer;
+
+use super::*;
+use crate::columns::tests::{Table, check_cut_files, check_flipped_bytes, null_list, nullable};
+use crate::error::DataError;
+
+/// A table of one response of two tokens, to be broken before it is written.
+fn table() -> Table {
+    let row = RolloutRow {
+        id: "set#0".into(),
+        start: 0,
+        limit: 2,
+        candidates: candidates(&mut Noise(5), vec![11, 12], true),
+        is_response: true,
+    };
+    Table::new(&COLUMNS, |column| write::to_array(std::slice::from_ref(&row), column).unwrap())
+}
+
+#[test]
+fn tables_that_break_the_schema_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let read = |change: &dyn Fn(&mut Table)| {
+        let mut table = table();
+        change(&mut table);
+        table.write(&path, provenance(true).to_entries());
+        read_rollouts(&path).map(|(rows, _)| rows).map_err(|e| e.to_string())
+    };
+    let check = |change: &dyn Fn(&mut Table), expected: &str| {
+        let error = read(change).unwrap_err();
+        assert!(error.starts_with(&format!("`{}`: {expected}", path.display())), "{error}");
+        assert!(error.ends_with("; build the data again"), "{error}");
+    };
+    let doubles = |values: &[f64]| nullable(Arc::new(Float64Array::from(values.to_vec())));
+    let is_response = |value: bool| -> ArrayRef { Arc::new(BooleanArray::from(vec![value])) };
+    let no_text: ArrayRef = Arc::new(StringArray::from(vec![None::<&str>]));
+    let no_number: ArrayRef = Arc::new(UInt32Array::from(vec![None]));
+    let no_flag: ArrayRef = Arc::new(BooleanArray::from(vec![None]));
+    // What other tools may do to a file: another order, other columns, other names of elements.
+    assert_eq!(read(&|_| {}).unwrap()[0].candidates.candidate_ids, [11, 12]);
+    let rewritten = read(&|table| {
+        table.set("confidence", doubles(&[0.25, 0.75]));
+        table.reorder();
+    });
+    assert_eq!(rewritten.unwrap()[0].candidates.confidence, [0.25, 0.75]);
+
+    for column in COLUMNS {
+        let error = read(&|table| table.remove(column.name)).unwrap_err();
+        let expected = format!("`{}` has no column `{}`: ", path.display(), column.name);
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.ends_with("; build the data again"), "{error}");
+        let other_type = |table: &mut Table| {
+            table.set(column.name, nullable(Arc::new(Float32Array::from(vec![0.5, 0.5]))));
+        };
+        check(&other_type, &format!("column `{}` is `List(", column.name));
+    }
+    check(
+        &|table| table.set("start", Arc::new(Float32Array::from(vec![0.0]))),
+        "column `start` is `Float32`, it must be a number (u32)",
+    );
+    check(
+        &|table| table.set("is_response", no_number.clone()),
+        "column `is_response` is `UInt32`, it must be true or false (bool)",
+    );
+    check(
+        &|table| table.set("confidence", no_flag.clone()),
+        "column `confidence` is `Boolean`, it must be a list of f64",
+    );
+
+    check(&|table| table.set("id", no_text.clone()), "row 0, column `id` is null");
+    check(&|table| table.set("start", no_number.clone()), "row 0, column `start` is null");
+    check(&|table| table.set("limit", no_number.clone()), "row 0, column `limit` is null");
+    check(
+        &|table| table.set("is_response", no_flag.clone()),
+        "row 0, column `is_response` is null",
+    );
+    check(
+        &|table| table.set("candidate_ids", null_list(DataType::UInt32)),
+        "row 0, column `candidate_ids` is null",
+    );
+    for column in ["candidate_prob", "confidence", "draft_entropy", "draft_log_prob"] {
+        check(
+            &|table| table.set(column, null_list(DataType::Float64)),
+            &format!("row 0, column `{column}` is null"),
+        );
+    }
+    check(
+        &|table| {
+            let nulls = Some(NullBuffer::from(vec![true, false]));
+            table.set(
+                "confidence",
+                nullable(Arc::new(Float64Array::new(vec![0.5; 2].into(), nulls))),
+            );
+        },
+        "row 0, column `confidence` holds a null in its list",
+    );
+    check(
+        &|table| table.set("is_response", is_response(false)),
+        "rollout `set#0` at 0: column `limit` is 2, too few for 2 tokens from 0 on",
+    );
+    check(
+        &|table| table.set("predicted_acceptance_prob", null_list(DataType::Float64)),
+        "rollout `set#0` at 0: column `predicted_acceptance_prob` is null, but the provenance",
+    );
+    check(
+        &|table| table.set("target_log_prob", doubles(&[-1.0])),
+        "rollout `set#0` at 0: column `target_log_prob` has 1 values, `candidate_ids` has 2",
+    );
+}
+
+#[test]
+fn files_of_another_kind_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let read = |entries: Vec<(String, String)>| {
+        table().write(&path, entries);
+        read_rollouts(&path).unwrap_err().to_string()
+    };
+    let told = format!("`{}`: its provenance cannot be used: ", path.display());
+    let error = read(Vec::new());
+    assert!(error.starts_with(&format!("{told}there is no `draftsmith.*` key")), "{error}");
+    let error = read(provenance_tests::provenance().to_entries());
+    assert_eq!(error, format!("{told}missing field `drafter`; build the data again"));
+    let mut entries = provenance(true).to_entries();
+    entries.retain(|(key, _)| key != "draftsmith.target");
+    assert_eq!(read(entries), format!("{told}missing field `target`; build the data again"));
+    let mut entries = provenance(true).to_entries();
+    entries.push(("draftsmith.colour".into(), "1".into()));
+    assert!(read(entries).contains("unknown field `colour`"));
+
+    let missing = rollouts_path(dir.path(), "draft", "test", RolloutDecoding::Greedy);
+    assert!(missing.ends_with("rollouts-draft-test-greedy.parquet"));
+    let error = read_rollouts(&missing).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot read `{}`", missing.display())), "{error}");
+}
+
+#[test]
+fn cut_files_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    write_rollouts(&path, &sample_rows(true), &provenance(true)).unwrap();
+    check_cut_files(&path, read_rollouts);
+}
+
+#[test]
+fn flipped_bytes_never_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    write_rollouts(&path, &small_rows(), &provenance(true)).unwrap();
+    check_flipped_bytes(&path, 6, read_rollouts, |(rows, _)| validate_rollouts(&rows).unwrap());
+}
+
+#[test]
+fn a_rule_broken_in_a_file_names_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let rows = &small_rows()[1..];
+    let table = Table::new(&COLUMNS, |column| write::to_array(rows, column).unwrap());
+    table.write(&path, provenance(true).to_entries());
+    let error = read_rollouts(&path).unwrap_err();
+    assert!(matches!(error, DataError::RowInFile { .. }));
+    let expected = format!(
+        "`{}`: rollout `set#0` at 0: column `is_response` is false, the first row of an id is the \
+         response's; build the data again",
+        path.display()
+    );
+    assert_eq!(error.to_string(), expected);
+}

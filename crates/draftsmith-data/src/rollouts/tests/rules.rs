@@ -1,0 +1,212 @@
+//! Every rule of rows, broken one at a time.
+
+use super::*;
+
+fn predicted(row: &mut RolloutRow) -> &mut Vec<f64> {
+    row.candidates.predicted_acceptance_prob.as_mut().unwrap()
+}
+
+#[test]
+fn rules_of_a_row_are_told_by_column() {
+    validate_rollouts(&small_rows()).unwrap();
+    let check = |break_it: fn(&mut [RolloutRow]), at: usize, expected: &str| {
+        let mut rows = small_rows();
+        break_it(&mut rows);
+        let error = rows[at].validate().unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(validate_rollouts(&rows).unwrap_err().to_string(), error);
+    };
+    let row = "rollout `set#0` at 0: column";
+    let one_short = |column: &str| format!("{row} `{column}` has 2 values, `candidate_ids` has 3");
+    check(|r| r[0].candidates.confidence.truncate(2), 0, &one_short("confidence"));
+    check(|r| predicted(&mut r[0]).truncate(2), 0, &one_short("predicted_acceptance_prob"));
+    check(|r| r[0].candidates.target_log_prob.truncate(2), 0, &one_short("target_log_prob"));
+    check(
+        |r| r[1].candidates.candidate_ids.push(1),
+        1,
+        &format!("{row} `candidate_prob` has 2 values, `candidate_ids` has 3"),
+    );
+    check(
+        |r| r[1].candidates = RolloutCandidates::default(),
+        1,
+        &format!("{row} `candidate_ids` is empty, a row has a candidate"),
+    );
+    check(|r| r[0].start = 1, 0, "rollout `set#0` at 1: column `start` is not 0");
+    check(|r| r[0].limit = 2, 0, &format!("{row} `limit` is 2, too few for 3 tokens from 0 on"));
+    check(
+        |r| r[2].start = 2,
+        2,
+        "rollout `set#0` at 2: column `limit` is 3, too few for 1 tokens from 2 on",
+    );
+    check(
+        |r| r[1].candidates.draft_log_prob[1] = 1e-9,
+        1,
+        &format!("{row} `draft_log_prob` is 0.000000001 at 1, it must be at most 0"),
+    );
+    check(
+        |r| r[1].candidates.target_log_prob[1] = f64::NAN,
+        1,
+        &format!("{row} `target_log_prob` is NaN at 1"),
+    );
+    check(
+        |r| r[1].candidates.draft_entropy[0] = f64::INFINITY,
+        1,
+        &format!("{row} `draft_entropy` is inf at 0, it must be finite"),
+    );
+    check(
+        |r| predicted(&mut r[1])[0] = f64::NAN,
+        1,
+        &format!("{row} `predicted_acceptance_prob` is NaN at 0, it must be within [0, 1]"),
+    );
+    check(
+        |r| predicted(&mut r[1])[1] = 2.0,
+        1,
+        &format!("{row} `predicted_acceptance_prob` is 2 at 1"),
+    );
+    check(|r| r[1].candidates.confidence[1] = -0.1, 1, &format!("{row} `confidence` is -0.1 at 1"));
+    check(
+        |r| r[1].candidates.candidate_prob[1] = f64::NAN,
+        1,
+        &format!("{row} `candidate_prob` is NaN at 1"),
+    );
+}
+
+#[test]
+fn rules_among_rows_are_told_by_column() {
+    let check = |break_it: fn(&mut Vec<RolloutRow>), expected: &str| {
+        let mut rows = small_rows();
+        break_it(&mut rows);
+        let error = validate_rollouts(&rows).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    let at_0 = |rest: &str| format!("rollout `set#0` at 0: column {rest}");
+    check(|r| drop(r.remove(0)), &at_0("`is_response` is false, the first row of an id"));
+    check(|r| r.insert(1, r[0].clone()), &at_0("`is_response` is true, but the id has"));
+    check(|r| r.swap(0, 2), "rollout `set#0` at 1: column `is_response` is false");
+    check(|r| r.swap(1, 2), &at_0("`start` does not ascend"));
+    check(|r| r.push(r[1].clone()), &at_0("`start` does not ascend"));
+    check(|r| r.push(r[2].clone()), "rollout `set#0` at 1: column `start` does not ascend");
+    check(
+        |r| {
+            r.iter_mut().for_each(|row| row.limit = 5);
+            r[2].start = 3;
+        },
+        "rollout `set#0` at 3: column `start` is not a position of the response, which has 3",
+    );
+    check(
+        |r| r[2].limit = 4,
+        "rollout `set#0` at 1: column `limit` is 4, that of the response is 3",
+    );
+    check(
+        |r| r[2].candidates.candidate_ids[0] = 11,
+        "rollout `set#0` at 1: column `candidate_ids` begins with 11, which is the response's",
+    );
+    check(
+        |r| {
+            let mut other = r[0].clone();
+            other.id = "set#1".into();
+            let again = r.clone();
+            r.push(other);
+            r.extend(again);
+        },
+        &at_0("`id` comes again after rows of other ids"),
+    );
+}
+
+#[test]
+fn no_rollout_can_be_doubled_and_none_stand_without_its_response() {
+    let rows = sample_rows(true);
+    for at in 0..rows.len() {
+        let mut more = rows.clone();
+        more.insert(at, rows[at].clone());
+        assert!(validate_rollouts(&more).is_err(), "{at}");
+        let mut fewer = rows.clone();
+        fewer.remove(at);
+        let is_free = !rows[at].is_response || rows.get(at + 1).is_none_or(|next| next.is_response);
+        assert_eq!(validate_rollouts(&fewer).is_ok(), is_free, "{at}");
+    }
+}
+
+/// Cuts a row's last candidates off.
+fn truncate(row: &mut RolloutRow, len: usize) {
+    let candidates = &mut row.candidates;
+    candidates.candidate_ids.truncate(len);
+    let lists = [
+        &mut candidates.candidate_prob,
+        &mut candidates.confidence,
+        &mut candidates.draft_entropy,
+        candidates.predicted_acceptance_prob.as_mut().unwrap(),
+        &mut candidates.draft_log_prob,
+        &mut candidates.target_log_prob,
+    ];
+    lists.into_iter().for_each(|list| list.truncate(len));
+}
+
+#[test]
+fn no_row_can_end_early_or_go_on_too_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let mut num_cut = 0;
+    let rows = sample_rows(true);
+    for at in 0..rows.len() {
+        let num_candidates = rows[at].candidates.candidate_ids.len();
+        if num_candidates > 1 {
+            let mut shorter = rows.clone();
+            truncate(&mut shorter[at], num_candidates - 1);
+            // What a replay could not walk: it may be told as a rollout behind the response's end.
+            write_rollouts(&path, &shorter, &provenance(true)).unwrap_err();
+            num_cut += 1;
+            let mut longer = rows.clone();
+            longer[at].candidates.candidate_ids[0] = if rows[at].is_response { 2 } else { 7 };
+            let error = write_rollouts(&path, &longer, &provenance(true)).unwrap_err().to_string();
+            assert!(error.ends_with("goes on behind the end token at 0"), "{error}");
+        }
+    }
+    assert!(num_cut > 10);
+    let mut shorter = small_rows();
+    truncate(&mut shorter[1], 1);
+    let error = write_rollouts(&path, &shorter, &provenance(true)).unwrap_err().to_string();
+    let told = "has 1 tokens and no end token, there is room for 2";
+    assert!(error.ends_with(told), "{error}");
+}
+
+#[test]
+fn what_breaks_a_rule_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let refuse = |rows: &[RolloutRow], provenance: &RolloutProvenance, expected: &str| {
+        let error = write_rollouts(&path, rows, provenance).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    };
+    let rows = small_rows();
+    refuse(&rows[1..], &provenance(true), "rollout `set#0` at 0: column `is_response` is false");
+    refuse(
+        &rows,
+        &provenance(false),
+        "`predicted_acceptance_prob` is not null, but the provenance names no `head`",
+    );
+    let mut without = rows.clone();
+    without[2].candidates.predicted_acceptance_prob = None;
+    refuse(
+        &without,
+        &provenance(true),
+        "at 1: column `predicted_acceptance_prob` is null, but the provenance names a `head`",
+    );
+    refuse(
+        &rows,
+        &RolloutProvenance { max_length: 1, ..provenance(true) },
+        "column `candidate_ids` has 2 tokens, the provenance's `max_length` is 1",
+    );
+    refuse(
+        &rows,
+        &RolloutProvenance { max_length: 0, ..provenance(true) },
+        "its provenance cannot be used: `max_length` is 0",
+    );
+    let responses = Provenance { draft: None, ..provenance_tests::provenance() };
+    refuse(
+        &rows,
+        &RolloutProvenance { responses, ..provenance(true) },
+        "rollouts-self_draft_2-validation-sampled.parquet`: its provenance cannot be used: `draft` is null",
+    );
+}

@@ -1,0 +1,140 @@
+//! What a step in host memory allocates, after few tokens and after many, and what it says beside
+//! tensors.
+
+use burn::tensor::Device;
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, LlamaConfig,
+    RopeConfig, RopeScaling, WeightDtype,
+};
+use draftsmith_theory::SignalNeeds;
+
+use super::ModelSession;
+use super::counting::bytes;
+use crate::round::{Drafted, Drafter, Target};
+use crate::self_draft::SelfDraft;
+use crate::separate_draft::SeparateDraft;
+
+const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
+const CAPACITY: usize = 512;
+
+/// A model with its head and adapter.
+struct Models {
+    target: CausalLm,
+    head: AcceptanceHead,
+    adapter: Adapter,
+}
+
+impl Models {
+    /// As they are initialised, through tensors alone, and as they are read from files, with a host
+    /// path.
+    fn both(name: &str) -> [Self; 2] {
+        let device = Device::flex();
+        let config = LlamaConfig {
+            vocab_size: 100,
+            hidden_size: 32,
+            intermediate_size: 64,
+            num_hidden_layers: 3,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 8,
+            max_position_embeddings: CAPACITY,
+            rms_norm_eps: 1e-5,
+            rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
+            tie_word_embeddings: true,
+            attention_bias: false,
+            mlp_bias: false,
+            bos_token_id: None,
+            eos_token_ids: vec![1],
+        };
+        let dir =
+            std::env::temp_dir().join(format!("draftsmith-session-{name}-{}", std::process::id()));
+        let [target, head, adapter] = ["target", "head", "adapter"].map(|name| dir.join(name));
+        for dir in [&target, &head, &adapter] {
+            std::fs::create_dir_all(dir).expect("a temporary directory");
+        }
+        device.seed(1);
+        let of_head = AcceptanceHeadConfig::new(32, 3, true);
+        let of_adapter = AdapterConfig::new(&config, 1).expect("a valid exit layer");
+        let initialised = Self {
+            target: config.init(&device),
+            head: of_head.init(&device),
+            adapter: of_adapter.init(&device),
+        };
+        initialised.target.write_model_dir(&target, WeightDtype::F32).expect("written");
+        initialised.head.write_dir(&head, &of_head).expect("written");
+        initialised.adapter.write_dir(&adapter, &of_adapter).expect("written");
+        let read = Self {
+            target: CausalLm::from_model_dir(&target, &device).expect("reads"),
+            head: AcceptanceHead::from_dir(&head, 32, &device).expect("reads").1,
+            adapter: Adapter::from_dir(&adapter, &config, &device).expect("reads").1,
+        };
+        std::fs::remove_dir_all(&dir).expect("removed");
+        [initialised, read]
+    }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..CAPACITY as u32).map(|i| 2 + i * 37 % 90).collect()
+}
+
+/// Asserts that a step after so many tokens asks for as many bytes at every length. A first
+/// sequence, the longest, lets the buffers grow that are kept.
+fn assert_equal_at_every_length(mut bytes_after: impl FnMut(usize) -> usize, what: &str) {
+    bytes_after(CONTEXTS[CONTEXTS.len() - 1]);
+    let found = CONTEXTS.map(&mut bytes_after);
+    assert!(found.iter().all(|bytes| *bytes == found[0]), "{what}: {found:?} after {CONTEXTS:?}");
+    // Rows of logits and of hidden states, and little beside them.
+    assert!(found[0] < 10_000, "{what}: {} bytes", found[0]);
+}
+
+#[test]
+fn no_step_allocates_more_after_more_tokens() {
+    let [_, Models { target: model, head, adapter }] = &Models::both("allocations");
+    let tokens = tokens();
+
+    for num_rows in [1, 4, 8] {
+        let mut target = ModelSession::new(model, CAPACITY, "target");
+        let verification = |len: usize| {
+            target.begin(&tokens[..len]).expect("fits");
+            bytes(|| target.logits(&tokens[..len + num_rows - 1], num_rows).expect("finite"))
+        };
+        assert_equal_at_every_length(verification, &format!("a verification of {num_rows} rows"));
+    }
+
+    let needs = SignalNeeds { acceptance_prob: true, confidence: true, ..SignalNeeds::default() };
+    let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
+    let draft_step = |len: usize| {
+        draft.begin(&mut (), &tokens[..len]).expect("fits");
+        bytes(|| draft.draft(&mut (), &tokens[..len], 1, needs).expect("finite"))
+    };
+    assert_equal_at_every_length(draft_step, "a draft step with a head");
+
+    let mut target = ModelSession::with_exit(model, 1, CAPACITY, "target");
+    let mut self_draft = SelfDraft::new(adapter, CAPACITY);
+    let self_draft_step = |len: usize| {
+        target.begin(&tokens[..len]).expect("fits");
+        self_draft.begin(&mut target, &tokens[..len]).expect("fits");
+        bytes(|| self_draft.draft(&mut target, &tokens[..len], 0, needs).expect("finite"))
+    };
+    assert_equal_at_every_length(self_draft_step, "a self-draft step");
+}
+
+#[test]
+fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
+    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
+    let tokens = tokens();
+    let both = Models::both("draft-step");
+    let [on_tensors, on_host] = both.each_ref().map(|models| {
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+        draft.begin(&mut (), &tokens[..30]).expect("fits");
+        [30, 31, 33].map(|len| draft.draft(&mut (), &tokens[..len], 1, needs).expect("finite"))
+    });
+    for (found, expected) in on_host.iter().zip(&on_tensors) {
+        let chance = |drafted: &Drafted| drafted.signals.acceptance_prob.expect("was needed");
+        // Sums of f32 in another order, of numbers near 1.
+        assert!((chance(found) - chance(expected)).abs() < 1e-6);
+        for (a, b) in found.logits.iter().zip(&expected.logits) {
+            assert!((a - b).abs() < 1e-5, "{a} for {b}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A model as `host` runs it: what few rows on the CPU go through instead of tensors, from ids to
+//! logits.
+
+use std::ops::Range;
+
+use super::{CausalLm, DecoderLayer};
+use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Threads};
+use crate::kv_cache::KvCache;
+use crate::rows::HostRows;
+
+/// The weights once more, packed.
+#[derive(Debug)]
+pub(super) struct HostModel {
+    /// `[vocab, hidden]`; `None` where the LM head has the same weights, which it then gives.
+    embedding: Option<Vec<f32>>,
+    layers: Vec<HostLayer>,
+    norm: HostNorm,
+    lm_head: Panels,
+    rope: RopeTable,
+}
+
+impl HostModel {
+    pub(super) fn of(model: &CausalLm) -> Self {
+        let layer = |layer: &DecoderLayer| {
+            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
+            let attention =
+                HostAttention::new(&model.config, &layer.input_layernorm, attention.projections());
+            let mlp = HostMlp::new(
+                &layer.post_attention_layernorm,
+                &mlp.gate_proj,
+                &mlp.up_proj,
+                &mlp.down_proj,
+            );
+            HostLayer { attention, mlp }
+        };
+        let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
+        let is_tied = model.config.tie_word_embeddings;
+        Self {
+            embedding: (!is_tied).then(|| host::values(model.embed_tokens.val())),
+            layers: model.layers.iter().map(layer).collect(),
+            norm: HostNorm::of(&model.norm),
+            lm_head: host::pack(&[head]),
+            rope: model.rope.table(),
+        }
+    }
+
+    pub(super) fn embed(&self, ids: &[u32]) -> HostRows {
+        let width = self.norm.width();
+        let mut values = Vec::with_capacity(ids.len() * width);
+        for id in ids {
+            let id = *id as usize;
+            match &self.embedding {
+                Some(table) => values.extend_from_slice(&table[id * width..(id + 1) * width]),
+                None => values.extend(self.lm_head.column(id)),
+            }
+        }
+        HostRows { values, width }
+    }
+
+    pub(super) fn forward_layers(
+        &self,
+        layers: Range<usize>,
+        mut hidden: HostRows,
+        cache: &mut KvCache,
+    ) -> HostRows {
+        let start = cache.len(layers.start);
+        let num_rows = hidden.values.len() / hidden.width;
+        let (caches, scratch) = cache.extend_on_host(layers.clone(), num_rows);
+        let layers = &self.layers[layers];
+        host::forward_layers(layers, &mut hidden.values, start, caches, &self.rope, scratch);
+        hidden
+    }
+
+    /// Reads rows into the cache of the last layer alone, for their keys and values.
+    pub(super) fn fill_last(&self, hidden: &HostRows, cache: &mut KvCache) {
+        let last = self.layers.len() - 1;
+        let start = cache.len(last);
+        let num_rows = hidden.values.len() / hidden.width;
+        let (mut caches, scratch) = cache.extend_on_host(last..last + 1, num_rows);
+        let memory = caches.next().expect("the last layer has a cache");
+        self.layers[last].attention.fill(&hidden.values, start, memory, &self.rope, scratch);
+    }
+
+    pub(super) fn normed(&self, mut hidden: HostRows) -> HostRows {
+        self.norm.forward(&mut hidden.values);
+        hidden
+    }
+
+    pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
+        let mut values = Vec::new();
+        self.lm_head.multiply(&normed.values, &mut values, Threads::All);
+        HostRows { values, width: self.lm_head.num_outputs() }
+    }
+
+    /// Runs layers over whole sequences of `seq` tokens, without a cache, in place.
+    pub(super) fn run_sequences(&self, layers: Range<usize>, x: &mut [f32], seq: usize) {
+        host::forward_sequences(&self.layers[layers], x, seq, &self.rope);
+    }
+}

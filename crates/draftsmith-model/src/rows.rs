@@ -1,0 +1,201 @@
+//! Rows of numbers, one a token of one sequence: hidden states on their way through a model, and
+//! logits at its end.
+//!
+//! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
+//! a model with a host path are in host memory, all others on the model's device. What computes
+//! with rows leaves them where they are, and callers need not know.
+//!
+//! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+
+use crate::error::ModelError;
+use crate::host;
+
+/// Rows of numbers of consecutive tokens of one sequence.
+#[derive(Debug, Clone)]
+pub struct Rows(pub(crate) Place);
+
+/// Where rows are.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    Host(HostRows),
+    /// `[1, rows, width]`
+    Device(Box<Tensor<3>>),
+}
+
+/// Rows in host memory, one after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct HostRows {
+    pub(crate) values: Vec<f32>,
+    pub(crate) width: usize,
+}
+
+impl From<HostRows> for Rows {
+    fn from(rows: HostRows) -> Self {
+        Self(Place::Host(rows))
+    }
+}
+
+/// `[1, rows, width]`, left on its device.
+impl From<Tensor<3>> for Rows {
+    fn from(tensor: Tensor<3>) -> Self {
+        Self(Place::Device(Box::new(tensor)))
+    }
+}
+
+impl Rows {
+    /// The number of rows.
+    pub fn num_rows(&self) -> usize {
+        match &self.0 {
+            Place::Host(rows) => rows.values.len() / rows.width,
+            Place::Device(tensor) => tensor.dims()[1],
+        }
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the last row.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        if range == (0..self.num_rows()) {
+            return self.clone();
+        }
+        match &self.0 {
+            Place::Host(HostRows { values, width }) => {
+                let values = values[range.start * width..range.end * width].to_vec();
+                HostRows { values, width: *width }.into()
+            }
+            Place::Device(tensor) => {
+                let [_, _, width] = tensor.dims();
+                Tensor::clone(tensor).slice([0..1, range, 0..width]).into()
+            }
+        }
+    }
+
+    /// The last `num` rows.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn last(self, num: usize) -> Self {
+        let num_rows = self.num_rows();
+        if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
+    }
+
+    /// Rows laid end to end; in host memory if any of them are.
+    ///
+    /// # Panics
+    /// If there are none, or their widths differ.
+    pub fn cat(parts: &[Self]) -> Self {
+        let on_device = parts.iter().map(|part| match &part.0 {
+            Place::Host(_) => None,
+            Place::Device(tensor) => Some(Tensor::clone(tensor)),
+        });
+        if let Some(tensors) = on_device.collect::<Option<Vec<_>>>() {
+            return Tensor::cat(tensors, 1).into();
+        }
+        let mut all = HostRows { values: Vec::new(), width: 0 };
+        for part in parts {
+            let (values, width) = match &part.0 {
+                Place::Host(HostRows { values, width }) => (values, *width),
+                Place::Device(tensor) => (&host::values(Tensor::clone(tensor)), tensor.dims()[2]),
+            };
+            assert!(all.width == 0 || all.width == width, "rows of one width");
+            all.width = width;
+            all.values.extend_from_slice(values);
+        }
+        all.into()
+    }
+
+    /// The values of rows, each laid end to end: brought from their device in one read, and one
+    /// sync, whatever the number of parts; none where they are in host memory.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
+        let mut on_device = Vec::new();
+        for part in &parts {
+            if let Place::Device(tensor) = &part.0 {
+                on_device.push(Tensor::clone(tensor).reshape([tensor.shape().num_elements()]));
+            }
+        }
+        let mut brought = match on_device.len() {
+            0 => Vec::new(),
+            1 => read(on_device.swap_remove(0))?,
+            _ => read(Tensor::cat(on_device, 0))?,
+        };
+        Ok(parts.map(|part| match part.0 {
+            Place::Host(rows) => rows.values,
+            Place::Device(tensor) => {
+                let rest = brought.split_off(tensor.shape().num_elements());
+                std::mem::replace(&mut brought, rest)
+            }
+        }))
+    }
+
+    /// The rows as a tensor, brought to `device` if they are in host memory.
+    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<3> {
+        match self.0 {
+            Place::Host(HostRows { values, width }) => {
+                let num_rows = values.len() / width;
+                host::tensor(values, [1, num_rows, width], device)
+            }
+            Place::Device(tensor) => *tensor,
+        }
+    }
+}
+
+fn read(tensor: Tensor<1>) -> Result<Vec<f32>, ModelError> {
+    let data = tensor.try_into_data().map_err(|e| ModelError::Device(e.to_string()))?;
+    data.try_into_vec().map_err(|e| ModelError::Device(format!("{e:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::TensorData;
+
+    /// Rows of two numbers that say which row they are.
+    fn example(range: Range<usize>, on_host: bool) -> Rows {
+        let num_rows = range.len();
+        let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();
+        if on_host {
+            HostRows { values, width: 2 }.into()
+        } else {
+            let data = TensorData::new(values, [1, num_rows, 2]);
+            Tensor::<3>::from_data(data, &Device::flex()).into()
+        }
+    }
+
+    fn values(rows: Rows) -> Vec<f32> {
+        let [values] = Rows::to_host([rows]).expect("brought");
+        values
+    }
+
+    #[test]
+    fn rows_are_cut_and_laid_end_to_end_wherever_they_are() {
+        for first in [false, true] {
+            for second in [false, true] {
+                let parts = [example(0..3, first), example(3..7, second)];
+                let all = Rows::cat(&parts);
+                assert_eq!(all.num_rows(), 7);
+                assert_eq!(values(all.clone()), values(example(0..7, true)));
+                assert_eq!(values(all.slice(2..5)), values(example(2..5, true)));
+                assert_eq!(values(all.clone().last(4)), values(example(3..7, true)));
+                assert_eq!(values(all.clone().last(7)), values(all));
+            }
+        }
+    }
+
+    #[test]
+    fn several_parts_come_to_the_host_as_they_would_one_by_one() {
+        for places in [[false; 3], [true; 3], [false, true, false], [true, false, true]] {
+            let [a, b, c] = places;
+            let parts = [example(0..2, a), example(5..6, b), example(8..11, c)];
+            let expected = parts.clone().map(values);
+            assert_eq!(Rows::to_host(parts).expect("brought"), expected);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Whether sampled output has the target's law: a test on the tokens that came out, whoever made them.
+//!
+//! The enumeration proves the round loop lossless over probability tables; this looks at what a served model really
+//! emits, caches, kernels and all. At each token's place the target's exact law p and the draft's law q are known, and
+//! two things follow if the output is the target's.
+//!
+//! The randomised probability integral transform u = F(x−) + V·p(x), with V uniform, is uniform on (0, 1) and
+//! independent from place to place, because it is uniform given all before it (Rosenblatt 1952; Brockwell 2007 for
+//! discrete laws). F adds up the tokens in any order that does not look at x: here in that of p/q, since a broken
+//! verification moves mass between tokens that the draft overrates and those that it underrates, which is a shift of u.
+//! Kolmogorov-Smirnov and the mean ask whether thousands of u are uniform, against faults of any kind.
+//!
+//! The likelihood of the output under a law that a fault would leave, over its likelihood under p, is a product of
+//! factors of expectation 1 each, so that it exceeds 1/α with chance α at most, wherever the text ends (Ville 1939;
+//! Shafer 2021, testing by betting). Where the target is all but certain nothing is bet, so that a few unsure places
+//! among thousands suffice. Two faults are bet on: candidates that stand although they should not, which lean the
+//! output to q, and rejections that are followed by a draw from p itself instead of (p − q)+.
+
+use crate::SeededDraws;
+use crate::distribution::overlap;
+
+/// A place whose likeliest token is likelier than this has no transform: it would be noise alone, whatever comes out.
+const SETTLED: f64 = 0.99;
+
+/// How many tests the p-value is the least of.
+const NUM_TESTS: f64 = 3.0;
+
+/// Takes in tokens and says how likely such output is under the target's law.
+#[derive(Debug, Clone, Default)]
+pub struct LosslessnessTest {
+    num_tokens: usize,
+    num_impossible: usize,
+    /// The transforms of unsettled places, each uniform on (0, 1) if the output is lossless.
+    transforms: Vec<f64>,
+    /// log of the likelihood ratio of ½p + ½q, what comes out where half the candidates stand unjudged.
+    leaning_log_ratio: f64,
+    /// log of the likelihood ratio of (1 − β)p + min(p, q), what comes out where rejections draw from p.
+    redrawn_log_ratio: f64,
+}
+
+impl LosslessnessTest {
+    /// Takes in an emitted token, with the target's law p and the draft's law q at its place, both as served.
+    ///
+    /// Sound for any q that does not depend on `token`, be it the draft's or not, and for `draws` that nothing else
+    /// reads.
+    ///
+    /// # Panics
+    /// If the lengths differ, or p has no such token.
+    pub fn observe(&mut self, p: &[f64], q: &[f64], token: u32, draws: &mut SeededDraws) {
+        assert_eq!(p.len(), q.len(), "both distributions must be over one vocabulary");
+        self.num_tokens += 1;
+        let token = token as usize;
+        if p[token] == 0.0 {
+            self.num_impossible += 1;
+            return;
+        }
+        let ratio = q[token] / p[token];
+        let rejected = (1.0 - overlap(p, q)).max(0.0);
+        self.leaning_log_ratio += (0.5 + 0.5 * ratio).ln();
+        self.redrawn_log_ratio += (rejected + ratio.min(1.0)).ln();
+        if p.iter().all(|prob| *prob <= SETTLED) {
+            self.transforms.push(transform(p, q, token, draws.uniform()));
+        }
+    }
+
+    /// The number of tokens taken in.
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// Tokens among them that the target never emits: a single one is proof.
+    pub fn num_impossible(&self) -> usize {
+        self.num_impossible
+    }
+
+    /// The chance of output at least so far from the target's law, if it is of that law: the least p-value of the
+    /// three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
+    pub fn p_value(&self) -> f64 {
+        if self.num_impossible > 0 {
+            return 0.0;
+        }
+        let least = self.ratio_p_value().min(self.mean_p_value());
+        (NUM_TESTS * least.min(kolmogorov_smirnov_p_value(&self.transforms))).min(1.0)
+    }
+
+    /// One over the mean of both likelihood ratios, which has expectation 1 as well. Exact, if not sharp.
+    fn ratio_p_value(&self) -> f64 {
+        let (leaning, redrawn) = (self.leaning_log_ratio, self.redrawn_log_ratio);
+        let larger = leaning.max(redrawn);
+        let log_mean = larger + (0.5 * ((leaning - larger).exp() + (redrawn - larger).exp())).ln();
+        (-log_mean).exp().min(1.0)
+    }
+
+    /// Of the transforms' mean, whose standard deviation is known: a uniform number has variance 1/12.
+    fn mean_p_value(&self) -> f64 {
+        let num_transforms = self.transforms.len() as f64;
+        let excess: f64 = self.transforms.iter().map(|transform| transform - 0.5).sum();
+        let deviation = excess.abs() * (12.0 / num_transforms.max(1.0)).sqrt();
+        complementary_error_function(deviation / std::f64::consts::SQRT_2)
+    }
+}
+
+/// F(x−) + V·p(x) in the order of p/q, tokens of equal ratio by id.
+fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
+    let key = p[token] / q[token];
+    let (mut before, mut total) = (0.0, 0.0);
+    for (other, (prob, draft_prob)) in p.iter().zip(q).enumerate() {
+        // No number where both are 0, which then adds nothing either way.
+        let other_key = prob / draft_prob;
+        let comes_before = other_key < key || (other_key == key && other < token);
+        total += prob;
+        before += if comes_before { *prob } else { 0.0 };
+    }
+    (before + uniform * p[token]) / total
+}
+
+/// The chance that uniform numbers stray so far from their law, two-sided; 1 of none.
+///
+/// Asymptotic, with Stephens' correction (1970), which is good from a handful of numbers on.
+fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
+    if uniforms.is_empty() {
+        return 1.0;
+    }
+    let mut sorted = uniforms.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let len = sorted.len() as f64;
+    let distances = sorted.iter().enumerate().map(|(rank, uniform)| {
+        let (below, through) = (rank as f64 / len, (rank + 1) as f64 / len);
+        (uniform - below).max(through - uniform)
+    });
+    let distance = distances.fold(0.0, f64::max);
+    let root = len.sqrt();
+    kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
+}
+
+/// P(K > x) of Kolmogorov's law: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that sum takes many terms, its
+/// equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+fn kolmogorov_tail(x: f64) -> f64 {
+    use std::f64::consts::PI;
+    if x <= 0.0 {
+        return 1.0;
+    }
+    if x < 1.0 {
+        let term = |j: i32| (-f64::from(2 * j - 1).powi(2) * PI * PI / (8.0 * x * x)).exp();
+        return 1.0 - (2.0 * PI).sqrt() / x * (1..=5).map(term).sum::<f64>();
+    }
+    let term = |j: i32| {
+        let sign = if j % 2 == 1 { 1.0 } else { -1.0 };
+        sign * (-2.0 * f64::from(j * j) * x * x).exp()
+    };
+    2.0 * (1..=5).map(term).sum::<f64>()
+}
+
+/// erfc(x) for x >= 0, to a relative error of 1.2e-7: the Chebyshev fit of *Numerical Recipes* (1992, section 6.2).
+fn complementary_error_function(x: f64) -> f64 {
+    const FIT: [f64; 10] = [
+        -1.265_512_23,
+        1.000_023_68,
+        0.374_091_96,
+        0.096_784_18,
+        -0.186_288_06,
+        0.278_868_07,
+        -1.135_203_98,
+        1.488_515_87,
+        -0.822_152_23,
+        0.170_872_77,
+    ];
+    let t = 1.0 / (1.0 + 0.5 * x);
+    t * (-x * x + FIT.iter().rev().fold(0.0, |sum, factor| sum * t + factor)).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Draws, verify_sampled};
+
+    const VOCAB_SIZE: usize = 12;
+
+    /// The level that jobs test at.
+    const ALPHA: f64 = 1e-4;
+
+    /// A target's and a draft's law at some place, of an overlap of about 0.7.
+    fn laws(place: usize) -> (Vec<f64>, Vec<f64>) {
+        let mut rng = SeededDraws::new(place as u64, &["losslessness", "laws"]);
+        let mut law = |near: Option<&[f64]>| -> Vec<f64> {
+            let weights: Vec<f64> = (0..VOCAB_SIZE)
+                .map(|token| {
+                    let own = rng.uniform().powi(4);
+                    near.map_or(own, |near| near[token] * (0.2 + 1.6 * rng.uniform()) + 0.02 * own)
+                })
+                .collect();
+            let total: f64 = weights.iter().sum();
+            weights.iter().map(|weight| weight / total).collect()
+        };
+        let p = law(None);
+        let q = law(Some(&p));
+        (p, q)
+    }
+
+    /// The test after `num_tokens` places with a way of emitting a token from (p, q).
+    fn tested(
+        seed: u64,
+        num_tokens: usize,
+        emit: impl Fn(&[f64], &[f64], &mut SeededDraws) -> usize,
+    ) -> LosslessnessTest {
+        let mut draws = SeededDraws::new(seed, &["losslessness", "emitted"]);
+        let mut transforms = SeededDraws::new(seed, &["losslessness", "transforms"]);
+        let mut test = LosslessnessTest::default();
+        for place in 0..num_tokens {
+            let (p, q) = laws(place);
+            let token = emit(&p, &q, &mut draws) as u32;
+            test.observe(&p, &q, token, &mut transforms);
+        }
+        test
+    }
+
+    fn difference(a: &[f64], b: &[f64]) -> Vec<f64> {
+        a.iter().zip(b).map(|(a, b)| (a - b).max(0.0)).collect()
+    }
+
+    /// What comes out at the first place of a round, as `verify_sampled` has it.
+    fn verified(p: &[f64], q: &[f64], draws: &mut SeededDraws) -> usize {
+        let candidate = draws.categorical(q) as u32;
+        let verdict = verify_sampled(&[candidate], &[q], &[p, p], draws);
+        if verdict.num_accepted == 1 { candidate as usize } else { verdict.next_token as usize }
+    }
+
+    #[test]
+    fn lossless_output_passes() {
+        for seed in 0..5 {
+            let plain = tested(seed, 4000, |p, _, draws| draws.categorical(p));
+            assert!(plain.p_value() > 0.001, "{}", plain.p_value());
+            let verified = tested(seed, 4000, verified);
+            assert!(verified.p_value() > 0.001, "{}", verified.p_value());
+            assert_eq!((verified.num_tokens(), verified.num_impossible()), (4000, 0));
+        }
+    }
+
+    #[test]
+    fn lossless_output_is_rejected_as_often_as_the_level_says() {
+        let num_cases = 3000;
+        let laws: Vec<_> = (0..100).map(laws).collect();
+        let mut draws = SeededDraws::new(0, &["losslessness", "level"]);
+        let p_value = |_| {
+            let mut test = LosslessnessTest::default();
+            for (p, q) in &laws {
+                let token = draws.categorical(p) as u32;
+                test.observe(p, q, token, &mut draws);
+            }
+            test.p_value()
+        };
+        let p_values: Vec<f64> = (0..num_cases).map(p_value).collect();
+        for level in [0.01, 0.1] {
+            let found = p_values.iter().filter(|p_value| **p_value <= level).count() as f64;
+            let expected = level * f64::from(num_cases);
+            // Four standard deviations above; below, the price of three tests, two of them alike and one not sharp.
+            assert!(found < expected + 4.0 * expected.sqrt(), "{found} at {level}");
+            assert!(found > 0.4 * expected - 4.0 * (0.4 * expected).sqrt(), "{found} at {level}");
+        }
+    }
+
+    #[test]
+    fn a_verification_that_accepts_everything_is_rejected() {
+        let test = tested(0, 2000, |_, q, draws| draws.categorical(q));
+        assert!(test.p_value() < ALPHA, "{}", test.p_value());
+    }
+
+    #[test]
+    fn a_rejection_that_draws_from_the_target_itself_is_rejected() {
+        let test = tested(0, 3000, |p, q, draws| {
+            let candidate = draws.categorical(q);
+            let stands = draws.bernoulli(p[candidate] / q[candidate]);
+            if stands { candidate } else { draws.categorical(p) }
+        });
+        assert!(test.p_value() < ALPHA, "{}", test.p_value());
+    }
+
+    #[test]
+    fn the_residual_with_its_sign_mistaken_is_rejected() {
+        let test = tested(0, 1000, |p, q, draws| {
+            let candidate = draws.categorical(q);
+            let stands = draws.bernoulli(p[candidate] / q[candidate]);
+            if stands { candidate } else { draws.categorical(&difference(q, p)) }
+        });
+        assert!(test.p_value() < ALPHA, "{}", test.p_value());
+    }
+
+    /// p = q = (½, ½), and token 1 is withheld: token 0 then comes out with chance ¾, as nothing is left to draw but a
+    /// bonus from p. No ratio tells of it.
+    #[test]
+    fn a_candidate_withheld_for_its_own_value_is_rejected() {
+        let half = [0.5, 0.5];
+        let mut draws = SeededDraws::new(0, &["losslessness", "withheld"]);
+        let mut test = LosslessnessTest::default();
+        for _ in 0..1000 {
+            let candidate = draws.categorical(&half);
+            let token = if candidate == 1 { draws.categorical(&half) } else { candidate };
+            test.observe(&half, &half, token as u32, &mut draws);
+        }
+        assert!(test.p_value() < ALPHA, "{}", test.p_value());
+    }
+
+    /// Verification against the law one place on, as a cache that was rolled back by one too few would have it.
+    #[test]
+    fn output_of_another_places_law_is_rejected() {
+        let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
+        let mut test = LosslessnessTest::default();
+        for place in 0..1000 {
+            let ((p, q), (other, _)) = (laws(place), laws(place + 1));
+            let token = draws.categorical(&other) as u32;
+            test.observe(&p, &q, token, &mut draws);
+        }
+        assert!(test.p_value() < ALPHA, "{}", test.p_value());
+    }
+
+    #[test]
+    fn a_token_that_the_target_never_emits_is_proof() {
+        let mut draws = SeededDraws::new(0, &[]);
+        let mut test = LosslessnessTest::default();
+        assert_eq!(test.p_value(), 1.0);
+        test.observe(&[0.5, 0.5, 0.0], &[1.0, 0.0, 0.0], 0, &mut draws);
+        assert!(test.p_value() > 0.0);
+        test.observe(&[0.5, 0.5, 0.0], &[1.0, 0.0, 0.0], 2, &mut draws);
+        assert_eq!((test.p_value(), test.num_tokens(), test.num_impossible()), (0.0, 2, 1));
+    }
+
+    /// A target that is all but certain at nearly all places, as trained ones are, and a draft that is surer still: what
+    /// is wrong shows at few places, and settled ones must not drown it.
+    #[test]
+    fn few_unsure_places_among_thousands_suffice() {
+        let (sure, unsure) = ([0.999, 0.0005, 0.0005], [0.5, 0.3, 0.2]);
+        let drafts = ([0.98, 0.02, 0.0], [0.2, 0.2, 0.6]);
+        let p_value = |emit: fn(&[f64], &[f64], &mut SeededDraws) -> usize| {
+            let mut draws = SeededDraws::new(0, &["losslessness", "sure"]);
+            let mut test = LosslessnessTest::default();
+            for place in 0..3000 {
+                let (p, q) = if place % 20 == 0 { (unsure, drafts.1) } else { (sure, drafts.0) };
+                let token = emit(&p, &q, &mut draws) as u32;
+                test.observe(&p, &q, token, &mut draws);
+            }
+            test.p_value()
+        };
+        assert!(p_value(verified) > 0.001);
+        assert!(p_value(|_, q, draws| draws.categorical(q)) < ALPHA);
+    }
+
+    #[test]
+    fn the_likelihood_ratios_have_expectation_one_under_the_target() {
+        let mut draws = SeededDraws::new(0, &[]);
+        for place in 0..50 {
+            let (p, q) = laws(place);
+            let (mut leaning, mut redrawn) = (0.0, 0.0);
+            for (token, prob) in p.iter().enumerate() {
+                let mut test = LosslessnessTest::default();
+                test.observe(&p, &q, token as u32, &mut draws);
+                leaning += prob * test.leaning_log_ratio.exp();
+                redrawn += prob * test.redrawn_log_ratio.exp();
+            }
+            // A dozen terms, each through a logarithm and back.
+            assert!((leaning - 1.0).abs() < 1e-12 && (redrawn - 1.0).abs() < 1e-12, "{place}");
+        }
+    }
+
+    #[test]
+    fn the_transform_adds_up_tokens_in_the_order_of_p_over_q() {
+        // p/q is 2, 1, 2 and ½.
+        let (p, q) = ([0.125, 0.25, 0.25, 0.375], [0.0625, 0.25, 0.125, 0.75]);
+        for (token, before) in [(3, 0.0), (1, 0.375), (0, 0.625), (2, 0.75)] {
+            assert_eq!(transform(&p, &q, token, 0.5), before + 0.5 * p[token], "token {token}");
+        }
+        // A token that the draft lacks comes last, one that both lack nowhere.
+        assert_eq!(transform(&[0.5, 0.5, 0.0], &[0.0, 1.0, 0.0], 0, 0.0), 0.5);
+    }
+
+    #[test]
+    fn tails_are_those_of_the_tables() {
+        // Kolmogorov's critical values at 20 %, 5 %, 1 % and 0.1 %, as tables give them, and its median.
+        for (x, tail) in
+            [(1.073, 0.2), (1.358, 0.05), (1.628, 0.01), (1.949, 0.001), (0.827_57, 0.5)]
+        {
+            assert!((kolmogorov_tail(x) / tail - 1.0).abs() < 0.005, "{x}");
+        }
+        assert_eq!(kolmogorov_tail(0.0), 1.0);
+        assert!((kolmogorov_tail(0.05) - 1.0).abs() < 1e-12);
+        // Both sums at their border.
+        assert!((kolmogorov_tail(1.0 - 1e-12) - kolmogorov_tail(1.0)).abs() < 1e-10);
+        for (x, value) in
+            [(0.0, 1.0), (0.5, 0.479_500_122), (2.0, 0.004_677_735), (5.0, 1.537_46e-12)]
+        {
+            assert!((complementary_error_function(x) / value - 1.0).abs() < 1e-5, "{x}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! `check`: whether an exported head or adapter may be served.
+//!
+//! The export is read back from the disk as a server reads it, and decoded with under its tuned rules, or under those
+//! that `generate` falls back on. It fails if greedy output is not plain greedy output, if sampled output is not of the
+//! target's law, or if candidates are accepted at another rate than tuning promised.
+
+mod measure;
+mod show;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::Prompt;
+use draftsmith_theory::{Decoding, Sampling, StopRuleConfig};
+use serde::Serialize;
+
+use self::measure::{Bench, OneDecoding};
+use crate::cli::CheckArguments;
+use crate::commands::build_data::read_sources;
+use crate::console::{Console, Interrupted};
+use crate::device::on_pool;
+use crate::pair::{Pair, hash_dir};
+use crate::progress::Progress;
+use crate::recipe::Recipe;
+use crate::results::{DecodingName, DrafterName, Estimate};
+use crate::trained::{ExportKind, Trained};
+use crate::tuned::{Tuned, default_rule};
+
+/// Sampled output is not of the target's law where it is rarer than this under that law.
+const ALPHA: f64 = 1e-4;
+/// The most new tokens a turn where the recipe says nothing about it.
+const MAX_NEW_TOKENS: usize = 128;
+
+/// The export does not hold what it must; what was found is on stdout.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct CheckFailed(String);
+
+/// What was checked, as `--json` tells it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Checked {
+    /// The head's or adapter's directory.
+    export: PathBuf,
+    /// What it is, in words.
+    kind: &'static str,
+    /// What proposes candidates with it.
+    drafter: DrafterName,
+    /// The prompt files' names.
+    prompts: Vec<String>,
+    /// Conversations decoded.
+    num_prompts: usize,
+    /// The most new tokens a turn.
+    max_new_tokens: usize,
+    /// Whether everything holds.
+    passed: bool,
+    /// What does not hold, as on stderr; null where all does.
+    error: Option<String>,
+    /// Under greedy decoding.
+    greedy: DecodingCheck<GreedyOutput>,
+    /// Under sampled decoding.
+    sampled: DecodingCheck<SampledOutput>,
+}
+
+/// One way of decoding: what came out, and how candidates fared.
+#[derive(Debug, Serialize)]
+struct DecodingCheck<T> {
+    /// The rule it was decoded with.
+    stop_rule: StopRuleConfig,
+    /// Whether that rule is the tuned one; the default one if not.
+    is_tuned: bool,
+    /// Sampling temperature; 0 is greedy.
+    temperature: f64,
+    /// Nucleus mass.
+    top_p: f64,
+    /// New tokens.
+    num_tokens: usize,
+    /// Whether the output is the target's.
+    output: T,
+    /// Whether candidates are accepted as promised.
+    acceptance: Acceptance,
+}
+
+/// Greedy output beside plain greedy output.
+#[derive(Debug, Serialize)]
+struct GreedyOutput {
+    holds: bool,
+    /// Mismatches that are ties but for rounding.
+    num_forgiven_ties: usize,
+    /// Where the output differs.
+    differences: Vec<Difference>,
+}
+
+/// The first place where an answer is not plain decoding's.
+#[derive(Debug, Serialize)]
+struct Difference {
+    /// The id of the prompt's turn.
+    id: String,
+    /// The new token, counted from 0.
+    token: usize,
+}
+
+/// Sampled output beside the target's law.
+#[derive(Debug, Serialize)]
+struct SampledOutput {
+    holds: bool,
+    /// The chance of output at least so far from the target's law, if it is of that law.
+    p_value: f64,
+    /// What `p_value` must not be below.
+    alpha: f64,
+    /// Tokens that the target never samples; each is proof by itself.
+    num_impossible: usize,
+    /// Tokens passed over that lie at the edge of the nucleus but for rounding.
+    num_forgiven_edges: usize,
+}
+
+/// The share of candidates that are accepted beside the promised one.
+#[derive(Debug, Serialize)]
+struct Acceptance {
+    /// Null where nothing was promised.
+    holds: Option<bool>,
+    num_drafted: usize,
+    /// Accepted over drafted, with its 99.99 % interval.
+    rate: Estimate,
+    /// What tuning promised; null where nothing was tuned.
+    promised: Option<Estimate>,
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    arguments: &CheckArguments,
+    seed: Option<u64>,
+    device: &Device,
+    console: &Console,
+) -> Result<()> {
+    on_pool(|| check(arguments, seed, device, console))
+}
+
+fn check(
+    arguments: &CheckArguments,
+    seed: Option<u64>,
+    device: &Device,
+    console: &Console,
+) -> Result<()> {
+    let dir = &arguments.export;
+    let kind = ExportKind::of(dir)?;
+    let recipe = read_recipe(arguments, seed)?;
+    let draft = match kind {
+        ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
+        ExportKind::Adapter => None,
+    };
+    let tuned = Tuned::read(dir)?;
+    let files = prompt_files(arguments, &recipe)?;
+    let mut sources = read_sources(&files)?;
+    let pair = Pair::load(&recipe.models.target, draft, device)?;
+    if recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts) {
+        for source in &mut sources {
+            source.drop_long(&pair, console)?;
+        }
+    }
+    let prompts: Vec<Prompt> = sources.into_iter().flat_map(|source| source.prompts).collect();
+    let prompts = spread(prompts, arguments.num_prompts.get());
+    for prompt in &prompts {
+        pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
+    }
+    let trained = Trained::read_export(kind, dir, &recipe, &pair, device)?;
+    check_target(arguments, &recipe, &trained)?;
+    let drafter = match trained.adapters.first() {
+        Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
+        None => DrafterName::Draft,
+    };
+    let greedy = Served::choose(arguments, tuned.as_ref(), drafter, DecodingName::Greedy)?;
+    let sampled = Served::choose(arguments, tuned.as_ref(), drafter, DecodingName::Sampled)?;
+
+    let max_new_tokens = max_new_tokens(&recipe);
+    let mut bench = Bench::new(&pair, &trained, drafter, max_new_tokens, recipe.seed);
+    let mut greedy = OneDecoding::new(greedy)?;
+    let mut sampled = OneDecoding::new(sampled)?;
+    let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
+    for prompt in &prompts {
+        if console.is_interrupted() {
+            return Err(Interrupted.into());
+        }
+        bench.run(prompt, &mut greedy, &mut sampled)?;
+        progress.advance(1);
+    }
+    progress.finish();
+
+    let mut names: Vec<String> = prompts.iter().map(|prompt| prompt.source.clone()).collect();
+    names.dedup();
+    let (greedy, sampled) = bench.judge(greedy, sampled)?;
+    let mut checked = Checked {
+        export: dir.clone(),
+        kind: kind.text(),
+        drafter,
+        prompts: names,
+        num_prompts: prompts.len(),
+        max_new_tokens,
+        passed: true,
+        error: None,
+        greedy,
+        sampled,
+    };
+    checked.error = show::failures(&checked);
+    checked.passed = checked.error.is_none();
+    console.text(show::table(&checked))?;
+    console.document(&checked)?;
+    match checked.error {
+        None => Ok(()),
+        Some(error) => Err(CheckFailed(error).into()),
+    }
+}
+
+/// The recipe that was given, or the one that training wrote beside the export.
+fn read_recipe(arguments: &CheckArguments, seed: Option<u64>) -> Result<Recipe> {
+    let path = match &arguments.recipe {
+        Some(path) => path.clone(),
+        None => arguments.export.join("recipe.toml"),
+    };
+    if arguments.recipe.is_none() && !path.is_file() {
+        bail!(
+            "there is no `{}`, which training writes beside an export and which names its models; \
+             hint: give a recipe with `--recipe FILE`",
+            path.display()
+        );
+    }
+    Recipe::read(&path, &[], seed)
+}
+
+/// The prompt files that were given, or those of the recipe's evaluation.
+fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathBuf>> {
+    if let Some(path) = &arguments.prompts {
+        return Ok(vec![path.clone()]);
+    }
+    let evaluate = recipe.evaluate.as_ref().context(
+        "the recipe has no section `[evaluate]`, which names prompts to check with; \
+         hint: give them with `--prompts FILE`",
+    )?;
+    Ok(evaluate.prompts.clone())
+}
+
+/// A head's own word on the target; an adapter's was checked when it was read.
+fn check_target(arguments: &CheckArguments, recipe: &Recipe, trained: &Trained) -> Result<()> {
+    let Some(hash) = trained.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
+        return Ok(());
+    };
+    let target_hash = hash_dir(&recipe.models.target)?;
+    if *hash != target_hash {
+        bail!(
+            "the head in `{}` was trained for another target (hash {hash}, this one's is \
+             {target_hash}): train it again, or point `models.target` at the target it belongs to",
+            arguments.export.display()
+        );
+    }
+    Ok(())
+}
+
+fn max_new_tokens(recipe: &Recipe) -> usize {
+    let evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
+    let data = || recipe.data.as_ref().map(|data| data.max_new_tokens);
+    evaluate.or_else(data).unwrap_or(MAX_NEW_TOKENS)
+}
+
+/// At most `count` prompts, spread evenly.
+fn spread(prompts: Vec<Prompt>, count: usize) -> Vec<Prompt> {
+    let (total, count) = (prompts.len(), count.min(prompts.len()));
+    let mut chosen = (0..count).map(|i| i * total / count).peekable();
+    let numbered = prompts.into_iter().enumerate();
+    numbered.filter(|(i, _)| chosen.next_if_eq(i).is_some()).map(|(_, prompt)| prompt).collect()
+}
+
+/// How an export is decoded with.
+#[derive(Debug, Clone)]
+struct Served {
+    decoding: Decoding,
+    rule: StopRuleConfig,
+    is_tuned: bool,
+    promised: Option<Estimate>,
+}
+
+impl Served {
+    /// The tuned rule, or the one that `generate` falls back on, then sampling at temperature 1.
+    fn choose(
+        arguments: &CheckArguments,
+        tuned: Option<&Tuned>,
+        drafter: DrafterName,
+        name: DecodingName,
+    ) -> Result<Self> {
+        let has_head = drafter == DrafterName::Draft;
+        let Some(tuned) = tuned.and_then(|tuned| tuned.rule(name)) else {
+            let decoding = match name {
+                DecodingName::Greedy => Decoding::Greedy,
+                DecodingName::Sampled => Decoding::Sampled(Sampling::default()),
+            };
+            let rule = default_rule(has_head);
+            return Ok(Self { decoding, rule, is_tuned: false, promised: None });
+        };
+        if tuned.drafter != drafter || (tuned.config.needs().acceptance_prob && !has_head) {
+            bail!(
+                "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
+                 `{drafter}`: tune it again",
+                arguments.export.join("config.json").display(),
+                tuned.drafter
+            );
+        }
+        Ok(Self {
+            decoding: tuned.decoding(),
+            rule: tuned.config.clone(),
+            is_tuned: true,
+            promised: Some(tuned.expected_acceptance_rate),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! Decoding every prompt plainly and with the export, and what that comes to.
+
+use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
+use draftsmith_theory::{
+    Counts, Decoding, Interval, LosslessnessTest, Sampling, SeededDraws, StopRule, Trace, bootstrap,
+};
+
+use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
+use crate::agreement::{Agreement, compare, num_same};
+use crate::decoders::Decoders;
+use crate::pair::Pair;
+use crate::results::{DrafterName, Estimate};
+use crate::trained::Trained;
+use crate::tuned::interval;
+
+/// The level of the intervals of acceptance rates, that of the promised ones: left by a fault and not by luck.
+const LEVEL: f64 = 0.9999;
+/// Enough that ten resamples lie beyond the interval, five on either side.
+const NUM_RESAMPLES: usize = 100_000;
+/// How much more nucleus mass a token may need, that its place at the nucleus's edge is put down to rounding.
+const EDGE: f64 = 1e-4;
+
+/// The models, ready to decode prompts.
+pub(super) struct Bench<'m> {
+    pair: &'m Pair,
+    decoders: Decoders<'m>,
+    drafter: DrafterName,
+    seed: u64,
+    test: LosslessnessTest,
+    /// Draws of the test itself.
+    draws: SeededDraws,
+    num_forgiven_edges: usize,
+    num_forgiven_ties: usize,
+    differences: Vec<Difference>,
+}
+
+/// What one way of decoding left.
+pub(super) struct OneDecoding {
+    served: Served,
+    rule: Box<dyn StopRule>,
+    /// One a prompt.
+    counts: Vec<Counts>,
+}
+
+impl OneDecoding {
+    /// Nothing decoded yet.
+    pub(super) fn new(served: Served) -> Result<Self> {
+        let rule = served.rule.init()?;
+        Ok(Self { served, rule, counts: Vec::new() })
+    }
+
+    fn judge<T>(self, seed: u64, output: T) -> Result<DecodingCheck<T>> {
+        let Served { decoding, rule, is_tuned, promised } = self.served;
+        let total: Counts = self.counts.iter().copied().sum();
+        let rate = bootstrap(self.counts.len(), NUM_RESAMPLES, seed, LEVEL, |prompts| {
+            let (accepted, drafted) = prompts.iter().fold((0, 0), |(accepted, drafted), prompt| {
+                let counts = &self.counts[*prompt];
+                (accepted + counts.num_accepted, drafted + counts.num_drafted)
+            });
+            accepted as f64 / drafted as f64
+        });
+        let holds = match &promised {
+            Some(promised) => Some(rate.agrees_with(&interval(promised)?)),
+            None => None,
+        };
+        let Interval { value, low, high } = rate;
+        let (temperature, top_p) = match decoding {
+            Decoding::Greedy => (0.0, 1.0),
+            Decoding::Sampled(sampling) => (sampling.temperature, sampling.top_p),
+        };
+        Ok(DecodingCheck {
+            stop_rule: rule,
+            is_tuned,
+            temperature,
+            top_p,
+            num_tokens: total.num_tokens,
+            output,
+            acceptance: Acceptance {
+                holds,
+                num_drafted: total.num_drafted,
+                rate: Estimate { value, low, high },
+                promised,
+            },
+        })
+    }
+}
+
+impl<'m> Bench<'m> {
+    /// Sessions of the models, and nothing found yet.
+    pub(super) fn new(
+        pair: &'m Pair,
+        trained: &'m Trained,
+        drafter: DrafterName,
+        max_new_tokens: usize,
+        seed: u64,
+    ) -> Self {
+        Self {
+            pair,
+            decoders: Decoders::new(pair, trained, max_new_tokens),
+            drafter,
+            seed,
+            test: LosslessnessTest::default(),
+            draws: SeededDraws::new(seed, &["check", "losslessness"]),
+            num_forgiven_edges: 0,
+            num_forgiven_ties: 0,
+            differences: Vec::new(),
+        }
+    }
+
+    /// Decodes all turns of a prompt, each behind plain greedy decoding's earlier answers.
+    pub(super) fn run(
+        &mut self,
+        prompt: &Prompt,
+        greedy: &mut OneDecoding,
+        sampled: &mut OneDecoding,
+    ) -> Result<()> {
+        let mut answers: Vec<String> = Vec::with_capacity(prompt.turns.len());
+        let (mut of_greedy, mut of_sampled) = (Vec::new(), Vec::new());
+        for turn in 0..prompt.turns.len() {
+            let ids = self.pair.encode(&prompt.messages(turn, &answers))?;
+            if ids.len() >= self.pair.context() {
+                // A conversation that outgrows the context ends with the turn before.
+                break;
+            }
+            let id = prompt.row_id(turn);
+            let named = || format!("prompt `{id}`");
+            let (answer, trace) = self.greedy(&id, &ids, greedy).with_context(named)?;
+            answers.push(answer);
+            of_greedy.push(trace);
+            of_sampled.push(self.sampled(&id, &ids, sampled).with_context(named)?);
+        }
+        greedy.counts.push(Trace::merge(&of_greedy).counts());
+        sampled.counts.push(Trace::merge(&of_sampled).counts());
+        Ok(())
+    }
+
+    /// Compares greedy decoding with plain decoding, whose answer it returns.
+    fn greedy(
+        &mut self,
+        id: &str,
+        prompt_ids: &[u32],
+        greedy: &mut OneDecoding,
+    ) -> Result<(String, Trace)> {
+        let (decoders, decoding) = (&mut self.decoders, &greedy.served.decoding);
+        // Nothing is drawn.
+        let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
+        let plain = decoders.decode_plain(decoding, prompt_ids, &mut draws)?.token_ids;
+        let rule = &mut *greedy.rule;
+        let generation = decoders.decode(self.drafter, rule, decoding, prompt_ids, &mut draws)?;
+        match compare(decoders, prompt_ids, &plain, &generation.token_ids)? {
+            Agreement::Same => {}
+            Agreement::Tie => self.num_forgiven_ties += 1,
+            Agreement::Different => {
+                let token = num_same(&plain, &generation.token_ids);
+                self.differences.push(Difference { id: id.to_owned(), token });
+            }
+        }
+        Ok((self.pair.tokenizer.decode(&plain, true)?, generation.trace))
+    }
+
+    /// Decodes a sampled answer and tests its tokens.
+    fn sampled(
+        &mut self,
+        id: &str,
+        prompt_ids: &[u32],
+        sampled: &mut OneDecoding,
+    ) -> Result<Trace> {
+        let decoding = sampled.served.decoding;
+        let mut draws = SeededDraws::new(self.seed, &[id, "check", "sampled"]);
+        let rule = &mut *sampled.rule;
+        let generation =
+            self.decoders.decode(self.drafter, rule, &decoding, prompt_ids, &mut draws)?;
+        if let Decoding::Sampled(sampling) = decoding {
+            self.test(&sampling, prompt_ids, &generation.token_ids)?;
+        }
+        Ok(generation.trace)
+    }
+
+    /// Tests an answer against the target's law, which is read in one forward of its own: a fault in the rounds'
+    /// caches does not reach it. The draft's law only says where to look.
+    fn test(&mut self, sampling: &Sampling, prompt_ids: &[u32], answer: &[u32]) -> Result<()> {
+        let Some((_, read)) = answer.split_last() else {
+            return Ok(());
+        };
+        let ids = [prompt_ids, read].concat();
+        let target = self.decoders.score(&ids, prompt_ids.len() - 1)?;
+        let draft = self.decoders.draft_logits(self.drafter, prompt_ids, answer)?;
+        for ((target, draft), token) in target.rows().zip(&draft).zip(answer) {
+            let (p, q) = (sampling.probs(target), sampling.probs(draft));
+            if p[*token as usize] == 0.0 && is_at_edge(sampling, target, *token) {
+                self.num_forgiven_edges += 1;
+            } else {
+                self.test.observe(&p, &q, *token, &mut self.draws);
+            }
+        }
+        Ok(())
+    }
+
+    /// What all prompts come to.
+    pub(super) fn judge(
+        self,
+        greedy: OneDecoding,
+        sampled: OneDecoding,
+    ) -> Result<(DecodingCheck<GreedyOutput>, DecodingCheck<SampledOutput>)> {
+        let p_value = self.test.p_value();
+        let greedy_output = GreedyOutput {
+            holds: self.differences.is_empty(),
+            num_forgiven_ties: self.num_forgiven_ties,
+            differences: self.differences,
+        };
+        let sampled_output = SampledOutput {
+            holds: p_value >= ALPHA,
+            p_value,
+            alpha: ALPHA,
+            num_impossible: self.test.num_impossible(),
+            num_forgiven_edges: self.num_forgiven_edges,
+        };
+        let greedy = greedy.judge(self.seed, greedy_output)?;
+        Ok((greedy, sampled.judge(self.seed, sampled_output)?))
+    }
+}
+
+/// Whether a little more nucleus mass lets a token in: rows of rounds and of whole texts differ by rounding.
+fn is_at_edge(sampling: &Sampling, logits: &[f32], token: u32) -> bool {
+    let wider = Sampling { top_p: (sampling.top_p + EDGE).min(1.0), ..*sampling };
+    wider.probs(logits)[token as usize] > 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tokens_at_the_nucleus_edge_are_forgiven() {
+        let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
+        let with = |top_p| Sampling { top_p, ..Sampling::default() };
+        assert!(is_at_edge(&with(0.799_95), &logits, 2));
+        assert!(!is_at_edge(&with(0.799), &logits, 2));
+        assert!(!is_at_edge(&with(1.0), &[0.0, f32::NEG_INFINITY], 1));
+    }
+}

@@ -1,0 +1,162 @@
+//! What was checked, as text: the table, and the one error.
+
+use comfy_table::Table;
+use draftsmith_theory::StopRuleConfig;
+
+use super::{Acceptance, Checked, DecodingCheck};
+use crate::results::{Estimate, StopRuleName};
+
+/// What was checked, a line each, ending with a line break.
+pub(super) fn table(checked: &Checked) -> String {
+    let Checked { greedy, sampled, .. } = checked;
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING).force_no_tty();
+    table.set_header(["check", "stop rule", "found", "must be", ""]);
+    let greedy_rule = rule(&greedy.stop_rule, greedy.is_tuned);
+    let sampled_rule = rule(&sampled.stop_rule, sampled.is_tuned);
+    table.add_row([
+        "greedy output".to_owned(),
+        greedy_rule.clone(),
+        greedy_output(checked),
+        "plain greedy output".to_owned(),
+        verdict(Some(greedy.output.holds)).to_owned(),
+    ]);
+    table.add_row([
+        format!("sampled output, {}", sampling(sampled)),
+        sampled_rule.clone(),
+        sampled_output(checked),
+        format!("p at least {}", sampled.output.alpha),
+        verdict(Some(sampled.output.holds)).to_owned(),
+    ]);
+    for (name, rule, acceptance) in [
+        ("greedy acceptance", greedy_rule, &greedy.acceptance),
+        ("sampled acceptance", sampled_rule, &sampled.acceptance),
+    ] {
+        table.add_row([
+            name.to_owned(),
+            rule,
+            format!("{} of {} candidates", rate(&acceptance.rate), acceptance.num_drafted),
+            acceptance.promised.as_ref().map_or_else(|| "nothing promised".to_owned(), rate),
+            verdict(acceptance.holds).to_owned(),
+        ]);
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((if index == 0 { 0 } else { 2 }, 0));
+    }
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    format!(
+        "{}: {}, {}\n{} {} of {}, up to {} new tokens a turn\n\n{}\n",
+        checked.export.display(),
+        checked.kind,
+        if checked.passed { "passed" } else { "failed" },
+        checked.num_prompts,
+        if checked.num_prompts == 1 { "prompt" } else { "prompts" },
+        checked.prompts.join(", "),
+        checked.max_new_tokens,
+        lines.join("\n")
+    )
+}
+
+/// All that does not hold, in one sentence; None where everything does.
+pub(super) fn failures(checked: &Checked) -> Option<String> {
+    let Checked { greedy, sampled, .. } = checked;
+    let mut failures = Vec::new();
+    if let Some(first) = greedy.output.differences.first() {
+        failures.push(format!(
+            "greedy output is not plain greedy output: {} answers differ, the first that of \
+             `{}` at its token {}",
+            greedy.output.differences.len(),
+            first.id,
+            first.token
+        ));
+    }
+    if !sampled.output.holds {
+        let output = &sampled.output;
+        failures.push(if output.num_impossible > 0 {
+            format!(
+                "sampled output has {} tokens that the target never samples",
+                output.num_impossible
+            )
+        } else {
+            format!(
+                "sampled output is not of the target's law: p = {}, which must be at least {}",
+                p_value(output.p_value),
+                output.alpha
+            )
+        });
+    }
+    failures.extend(broken_promise("greedy", &greedy.acceptance));
+    failures.extend(broken_promise("sampled", &sampled.acceptance));
+    let failures = (!failures.is_empty()).then(|| failures.join("; "))?;
+    Some(format!("the export `{}` fails: {failures}", checked.export.display()))
+}
+
+fn broken_promise(decoding: &str, acceptance: &Acceptance) -> Option<String> {
+    let promised = acceptance.promised.as_ref().filter(|_| acceptance.holds == Some(false))?;
+    Some(format!(
+        "the {decoding} acceptance rate is {}, not the {} that tuning promised \
+         (`tuned.{decoding}.expected_acceptance_rate`); hint: check with prompts like those it was \
+         tuned on, or tune it again",
+        rate(&acceptance.rate),
+        rate(promised)
+    ))
+}
+
+fn greedy_output(checked: &Checked) -> String {
+    let output = &checked.greedy.output;
+    let ties = match output.num_forgiven_ties {
+        0 => String::new(),
+        1 => ", 1 tie forgiven".to_owned(),
+        several => format!(", {several} ties forgiven"),
+    };
+    let found = match output.differences.len() {
+        0 => "the same".to_owned(),
+        1 => "1 answer differs".to_owned(),
+        several => format!("{several} answers differ"),
+    };
+    format!("{found}, {} tokens{ties}", checked.greedy.num_tokens)
+}
+
+fn sampled_output(checked: &Checked) -> String {
+    let output = &checked.sampled.output;
+    let edges = match output.num_forgiven_edges {
+        0 => String::new(),
+        edges => format!(", {edges} at the nucleus's edge"),
+    };
+    let p_value = p_value(output.p_value);
+    format!("p = {p_value}, {} tokens{edges}", checked.sampled.num_tokens)
+}
+
+/// As a decimal fraction where that tells, else as a power of ten.
+fn p_value(p_value: f64) -> String {
+    if p_value == 0.0 || p_value >= 0.001 {
+        format!("{}", (p_value * 1e4).round() / 1e4)
+    } else {
+        format!("{p_value:.1e}")
+    }
+}
+
+fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
+    let nucleus =
+        if decoding.top_p < 1.0 { format!(", top-p {}", decoding.top_p) } else { String::new() };
+    format!("T = {}{nucleus}", decoding.temperature)
+}
+
+fn rule(rule: &StopRuleConfig, is_tuned: bool) -> String {
+    let symbol = StopRuleName::of(rule).symbol().unwrap_or_default();
+    // Three decimals, without idle zeros.
+    let parameter = (rule.parameter() * 1e3).round() / 1e3;
+    format!("{symbol} = {parameter}, {}", if is_tuned { "tuned" } else { "default" })
+}
+
+fn rate(estimate: &Estimate) -> String {
+    format!("{:.3} ({:.3} to {:.3})", estimate.value, estimate.low, estimate.high)
+}
+
+fn verdict(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => "pass",
+        Some(false) => "FAIL",
+        None => "-",
+    }
+}

@@ -1,0 +1,48 @@
+//! Whether what tuning promised came true: the tuned rule against the best fixed length, as measured here.
+
+use draftsmith_theory::{Interval, Trace, bootstrap};
+
+use super::measure::Measured;
+use super::settings::Setting;
+use crate::commands::tune::{LEVEL, NUM_RESAMPLES};
+use crate::results::{DrafterName, Estimate, PromiseSummary, StopRuleName};
+use crate::tuned::TunedRule;
+
+/// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that were not run are left
+/// out.
+pub(super) fn promises(
+    tuned: &[TunedRule],
+    settings: &[Setting],
+    runs: &[Vec<Measured>],
+    seed: u64,
+) -> Vec<PromiseSummary> {
+    let runs_of = |drafter: DrafterName, rule: &draftsmith_theory::StopRuleConfig| {
+        let is_it =
+            |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
+        settings.iter().position(is_it).map(|index| &runs[index])
+    };
+    let promise = |tuned: &TunedRule| {
+        let candidate_length = tuned.best_fixed_length;
+        let fixed = draftsmith_theory::StopRuleConfig::FixedLength { candidate_length };
+        let (own, fixed) =
+            (runs_of(tuned.drafter, &tuned.config)?, runs_of(tuned.drafter, &fixed)?);
+        let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
+            let traces = || some.iter().map(|index| &runs[*index].trace);
+            let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
+            seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()
+        };
+        let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
+        let measured = bootstrap(own.len(), NUM_RESAMPLES, seed, LEVEL, gain);
+        let Estimate { value, low, high } = tuned.expected_gain;
+        let expected = Interval { value, low, high };
+        Some(PromiseSummary {
+            drafter: tuned.drafter,
+            stop_rule: StopRuleName::of(&tuned.config),
+            best_fixed_length: candidate_length,
+            expected_gain: tuned.expected_gain,
+            measured_gain: measured.into(),
+            holds: measured.value >= value || measured.agrees_with(&expected),
+        })
+    };
+    tuned.iter().filter_map(promise).collect()
+}

@@ -1,0 +1,175 @@
+//! Which prompts are recorded: those that rules are chosen on, and those that `evaluate` measures with.
+
+use anyhow::{Result, bail};
+use draftsmith_data::{Prompt, Provenance, ResponseRow};
+use draftsmith_train::is_held_out;
+
+use crate::commands::build_data::{Source, read_sources};
+use crate::commands::evaluate::choose_prompts;
+use crate::commands::training::built_rows;
+use crate::console::Console;
+use crate::pair::Pair;
+use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::rollouts::{PromptSet, held_out_share};
+
+/// A prompt to be recorded.
+pub(super) enum SetPrompt {
+    /// A conversation, answered turn by turn.
+    Conversation(Prompt),
+    /// A prompt of the built data that nothing was trained on, earlier turns included.
+    HeldOut { id: String, prompt_ids: Vec<u32> },
+}
+
+/// Where the prompts of a set come from.
+pub(super) enum Sources {
+    /// Files, of each of which at most so many prompts are taken.
+    Files(Vec<Source>, Option<usize>),
+    /// The built data, of which at most so many prompts are taken.
+    HeldOut(Vec<ResponseRow>, Box<Provenance>, Option<usize>),
+}
+
+impl Sources {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or there is no built data.
+    pub(super) fn read(recipe: &Recipe, set: PromptSet) -> Result<Self> {
+        let (tune, evaluate) = recipe.need_tuning("record")?;
+        Ok(match (set, &tune.prompts) {
+            (PromptSet::Test, _) => {
+                Self::Files(read_sources(&evaluate.prompts)?, evaluate.num_prompts)
+            }
+            (PromptSet::Validation, Some(paths)) => {
+                Self::Files(read_sources(paths)?, tune.num_prompts)
+            }
+            (PromptSet::Validation, None) => {
+                let (rows, provenance) = built_rows(recipe)?;
+                Self::HeldOut(rows, Box::new(provenance), tune.num_prompts)
+            }
+        })
+    }
+
+    /// The prompts of the set, spread evenly over each file or the held-out ones.
+    ///
+    /// # Errors
+    /// If one does not fit the models' context, or the built data is of another tokenizer.
+    pub(super) fn choose(
+        self,
+        recipe: &Recipe,
+        pair: &Pair,
+        console: &Console,
+    ) -> Result<Vec<SetPrompt>> {
+        let (_, evaluate) = recipe.need_tuning("record")?;
+        match self {
+            Self::Files(sources, num_prompts) => {
+                let choice = EvaluateRecipe { num_prompts, ..evaluate.clone() };
+                let datasets = choose_prompts(&choice, sources, pair, console)?;
+                let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
+                prompts
+                    .map(|prompt| {
+                        let first = pair.encode(&prompt.messages(0, &[]))?;
+                        pair.check_fits(&prompt.id, &first)?;
+                        Ok(SetPrompt::Conversation(prompt))
+                    })
+                    .collect()
+            }
+            Self::HeldOut(rows, provenance, num_prompts) => {
+                check_provenance(recipe, &provenance, pair)?;
+                held_out(recipe, evaluate, rows, num_prompts, pair)
+            }
+        }
+    }
+}
+
+/// The first turns of the prompts that rules are chosen on, by row id.
+///
+/// # Errors
+/// As for recording them.
+pub(crate) fn validation_prompts(
+    recipe: &Recipe,
+    pair: &Pair,
+    console: &Console,
+) -> Result<Vec<(String, Vec<u32>)>> {
+    let chosen = Sources::read(recipe, PromptSet::Validation)?.choose(recipe, pair, console)?;
+    chosen
+        .into_iter()
+        .map(|prompt| {
+            Ok(match prompt {
+                SetPrompt::Conversation(prompt) => {
+                    let ids = pair.encode(&prompt.messages(0, &[]))?;
+                    (prompt.id, ids)
+                }
+                SetPrompt::HeldOut { id, prompt_ids } => (id, prompt_ids),
+            })
+        })
+        .collect()
+}
+
+/// Checks that the prompts of built data are what the models would read.
+fn check_provenance(recipe: &Recipe, provenance: &Provenance, pair: &Pair) -> Result<()> {
+    let template = pair.template.as_ref().map(|template| template.hash());
+    if provenance.tokenizer != pair.tokenizer.hash() || provenance.chat_template != template {
+        bail!(
+            "the prompts in `{}` were written for another tokenizer or chat template than those of \
+             `{}`: build the data again, or set `tune.prompts`",
+            recipe.data_dir().display(),
+            recipe.models.target.display()
+        );
+    }
+    Ok(())
+}
+
+/// The prompts that training held out.
+fn held_out(
+    recipe: &Recipe,
+    evaluate: &EvaluateRecipe,
+    rows: Vec<ResponseRow>,
+    num_prompts: Option<usize>,
+    pair: &Pair,
+) -> Result<Vec<SetPrompt>> {
+    let (num_rows, share) = (rows.len(), held_out_share(recipe));
+    let mut prompts: Vec<(String, Vec<u32>)> = rows
+        .into_iter()
+        .filter(|row| is_held_out(row, share))
+        .map(|row| (row.id, row.prompt_ids))
+        .collect();
+    if evaluate.skip_long_prompts {
+        prompts.retain(|(_, prompt_ids)| prompt_ids.len() < pair.context());
+    }
+    if prompts.is_empty() {
+        bail!(
+            "of {num_rows} prompts in `{}`, training held out none (`validation_share` is {share}): \
+             build more data, or set `tune.prompts`",
+            recipe.data_dir().display()
+        );
+    }
+    spread(prompts, num_prompts)
+        .into_iter()
+        .map(|(id, prompt_ids)| {
+            pair.check_fits(&id, &prompt_ids)?;
+            Ok(SetPrompt::HeldOut { id, prompt_ids })
+        })
+        .collect()
+}
+
+/// At most so many, spread evenly.
+fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
+    let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
+    let mut wanted = (0..num).map(|i| i * total / num).peekable();
+    let chosen = all.into_iter().enumerate().filter(|(i, _)| wanted.next_if_eq(i).is_some());
+    chosen.map(|(_, one)| one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_spread_from_the_first_on() {
+        let ten = || (0..10).collect::<Vec<_>>();
+        assert_eq!(spread(ten(), Some(3)), [0, 3, 6]);
+        assert_eq!(spread(ten(), Some(1)), [0]);
+        assert_eq!(spread(ten(), Some(11)), ten());
+        assert_eq!(spread(ten(), None), ten());
+    }
+}

@@ -1,0 +1,209 @@
+//! Replay is decoding: on real models, a rule replayed on the recorded test set spends what evaluation counted, count
+//! for count; and files that are not true of the recipe any more are told.
+
+use std::path::{Path, PathBuf};
+
+use draftsmith_theory::{Bounds, Counts, StopRuleConfig};
+
+use super::*;
+use crate::commands::{build_data, evaluate, train_adapter, train_head};
+use crate::results::{ALL_CATEGORIES, ResultRow, StopRuleName};
+use crate::rollouts::read_recordings;
+
+/// The most candidates of any rule, and the length that is recorded.
+const MOST: usize = 8;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A recipe whose every output goes into `dir`: an absolute name replaces what it is joined to.
+fn recipe(dir: &Path) -> Recipe {
+    let model = |name: &str| root().join("checkpoints/tiny").join(name);
+    let prompts = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl"))
+        .expect("the embedded prompts are there");
+    let lines: Vec<&str> = prompts.lines().take(40).collect();
+    std::fs::write(dir.join("train.jsonl"), lines.join("\n")).expect("written");
+    let conversation = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
+    let test = format!("{}\n{}\n{conversation}\n", lines[0], lines[7]);
+    std::fs::write(dir.join("test.jsonl"), test).expect("written");
+    let text = format!(
+        "[models]\ntarget = '{}'\ndraft = '{}'\n\
+         [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n\
+         [head]\nnum_layers = 1\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_share = 0.3\n\
+         [adapter]\nexit_layer = [2, 5]\nnum_epochs = 1\nlearning_rate = 3e-3\nvalidation_share = 0.2\n\
+         [tune]\nnum_prompts = 2\nmax_length = {MOST}\n\
+         [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 40\n\
+         candidate_lengths = [1, 3, 8]\ninitial_lengths = [2, 5]\n\
+         stop_thresholds = [0.3, 0.6]\nstop_thresholds_without_lag = [0.3, 0.6]\n\
+         draft_confidence_thresholds = [0.5, 0.8]\ncandidate_prob_thresholds = [0.4]\n\
+         joint_confidence_thresholds = [0.3]\nentropy_thresholds = [0.3]\n\
+         max_candidate_length = {MOST}\nself_draft_lengths = [2, 8]\n\
+         confidence_thresholds = [0.3, 0.6]\nmax_self_draft_length = {MOST}\n",
+        model("target").display(),
+        model("draft").display(),
+        train = dir.join("train.jsonl").display(),
+        test = dir.join("test.jsonl").display(),
+    );
+    let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
+    recipe.name = dir.join("out").display().to_string();
+    recipe
+}
+
+/// The rule of a row of results.
+fn rule(row: &ResultRow) -> StopRuleConfig {
+    let bounds = Bounds { min: 1, max: MOST };
+    let number = row.setting.expect("a rule has a number");
+    let rejection = |without_lag| StopRuleConfig::RejectionThreshold {
+        stop_threshold: number,
+        without_lag,
+        bounds,
+    };
+    let confidence_threshold = number;
+    match row.stop_rule {
+        StopRuleName::FixedLength => {
+            StopRuleConfig::FixedLength { candidate_length: number as usize }
+        }
+        StopRuleName::Heuristic => {
+            StopRuleConfig::Heuristic { initial_length: number as usize, bounds }
+        }
+        StopRuleName::RejectionThreshold => rejection(false),
+        StopRuleName::RejectionThresholdWithoutLag => rejection(true),
+        StopRuleName::ConfidenceThreshold => {
+            StopRuleConfig::ConfidenceThreshold { confidence_threshold, before_draw: false, bounds }
+        }
+        StopRuleName::CandidateProbThreshold => {
+            StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds }
+        }
+        StopRuleName::JointConfidence => {
+            StopRuleConfig::JointConfidence { confidence_threshold, bounds }
+        }
+        StopRuleName::EntropyThreshold => StopRuleConfig::EntropyThreshold {
+            entropy_threshold: number,
+            entropy_scale: 0.15,
+            check_interval: 1,
+            bounds,
+        },
+        other => panic!("{other:?} is not evaluated"),
+    }
+}
+
+fn counts(row: &ResultRow) -> Counts {
+    Counts {
+        num_tokens: row.num_tokens,
+        num_target_forwards: row.num_target_forwards,
+        num_draft_forwards: row.num_draft_forwards,
+        num_drafted: row.num_drafted,
+        num_accepted: row.num_accepted,
+        num_discarded: row.num_discarded,
+    }
+}
+
+#[test]
+fn replay_counts_what_evaluation_counts() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let recipe = recipe(dir.path());
+    let (device, console) = (Device::flex(), Console::silent());
+    build_data::run(&recipe, &device, &console).expect("data");
+    train_head::run(&recipe, &device, &console).expect("a head");
+    train_adapter::run(&recipe, &device, &console).expect("adapters");
+    let files = run(&recipe, &device, &console).expect("rollouts");
+    assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
+    assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
+
+    let rows = evaluate::run(&recipe, &device, &console).expect("results").rows;
+    let mut num_compared = 0;
+    for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
+        if row.decoding != DecodingName::Greedy || row.drafter == DrafterName::None {
+            continue;
+        }
+        let test = read_recordings(&recipe, row.drafter, PromptSet::Test, DecodingName::Greedy)
+            .expect("recorded");
+        assert_eq!(test.ids.len(), 4, "two prompts and two turns");
+        assert_eq!(test.recordings.has_head, row.drafter == DrafterName::Draft);
+        let replayed: Counts =
+            test.recordings.replay(&rule(row)).expect("replays").into_iter().sum();
+        assert_eq!(replayed, counts(row), "{:?} {:?}", row.drafter, rule(row));
+        num_compared += 1;
+    }
+    assert_eq!(num_compared, (3 + 2 + 4 + 2 + 3) + 2 * (2 + 2 + 2 + 3));
+
+    for file in &files {
+        let set = read_recordings(&recipe, file.drafter, file.set, file.decoding).expect("reads");
+        let summary = set.summary();
+        // An adapter of one epoch need not agree with the target anywhere.
+        let least = if file.drafter == DrafterName::Draft { 0.5 } else { 0.0 };
+        assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
+        if file.set == PromptSet::Validation {
+            assert_eq!(set.ids.len(), 2);
+            // Held out by the head and by the adapters.
+            let is_held_out = |id: &String| draftsmith_theory::in_validation(id, 0.2);
+            assert!(set.ids.iter().all(is_held_out), "{:?}", set.ids);
+        }
+    }
+    what_is_no_longer_true_is_told(recipe, &files);
+}
+
+/// Reads rollouts after something they depend on has changed.
+fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
+    let read = |recipe: &Recipe, drafter| {
+        read_recordings(recipe, drafter, PromptSet::Validation, DecodingName::Sampled)
+    };
+    let refused = |recipe: &Recipe, drafter, expected: &[&str]| {
+        let error = read(recipe, drafter).expect_err("refused").to_string();
+        for part in expected {
+            assert!(error.contains(part), "`{part}` is not in: {error}");
+        }
+    };
+    let (draft, early) = (DrafterName::Draft, DrafterName::SelfDraft { exit_layer: 2 });
+    let again = "run `draftsmith record` with this recipe again";
+    let changed = |change: fn(&mut Recipe)| {
+        let mut recipe = recipe.clone();
+        change(&mut recipe);
+        recipe
+    };
+    refused(
+        &changed(|r| r.seed = 7),
+        draft,
+        &["-validation-sampled", "`seed` = 0", "7 now", again],
+    );
+    let longer = changed(|r| r.tune.as_mut().expect("a section").max_length = 9);
+    refused(&longer, draft, &["`max_length` = 8", again]);
+    let fewer = changed(|r| r.tune.as_mut().expect("a section").num_prompts = Some(1));
+    refused(&fewer, draft, &["`limit` = 2", again]);
+    let share = changed(|r| r.adapter.as_mut().expect("a section").validation_share = 0.1);
+    refused(&share, draft, &["`prompts` = ", again]);
+    let cooler = changed(|r| r.evaluate.as_mut().expect("a section").temperature = 0.5);
+    refused(&cooler, draft, &["`temperature` = 1.0", again]);
+    let greedy = |recipe: &Recipe| {
+        read_recordings(recipe, draft, PromptSet::Validation, DecodingName::Greedy)
+    };
+    greedy(&cooler).expect("greedy decoding has no temperature");
+    refused(&recipe, DrafterName::SelfDraft { exit_layer: 3 }, &["no drafter `self_draft_3`"]);
+    refused(&changed(|r| r.tune = None), draft, &["`[tune]`"]);
+
+    // What is written beside the weights changes no rollout; other weights do.
+    let head = recipe.head_dir();
+    let config = std::fs::read_to_string(head.join("config.json")).expect("a config");
+    let tuned = config.replacen('{', "{\"tuned\": {\"greedy\": null},", 1);
+    std::fs::write(head.join("config.json"), tuned).expect("written");
+    read(&recipe, draft).expect("reads");
+    let weights = head.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("weights");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    std::fs::write(&weights, &bytes).expect("written");
+    refused(&recipe, draft, &["`head` = ", again]);
+    read(&recipe, early).expect("an adapter has no head");
+
+    // Files that are cut short, and that are not there.
+    let file = files.iter().find(|file| {
+        (file.drafter, file.set, file.decoding)
+            == (early, PromptSet::Validation, DecodingName::Sampled)
+    });
+    let path = &file.expect("recorded").path;
+    let whole = std::fs::read(path).expect("rollouts");
+    std::fs::write(path, &whole[..whole.len() / 2]).expect("written");
+    refused(&recipe, early, &["not a whole Parquet file", again]);
+    std::fs::remove_file(path).expect("removed");
+    refused(&recipe, early, &["no rollouts", "run `draftsmith record` with this recipe first"]);
+}

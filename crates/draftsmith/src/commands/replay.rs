@@ -1,0 +1,192 @@
+//! `replay`: what every rule would have done on the test prompts, from their rollouts alone, and how much of what a
+//! perfect head could gain the trained one gains.
+//!
+//! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as `tune` measured them)
+//! and for the paper's.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_theory::{Recordings, bootstrap};
+
+use crate::commands::tune::{CostsEntry, LEVEL, NUM_RESAMPLES};
+use crate::console::Console;
+use crate::costs::Costs;
+use crate::recipe::{Recipe, write_text};
+use crate::results::{
+    CostSource, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
+};
+use crate::rollouts::{PromptSet, read_recordings};
+use crate::sweep::{Choice, Spent, best_of_each};
+use crate::table::render_replay_table;
+use crate::trained::adapter_dirs;
+
+/// Runs the stage.
+pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>> {
+    let (_, evaluate) = recipe.need_tuning("replay")?;
+    let dir = recipe.tuning_dir();
+    let measured = read_costs(&dir.join("costs.json"))?;
+    if measured.is_empty() {
+        console.note(
+            "replay: this machine's costs are not known, so only the paper's are used; \
+             hint: run `draftsmith tune` with this recipe first",
+        );
+    }
+    let mut groups = Vec::new();
+    for drafter in drafters(recipe, adapter_dirs(recipe, evaluate))? {
+        for decoding in &evaluate.decodings {
+            let validation =
+                read_recordings(recipe, drafter, PromptSet::Validation, *decoding)?.recordings;
+            let test = read_recordings(recipe, drafter, PromptSet::Test, *decoding)?.recordings;
+            let machine = measured
+                .iter()
+                .find(|entry| (entry.drafter, entry.decoding) == (drafter, *decoding))
+                .map(|entry| (CostSource::Machine, entry.measured.costs));
+            for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::PAPER)]) {
+                let sets = Sets { validation: &validation, test: &test, costs, seed: recipe.seed };
+                groups.push(sets.group(drafter, *decoding, source)?);
+            }
+        }
+    }
+    let text = serde_json::to_string_pretty(&groups).context("results are plain numbers")?;
+    write_text(&dir.join("replay.json"), &(text + "\n"))?;
+    console.text(render_replay_table(&groups, console.width(), console.colour()))?;
+    console.document(&groups)?;
+    Ok(groups)
+}
+
+/// What an earlier replay of the recipe found; nothing where there was none.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn read_replays(recipe: &Recipe) -> Result<Vec<ReplayGroup>> {
+    read_list(&recipe.tuning_dir().join("replay.json"), "replay")
+}
+
+fn read_costs(path: &Path) -> Result<Vec<CostsEntry>> {
+    read_list(path, "tune")
+}
+
+fn read_list<T: serde::de::DeserializeOwned>(path: &Path, command: &str) -> Result<Vec<T>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
+        }
+    };
+    serde_json::from_str(&text).with_context(|| {
+        format!(
+            "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
+            path.display()
+        )
+    })
+}
+
+/// The recipe's drafters, by what it names, without loading a model.
+fn drafters(recipe: &Recipe, adapter_dirs: Vec<PathBuf>) -> Result<Vec<DrafterName>> {
+    let mut drafters: Vec<DrafterName> =
+        recipe.models.draft.iter().map(|_| DrafterName::Draft).collect();
+    for dir in adapter_dirs {
+        let path = dir.join("config.json");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read the adapter's `{}`", path.display()))?;
+        let config: serde_json::Value = serde_json::from_str(&text)
+            .with_context(|| format!("`{}` is not JSON", path.display()))?;
+        let exit_layer = config["exit_layer"]
+            .as_u64()
+            .with_context(|| format!("`{}` has no `exit_layer`", path.display()))?;
+        drafters.push(DrafterName::SelfDraft { exit_layer: exit_layer as usize });
+    }
+    drafters.sort();
+    Ok(drafters)
+}
+
+/// What rules are chosen on, and judged on.
+struct Sets<'a> {
+    validation: &'a Recordings,
+    test: &'a Recordings,
+    costs: Costs,
+    seed: u64,
+}
+
+impl Sets<'_> {
+    fn group(
+        &self,
+        drafter: DrafterName,
+        decoding: DecodingName,
+        cost_source: CostSource,
+    ) -> Result<ReplayGroup> {
+        let choices = best_of_each(self.validation, &self.costs)?;
+        let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
+        let fixed = self.spent(self.test, fixed.context("fixed lengths are among the rules")?)?;
+        let plain = Spent::new(&self.test.plain(), &self.costs.model);
+        let perfect = self.validation.has_head.then(|| {
+            let validation = self.validation.with_perfect_head();
+            let choices = best_of_each(&validation, &self.costs)?;
+            anyhow::Ok((self.test.with_perfect_head(), choices))
+        });
+        let perfect = perfect.transpose()?;
+        let rows = choices
+            .iter()
+            .map(|choice| {
+                let own = self.spent(self.test, choice)?;
+                let gain = |some: &[usize]| over(&fixed, &own, some);
+                let ceiling = match &perfect {
+                    Some((test, choices)) if choice.config.needs().acceptance_prob => {
+                        let best = choices.iter().find(|perfect| perfect.name == choice.name);
+                        Some(self.spent(test, best.context("every rule is tried")?)?)
+                    }
+                    _ => None,
+                };
+                let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&fixed, spent, some));
+                let counts = self.test.replay(&choice.config)?.into_iter();
+                let counts: draftsmith_theory::Counts = counts.sum();
+                let ceiling = most.map(|most| self.estimate(&most));
+                // A share of nothing, or of what may be nothing, says nothing.
+                let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
+                Ok(ReplayRow {
+                    stop_rule: choice.name,
+                    config: choice.config.clone(),
+                    speedup: self.estimate(&|some| plain.per_token(some) / own.per_token(some)),
+                    gain: self.estimate(&gain),
+                    verification_rate: counts.verification_rate(),
+                    discard_rate: counts.discard_rate(),
+                    ceiling,
+                    share_of_ceiling: most
+                        .filter(|_| is_gain)
+                        .map(|most| self.estimate(&|some| gain(some) / most(some))),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let oracle = (decoding == DecodingName::Greedy).then(|| {
+            let oracle = Spent::new(&self.test.replay_oracle(), &self.costs.model);
+            self.estimate(&|some| over(&fixed, &oracle, some))
+        });
+        Ok(ReplayGroup {
+            drafter,
+            decoding,
+            cost_source,
+            costs: self.costs.model,
+            num_validation_prompts: self.validation.responses.len(),
+            num_test_prompts: self.test.responses.len(),
+            num_test_tokens: self.test.num_tokens(),
+            rows,
+            oracle,
+        })
+    }
+
+    fn spent(&self, recordings: &Recordings, choice: &Choice) -> Result<Spent> {
+        let counts = recordings.replay(&choice.config)?;
+        Ok(Spent::new(&counts, &self.costs.of_rule(&choice.config)))
+    }
+
+    fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
+        bootstrap(self.test.responses.len(), NUM_RESAMPLES, self.seed, LEVEL, statistic).into()
+    }
+}
+
+/// How much faster one is than the other over some responses, minus 1.
+fn over(slow: &Spent, fast: &Spent, some: &[usize]) -> f64 {
+    slow.per_token(some) / fast.per_token(some) - 1.0
+}

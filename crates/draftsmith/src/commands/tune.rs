@@ -1,0 +1,225 @@
+//! `tune`: what costs what here, which drafter's rule is best for that, and what gain to expect.
+//!
+//! Costs are measured with the models at hand; rules are replayed over the rollouts of validation prompts. The best
+//! rule goes into the config of the head or adapter it serves, with the gain it promises over the best fixed length;
+//! `evaluate` and `check` say whether the promise holds.
+
+mod runtimes;
+mod show;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use draftsmith_theory::{Counts, Decoding, Interval, bootstrap};
+use serde::{Deserialize, Serialize};
+
+use self::runtimes::RuntimeSetting;
+use crate::commands::record::validation_prompts;
+use crate::console::Console;
+use crate::costs::{self, Costs};
+use crate::decoders::Decoders;
+use crate::device::on_pool;
+use crate::pair::Pair;
+use crate::recipe::{Recipe, write_text};
+use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
+use crate::rollouts::{PromptSet, RecordedSet, read_recordings};
+use crate::sweep::{Choice, Spent, best_of_each, cheapest};
+use crate::trained::Trained;
+use crate::tuned::{Tuned, TunedRule};
+
+/// Resamples of a bootstrap interval.
+pub(crate) const NUM_RESAMPLES: usize = 2000;
+/// The level of the intervals shown.
+pub(crate) const LEVEL: f64 = 0.95;
+/// The level of the interval of the acceptance rate, which `check` holds a server to: wide, so that it is left by a
+/// fault and not by luck.
+const PROMISE_LEVEL: f64 = 0.9999;
+/// Resamples for that: ten beyond its ends.
+const PROMISE_RESAMPLES: usize = 100_000;
+/// Prompts that costs are measured on.
+const NUM_COST_PROMPTS: usize = 4;
+
+/// What was found for one drafter and decoding.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tuning {
+    pub(crate) drafter: DrafterName,
+    pub(crate) decoding: DecodingName,
+    #[serde(flatten)]
+    pub(crate) costs: MeasuredCosts,
+    pub(crate) num_prompts: usize,
+    pub(crate) num_tokens: usize,
+    /// Modelled speed over the target alone of each rule's best setting, and gain over the best fixed length.
+    pub(crate) rules: Vec<RuleGain>,
+    /// The rule that was written into the export.
+    pub(crate) chosen: StopRuleName,
+    pub(crate) runtimes: Vec<RuntimeSetting>,
+    /// The export whose config was written, if there is one.
+    pub(crate) export: Option<PathBuf>,
+}
+
+/// One rule at its best setting.
+#[derive(Debug, Serialize)]
+pub(crate) struct RuleGain {
+    pub(crate) stop_rule: StopRuleName,
+    pub(crate) config: draftsmith_theory::StopRuleConfig,
+    pub(crate) speedup: f64,
+    pub(crate) gain: Estimate,
+}
+
+/// Costs that were measured for a drafter and decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MeasuredCosts {
+    pub(crate) costs: Costs,
+    /// Half the 95 % interval of the worst known cost, relative.
+    pub(crate) uncertainty: f64,
+    pub(crate) num_passes: usize,
+}
+
+/// An entry of `costs.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CostsEntry {
+    pub(crate) drafter: DrafterName,
+    pub(crate) decoding: DecodingName,
+    #[serde(flatten)]
+    pub(crate) measured: MeasuredCosts,
+}
+
+/// Runs the stage.
+pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
+    on_pool(|| tune(recipe, device, console))
+}
+
+fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
+    let (_, evaluate) = recipe.need_tuning("tune")?;
+    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+    let trained = Trained::read(recipe, evaluate, &pair, device)?;
+    let mut decoders = Decoders::new(&pair, &trained, evaluate.max_new_tokens);
+    let prompts = validation_prompts(recipe, &pair, console)?;
+    let prompts: Vec<Vec<u32>> = spread(&prompts, NUM_COST_PROMPTS);
+    let mut tunings = Vec::new();
+    let mut promises: Vec<(PathBuf, Tuned)> = Vec::new();
+    for drafter in decoders.drafters() {
+        let export = trained.export_of(drafter);
+        let mut tuned = Tuned::default();
+        for name in &evaluate.decodings {
+            let decoding = evaluate.decoding(*name);
+            let set = read_recordings(recipe, drafter, PromptSet::Validation, *name)?;
+            console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+            let measured = costs::measure(&mut decoders, drafter, &decoding, &prompts, console)?;
+            let (tuning, rule) = choose(recipe, &set, drafter, decoding, measured, export.clone())?;
+            match name {
+                DecodingName::Greedy => tuned.greedy = Some(rule),
+                DecodingName::Sampled => tuned.sampled = Some(rule),
+            }
+            console.text(show::tuning(&tuning, console.width()))?;
+            tunings.push(tuning);
+        }
+        promises.extend(export.map(|dir| (dir, tuned)));
+    }
+    // Written together, when all is known: a run that was stopped leaves exports as they were.
+    for (dir, tuned) in &promises {
+        tuned.write(dir)?;
+    }
+    let entries: Vec<CostsEntry> = tunings
+        .iter()
+        .map(|tuning| CostsEntry {
+            drafter: tuning.drafter,
+            decoding: tuning.decoding,
+            measured: tuning.costs,
+        })
+        .collect();
+    let dir = recipe.tuning_dir();
+    let costs = serde_json::to_string_pretty(&entries).context("costs are plain numbers")?;
+    write_text(&dir.join("costs.json"), &(costs + "\n"))?;
+    recipe.write_beside(&dir)?;
+    console.document(&tunings)?;
+    Ok(tunings)
+}
+
+/// At most so many prompts, spread evenly.
+fn spread(prompts: &[(String, Vec<u32>)], most: usize) -> Vec<Vec<u32>> {
+    let count = most.min(prompts.len());
+    (0..count).map(|index| prompts[index * prompts.len() / count].1.clone()).collect()
+}
+
+/// The best rule for the costs, and what it promises.
+fn choose(
+    recipe: &Recipe,
+    set: &RecordedSet,
+    drafter: DrafterName,
+    decoding: Decoding,
+    measured: costs::Measurement,
+    export: Option<PathBuf>,
+) -> Result<(Tuning, TunedRule)> {
+    let (recordings, costs) = (&set.recordings, measured.costs);
+    let choices = best_of_each(recordings, &costs)?;
+    let is_fixed = |choice: &&Choice| choice.name == StopRuleName::FixedLength;
+    let fixed = choices.iter().find(is_fixed).context("fixed lengths are among the rules")?;
+    let best = cheapest(&choices)?;
+    let spent = |choice: &Choice| -> Result<Spent> {
+        Ok(Spent::new(&recordings.replay(&choice.config)?, &costs.of_rule(&choice.config)))
+    };
+    let fixed_spent = spent(fixed)?;
+    let plain = costs.model.seconds_per_token(&recordings.plain());
+    let num_prompts = recordings.responses.len();
+    let interval = |num_resamples, level, statistic: &dyn Fn(&[usize]) -> f64| {
+        bootstrap(num_prompts, num_resamples, recipe.seed, level, statistic)
+    };
+    let rules = choices
+        .iter()
+        .map(|choice| {
+            let own = spent(choice)?;
+            let gain = |some: &[usize]| fixed_spent.per_token(some) / own.per_token(some) - 1.0;
+            Ok(RuleGain {
+                stop_rule: choice.name,
+                config: choice.config.clone(),
+                speedup: plain / choice.seconds_per_token,
+                gain: interval(NUM_RESAMPLES, LEVEL, &gain).into(),
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let best_counts = recordings.replay(&best.config)?;
+    let acceptance = |some: &[usize]| {
+        some.iter().map(|index| best_counts[*index]).sum::<Counts>().acceptance_rate()
+    };
+    let expected = rules.iter().find(|rule| rule.stop_rule == best.name).map(|rule| rule.gain);
+    let (temperature, top_p) = match decoding {
+        Decoding::Greedy => (0.0, 1.0),
+        Decoding::Sampled(sampling) => (sampling.temperature, sampling.top_p),
+    };
+    let rule = TunedRule {
+        drafter,
+        config: best.config.clone(),
+        temperature,
+        top_p,
+        expected_gain: expected.context("the best rule is one of the rules")?,
+        expected_acceptance_rate: interval(PROMISE_RESAMPLES, PROMISE_LEVEL, &acceptance).into(),
+        best_fixed_length: fixed.config.parameter() as usize,
+        costs: costs.of_rule(&best.config),
+        num_prompts,
+    };
+    let tuning = Tuning {
+        drafter,
+        decoding: DecodingName::of(&decoding),
+        costs: MeasuredCosts {
+            costs,
+            uncertainty: measured.uncertainty,
+            num_passes: measured.num_passes,
+        },
+        num_prompts,
+        num_tokens: recordings.num_tokens(),
+        rules,
+        chosen: best.name,
+        runtimes: runtimes::best_settings(recordings, drafter, decoding, &costs, fixed)?,
+        export,
+    };
+    Ok((tuning, rule))
+}
+
+impl From<Interval> for Estimate {
+    fn from(interval: Interval) -> Self {
+        let Interval { value, low, high } = interval;
+        Self { value, low, high }
+    }
+}

@@ -1,0 +1,91 @@
+//! What was tuned, as text.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+use super::Tuning;
+use crate::results::{DrafterName, Estimate};
+
+/// One drafter's table, with the setting that was chosen and those for other runtimes.
+pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
+    let costs = tuning.costs.costs;
+    let micro = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
+    let mut text = format!(
+        "{}, {}: {} prompts, {} tokens\n",
+        match tuning.drafter {
+            DrafterName::None => "target alone".to_owned(),
+            drafter => drafter.text(),
+        },
+        tuning.decoding.text(),
+        tuning.num_prompts,
+        tuning.num_tokens,
+    );
+    text += &format!(
+        "a draft forward {}, a target forward {} and {} a row; head {}, confidence {}, entropy {} more\n\
+         (known to {:.1} % after {} passes)\n",
+        micro(costs.model.draft_seconds),
+        micro(costs.model.target_seconds),
+        micro(costs.model.row_seconds),
+        micro(costs.head_seconds),
+        micro(costs.confidence_seconds),
+        micro(costs.entropy_seconds),
+        tuning.costs.uncertainty * 100.0,
+        tuning.costs.num_passes,
+    );
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    if let Some(width) = width {
+        table.set_width(width.try_into().unwrap_or(u16::MAX));
+    }
+    table.force_no_tty();
+    table.set_header(["rule", "setting", "speed-up", "over best K", "95 %", ""]);
+    for rule in &tuning.rules {
+        let mark = if rule.stop_rule == tuning.chosen { "chosen" } else { "" };
+        table.add_row([
+            rule.stop_rule.symbol().unwrap_or_default().to_owned(),
+            format!("{:.3}", rule.config.parameter())
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .into(),
+            format!("{:.3}x", rule.speedup),
+            percent(rule.gain.value),
+            interval(&rule.gain),
+            mark.to_owned(),
+        ]);
+    }
+    for column in 1..5 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    text += &format!("{}\n", trimmed(&table.to_string()));
+    if !tuning.runtimes.is_empty() {
+        text += "\nwithout a head, over best K:\n";
+        for setting in &tuning.runtimes {
+            text += &format!(
+                "  {:>7}  {:<12}  {}\n",
+                percent(setting.gain),
+                setting.runtime,
+                setting.setting
+            );
+        }
+    }
+    match &tuning.export {
+        Some(dir) => {
+            text += &format!("\nwritten to {}\n\n", dir.join("config.json").display());
+        }
+        None => text += "\nno head or adapter to write it to\n\n",
+    }
+    text
+}
+
+fn trimmed(table: &str) -> String {
+    table.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+fn percent(share: f64) -> String {
+    format!("{:+.1} %", share * 100.0)
+}
+
+fn interval(estimate: &Estimate) -> String {
+    format!("{} to {}", percent(estimate.low), percent(estimate.high))
+}

@@ -1,0 +1,239 @@
+//! What replay found: for each drafter and way of decoding a picture of gains over the best fixed length, and a table,
+//! under each set of costs.
+
+use minijinja::{Value, context};
+
+use super::axis::{Axis, tenth};
+use super::bars::{MARK, label_width};
+use super::key::Look;
+use super::{FRAMES, Frame, counted, gain, number, on_a_page, percent, sentence_case, times};
+use crate::results::{DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName};
+
+const TOP: f64 = 10.0;
+/// For the oracle's name.
+const ORACLE: f64 = 20.0;
+const BOTTOM: f64 = 42.0;
+const ROW: f64 = 26.0;
+const BAR: f64 = 11.0;
+const CEILING: f64 = 19.0;
+/// Half the height of a whisker's ends.
+const CAP: f64 = 4.0;
+/// For the column of numbers.
+const RIGHT: f64 = 62.0;
+/// A section a drafter and way of decoding, in the order they first came.
+pub(super) fn sections(replays: &[ReplayGroup]) -> Vec<Value> {
+    let mut kinds: Vec<(DrafterName, DecodingName)> = Vec::new();
+    for replay in replays {
+        let kind = (replay.drafter, replay.decoding);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let section = |(index, (drafter, decoding)): (usize, &(DrafterName, DecodingName))| {
+        let name = format!("{}, {}", drafter.text(), decoding.text());
+        let of_kind = replays
+            .iter()
+            .filter(|replay| (replay.drafter, replay.decoding) == (*drafter, *decoding));
+        let views = of_kind.enumerate().map(|(place, replay)| {
+            view(replay, &name, &format!("replay-{}-{}", index + 1, place + 1))
+        });
+        context! { title => sentence_case(&name), groups => views.collect::<Vec<_>>() }
+    };
+    kinds.iter().enumerate().map(section).collect()
+}
+
+fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
+    let best = best(replay);
+    let milliseconds = |seconds: f64| number(1e3 * seconds, 2);
+    let rows = replay.rows.iter().map(|row| {
+        let is_fixed = row.stop_rule == StopRuleName::FixedLength;
+        context! {
+            rule => sentence_case(row.stop_rule.text()),
+            setting => label(row),
+            best => best == Some(row),
+            speedup => times(Some(row.speedup.value)),
+            speedups => range(row.speedup, |speedup| number(speedup, 2)),
+            gain => (!is_fixed).then(|| estimated_gain(row.gain)),
+            verification_rate => number(row.verification_rate, 3),
+            discard_rate => number(row.discard_rate, 3),
+            ceiling => row.ceiling.map(estimated_gain),
+            share => row.share_of_ceiling.map(|share| context! {
+                value => percent(share.value),
+                range => range(share, |share| number(100.0 * share, 0)),
+            }),
+        }
+    });
+    let charts = FRAMES.iter().filter_map(|frame| picture(replay, name, *frame));
+    context! {
+        id,
+        name => format!("{name}, {}", replay.cost_source.text()),
+        costs => sentence_case(replay.cost_source.text()),
+        draft => milliseconds(replay.costs.draft_seconds),
+        target => milliseconds(replay.costs.target_seconds),
+        row => (replay.costs.row_seconds > 0.0).then(|| milliseconds(replay.costs.row_seconds)),
+        prompts => format!(
+            "chosen on {}, judged on {} with {}",
+            counted(replay.num_validation_prompts, "validation prompt"),
+            counted(replay.num_test_prompts, "test prompt"),
+            counted(replay.num_test_tokens, "token"),
+        ),
+        fixed => fixed(replay).map(label),
+        best => best.map(|row| context! {
+            setting => label(row),
+            gain => estimated_gain(row.gain),
+        }),
+        oracle => replay.oracle.map(estimated_gain),
+        has_ceiling => replay.rows.iter().any(|row| row.ceiling.is_some()),
+        charts => charts.collect::<Vec<_>>(),
+        rows => rows.collect::<Vec<_>>(),
+    }
+}
+
+/// What a row is called on the page.
+fn label(row: &ReplayRow) -> String {
+    on_a_page(&row.stop_rule.label(Some(row.config.parameter())))
+}
+
+fn fixed(replay: &ReplayGroup) -> Option<&ReplayRow> {
+    replay.rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength)
+}
+
+/// The rules that are compared with the best fixed length.
+fn adaptive(replay: &ReplayGroup) -> impl Iterator<Item = &ReplayRow> {
+    replay
+        .rows
+        .iter()
+        .filter(|row| row.stop_rule != StopRuleName::FixedLength && row.gain.value.is_finite())
+}
+
+/// The rule that gains most.
+fn best(replay: &ReplayGroup) -> Option<&ReplayRow> {
+    adaptive(replay).reduce(|best, row| if row.gain.value > best.gain.value { row } else { best })
+}
+
+/// A gain with its interval, and whether the interval lies on one side of 0.
+fn estimated_gain(estimate: Estimate) -> Value {
+    context! {
+        value => gain(1.0 + estimate.value),
+        range => range(estimate, signed),
+        faster => estimate.low > 0.0,
+        slower => estimate.high < 0.0,
+    }
+}
+
+/// `+4.1`, in percent.
+fn signed(share: f64) -> String {
+    let text = number(100.0 * share, 1);
+    if text.starts_with('\u{2212}') || !share.is_finite() { text } else { format!("+{text}") }
+}
+
+/// `+2.9 to +5.3`; an en dash of what has no ends.
+fn range(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
+    if estimate.low.is_finite() && estimate.high.is_finite() {
+        format!("{} to {}", text(estimate.low), text(estimate.high))
+    } else {
+        number(f64::NAN, 0)
+    }
+}
+
+/// The picture's geometry; None where nothing is compared with a fixed length.
+fn picture(replay: &ReplayGroup, name: &str, frame: Frame) -> Option<Value> {
+    let rows: Vec<&ReplayRow> = adaptive(replay).collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let all = rows.iter().flat_map(|row| {
+        let ceiling = row.ceiling.map_or(0.0, |ceiling| ceiling.value);
+        [row.gain.value, row.gain.low, row.gain.high, ceiling]
+    });
+    let all: Vec<f64> = all.filter(|gain| gain.is_finite()).map(|gain| 100.0 * gain).collect();
+    let lowest = all.iter().copied().fold(0.0, f64::min);
+    let highest = all.iter().copied().fold(0.0, f64::max);
+    let oracle = replay.oracle.map(|oracle| 100.0 * oracle.value).filter(|gain| gain.is_finite());
+    let left = label_width(rows.iter().map(|row| label(row)));
+    let right = frame.width - RIGHT;
+    // The less room there is, the less of it goes to an oracle beyond everything else.
+    let near = oracle.filter(|gain| *gain <= (1.0 + (right - left) / 250.0) * highest);
+
+    let num_ticks = ((right - left) / 70.0).max(3.0) as usize;
+    let x = Axis::new((lowest, near.unwrap_or(0.0).max(highest)), num_ticks, left, right);
+    let zero = x.place(0.0);
+    let top = if oracle.is_some() { TOP + ORACLE } else { TOP };
+    let best = best(replay);
+    let bars = rows.iter().enumerate().map(|(index, row)| {
+        let look = Look::alone(replay.drafter, row.stop_rule);
+        let middle = top + ROW * (index as f64 + 0.5);
+        let place = |gain: f64| x.place(100.0 * if gain.is_finite() { gain } else { 0.0 });
+        let span = |gain: f64| {
+            let end = place(gain);
+            context! { x => tenth(end.min(zero)), width => tenth((end - zero).abs()) }
+        };
+        context! {
+            class => look.class(),
+            best => best == Some(*row),
+            label => label(row),
+            title => title(row),
+            mark => look.path((8.0, tenth(middle)), 4.5),
+            text_y => tenth(middle + 4.2),
+            top => tenth(middle - BAR / 2.0),
+            span => span(row.gain.value),
+            ceiling => row.ceiling.filter(|ceiling| ceiling.value.is_finite())
+                .map(|ceiling| span(ceiling.value)),
+            ceiling_top => tenth(middle - CEILING / 2.0),
+            middle => tenth(middle),
+            cap_top => tenth(middle - CAP),
+            cap_bottom => tenth(middle + CAP),
+            low => place(row.gain.low),
+            high => place(row.gain.high),
+            value => gain(1.0 + row.gain.value),
+        }
+    });
+    let bottom = top + ROW * rows.len() as f64;
+    Some(context! {
+        frame => frame.name,
+        width => frame.width,
+        height => bottom + BOTTOM,
+        left => tenth(left),
+        right,
+        top,
+        bottom,
+        bar_height => BAR,
+        ceiling_height => CEILING,
+        label_x => MARK,
+        value_x => frame.width - 2.0,
+        zero,
+        ticks => x.ticks().into_iter()
+            .map(|(value, text)| context! {
+                at => x.place(value),
+                text => text.replace('-', "\u{2212}") + "\u{a0}%",
+            })
+            .collect::<Vec<_>>(),
+        oracle => oracle.map(|gain_in_percent| context! {
+            at => near.map(|near| x.place(near)),
+            text => gain(1.0 + gain_in_percent / 100.0),
+        }),
+        bars => bars.collect::<Vec<_>>(),
+        description => description(replay, name),
+    })
+}
+
+fn title(row: &ReplayRow) -> String {
+    let mut text =
+        format!("{}: {} ({})", label(row), gain(1.0 + row.gain.value), range(row.gain, signed));
+    if let Some(ceiling) = row.ceiling {
+        text += &format!(", ceiling {}", gain(1.0 + ceiling.value));
+    }
+    text
+}
+
+fn description(replay: &ReplayGroup, name: &str) -> String {
+    let fixed = fixed(replay).map_or_else(|| "the best fixed length".into(), label);
+    let mut text = format!("Modelled gain over {fixed}, {name}, {}.", replay.cost_source.text());
+    for row in adaptive(replay) {
+        text += &format!(" {}.", title(row));
+    }
+    if let Some(oracle) = replay.oracle {
+        text += &format!(" Oracle: {}.", gain(1.0 + oracle.value));
+    }
+    text
+}

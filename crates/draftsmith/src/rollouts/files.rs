@@ -1,0 +1,283 @@
+//! The rollouts files of a recipe: where each is, and whether it is true of the models, prompts and settings at hand.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_data::{
+    ChatTemplate, PromptFile, Provenance, RolloutDecoding, RolloutProvenance, TextTokenizer,
+    hash_bytes, hash_file, read_provenance, read_rollouts, rollouts_path, shard_paths,
+    write_rollouts,
+};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig};
+use draftsmith_theory::{Decoding, Recording};
+use draftsmith_train::HeadTraining;
+use serde_json::json;
+
+use super::rows::rows_of;
+use super::{PromptSet, RecordedSet};
+use crate::pair::hash_dir;
+use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use crate::results::{DecodingName, DrafterName};
+use crate::trained::{adapter_dirs, head_dir};
+
+/// One file of rollouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RolloutKey {
+    pub(crate) drafter: DrafterName,
+    pub(crate) set: PromptSet,
+    pub(crate) decoding: DecodingName,
+}
+
+impl RolloutKey {
+    /// How tokens were chosen, as files and streams of draws call it.
+    pub(crate) fn stored_decoding(self) -> RolloutDecoding {
+        match self.decoding {
+            DecodingName::Greedy => RolloutDecoding::Greedy,
+            DecodingName::Sampled => RolloutDecoding::Sampled,
+        }
+    }
+}
+
+/// What a file is to the recipe.
+pub(crate) enum FileState {
+    /// It is not there.
+    Absent,
+    /// It holds what the recipe would record now.
+    Whole(RecordedSet),
+    /// It does not, and why: another provenance, or a broken file.
+    Stale(String),
+}
+
+/// The rollouts files of a recipe, with what they depend on.
+pub(crate) struct RolloutFiles<'a> {
+    recipe: &'a Recipe,
+    evaluate: &'a EvaluateRecipe,
+    tune: &'a TuneRecipe,
+    /// What all responses depend on; drafter, prompts and decoding differ from file to file.
+    responses: Provenance,
+    drafters: Vec<Drafting>,
+    validation_prompts: Vec<PromptFile>,
+    test_prompts: Vec<PromptFile>,
+    eos_token_ids: Vec<u32>,
+    context: usize,
+}
+
+/// A drafter, and the hashes of what makes its candidates and signals.
+struct Drafting {
+    name: DrafterName,
+    hash: String,
+    head: Option<String>,
+}
+
+impl<'a> RolloutFiles<'a> {
+    /// The files of a recipe; hashes its models and prompts.
+    ///
+    /// # Errors
+    /// If the recipe lacks a section, or one of its files cannot be read.
+    pub(crate) fn of(recipe: &'a Recipe) -> Result<Self> {
+        let (tune, evaluate) = recipe.need_tuning("record")?;
+        let target = &recipe.models.target;
+        let config = LlamaConfig::from_model_dir(target)?;
+        let draft = recipe.models.draft.as_deref().map(LlamaConfig::from_model_dir).transpose()?;
+        let context = draft
+            .iter()
+            .map(|draft| draft.max_position_embeddings)
+            .fold(config.max_position_embeddings, usize::min);
+        let responses = Provenance {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            target: hash_dir(target)?,
+            draft: None,
+            tokenizer: TextTokenizer::from_model_dir(target)?.hash(),
+            chat_template: ChatTemplate::from_model_dir(target)?.map(|template| template.hash()),
+            prompts: Vec::new(),
+            limit: None,
+            existing_responses: false,
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: None,
+            max_new_tokens: evaluate.max_new_tokens as u64,
+            seed: recipe.seed,
+        };
+        Ok(Self {
+            recipe,
+            evaluate,
+            tune,
+            responses,
+            drafters: drafters(recipe, evaluate)?,
+            validation_prompts: match &tune.prompts {
+                Some(paths) => prompt_files(paths)?,
+                None => vec![held_out_prompts(recipe)?],
+            },
+            test_prompts: prompt_files(&evaluate.prompts)?,
+            eos_token_ids: config.eos_token_ids,
+            context,
+        })
+    }
+
+    /// What drafts: the separate draft, then the adapters.
+    pub(crate) fn drafters(&self) -> Vec<DrafterName> {
+        self.drafters.iter().map(|drafting| drafting.name).collect()
+    }
+
+    /// Where a file is.
+    pub(crate) fn path(&self, key: RolloutKey) -> PathBuf {
+        let drafter = key.drafter.to_string();
+        rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.stored_decoding())
+    }
+
+    /// Reads a file that is there and holds what would be recorded now.
+    ///
+    /// # Errors
+    /// If the recipe has no such drafter.
+    pub(crate) fn state(&self, key: RolloutKey) -> Result<FileState> {
+        let expected = self.provenance(key)?;
+        let path = self.path(key);
+        if !path.exists() {
+            return Ok(FileState::Absent);
+        }
+        let (rows, provenance) = match read_rollouts(&path) {
+            Ok(read) => read,
+            Err(error) => return Ok(FileState::Stale(error.to_string())),
+        };
+        Ok(match provenance.difference(&expected) {
+            None => FileState::Whole(RecordedSet::new(&rows, &provenance)),
+            Some(difference) => FileState::Stale(format!(
+                "`{}` was recorded with `{}` = {}, which is {} now",
+                path.display(),
+                difference.key,
+                difference.left,
+                difference.right
+            )),
+        })
+    }
+
+    /// Writes a file, whole or not at all, and returns what it then holds.
+    ///
+    /// # Errors
+    /// If it cannot be written, or the recipe has no such drafter.
+    pub(crate) fn write(
+        &self,
+        key: RolloutKey,
+        recorded: &[(String, Recording)],
+    ) -> Result<RecordedSet> {
+        let provenance = self.provenance(key)?;
+        let has_head = provenance.head.is_some();
+        let rows: Vec<_> =
+            recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, has_head)).collect();
+        write_rollouts(&self.path(key), &rows, &provenance)?;
+        Ok(RecordedSet::new(&rows, &provenance))
+    }
+
+    /// What a file depends on.
+    fn provenance(&self, key: RolloutKey) -> Result<RolloutProvenance> {
+        let RolloutKey { drafter, set, decoding } = key;
+        let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
+        let drafting = drafting.with_context(|| {
+            format!("the recipe `{}` has no drafter `{drafter}`", self.recipe.name)
+        })?;
+        let (prompts, limit) = match set {
+            PromptSet::Validation => (&self.validation_prompts, self.tune.num_prompts),
+            PromptSet::Test => (&self.test_prompts, self.evaluate.num_prompts),
+        };
+        let mut responses = Provenance {
+            draft: Some(drafting.hash.clone()),
+            prompts: prompts.clone(),
+            limit: limit.map(|limit| limit as u64),
+            ..self.responses.clone()
+        };
+        if let Decoding::Sampled(sampling) = self.evaluate.decoding(decoding) {
+            responses.temperature = sampling.temperature;
+            responses.top_p = sampling.top_p;
+            responses.top_k = sampling.top_k.map(|top_k| top_k as u32);
+        }
+        Ok(RolloutProvenance {
+            responses,
+            drafter: drafter.to_string(),
+            set: set.name().to_owned(),
+            head: drafting.head.clone(),
+            max_length: self.tune.max_length as u32,
+            context: self.context as u32,
+            eos_token_ids: self.eos_token_ids.clone(),
+        })
+    }
+}
+
+/// The share of the built data's conversations that nothing was trained on: where head and adapters held out different
+/// ones, the smaller, which is part of the larger.
+pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
+    let head = recipe.head.as_ref().map(|head| head.validation_share);
+    let adapter = recipe.adapter.as_ref().map(|adapter| adapter.validation_share);
+    let shares = [head, adapter].into_iter().flatten();
+    shares.reduce(f64::min).unwrap_or_else(|| HeadTraining::default().validation_share)
+}
+
+/// What stands for a prompt file where prompts are those that training held out.
+fn held_out_prompts(recipe: &Recipe) -> Result<PromptFile> {
+    let dir = recipe.data_dir();
+    let paths = shard_paths(&dir).with_context(|| {
+        format!(
+            "the prompts that training held out are in `{}`; \
+             hint: run `draftsmith build-data` with this recipe first, or set `tune.prompts`",
+            dir.display()
+        )
+    })?;
+    let provenance = paths.first().map(|path| read_provenance(path)).transpose()?;
+    // A shard is a function of its provenance and place, so these decide the rows, without reading them.
+    let shards: Vec<_> = paths.iter().map(|path| path.file_name()).collect();
+    let all = json!({
+        "provenance": provenance,
+        "shards": format!("{shards:?}"),
+        "share": held_out_share(recipe),
+    });
+    Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
+}
+
+fn prompt_files(paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
+    let file = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(PromptFile { name, hash: hash_file(path)? })
+    };
+    paths.iter().map(file).collect()
+}
+
+fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>> {
+    let mut drafters = Vec::new();
+    if let Some(draft) = &recipe.models.draft {
+        let head = match head_dir(recipe, evaluate) {
+            Some(dir) => {
+                let config = AcceptanceHeadConfig::from_dir(&dir)?;
+                let shape =
+                    format!("{} {} {}", config.hidden_size, config.num_layers, config.is_tied());
+                Some(hash_export(&dir, &shape)?)
+            }
+            None => None,
+        };
+        drafters.push(Drafting { name: DrafterName::Draft, hash: hash_dir(draft)?, head });
+    }
+    for dir in adapter_dirs(recipe, evaluate) {
+        let config = AdapterConfig::from_dir(&dir)?;
+        drafters.push(Drafting {
+            name: DrafterName::SelfDraft { exit_layer: config.exit_layer },
+            hash: hash_export(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
+            head: None,
+        });
+    }
+    Ok(drafters)
+}
+
+/// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as the rule that was chosen
+/// for it by rollouts, and that changes no rollout.
+fn hash_export(dir: &Path, shape: &str) -> Result<String> {
+    let mut weights = Vec::new();
+    for entry in
+        std::fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?
+    {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            weights.push(path);
+        }
+    }
+    weights.sort();
+    let weights = weights.iter().map(|path| hash_file(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
+}

@@ -1,0 +1,174 @@
+//! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
+
+use anyhow::{Context, Result};
+use draftsmith_theory::{
+    AcceptanceSignal, Bounds, CostModel, Counts, EntropyThreshold, Recordings, StopRuleConfig,
+    cost_optimal,
+};
+use rayon::prelude::*;
+
+use crate::costs::Costs;
+use crate::results::StopRuleName;
+
+/// The fixed lengths a rule is compared with.
+const FIXED_LENGTHS: std::ops::RangeInclusive<usize> = 1..=14;
+/// The heuristic's first lengths.
+const INITIAL_LENGTHS: [usize; 6] = [1, 2, 3, 5, 8, 12];
+/// Greatest candidate lengths, beside the recorded one.
+const MOST_CANDIDATES: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
+/// Thresholds are tried in steps of a fiftieth.
+const STEPS: u32 = 50;
+
+/// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping, which is fitted.
+pub(crate) fn settings(max_length: usize, has_head: bool) -> Vec<StopRuleConfig> {
+    let mut settings: Vec<StopRuleConfig> = FIXED_LENGTHS
+        .filter(|length| *length <= max_length)
+        .map(|candidate_length| StopRuleConfig::FixedLength { candidate_length })
+        .collect();
+    let whole = Bounds { min: 1, max: max_length };
+    let initial_lengths = INITIAL_LENGTHS.into_iter().filter(|length| *length <= max_length);
+    settings.extend(
+        initial_lengths
+            .map(|initial_length| StopRuleConfig::Heuristic { initial_length, bounds: whole }),
+    );
+    for bounds in caps(max_length) {
+        for step in 1..STEPS {
+            let threshold = f64::from(step) / f64::from(STEPS);
+            if has_head {
+                settings.extend([false, true].map(|without_lag| {
+                    StopRuleConfig::RejectionThreshold {
+                        stop_threshold: threshold,
+                        without_lag,
+                        bounds,
+                    }
+                }));
+            }
+            let confidence_threshold = threshold;
+            settings.extend([
+                StopRuleConfig::ConfidenceThreshold {
+                    confidence_threshold,
+                    before_draw: false,
+                    bounds,
+                },
+                StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds },
+                StopRuleConfig::JointConfidence { confidence_threshold, bounds },
+                StopRuleConfig::EntropyThreshold {
+                    entropy_threshold: threshold,
+                    entropy_scale: EntropyThreshold::ENTROPY_SCALE,
+                    check_interval: 1,
+                    bounds,
+                },
+            ]);
+        }
+    }
+    settings
+}
+
+/// Bounds with every greatest candidate length up to the recorded one.
+fn caps(max_length: usize) -> Vec<Bounds> {
+    let mut most: Vec<usize> =
+        MOST_CANDIDATES.into_iter().filter(|most| *most < max_length).collect();
+    most.push(max_length);
+    most.into_iter().map(|max| Bounds { min: 1, max }).collect()
+}
+
+/// A rule at the setting that costs least.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) name: StopRuleName,
+    pub(crate) config: StopRuleConfig,
+    /// Modelled seconds a token on the recordings it was chosen on.
+    pub(crate) seconds_per_token: f64,
+}
+
+/// The best setting of every rule, in the order of the rules' names.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    let max_length = recordings.max_length;
+    let cost = |config: StopRuleConfig| -> Result<Choice> {
+        let counts = recordings.replay(&config)?;
+        let seconds_per_token = costs.of_rule(&config).seconds_per_token(&counts);
+        Ok(Choice { name: StopRuleName::of(&config), config, seconds_per_token })
+    };
+    let mut choices: Vec<Choice> = settings(max_length, recordings.has_head)
+        .into_par_iter()
+        .map(cost)
+        .collect::<Result<_>>()?;
+    let mut signals = vec![AcceptanceSignal::Confidence, AcceptanceSignal::Entropy];
+    if recordings.has_head {
+        signals.push(AcceptanceSignal::AcceptanceProb);
+    }
+    let fits = signals
+        .into_iter()
+        .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)));
+    let fitted = fits.par_bridge().map(|(signal, bounds)| -> Result<Choice> {
+        let model = costs.of_needs(signal.needs());
+        cost(StopRuleConfig::CostOptimal(cost_optimal(recordings, signal, &model, bounds)?.config))
+    });
+    choices.extend(fitted.collect::<Result<Vec<_>>>()?);
+    // Equal costs keep the order of the settings: shorter bounds and lower thresholds first.
+    choices.sort_by(|one, other| {
+        one.name.cmp(&other.name).then(one.seconds_per_token.total_cmp(&other.seconds_per_token))
+    });
+    choices.dedup_by_key(|choice| choice.name);
+    Ok(choices)
+}
+
+/// The choice that costs least of all.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
+    let cheapest = choices
+        .iter()
+        .min_by(|one, other| one.seconds_per_token.total_cmp(&other.seconds_per_token));
+    cheapest.context("there is no rule to choose from")
+}
+
+/// Modelled seconds and kept tokens of each response.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Spent {
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) tokens: Vec<f64>,
+}
+
+impl Spent {
+    /// What counts cost.
+    pub(crate) fn new(counts: &[Counts], costs: &CostModel) -> Self {
+        Self {
+            seconds: counts.iter().map(|counts| costs.seconds_of(counts)).collect(),
+            tokens: counts.iter().map(|counts| counts.num_tokens as f64).collect(),
+        }
+    }
+
+    /// Seconds a token over some of the responses.
+    pub(crate) fn per_token(&self, responses: &[usize]) -> f64 {
+        let sum = |of: &[f64]| responses.iter().map(|index| of[*index]).sum::<f64>();
+        sum(&self.seconds) / sum(&self.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_is_tried_and_stays_within_what_was_recorded() {
+        for max_length in [1, 4, 20, 25] {
+            for has_head in [false, true] {
+                let settings = settings(max_length, has_head);
+                let mut names: Vec<StopRuleName> = settings.iter().map(StopRuleName::of).collect();
+                names.sort();
+                names.dedup();
+                assert_eq!(names.len(), if has_head { 8 } else { 6 });
+                for config in &settings {
+                    let rule = config.init().expect("a valid setting");
+                    assert!(rule.bounds().max <= max_length);
+                    assert!(has_head || !config.needs().acceptance_prob);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! What replay found as text: one table for each drafter, way of decoding and set of costs.
+
+use super::{Column, Line, counted, fitted, number, times, width_of};
+use crate::results::{Estimate, ReplayGroup, ReplayRow, StopRuleName};
+
+/// What a line is about.
+enum Judged<'a> {
+    Rule(&'a ReplayRow),
+    /// The gain of knowing the answers, which no rule does.
+    Oracle(Estimate),
+}
+
+/// The mark of the rule that gains most.
+const MOST: &str = "*";
+
+/// How wide explanations run where the terminal's width is not known.
+const WIDTH: usize = 80;
+
+/// What replay found as text tables, ending with a line break; nothing of no groups.
+///
+/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are there.
+pub(crate) fn render_replay_table(
+    groups: &[ReplayGroup],
+    width: Option<usize>,
+    colour: bool,
+) -> String {
+    let tables = groups.iter().map(|group| {
+        let (drafter, decoding) = (group.drafter.text(), group.decoding.text());
+        let heading = [
+            format!("{drafter}, {decoding}, {}", group.cost_source.text()),
+            costs(group),
+            format!(
+                "settings chosen on {}, judged on {}",
+                counted(group.num_validation_prompts, "validation prompt"),
+                counted(group.num_test_prompts, "test prompt"),
+            ),
+        ];
+        let mut lines: Vec<String> = heading.iter().flat_map(|text| wrapped(text, width)).collect();
+        lines.extend(group_lines(group, width, colour));
+        lines.join("\n") + "\n"
+    });
+    let mut text = tables.collect::<Vec<_>>().join("\n");
+    if !groups.is_empty() {
+        let has_ceiling =
+            groups.iter().flat_map(|group| &group.rows).any(|row| row.ceiling.is_some());
+        let legend = format!(
+            "{MOST}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
+             prefill{}",
+            if has_ceiling {
+                "; ceiling: the gain with a perfect head, reached: the share of it"
+            } else {
+                ""
+            }
+        );
+        text += &format!("\n{}\n", wrapped(&legend, width).join("\n"));
+    }
+    text
+}
+
+/// `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
+fn costs(group: &ReplayGroup) -> String {
+    let milliseconds = |seconds: f64| number(1e3 * seconds, 2);
+    let costs = &group.costs;
+    let mut text = format!(
+        "{} ms a draft forward, {} a target forward",
+        milliseconds(costs.draft_seconds),
+        milliseconds(costs.target_seconds)
+    );
+    if costs.row_seconds > 0.0 {
+        text += &format!(", {} a row", milliseconds(costs.row_seconds));
+    }
+    text
+}
+
+fn group_lines(group: &ReplayGroup, width: Option<usize>, colour: bool) -> Vec<String> {
+    let mut judged: Vec<Judged<'_>> = group.rows.iter().map(Judged::Rule).collect();
+    judged.extend(group.oracle.map(Judged::Oracle));
+    let best = judged.iter().filter_map(Judged::own_gain).map(|gain| gain.value);
+    let best = best.filter(|gain| gain.is_finite()).reduce(f64::max);
+    let lines = judged.iter().map(|row| Line::Row {
+        name: row.name(),
+        mark: row.own_gain().filter(|gain| Some(gain.value) == best).map(|_| MOST),
+        is_wrong: false,
+        row,
+    });
+    fitted("setting", &lines.collect::<Vec<_>>(), &columns(), width, colour)
+}
+
+fn columns<'a>() -> [Column<Judged<'a>>; 9] {
+    [
+        Column {
+            heading: "speed-up",
+            text: |row| row.of_rule(|rule| times(Some(rule.speedup.value))),
+            expendable: 0,
+        },
+        Column {
+            heading: "95 %",
+            text: |row| row.of_rule(|rule| interval(rule.speedup, |speedup| number(speedup, 2))),
+            expendable: 7,
+        },
+        Column {
+            heading: "gain",
+            text: |row| row.gain().map_or_else(|| "-".into(), |gain| marked(gain.value, signed)),
+            expendable: 0,
+        },
+        Column {
+            heading: "95 %",
+            text: |row| row.gain().map_or_else(String::new, |gain| interval(gain, signed)),
+            expendable: 1,
+        },
+        Column {
+            heading: "discard",
+            text: |row| row.of_rule(|rule| number(rule.discard_rate, 3)),
+            expendable: 5,
+        },
+        Column {
+            heading: "verify",
+            text: |row| row.of_rule(|rule| number(rule.verification_rate, 3)),
+            expendable: 4,
+        },
+        Column {
+            heading: "ceiling",
+            text: |row| row.estimate(|rule| rule.ceiling, |ceiling| marked(ceiling.value, signed)),
+            expendable: 2,
+        },
+        Column {
+            heading: "reached",
+            text: |row| {
+                row.estimate(|rule| rule.share_of_ceiling, |share| marked(share.value, percent))
+            },
+            expendable: 3,
+        },
+        Column {
+            heading: "95 %",
+            text: |row| {
+                row.estimate(|rule| rule.share_of_ceiling, |share| interval(share, percent))
+            },
+            expendable: 6,
+        },
+    ]
+}
+
+impl Judged<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Rule(rule) => rule.stop_rule.label(Some(rule.config.parameter())),
+            Self::Oracle(_) => "oracle".into(),
+        }
+    }
+
+    /// The gain over the best fixed length, which has none over itself.
+    fn gain(&self) -> Option<Estimate> {
+        match self {
+            Self::Rule(rule) => (rule.stop_rule != StopRuleName::FixedLength).then_some(rule.gain),
+            Self::Oracle(gain) => Some(*gain),
+        }
+    }
+
+    /// The gain that a rule can have.
+    fn own_gain(&self) -> Option<Estimate> {
+        self.gain().filter(|_| matches!(self, Self::Rule(_)))
+    }
+
+    fn of_rule(&self, text: impl Fn(&ReplayRow) -> String) -> String {
+        match self {
+            Self::Rule(rule) => text(rule),
+            Self::Oracle(_) => String::new(),
+        }
+    }
+
+    fn estimate(
+        &self,
+        of: impl Fn(&ReplayRow) -> Option<Estimate>,
+        text: impl Fn(Estimate) -> String,
+    ) -> String {
+        self.of_rule(|rule| of(rule).map_or_else(String::new, &text))
+    }
+}
+
+/// `+2.0..+4.8`; nothing of what has no ends.
+fn interval(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
+    if estimate.low.is_finite() && estimate.high.is_finite() {
+        format!("{}..{}", text(estimate.low), text(estimate.high))
+    } else {
+        String::new()
+    }
+}
+
+/// `text` of a share and its sign; nothing but a dash where there is none.
+fn marked(share: f64, text: impl Fn(f64) -> String) -> String {
+    if share.is_finite() { text(share) + "%" } else { number(share, 0) }
+}
+
+/// `+4.1`, in percent.
+fn signed(share: f64) -> String {
+    let text = number(100.0 * share, 1);
+    if text.starts_with('-') { text } else { format!("+{text}") }
+}
+
+fn percent(share: f64) -> String {
+    number(100.0 * share, 0)
+}
+
+/// `text` in lines of words that fit `width`.
+fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let width = width.unwrap_or(WIDTH);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width_of(line) + 1 + width_of(word) <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn a_replay_fits_80_columns() {
+        let text = render_replay_table(&fixture::replays()[..1], Some(80), false);
+        insta::assert_snapshot!(text, @r#"
+        separate draft, greedy, costs of this machine
+        0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
+        settings chosen on 120 validation prompts, judged on 240 test prompts
+        setting              speed-up    gain          95 %  verify  ceiling  reached
+        K = 6                   2.41x       -                 0.202
+        heuristic K = 5         2.31x   -4.2%    -5.6..-2.8   0.206
+        h = 0.6                 2.46x   +2.1%    +0.7..+3.5   0.200    +9.8%      21%
+        lagless h = 0.5         2.49x   +3.4%    +2.0..+4.8   0.199   +12.7%      27%
+        eta = 0.45              2.45x   +1.8%    +0.4..+3.2   0.200
+        q = 0.4                 2.44x   +1.2%    -0.2..+2.6   0.201
+        joint eta = 0.3         2.47x   +2.6%    +1.2..+4.0   0.199
+        entropy h = 0.35        2.43x   +0.8%    -0.6..+2.2   0.201
+        worth(head) = 0.319     2.51x   +4.1%    +2.7..+5.5   0.198   +15.8%      26%  *
+        worth(eta) = 0.299      2.49x   +3.3%    +1.9..+4.7   0.199
+        worth(H) = 0.285        2.48x   +2.9%    +1.5..+4.3   0.199
+        oracle                         +31.2%  +29.2..+33.2
+
+        *: gains most; gain: modelled speed over that of the best K; times are the
+        replayed counts times the costs, without prefill; ceiling: the gain with a
+        perfect head, reached: the share of it
+        "#);
+    }
+
+    #[test]
+    fn narrow_tables_lose_columns_and_not_rules() {
+        let replays = fixture::replays();
+        let num_rules = |text: &str| text.lines().filter(|line| line.contains(" = ")).count();
+        let wide = render_replay_table(&replays, None, false);
+        for width in [45, 50, 60, 70, 80] {
+            let text = render_replay_table(&replays, Some(width), false);
+            assert!(text.lines().all(|line| width_of(line) <= width), "{text}");
+            assert_eq!(num_rules(&text), num_rules(&wide));
+        }
+        assert!(wide.contains("reached") && wide.lines().any(|line| line.ends_with(MOST)));
+        assert!(render_replay_table(&replays, Some(80), true).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_a_dash() {
+        let mut replays = fixture::replays();
+        let nothing = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
+        for row in replays.iter_mut().flat_map(|group| &mut group.rows) {
+            (row.speedup, row.gain, row.share_of_ceiling) = (nothing, nothing, Some(nothing));
+        }
+        let text = render_replay_table(&replays, None, false);
+        assert!(!text.contains("NaN") && !text.contains("..-") && !text.contains("-%"), "{text}");
+        assert!(!text.lines().any(|line| line.ends_with(MOST)), "{text}");
+        assert_eq!(render_replay_table(&[], Some(80), true), "");
+    }
+}

@@ -1,0 +1,197 @@
+//! `check`: a good export passes, a broken promise is named, and noise for weights never changes the output.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::{Place, model};
+
+const HEAD: &str = "checkpoints/small/head";
+const ADAPTER: &str = "checkpoints/small/adapter";
+
+/// A place with a head that was trained a little.
+fn head_place() -> Place {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).ok();
+    place
+}
+
+/// Changes a JSON file.
+fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(path, serde_json::to_string_pretty(&value).unwrap()).unwrap();
+}
+
+/// What tuning leaves of a way of decoding, with a promise of the acceptance rate.
+fn tuned(drafter: &str, temperature: f64, [value, low, high]: [f64; 3]) -> Value {
+    json!({
+        "drafter": drafter,
+        "config": { "stop_rule": "fixed_length", "candidate_length": 3 },
+        "temperature": temperature,
+        "top_p": 1.0,
+        "expected_gain": { "value": 0.25, "low": 0.0, "high": 0.5 },
+        "expected_acceptance_rate": { "value": value, "low": low, "high": high },
+        "best_fixed_length": 3,
+        "costs": { "draft_seconds": 0.1, "target_seconds": 1.0, "row_seconds": 0.0 },
+        "num_prompts": 40,
+    })
+}
+
+/// Any rate fulfils it.
+const WIDE: [f64; 3] = [0.5, 0.0, 1.0];
+/// No drafter is so bad.
+const BROKEN: [f64; 3] = [0.001, 0.0005, 0.0015];
+
+/// Replaces all weights by noise of their size.
+fn make_noise(dir: &Path) {
+    let path = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut state = 1_u32;
+    for weight in bytes[header..].chunks_exact_mut(4) {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let noise = f32::from((state >> 16) as u16) / 65_536.0 - 0.5;
+        weight.copy_from_slice(&(noise * 0.4).to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_good_head_passes_and_a_promise_that_does_not_hold_is_named() {
+    let place = head_place();
+    let stdout = place.run(&["check", HEAD]).ok();
+    for text in ["acceptance head, passed", "h = 0.7, default", "nothing promised", "pass"] {
+        assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
+    }
+    let checked = place.run(&["check", HEAD, "--json", "--num-prompts", "2"]).json();
+    assert_eq!((&checked["passed"], &checked["error"]), (&json!(true), &Value::Null));
+    assert_eq!((&checked["num_prompts"], &checked["drafter"]), (&json!(2), &json!("draft")));
+    assert_eq!(checked["greedy"]["output"]["differences"], json!([]));
+    assert!(checked["sampled"]["output"]["p_value"].as_f64() >= Some(1e-4));
+    assert!(checked["greedy"]["acceptance"]["holds"].is_null());
+    let again = place.run(&["check", HEAD, "--json", "--num-prompts", "2"]).json();
+    assert_eq!(again, checked, "the same seed draws the same");
+
+    let config = place.path(HEAD).join("config.json");
+    let set = |greedy, sampled| {
+        edit(&config, |config| {
+            config["tuned"] = json!({ "greedy": tuned("draft", 0.0, greedy), "sampled": tuned("draft", 0.8, sampled) });
+        });
+    };
+    set(WIDE, WIDE);
+    let stdout = place.run(&["check", HEAD]).ok();
+    for text in ["K = 3, tuned", "T = 0.8", "0.500 (0.000 to 1.000)"] {
+        assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
+    }
+    place.run(&["inspect", HEAD]).ok();
+
+    set(WIDE, BROKEN);
+    let failed = place.run(&["check", HEAD]);
+    assert_eq!(failed.code, Some(1));
+    assert!(failed.stdout.contains("failed") && failed.stdout.contains("FAIL"), "{failed:?}");
+    failed.fails_naming(&[HEAD, "sampled acceptance", "expected_acceptance_rate", "hint"]);
+    set(BROKEN, WIDE);
+    let failed = place.run(&["check", HEAD, "--json"]);
+    let document: Value = serde_json::from_str(&failed.stdout).unwrap();
+    assert_eq!(document["passed"], false);
+    assert_eq!(document["greedy"]["acceptance"]["holds"], false);
+    assert_eq!(document["sampled"]["acceptance"]["holds"], true);
+    assert!(document["error"].as_str().unwrap().contains("greedy acceptance"));
+    failed.fails_naming(&["greedy acceptance"]);
+}
+
+#[test]
+fn noise_for_weights_changes_rounds_but_never_the_output() {
+    let place = head_place();
+    make_noise(&place.path(HEAD));
+    let checked = place.run(&["check", HEAD, "--json"]).json();
+    assert_eq!(checked["greedy"]["output"]["holds"], true);
+
+    place
+        .run(&[
+            "train-adapter",
+            "small.toml",
+            "--set",
+            "adapter.exit_layer=2",
+            "--set",
+            "adapter.num_epochs=1",
+        ])
+        .ok();
+    let trained = place.run(&["check", ADAPTER, "--json"]).json();
+    make_noise(&place.path(ADAPTER));
+    let noisy = place.run(&["check", ADAPTER, "--json"]).json();
+    for checked in [&trained, &noisy] {
+        assert_eq!(checked["drafter"], "self_draft_2");
+        assert_eq!(checked["passed"], true);
+        assert_eq!(checked["greedy"]["num_tokens"], trained["greedy"]["num_tokens"]);
+    }
+    let stdout = place.run(&["check", ADAPTER]).ok();
+    assert!(stdout.contains("self-draft adapter, passed") && stdout.contains("K = 5"), "{stdout}");
+
+    // A rule of another drafter.
+    edit(&place.path(ADAPTER).join("config.json"), |config| {
+        config["tuned"] = json!({ "greedy": tuned("self_draft_3", 0.0, WIDE), "sampled": null });
+    });
+    place.run(&["check", ADAPTER]).fails_naming(&["config.json", "self_draft_3", "self_draft_2"]);
+}
+
+#[test]
+fn what_is_missing_broken_or_of_other_models_is_named() {
+    let place = head_place();
+    place.run(&["check", "absent"]).fails_naming(&["absent", "config.json", "train-head"]);
+    place.run(&["check", &model("draft").display().to_string()]).fails_naming(&["num_layers"]);
+    place.run(&["check", HEAD, "--num-prompts", "0"]).fails_naming(&["--num-prompts"]);
+    place.run(&["check", HEAD, "--prompts", "absent.jsonl"]).fails_naming(&["absent.jsonl"]);
+
+    // The recipe beside it, and one without prompts.
+    let beside = place.path(HEAD).join("recipe.toml");
+    let recipe = std::fs::read_to_string(&beside).unwrap();
+    std::fs::remove_file(&beside).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&["head/recipe.toml", "--recipe"]);
+    place.run(&["check", HEAD, "--recipe", "small.toml"]).ok();
+    let without_prompts = &recipe[..recipe.find("[evaluate]").unwrap()];
+    std::fs::write(&beside, without_prompts).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&["[evaluate]", "--prompts"]);
+    place.run(&["check", HEAD, "--prompts", "test.jsonl"]).ok();
+
+    // Another draft, of another width and of the same, and another target.
+    let own = model("draft").display().to_string();
+    let other = place.copy_model("draft", "other-draft");
+    let text = std::fs::read_to_string(other.join("config.json")).unwrap();
+    std::fs::write(other.join("config.json"), format!("{text}\n")).unwrap();
+    std::fs::write(&beside, recipe.replace(&own, "other-draft")).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&[HEAD, "another draft"]);
+    let target = model("target").display().to_string();
+    std::fs::write(&beside, recipe.replace(&own, &target)).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&["hidden_size"]);
+    let other = place.copy_model("target", "other-target");
+    let text = std::fs::read_to_string(other.join("config.json")).unwrap();
+    std::fs::write(other.join("config.json"), format!("{text}\n")).unwrap();
+    std::fs::write(&beside, recipe.replace(&target, "other-target")).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&[HEAD, "another target"]);
+    std::fs::write(&beside, recipe.replace(&format!("draft = \"{own}\""), "")).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&["models.draft"]);
+    std::fs::write(&beside, &recipe).unwrap();
+
+    // What tuning wrote, spoilt.
+    let config = place.path(HEAD).join("config.json");
+    let good = tuned("draft", 0.0, WIDE);
+    for (spoilt, named) in [
+        (json!({ "greedy": good, "sample": null }), "`sample`"),
+        (json!({ "greedy": null, "sampled": good }), "sampled.temperature"),
+        (json!({ "greedy": tuned("draft", 0.0, [0.5, 0.6, 0.7]) }), "expected_acceptance_rate"),
+        (json!({ "greedy": tuned("drafts", 0.0, WIDE) }), "`drafts`"),
+        (json!({ "greedy": tuned("self_draft_1", 0.0, WIDE) }), "self_draft_1"),
+    ] {
+        edit(&config, |config| config["tuned"] = spoilt);
+        place.run(&["check", HEAD]).fails_naming(&["config.json", "tuned", named]);
+    }
+    let weights = place.path(HEAD).join("model.safetensors");
+    edit(&config, |config| config["tuned"] = json!({ "greedy": good }));
+    place.run(&["check", HEAD]).ok();
+    std::fs::remove_file(weights).unwrap();
+    place.run(&["check", HEAD]).fails_naming(&["model.safetensors"]);
+}
