@@ -138,6 +138,7 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
         ctar => curves(&curves::CTAR),
         acceptance => curves(&curves::ACCEPTANCE),
         drafters => drafter_views(group),
+        promises => known.map(sections::promises).unwrap_or_default(),
         categories => sections::categories(group),
     }
 }

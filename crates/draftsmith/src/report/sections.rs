@@ -7,8 +7,8 @@ use super::{
     counted, gain, group_id, label, number, on_a_page, percent, rule_label, symbol, times,
 };
 use crate::results::{
-    CostSummary, DecodingName, EvaluationSummary, Group, GroupSummary, ResultRow, Road,
-    StopRuleName,
+    CostSummary, DecodingName, Estimate, EvaluationSummary, Group, GroupSummary, PromiseSummary,
+    ResultRow, Road, StopRuleName,
 };
 
 /// The finding, in a few sentences.
@@ -235,6 +235,25 @@ pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Va
     };
     let costs = groups.iter().filter_map(|group| Some((group, summary.group(group)?)));
     costs.flat_map(|(group, known)| known.costs.iter().map(move |cost| row(group, cost))).collect()
+}
+
+/// What tuning promised of a group's rules, and what came of it.
+pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
+    let promise = |promise: &PromiseSummary| {
+        let Estimate { value, low, high } = promise.measured_gain;
+        let drafter = promise.drafter.text();
+        context! {
+            drafter => if known.promises.len() > 1 { drafter + ", " } else { String::new() },
+            rule => on_a_page(promise.stop_rule.symbol().unwrap_or_default()),
+            best_fixed_length => promise.best_fixed_length,
+            expected => gain(1.0 + promise.expected_gain.value),
+            measured => gain(1.0 + value),
+            low => gain(1.0 + low),
+            high => gain(1.0 + high),
+            verdict => if promise.holds { "held" } else { "not held" },
+        }
+    };
+    known.promises.iter().map(promise).collect()
 }
 
 /// A statement a group on whether the output is the target's own.

@@ -37,6 +37,14 @@ fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
 
 /// `REPORT_PAGE=page.html cargo test the_page_can_be_looked_at` leaves the page there, for a browser.
 #[test]
+fn what_tuning_promised_stands_beside_what_was_measured() {
+    let page = page();
+    for part in ["What tuning promised", "+11.4\u{a0}%", "+12.1\u{a0}%", "held"] {
+        assert!(page.contains(part), "`{part}`");
+    }
+}
+
+#[test]
 fn the_page_can_be_looked_at() {
     if let Some(path) = std::env::var_os("REPORT_PAGE") {
         std::fs::write(path, page()).expect("writable");
