@@ -15,3 +15,5 @@ mod record;
 mod road;
 #[path = "cli/support.rs"]
 mod support;
+#[path = "cli/tune.rs"]
+mod tune;

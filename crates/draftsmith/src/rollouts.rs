@@ -12,8 +12,6 @@ use draftsmith_theory::Recordings;
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey, held_out_share};
-use crate::recipe::Recipe;
-use crate::results::{DecodingName, DrafterName};
 
 /// The two sets of prompts that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -96,26 +94,21 @@ impl RecordedSet {
     }
 }
 
-/// Reads what `draftsmith record` left of a drafter.
-///
-/// # Errors
-/// If the file is missing, broken, or was recorded with other models, prompts or settings than the recipe has now.
-pub(crate) fn read_recordings(
-    recipe: &Recipe,
-    drafter: DrafterName,
-    set: PromptSet,
-    decoding: DecodingName,
-) -> Result<RecordedSet> {
-    let files = RolloutFiles::of(recipe)?;
-    let key = RolloutKey { drafter, set, decoding };
-    match files.state(key)? {
-        FileState::Whole(set) => Ok(set),
-        FileState::Absent => bail!(
-            "there are no rollouts in `{}`; hint: run `draftsmith record` with this recipe first",
-            files.path(key).display()
-        ),
-        FileState::Stale(why) => {
-            bail!("{why}; hint: run `draftsmith record` with this recipe again")
+impl RolloutFiles<'_> {
+    /// Reads what `draftsmith record` left of a drafter.
+    ///
+    /// # Errors
+    /// If the file is missing, broken, or was recorded with other models, prompts or settings than the recipe has now.
+    pub(crate) fn read(&self, key: RolloutKey) -> Result<RecordedSet> {
+        match self.state(key)? {
+            FileState::Whole(set) => Ok(set),
+            FileState::Absent => bail!(
+                "there are no rollouts in `{}`; hint: run `draftsmith record` with this recipe first",
+                self.path(key).display()
+            ),
+            FileState::Stale(why) => {
+                bail!("{why}; hint: run `draftsmith record` with this recipe again")
+            }
         }
     }
 }

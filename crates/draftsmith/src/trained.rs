@@ -153,13 +153,7 @@ fn read_adapters(
     let target_hash = hash_dir(&recipe.models.target)?;
     let mut adapters: Vec<TrainedAdapter> = Vec::with_capacity(dirs.len());
     for dir in dirs {
-        if !dir.join("config.json").is_file() {
-            bail!(
-                "there is no adapter in `{}`; hint: run `draftsmith train-adapter` with this \
-                 recipe first, or set `evaluate.adapters`",
-                dir.display()
-            );
-        }
+        need_adapter(&dir)?;
         let (config, adapter) = pair.read_adapter(&dir, &target_hash, device)?;
         if adapters.iter().any(|other| other.config.exit_layer == config.exit_layer) {
             bail!(
@@ -191,14 +185,38 @@ fn read_head(
     let Some(dir) = head_dir(recipe, evaluate) else {
         return Ok(None);
     };
-    if !dir.join("config.json").is_file() {
-        bail!(
-            "there is no acceptance head in `{}`; \
-             hint: run `draftsmith train-head` with this recipe first, or set `evaluate.head`",
-            dir.display()
-        );
-    }
+    need_head(&dir)?;
     read_head_in(&dir, recipe, pair, device).map(Some)
+}
+
+/// Checks that training has been there.
+///
+/// # Errors
+/// If there is no head in `dir`.
+pub(crate) fn need_head(dir: &Path) -> Result<()> {
+    if dir.join("config.json").is_file() {
+        return Ok(());
+    }
+    bail!(
+        "there is no acceptance head in `{}`; \
+         hint: run `draftsmith train-head` with this recipe first, or set `evaluate.head`",
+        dir.display()
+    )
+}
+
+/// The same of an adapter.
+///
+/// # Errors
+/// If there is none in `dir`.
+pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
+    if dir.join("config.json").is_file() {
+        return Ok(());
+    }
+    bail!(
+        "there is no adapter in `{}`; hint: run `draftsmith train-adapter` with this \
+         recipe first, or set `evaluate.adapters`",
+        dir.display()
+    )
 }
 
 /// Reads the head in a directory.

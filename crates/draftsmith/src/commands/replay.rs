@@ -4,7 +4,7 @@
 //! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as `tune` measured them)
 //! and for the paper's.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{Recordings, bootstrap};
@@ -16,10 +16,9 @@ use crate::recipe::{Recipe, write_text};
 use crate::results::{
     CostSource, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
 };
-use crate::rollouts::{PromptSet, read_recordings};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, Spent, best_of_each};
 use crate::table::render_replay_table;
-use crate::trained::adapter_dirs;
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>> {
@@ -33,11 +32,12 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>
         );
     }
     let mut groups = Vec::new();
-    for drafter in drafters(recipe, adapter_dirs(recipe, evaluate))? {
+    let files = RolloutFiles::of(recipe)?;
+    for drafter in files.drafters() {
         for decoding in &evaluate.decodings {
-            let validation =
-                read_recordings(recipe, drafter, PromptSet::Validation, *decoding)?.recordings;
-            let test = read_recordings(recipe, drafter, PromptSet::Test, *decoding)?.recordings;
+            let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
+            let validation = read(PromptSet::Validation)?.recordings;
+            let test = read(PromptSet::Test)?.recordings;
             let machine = measured
                 .iter()
                 .find(|entry| (entry.drafter, entry.decoding) == (drafter, *decoding))
@@ -81,25 +81,6 @@ fn read_list<T: serde::de::DeserializeOwned>(path: &Path, command: &str) -> Resu
             path.display()
         )
     })
-}
-
-/// The recipe's drafters, by what it names, without loading a model.
-fn drafters(recipe: &Recipe, adapter_dirs: Vec<PathBuf>) -> Result<Vec<DrafterName>> {
-    let mut drafters: Vec<DrafterName> =
-        recipe.models.draft.iter().map(|_| DrafterName::Draft).collect();
-    for dir in adapter_dirs {
-        let path = dir.join("config.json");
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("cannot read the adapter's `{}`", path.display()))?;
-        let config: serde_json::Value = serde_json::from_str(&text)
-            .with_context(|| format!("`{}` is not JSON", path.display()))?;
-        let exit_layer = config["exit_layer"]
-            .as_u64()
-            .with_context(|| format!("`{}` has no `exit_layer`", path.display()))?;
-        drafters.push(DrafterName::SelfDraft { exit_layer: exit_layer as usize });
-    }
-    drafters.sort();
-    Ok(drafters)
 }
 
 /// What rules are chosen on, and judged on.

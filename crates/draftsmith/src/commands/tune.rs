@@ -23,7 +23,7 @@ use crate::device::on_pool;
 use crate::pair::Pair;
 use crate::recipe::{Recipe, write_text};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
-use crate::rollouts::{PromptSet, RecordedSet, read_recordings};
+use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, Spent, best_of_each, cheapest};
 use crate::trained::Trained;
 use crate::tuned::{Tuned, TunedRule};
@@ -95,6 +95,7 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let trained = Trained::read(recipe, evaluate, &pair, device)?;
     let mut decoders = Decoders::new(&pair, &trained, evaluate.max_new_tokens);
+    let files = RolloutFiles::of(recipe)?;
     let prompts = validation_prompts(recipe, &pair, console)?;
     let prompts: Vec<Vec<u32>> = spread(&prompts, NUM_COST_PROMPTS);
     let mut tunings = Vec::new();
@@ -104,7 +105,8 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
         let mut tuned = Tuned::default();
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
-            let set = read_recordings(recipe, drafter, PromptSet::Validation, *name)?;
+            let set = PromptSet::Validation;
+            let set = files.read(RolloutKey { drafter, set, decoding: *name })?;
             console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
             let measured = costs::measure(&mut decoders, drafter, &decoding, &prompts, console)?;
             let (tuning, rule) = choose(recipe, &set, drafter, decoding, measured, export.clone())?;

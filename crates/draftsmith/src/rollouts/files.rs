@@ -18,7 +18,7 @@ use super::{PromptSet, RecordedSet};
 use crate::pair::hash_dir;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::trained::{adapter_dirs, head_dir};
+use crate::trained::{adapter_dirs, head_dir, need_adapter, need_head};
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,6 +245,7 @@ fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>>
     if let Some(draft) = &recipe.models.draft {
         let head = match head_dir(recipe, evaluate) {
             Some(dir) => {
+                need_head(&dir)?;
                 let config = AcceptanceHeadConfig::from_dir(&dir)?;
                 let shape =
                     format!("{} {} {}", config.hidden_size, config.num_layers, config.is_tied());
@@ -255,6 +256,7 @@ fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>>
         drafters.push(Drafting { name: DrafterName::Draft, hash: hash_dir(draft)?, head });
     }
     for dir in adapter_dirs(recipe, evaluate) {
+        need_adapter(&dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         drafters.push(Drafting {
             name: DrafterName::SelfDraft { exit_layer: config.exit_layer },

@@ -8,7 +8,7 @@ use draftsmith_theory::{Bounds, Counts, StopRuleConfig};
 use super::*;
 use crate::commands::{build_data, evaluate, train_adapter, train_head};
 use crate::results::{ALL_CATEGORIES, ResultRow, StopRuleName};
-use crate::rollouts::read_recordings;
+use crate::rollouts::{RecordedSet, RolloutFiles, RolloutKey};
 
 /// The most candidates of any rule, and the length that is recorded.
 const MOST: usize = 8;
@@ -97,6 +97,15 @@ fn counts(row: &ResultRow) -> Counts {
         num_accepted: row.num_accepted,
         num_discarded: row.num_discarded,
     }
+}
+
+fn read_recordings(
+    recipe: &Recipe,
+    drafter: DrafterName,
+    set: PromptSet,
+    decoding: DecodingName,
+) -> Result<RecordedSet> {
+    RolloutFiles::of(recipe)?.read(RolloutKey { drafter, set, decoding })
 }
 
 #[test]

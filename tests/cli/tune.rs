@@ -1,0 +1,126 @@
+//! `tune` and `replay`: the best rule is written, promised, decoded with and checked; nothing is guessed from nothing.
+
+use serde_json::Value;
+
+use crate::support::{Place, model};
+
+const HEAD: &str = "checkpoints/small/head";
+
+/// A place where everything but tuning is done, greedy alone.
+fn recorded() -> Place {
+    let place = Place::new();
+    let path = place.write_small_recipe();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let more = "decodings = ['greedy']\nmax_candidate_length = 6\n\
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n";
+    std::fs::write(&path, text + more).unwrap();
+    for stage in ["build-data", "train-head", "record"] {
+        place.run(&[stage, "small.toml"]).ok();
+    }
+    place
+}
+
+fn json(place: &Place, path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(place.path(path)).unwrap()).unwrap()
+}
+
+fn generate(place: &Place, extra: &[&str]) -> Value {
+    let (target, draft) = (model("target"), model("draft"));
+    let mut arguments = vec!["generate", "--json", "--max-new-tokens", "30"];
+    arguments.extend(["--target", target.to_str().unwrap(), "--draft", draft.to_str().unwrap()]);
+    arguments.extend(["--head", HEAD, "--prompt", "What is 47 + 85? Show the steps."]);
+    arguments.extend(extra);
+    place.run(&arguments).json()
+}
+
+#[test]
+fn the_best_rule_is_written_promised_decoded_with_and_checked() {
+    let place = recorded();
+    let before = json(&place, &format!("{HEAD}/config.json"));
+    let shown = place.run(&["tune", "small.toml"]).ok();
+    for part in
+        ["a draft forward", "chosen", "num_assistant_tokens=", "--draft-max", "vLLM, SGLang"]
+    {
+        assert!(shown.contains(part), "`{part}`: {shown}");
+    }
+    let config = json(&place, &format!("{HEAD}/config.json"));
+    let tuned = &config["tuned"]["greedy"];
+    assert_eq!(config["tuned"]["sampled"], Value::Null);
+    for (key, value) in before.as_object().unwrap() {
+        assert_eq!(&config[key], value, "{key}");
+    }
+    // The best rule gains over the best fixed length, or is that.
+    let gain = &tuned["expected_gain"];
+    assert!(gain["value"].as_f64().unwrap() >= 0.0, "{tuned}");
+    assert!(gain["low"].as_f64() <= gain["value"].as_f64(), "{tuned}");
+    assert!(gain["value"].as_f64() <= gain["high"].as_f64(), "{tuned}");
+    assert_eq!(tuned["num_prompts"], 12);
+
+    // Trained heads are kept though their config has a key more.
+    let again = place.run(&["train-head", "small.toml", "--json"]).json();
+    assert_eq!(json(&place, &format!("{HEAD}/config.json")), config, "{again}");
+
+    // Greedy output is the target's own under the tuned rule too.
+    let fixed = generate(&place, &["--candidate-length", "2"]);
+    assert_eq!(generate(&place, &[])["token_ids"], fixed["token_ids"]);
+
+    let replayed = place.run(&["replay", "small.toml", "--json"]).json();
+    let groups = replayed.as_array().unwrap();
+    let sources: Vec<&Value> = groups.iter().map(|group| &group["cost_source"]).collect();
+    assert_eq!(sources, ["machine", "paper"]);
+    for group in groups {
+        let rows = group["rows"].as_array().unwrap();
+        let row = |name: &str| rows.iter().find(|row| row["stop_rule"] == name).expect(name);
+        assert_eq!(row("fixed_length")["gain"]["value"], 0.0);
+        assert!(row("rejection_threshold")["ceiling"]["value"].is_number(), "{group}");
+        assert!(row("entropy_threshold")["ceiling"].is_null());
+        // Nothing gains more than knowing the answers.
+        let oracle = group["oracle"]["value"].as_f64().unwrap();
+        for row in rows {
+            assert!(row["gain"]["value"].as_f64().unwrap() <= oracle + 1e-9, "{row}");
+        }
+    }
+
+    // The tuned rule and the length that it is held against are measured too, and the promise is told.
+    let ran = place.run(&["evaluate", "small.toml"]);
+    assert!(ran.stderr.contains("tuning promised"), "{}", ran.stderr);
+    ran.ok();
+    let summary = json(&place, "checkpoints/small/evaluation/summary.json");
+    let promise = &summary["groups"][0]["promises"][0];
+    assert_eq!(promise["best_fixed_length"], tuned["best_fixed_length"]);
+    let page = place.path("checkpoints/small/evaluation/report.html");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("What tuning promised") && page.contains("ceiling"));
+}
+
+#[test]
+fn nothing_is_tuned_or_replayed_from_nothing() {
+    let place = Place::new();
+    place.write_small_recipe();
+    for command in ["record", "tune", "replay"] {
+        place.run(&[command, "small.toml"]).fails_naming(&["[tune]"]);
+    }
+    let path = place.path("small.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text + "[tune]\nmax_length = 6\n").unwrap();
+    place.run(&["replay", "small.toml"]).fails_naming(&["acceptance head"]);
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).ok();
+    for command in ["tune", "replay"] {
+        place.run(&[command, "small.toml"]).fails_naming(&["rollouts", "draftsmith record"]);
+    }
+    assert!(place.names("checkpoints/small/tuning").is_empty());
+    for (set, key) in [
+        ("tune.max_length=0", "tune.max_length"),
+        ("tune.prompts=[]", "tune.prompts"),
+        ("tune.num_prompts=0", "tune.num_prompts"),
+        ("tune.lengths=3", "lengths"),
+        ("evaluate.entropy_thresholds=[-1]", "evaluate.entropy_thresholds"),
+        ("evaluate.entropy_scale=0", "evaluate.entropy_scale"),
+        ("evaluate.entropy_check_interval=0", "evaluate.entropy_check_interval"),
+        ("evaluate.candidate_prob_thresholds=[2]", "evaluate.candidate_prob_thresholds"),
+        ("evaluate.initial_lengths=[0]", "evaluate.initial_lengths"),
+    ] {
+        place.run(&["tune", "small.toml", "--set", set]).fails_naming(&[key]);
+    }
+}
