@@ -75,20 +75,12 @@ pub struct Fit {
 }
 
 impl CostModel {
+    /// Everything for nothing: for those who count and do not time.
+    pub const FREE: Self = Self { draft_seconds: 0.0, target_seconds: 0.0, row_seconds: 0.0 };
+
     /// Predicted seconds for an observation's counts (Eq. 2.1, and the rows); its own time is not read.
     pub fn seconds(&self, observation: &Observation) -> f64 {
         dot(&self.coefficients(), &observation.regressors())
-    }
-
-    /// Predicted seconds for counts.
-    pub fn seconds_of(&self, counts: &Counts) -> f64 {
-        self.seconds(&Observation::new(counts, 0.0))
-    }
-
-    /// Predicted seconds a kept token, over all of `counts` together. NaN without tokens.
-    pub fn seconds_per_token<'a>(&self, counts: impl IntoIterator<Item = &'a Counts>) -> f64 {
-        let total: Counts = counts.into_iter().copied().sum();
-        self.seconds_of(&total) / total.num_tokens as f64
     }
 
     /// Seconds a kept token (Eq. 2.3): t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.

@@ -30,6 +30,9 @@ pub enum TheoryError {
     /// A stop threshold that is not a probability.
     #[error("stop_threshold must lie between 0 and 1, not `{0}`")]
     StopThreshold(f64),
+    /// Costs of rounds that are no times.
+    #[error("costs of rounds need a verification, and times that are finite and not negative")]
+    RoundCosts,
     /// A replay of rounds that are longer than what was recorded.
     #[error(
         "the rule may draft `{longest}` candidates a round, but `{recorded}` were recorded: \

@@ -16,6 +16,7 @@
 //! | `trace` | what happened in each round, and the rates that follow from it |
 //! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
+//! | `round_costs` | the same, where rows cost in steps |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
 //! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
@@ -38,6 +39,7 @@ mod least_squares;
 mod losslessness;
 mod mixing;
 mod replay;
+mod round_costs;
 mod sampling;
 mod select;
 mod split;
@@ -65,8 +67,10 @@ pub use intervals::{Interval, bootstrap};
 pub use losslessness::LosslessnessTest;
 pub use mixing::{acceptance_prob, keep_target};
 pub use replay::{
-    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal,
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
+    seconds_per_token,
 };
+pub use round_costs::RoundCosts;
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
 pub use stop_rule::{

@@ -15,7 +15,8 @@ mod cost_optimal;
 mod steps;
 
 use crate::{
-    Counts, DraftSignals, Oracle, RoundEnd, StopRule, StopRuleConfig, TheoryError, acceptance_prob,
+    CostModel, Counts, DraftSignals, Oracle, RoundCosts, RoundEnd, StopRule, StopRuleConfig,
+    TheoryError, acceptance_prob,
 };
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
@@ -76,6 +77,21 @@ pub struct Recording {
     pub limit: usize,
 }
 
+/// What a response took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spending {
+    /// What was counted.
+    pub counts: Counts,
+    /// The modelled time of all rounds.
+    pub seconds: f64,
+}
+
+/// Modelled seconds a kept token, over all of `spent` together. NaN without tokens.
+pub fn seconds_per_token(spent: &[Spending]) -> f64 {
+    let tokens: usize = spent.iter().map(|spent| spent.counts.num_tokens).sum();
+    spent.iter().map(|spent| spent.seconds).sum::<f64>() / tokens as f64
+}
+
 /// Responses recorded alike.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recordings {
@@ -90,13 +106,17 @@ pub struct Recordings {
 }
 
 impl Recordings {
-    /// What happens under a rule: counts of each response, in order. As in the round loop, the rule's own rounds stay
-    /// within its bounds.
+    /// What happens under a rule, and what it costs: of each response, in order. As in the round loop, rounds stay within
+    /// the rule's bounds.
     ///
     /// # Errors
     /// If the rule's settings are not valid, it may draft longer than was recorded, or it reads an acceptance head
     /// where there was none.
-    pub fn replay(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
+    pub fn replay(
+        &self,
+        config: &StopRuleConfig,
+        costs: &RoundCosts,
+    ) -> Result<Vec<Spending>, TheoryError> {
         let mut rule = config.init()?;
         let longest = rule.bounds().max;
         if longest > self.max_length {
@@ -105,25 +125,37 @@ impl Recordings {
         if config.needs().acceptance_prob && !self.has_head {
             return Err(TheoryError::NoHeadRecorded);
         }
-        Ok(self.responses.iter().map(|response| self.replay_one(response, &mut *rule)).collect())
+        let mut spend = |response| self.replay_one(response, &mut *rule, costs);
+        Ok(self.responses.iter().map(&mut spend).collect())
+    }
+
+    /// The counts of [`replay`](Self::replay) alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
+        let spent = self.replay(config, &RoundCosts::from(CostModel::FREE))?;
+        Ok(spent.into_iter().map(|spent| spent.counts).collect())
     }
 
     /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of sampled recordings it
     /// knows the luck as well: no rule without that can do as well.
-    pub fn replay_oracle(&self) -> Vec<Counts> {
+    pub fn replay_oracle(&self, costs: &RoundCosts) -> Vec<Spending> {
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
-            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length))
+            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length), costs)
         };
         self.responses.iter().map(replay).collect()
     }
 
     /// What the target does alone.
-    pub fn plain(&self) -> Vec<Counts> {
-        let plain = |response: &Recording| Counts {
-            num_tokens: response.places.len(),
-            num_target_forwards: response.places.len(),
-            ..Counts::default()
+    pub fn plain(&self, costs: &RoundCosts) -> Vec<Spending> {
+        let plain = |response: &Recording| {
+            let num_tokens = response.places.len();
+            Spending {
+                counts: Counts { num_tokens, num_target_forwards: num_tokens, ..Counts::default() },
+                seconds: num_tokens as f64 * costs.round_seconds(0, 0),
+            }
         };
         self.responses.iter().map(plain).collect()
     }
@@ -146,7 +178,13 @@ impl Recordings {
         self.responses.iter().map(|response| response.places.len()).sum()
     }
 
-    fn replay_one(&self, response: &Recording, rule: &mut dyn StopRule) -> Counts {
+    fn replay_one(
+        &self,
+        response: &Recording,
+        rule: &mut dyn StopRule,
+        costs: &RoundCosts,
+    ) -> Spending {
+        let mut seconds = 0.0;
         let mut counts = Counts { num_tokens: response.places.len(), ..Counts::default() };
         let mut candidates = Vec::with_capacity(self.max_length);
         let mut num_kept = 0;
@@ -157,6 +195,7 @@ impl Recordings {
             let round = Round { recordings: self, places: &response.places[num_kept..], room };
             let (num_draft_forwards, num_accepted) = round.draft(rule, &mut candidates);
             let kept = (num_accepted + 1).min(response.places.len() - num_kept);
+            seconds += costs.round_seconds(num_draft_forwards, candidates.len());
             counts.num_target_forwards += 1;
             counts.num_draft_forwards += num_draft_forwards;
             counts.num_drafted += candidates.len();
@@ -166,7 +205,7 @@ impl Recordings {
             rule.end_round(RoundEnd { num_accepted, num_kept: kept });
             num_kept += kept;
         }
-        counts
+        Spending { counts, seconds }
     }
 }
 
@@ -238,6 +277,26 @@ mod tests {
         counts.into_iter().sum()
     }
 
+    fn of(spent: Vec<Spending>) -> Counts {
+        spent.into_iter().map(|spent| spent.counts).sum()
+    }
+
+    fn free() -> RoundCosts {
+        RoundCosts::from(CostModel::FREE)
+    }
+
+    #[test]
+    fn rounds_cost_what_their_forwards_and_rows_do() {
+        let recordings = random(9, 30, 0.7);
+        let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
+        let spent = recordings.replay(&fixed(3), &RoundCosts::from(model)).expect("replays");
+        for spent in spent {
+            let expected = model.seconds(&crate::Observation::new(&spent.counts, 0.0));
+            // Some tens of rounds, summed in another order.
+            assert!((spent.seconds - expected).abs() < 1e-12 * expected.max(1.0));
+        }
+    }
+
     fn fixed(candidate_length: usize) -> StopRuleConfig {
         StopRuleConfig::FixedLength { candidate_length }
     }
@@ -257,12 +316,12 @@ mod tests {
             rules.push(StopRuleConfig::JointConfidence { confidence_threshold: threshold, bounds });
         }
         for rule in &rules {
-            let counts = total(recordings.replay(rule).expect("replays"));
+            let counts = total(recordings.replay_counts(rule).expect("replays"));
             assert_eq!(counts.num_tokens, recordings.num_tokens());
             counts.check_forward_identity().expect("a forward a candidate");
             assert!(counts.num_accepted + counts.num_target_forwards >= counts.num_tokens);
         }
-        let plain = total(recordings.plain());
+        let plain = of(recordings.plain(&free()));
         assert_eq!((plain.verification_rate(), plain.discard_rate()), (1.0, 0.0));
         plain.check_forward_identity().expect("a forward a token");
     }
@@ -274,7 +333,7 @@ mod tests {
         let counts = |without_lag| {
             let rule =
                 StopRuleConfig::RejectionThreshold { stop_threshold: 0.4, without_lag, bounds };
-            total(recordings.replay(&rule).expect("replays"))
+            total(recordings.replay_counts(&rule).expect("replays"))
         };
         let (late, own) = (counts(false), counts(true));
         assert!(own.num_drafted < own.num_draft_forwards);
@@ -286,7 +345,7 @@ mod tests {
     fn longer_rounds_verify_less_often_and_discard_more() {
         let recordings = random(3, 60, 0.6);
         let counts: Vec<Counts> =
-            (1..=8).map(|k| total(recordings.replay(&fixed(k)).expect("replays"))).collect();
+            (1..=8).map(|k| total(recordings.replay_counts(&fixed(k)).expect("replays"))).collect();
         assert!(
             counts.windows(2).all(|two| two[1].num_target_forwards <= two[0].num_target_forwards)
         );
@@ -296,7 +355,7 @@ mod tests {
     #[test]
     fn the_oracle_discards_nothing_and_verifies_least() {
         let recordings = random(4, 40, 0.7);
-        let oracle = total(recordings.replay_oracle());
+        let oracle = of(recordings.replay_oracle(&free()));
         // An accepted end token leaves the target's own token behind it without use.
         let ends = |response: &&Recording| {
             let last = response.places.last().expect("a token");
@@ -306,7 +365,7 @@ mod tests {
         assert!(num_behind_the_end > 0);
         assert_eq!(oracle.num_discarded, num_behind_the_end);
         oracle.check_forward_identity().expect("a forward a candidate");
-        let longest = total(recordings.replay(&fixed(8)).expect("replays"));
+        let longest = total(recordings.replay_counts(&fixed(8)).expect("replays"));
         assert!(oracle.num_target_forwards <= longest.num_target_forwards);
     }
 
@@ -323,7 +382,7 @@ mod tests {
     #[test]
     fn what_was_not_recorded_is_refused() {
         let mut recordings = random(6, 2, 0.5);
-        let refused = recordings.replay(&fixed(9));
+        let refused = recordings.replay_counts(&fixed(9));
         assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
         recordings.has_head = false;
         let rule = StopRuleConfig::RejectionThreshold {
@@ -331,6 +390,6 @@ mod tests {
             without_lag: false,
             bounds: Bounds { min: 1, max: 4 },
         };
-        assert_eq!(recordings.replay(&rule), Err(TheoryError::NoHeadRecorded));
+        assert_eq!(recordings.replay_counts(&rule), Err(TheoryError::NoHeadRecorded));
     }
 }

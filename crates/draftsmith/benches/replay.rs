@@ -36,8 +36,9 @@ fn main() {
             let totals: Vec<Counts> = settings
                 .par_iter()
                 .map(|config| {
-                    let counts =
-                        recordings.replay(config).expect("settings are within what was recorded");
+                    let counts = recordings
+                        .replay_counts(config)
+                        .expect("settings are within what was recorded");
                     counts.into_iter().sum()
                 })
                 .collect();

@@ -100,8 +100,9 @@ pub(crate) struct ResultRow {
     /// `tokens_per_second` over that of the target decoding alone; null where that was not measured.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) speedup: Option<f64>,
-    /// The speed-up the fitted cost model gives these counts, the measured prefill added on both sides, since the
-    /// model speaks of rounds only; null without a fit.
+    /// The speed-up that these rounds would have at average costs: of draft forwards and of verifications of so many rows,
+    /// over all settings together. The measured prefill is added on both sides, since costs are of rounds only; null
+    /// where nothing was timed.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
     /// Whether the tokens are the target's own, token for token; null only where it was not checked.

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, CostModel, Counts, EntropyThreshold, Recordings, StopRuleConfig,
-    cost_optimal,
+    AcceptanceSignal, Bounds, EntropyThreshold, Recordings, Spending, StopRuleConfig, cost_optimal,
+    seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -88,8 +88,8 @@ pub(crate) struct Choice {
 pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
     let max_length = recordings.max_length;
     let cost = |config: StopRuleConfig| -> Result<Choice> {
-        let counts = recordings.replay(&config)?;
-        let seconds_per_token = costs.of_rule(&config).seconds_per_token(&counts);
+        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
+        let seconds_per_token = seconds_per_token(&spent);
         Ok(Choice { name: StopRuleName::of(&config), config, seconds_per_token })
     };
     let mut choices: Vec<Choice> = settings(max_length, recordings.has_head)
@@ -127,27 +127,14 @@ pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
     cheapest.context("there is no rule to choose from")
 }
 
-/// Modelled seconds and kept tokens of each response.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Spent {
-    pub(crate) seconds: Vec<f64>,
-    pub(crate) tokens: Vec<f64>,
-}
-
-impl Spent {
-    /// What counts cost.
-    pub(crate) fn new(counts: &[Counts], costs: &CostModel) -> Self {
-        Self {
-            seconds: counts.iter().map(|counts| costs.seconds_of(counts)).collect(),
-            tokens: counts.iter().map(|counts| counts.num_tokens as f64).collect(),
-        }
+/// Seconds a token over some of the responses.
+pub(crate) fn per_token(spent: &[Spending], some: &[usize]) -> f64 {
+    let (mut seconds, mut num_tokens) = (0.0, 0);
+    for index in some {
+        seconds += spent[*index].seconds;
+        num_tokens += spent[*index].counts.num_tokens;
     }
-
-    /// Seconds a token over some of the responses.
-    pub(crate) fn per_token(&self, responses: &[usize]) -> f64 {
-        let sum = |of: &[f64]| responses.iter().map(|index| of[*index]).sum::<f64>();
-        sum(&self.seconds) / sum(&self.tokens)
-    }
+    seconds / num_tokens as f64
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Counts, Decoding, Draws, Oracle, Recordings, SeededDraws, StopRule, enumerate, law,
+    CostModel, Counts, Decoding, Draws, Oracle, Recordings, SeededDraws, StopRule, enumerate, law,
 };
 
 use super::tables::{Advanced, Advancing, Table};
@@ -69,13 +69,16 @@ impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
         let (tokens, recordings) = self.record(unused);
         for config in rules(MAX_LENGTH) {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
-            let replayed = recordings.replay(&config).expect("recorded").remove(0);
+            let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
         }
         let places = &recordings.responses[0].places;
         let is_mismatch = places.iter().map(|place| place.rollout.is_some()).collect();
         let decoded = self.decode(&mut Oracle::new(is_mismatch, MAX_LENGTH), unused);
-        assert_eq!(decoded, (tokens, recordings.replay_oracle().remove(0)));
+        assert_eq!(
+            decoded,
+            (tokens, recordings.replay_oracle(&CostModel::FREE.into()).remove(0).counts)
+        );
     }
 
     /// The joint law of tokens and counts, decoded and replayed.
@@ -87,7 +90,7 @@ impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
                 joint(self.decode(&mut *rule, draws))
             }));
             let replayed = law(recorded.iter().map(|((tokens, recordings), prob)| {
-                let counts = recordings.replay(&config).expect("recorded").remove(0);
+                let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
                 (joint((tokens.clone(), counts)), *prob)
             }));
             assert_same_law(&decoded, &replayed);

@@ -3,11 +3,13 @@
 use super::steps::fit_steps;
 use std::ops::Range;
 
-use super::{RecordedCandidate, RecordedPlace, Recordings};
-use crate::{AcceptanceSignal, Bounds, CostModel, CostOptimalConfig, StopRuleConfig, TheoryError};
+use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
+use crate::{AcceptanceSignal, Bounds, CostOptimalConfig, RoundCosts, StopRuleConfig, TheoryError};
 
 /// Steps towards the fixed point; a handful are enough.
 const MOST_STEPS: usize = 30;
+/// The price of a row, in its average cost.
+const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 /// Seconds a token that change by less than this share change no decision.
 const CLOSE_ENOUGH: f64 = 1e-9;
 
@@ -29,7 +31,7 @@ pub struct CostOptimum {
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
-    costs: &CostModel,
+    costs: &RoundCosts,
     bounds: Bounds,
 ) -> Result<CostOptimum, TheoryError> {
     if signal.needs().acceptance_prob && !recordings.has_head {
@@ -53,27 +55,35 @@ pub fn cost_optimal(
         }
     };
 
-    let mut seconds_per_token = costs.seconds_per_token(&recordings.plain());
+    let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
-    for _ in 0..MOST_STEPS {
-        let config = CostOptimalConfig {
-            signal,
-            least_worth: (costs.draft_seconds + costs.row_seconds) / seconds_per_token,
-            least_draw_worth: costs.row_seconds / seconds_per_token,
-            estimate: estimate.clone(),
-            draw_outlook: draw_outlook.clone(),
-            outlook: outlook.clone(),
-            initial_outlook,
-            bounds,
-        };
-        let counts = recordings.replay(&StopRuleConfig::CostOptimal(config.clone()))?;
-        let found = CostOptimum { config, seconds_per_token: costs.seconds_per_token(&counts) };
-        let change = (found.seconds_per_token / seconds_per_token - 1.0).abs();
-        seconds_per_token = found.seconds_per_token;
-        let is_better =
-            best.as_ref().is_none_or(|best| found.seconds_per_token < best.seconds_per_token);
-        best = if is_better { Some(found) } else { best };
-        if change < CLOSE_ENOUGH {
+    // Rows that cost in steps have no one price: several are tried.
+    for row_share in ROW_SHARES {
+        let row_seconds = row_share * costs.row_seconds();
+        let mut lambda = plain;
+        for _ in 0..MOST_STEPS {
+            let config = CostOptimalConfig {
+                signal,
+                least_worth: (costs.draft_seconds() + row_seconds) / lambda,
+                least_draw_worth: row_seconds / lambda,
+                estimate: estimate.clone(),
+                draw_outlook: draw_outlook.clone(),
+                outlook: outlook.clone(),
+                initial_outlook,
+                bounds,
+            };
+            let rule = StopRuleConfig::CostOptimal(config.clone());
+            let found = seconds_per_token(&recordings.replay(&rule, costs)?);
+            let change = (found / lambda - 1.0).abs();
+            lambda = found;
+            if best.as_ref().is_none_or(|best| found < best.seconds_per_token) {
+                best = Some(CostOptimum { config, seconds_per_token: found });
+            }
+            if change < CLOSE_ENOUGH {
+                break;
+            }
+        }
+        if row_seconds == 0.0 {
             break;
         }
     }
@@ -138,10 +148,14 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
-    use crate::Counts;
+    use crate::{CostModel, Counts};
 
     const COSTS: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+
+    fn cost(recordings: &Recordings, rule: &StopRuleConfig, costs: CostModel) -> f64 {
+        seconds_per_token(&recordings.replay(rule, &costs.into()).expect("replays"))
+    }
 
     fn bounds() -> Bounds {
         Bounds { min: 1, max: 8 }
@@ -153,16 +167,15 @@ mod tests {
         let fixed = (1..=8)
             .map(|candidate_length| {
                 let rule = StopRuleConfig::FixedLength { candidate_length };
-                COSTS.seconds_per_token(&recordings.replay(&rule).expect("replays"))
+                cost(&recordings, &rule, COSTS)
             })
             .fold(f64::INFINITY, f64::min);
         use AcceptanceSignal::{AcceptanceProb, Confidence, Entropy};
         for signal in [AcceptanceProb, Confidence, Entropy] {
-            let found = cost_optimal(&recordings, signal, &COSTS, bounds()).expect("fits");
+            let found = cost_optimal(&recordings, signal, &COSTS.into(), bounds()).expect("fits");
             assert!(found.seconds_per_token < fixed, "{signal:?}: {found:?} against {fixed}");
-            let again =
-                recordings.replay(&StopRuleConfig::CostOptimal(found.config)).expect("replays");
-            assert_eq!(COSTS.seconds_per_token(&again), found.seconds_per_token);
+            let again = cost(&recordings, &StopRuleConfig::CostOptimal(found.config), COSTS);
+            assert_eq!(again, found.seconds_per_token);
         }
     }
 
@@ -171,9 +184,11 @@ mod tests {
         let recordings = random(2, 100, 0.75);
         let num_drafted = |draft_seconds| {
             let costs = CostModel { draft_seconds, ..COSTS };
-            let found = cost_optimal(&recordings, AcceptanceSignal::Confidence, &costs, bounds());
+            let found =
+                cost_optimal(&recordings, AcceptanceSignal::Confidence, &costs.into(), bounds());
             let rule = StopRuleConfig::CostOptimal(found.expect("fits").config);
-            let counts: Counts = recordings.replay(&rule).expect("replays").into_iter().sum();
+            let counts: Counts =
+                recordings.replay_counts(&rule).expect("replays").into_iter().sum();
             counts.num_drafted
         };
         let counts = [0.0, 0.005, 0.02, 0.05, 0.1].map(num_drafted);
@@ -186,10 +201,10 @@ mod tests {
         let recordings = random(3, 200, 0.7);
         let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {
-            let found = cost_optimal(&recordings, signal, &costs, bounds()).expect("fits");
+            let found = cost_optimal(&recordings, signal, &costs.into(), bounds()).expect("fits");
             let seconds = |config: CostOptimalConfig| {
                 let rule = StopRuleConfig::CostOptimal(config);
-                costs.seconds_per_token(&recordings.replay(&rule).expect("replays"))
+                cost(&recordings, &rule, costs)
             };
             let drawn = CostOptimalConfig { least_draw_worth: 0.0, ..found.config.clone() };
             assert!(seconds(found.config) < seconds(drawn), "{signal:?}");
@@ -199,7 +214,7 @@ mod tests {
     #[test]
     fn nothing_recorded_fits_nothing() {
         let recordings = Recordings { responses: Vec::new(), ..random(4, 1, 0.5) };
-        let refused = cost_optimal(&recordings, AcceptanceSignal::Entropy, &COSTS, bounds());
+        let refused = cost_optimal(&recordings, AcceptanceSignal::Entropy, &COSTS.into(), bounds());
         assert_eq!(refused, Err(TheoryError::NothingRecorded));
     }
 }

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Recordings, bootstrap};
+use draftsmith_theory::{Counts, Recordings, Spending, bootstrap};
 
 use crate::commands::tune::{CostsEntry, LEVEL, NUM_RESAMPLES};
 use crate::console::Console;
@@ -17,7 +17,7 @@ use crate::results::{
     CostSource, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
 };
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::{Choice, Spent, best_of_each};
+use crate::sweep::{Choice, best_of_each, per_token};
 use crate::table::render_replay_table;
 
 /// Runs the stage.
@@ -41,8 +41,9 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>
             let machine = measured
                 .iter()
                 .find(|entry| (entry.drafter, entry.decoding) == (drafter, *decoding))
-                .map(|entry| (CostSource::Machine, entry.measured.costs));
-            for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::PAPER)]) {
+                .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
+            for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::paper())])
+            {
                 let sets = Sets { validation: &validation, test: &test, costs, seed: recipe.seed };
                 groups.push(sets.group(drafter, *decoding, source)?);
             }
@@ -101,7 +102,7 @@ impl Sets<'_> {
         let choices = best_of_each(self.validation, &self.costs)?;
         let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
         let fixed = self.spent(self.test, fixed.context("fixed lengths are among the rules")?)?;
-        let plain = Spent::new(&self.test.plain(), &self.costs.model);
+        let plain = self.test.plain(&self.costs.rounds);
         let perfect = self.validation.has_head.then(|| {
             let validation = self.validation.with_perfect_head();
             let choices = best_of_each(&validation, &self.costs)?;
@@ -121,15 +122,14 @@ impl Sets<'_> {
                     _ => None,
                 };
                 let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&fixed, spent, some));
-                let counts = self.test.replay(&choice.config)?.into_iter();
-                let counts: draftsmith_theory::Counts = counts.sum();
+                let counts: Counts = own.iter().map(|spent| spent.counts).sum();
                 let ceiling = most.map(|most| self.estimate(&most));
                 // A share of nothing, or of what may be nothing, says nothing.
                 let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
                 Ok(ReplayRow {
                     stop_rule: choice.name,
                     config: choice.config.clone(),
-                    speedup: self.estimate(&|some| plain.per_token(some) / own.per_token(some)),
+                    speedup: self.estimate(&|some| 1.0 + over(&plain, &own, some)),
                     gain: self.estimate(&gain),
                     verification_rate: counts.verification_rate(),
                     discard_rate: counts.discard_rate(),
@@ -141,14 +141,14 @@ impl Sets<'_> {
             })
             .collect::<Result<Vec<_>>>()?;
         let oracle = (decoding == DecodingName::Greedy).then(|| {
-            let oracle = Spent::new(&self.test.replay_oracle(), &self.costs.model);
+            let oracle = self.test.replay_oracle(&self.costs.mixed_rounds);
             self.estimate(&|some| over(&fixed, &oracle, some))
         });
         Ok(ReplayGroup {
             drafter,
             decoding,
             cost_source,
-            costs: self.costs.model,
+            costs: self.costs.rounds.line(),
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
@@ -157,9 +157,8 @@ impl Sets<'_> {
         })
     }
 
-    fn spent(&self, recordings: &Recordings, choice: &Choice) -> Result<Spent> {
-        let counts = recordings.replay(&choice.config)?;
-        Ok(Spent::new(&counts, &self.costs.of_rule(&choice.config)))
+    fn spent(&self, recordings: &Recordings, choice: &Choice) -> Result<Vec<Spending>> {
+        Ok(recordings.replay(&choice.config, &self.costs.of_rule(&choice.config))?)
     }
 
     fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
@@ -168,6 +167,6 @@ impl Sets<'_> {
 }
 
 /// How much faster one is than the other over some responses, minus 1.
-fn over(slow: &Spent, fast: &Spent, some: &[usize]) -> f64 {
-    slow.per_token(some) / fast.per_token(some) - 1.0
+fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 {
+    per_token(slow, some) / per_token(fast, some) - 1.0
 }

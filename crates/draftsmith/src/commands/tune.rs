@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use draftsmith_theory::{Counts, Decoding, Interval, bootstrap};
+use draftsmith_theory::{Counts, Decoding, Interval, bootstrap, seconds_per_token};
 use serde::{Deserialize, Serialize};
 
 use self::runtimes::RuntimeSetting;
@@ -24,7 +24,7 @@ use crate::pair::Pair;
 use crate::recipe::{Recipe, write_text};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::sweep::{Choice, Spent, best_of_each, cheapest};
+use crate::sweep::{Choice, best_of_each, cheapest, per_token};
 use crate::trained::Trained;
 use crate::tuned::{Tuned, TunedRule};
 
@@ -68,7 +68,7 @@ pub(crate) struct RuleGain {
 }
 
 /// Costs that were measured for a drafter and decoding.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredCosts {
     pub(crate) costs: Costs,
     /// Half the 95 % interval of the worst known cost, relative.
@@ -77,7 +77,7 @@ pub(crate) struct MeasuredCosts {
 }
 
 /// An entry of `costs.json`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostsEntry {
     pub(crate) drafter: DrafterName,
     pub(crate) decoding: DecodingName,
@@ -128,7 +128,7 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
         .map(|tuning| CostsEntry {
             drafter: tuning.drafter,
             decoding: tuning.decoding,
-            measured: tuning.costs,
+            measured: tuning.costs.clone(),
         })
         .collect();
     let dir = recipe.tuning_dir();
@@ -154,16 +154,14 @@ fn choose(
     measured: costs::Measurement,
     export: Option<PathBuf>,
 ) -> Result<(Tuning, TunedRule)> {
-    let (recordings, costs) = (&set.recordings, measured.costs);
-    let choices = best_of_each(recordings, &costs)?;
+    let (recordings, costs) = (&set.recordings, &measured.costs);
+    let choices = best_of_each(recordings, costs)?;
     let is_fixed = |choice: &&Choice| choice.name == StopRuleName::FixedLength;
     let fixed = choices.iter().find(is_fixed).context("fixed lengths are among the rules")?;
     let best = cheapest(&choices)?;
-    let spent = |choice: &Choice| -> Result<Spent> {
-        Ok(Spent::new(&recordings.replay(&choice.config)?, &costs.of_rule(&choice.config)))
-    };
+    let spent = |choice: &Choice| recordings.replay(&choice.config, &costs.of_rule(&choice.config));
     let fixed_spent = spent(fixed)?;
-    let plain = costs.model.seconds_per_token(&recordings.plain());
+    let plain = seconds_per_token(&recordings.plain(&costs.rounds));
     let num_prompts = recordings.responses.len();
     let interval = |num_resamples, level, statistic: &dyn Fn(&[usize]) -> f64| {
         bootstrap(num_prompts, num_resamples, recipe.seed, level, statistic)
@@ -172,7 +170,7 @@ fn choose(
         .iter()
         .map(|choice| {
             let own = spent(choice)?;
-            let gain = |some: &[usize]| fixed_spent.per_token(some) / own.per_token(some) - 1.0;
+            let gain = |some: &[usize]| per_token(&fixed_spent, some) / per_token(&own, some) - 1.0;
             Ok(RuleGain {
                 stop_rule: choice.name,
                 config: choice.config.clone(),
@@ -181,7 +179,7 @@ fn choose(
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let best_counts = recordings.replay(&best.config)?;
+    let best_counts = recordings.replay_counts(&best.config)?;
     let acceptance = |some: &[usize]| {
         some.iter().map(|index| best_counts[*index]).sum::<Counts>().acceptance_rate()
     };
@@ -198,14 +196,14 @@ fn choose(
         expected_gain: expected.context("the best rule is one of the rules")?,
         expected_acceptance_rate: interval(PROMISE_RESAMPLES, PROMISE_LEVEL, &acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,
-        costs: costs.of_rule(&best.config),
+        costs: costs.of_rule(&best.config).line(),
         num_prompts,
     };
     let tuning = Tuning {
         drafter,
         decoding: DecodingName::of(&decoding),
         costs: MeasuredCosts {
-            costs,
+            costs: costs.clone(),
             uncertainty: measured.uncertainty,
             num_passes: measured.num_passes,
         },
@@ -213,7 +211,7 @@ fn choose(
         num_tokens: recordings.num_tokens(),
         rules,
         chosen: best.name,
-        runtimes: runtimes::best_settings(recordings, drafter, decoding, &costs, fixed)?,
+        runtimes: runtimes::best_settings(recordings, drafter, decoding, costs, fixed)?,
         export,
     };
     Ok((tuning, rule))

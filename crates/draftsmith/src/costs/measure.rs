@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use draftsmith_theory::{
-    Bounds, CostModel, Decoding, DraftSignals, SeededDraws, SignalNeeds, StopRule, Trace,
+    Bounds, Decoding, DraftSignals, Draws, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule,
+    Trace,
 };
 
 use super::Costs;
@@ -11,9 +12,11 @@ use crate::decoders::Decoders;
 use crate::results::DrafterName;
 
 /// The round lengths that are timed; rounds of one length have the target read that many rows and one.
-const LENGTHS: [usize; 6] = [1, 2, 3, 4, 6, 8];
+const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
+/// How often prompts are decoded a pass with rounds of changing lengths.
+const MIXED_REPEATS: usize = 2;
 /// Passes over all prompts and lengths, at least.
 const LEAST_PASSES: usize = 5;
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
@@ -24,10 +27,10 @@ const CLOSE_ENOUGH: f64 = 0.02;
 const NUM_TOKENS: usize = 32;
 
 /// Costs, and how well they are known.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Measurement {
     pub(crate) costs: Costs,
-    /// Half the 95 % interval of the worst known of t_draft, t_target and t_row, relative to it.
+    /// Half the 95 % interval of the worst known of a draft forward's time and those of verifications, relative to it.
     pub(crate) uncertainty: f64,
     /// Passes taken.
     pub(crate) num_passes: usize,
@@ -70,7 +73,7 @@ fn passes(
         }
         passes.push(Pass::run(decoders, drafter, decoding, prompts)?);
         if passes.len() >= LEAST_PASSES {
-            let measurement = Measurement::of(&passes);
+            let measurement = Measurement::of(&passes)?;
             if measurement.uncertainty <= CLOSE_ENOUGH || passes.len() >= MOST_PASSES {
                 return Ok(measurement);
             }
@@ -79,28 +82,37 @@ fn passes(
 }
 
 impl Measurement {
-    fn of(passes: &[Pass]) -> Self {
-        let column = |of: fn(&Pass) -> f64| Summary::of(passes.iter().map(of).collect());
-        let draft = column(|pass| pass.draft_seconds);
-        let target = column(|pass| pass.target_seconds);
-        let row = column(|pass| pass.row_seconds);
-        let extra = |of: fn(&Pass) -> f64| column(of).median.max(0.0);
+    fn of(passes: &[Pass]) -> Result<Self> {
+        let column = |of: &dyn Fn(&Pass) -> f64| Summary::of(passes.iter().map(of).collect());
+        let draft = column(&|pass| pass.draft_seconds);
+        // Lengths that every pass met.
+        let verify = (0..=LENGTHS.len())
+            .filter(|index| passes.iter().all(|pass| pass.verify_seconds[*index].is_some()))
+            .map(|index| {
+                let rows = if index == 0 { 1 } else { LENGTHS[index - 1] + 1 };
+                let of = move |pass: &Pass| pass.verify_seconds[index].unwrap_or_default();
+                (rows, column(&of))
+            })
+            .collect::<Vec<_>>();
+        if verify.len() < 3 {
+            bail!(
+                "the prompts' answers are too short to measure costs on: \
+                 rounds of two lengths are needed"
+            );
+        }
+        let extra = |of: &dyn Fn(&Pass) -> f64| column(of).median.max(0.0);
+        let points = verify.iter().map(|(rows, summary)| (*rows, summary.median)).collect();
+        let plain_seconds = verify[0].1.median;
         let costs = Costs {
-            model: CostModel {
-                draft_seconds: draft.median,
-                target_seconds: target.median,
-                row_seconds: row.median,
-            },
-            head_seconds: extra(|pass| pass.head_seconds),
-            confidence_seconds: extra(|pass| pass.confidence_seconds),
-            entropy_seconds: extra(|pass| pass.entropy_seconds),
+            rounds: RoundCosts::from_points(draft.median, points)?,
+            mixed_rounds: mixed_costs(passes, plain_seconds)?,
+            head_seconds: extra(&|pass| pass.head_seconds),
+            confidence_seconds: extra(&|pass| pass.confidence_seconds),
+            entropy_seconds: extra(&|pass| pass.entropy_seconds),
         };
-        // The row's cost is small where forwards are dear: what counts is what it adds to a round.
-        let round = target.median + row.median;
-        let of_round = |summary: &Summary| summary.half_width / round;
-        let uncertainty =
-            (draft.half_width / draft.median).max(of_round(&target)).max(of_round(&row));
-        Self { costs, uncertainty, num_passes: passes.len() }
+        let all = verify.iter().map(|(_, summary)| summary).chain([&draft]);
+        let uncertainty = all.map(|known| known.half_width / known.median).fold(0.0, f64::max);
+        Ok(Self { costs, uncertainty, num_passes: passes.len() })
     }
 }
 
@@ -131,14 +143,16 @@ fn median(sorted: &[f64]) -> f64 {
 }
 
 /// One pass over all prompts, lengths and signals.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Pass {
     draft_seconds: f64,
-    target_seconds: f64,
-    row_seconds: f64,
+    /// Of one row, by the target alone, and of each of the lengths; None where no round had it.
+    verify_seconds: Vec<Option<f64>>,
     head_seconds: f64,
     confidence_seconds: f64,
     entropy_seconds: f64,
+    /// Rounds of changing lengths.
+    mixed_rounds: Vec<Round>,
 }
 
 impl Pass {
@@ -153,49 +167,56 @@ impl Pass {
             let mut timed = Timed::default();
             for (number, prompt) in prompts.iter().enumerate() {
                 let mut draws = SeededDraws::new(number as u64, &["costs"]);
-                let mut rule = Probe { length, needs };
-                let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
+                let found = if length == 0 {
+                    decoders.decode_plain(decoding, prompt, &mut draws)?
+                } else {
+                    let mut rule = Probe { lengths: Lengths::One(length), length, needs };
+                    decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?
+                };
                 timed.add(&found.trace, length);
             }
             Ok(timed.sorted())
         };
         let none = SignalNeeds::default();
-        let mut points = Vec::with_capacity(LENGTHS.len());
+        let mut verify_seconds = vec![time(0, none)?.verification()];
         let mut draft_seconds = Vec::new();
         let mut plain_draft = 0.0;
         for length in LENGTHS {
             let timed = time(length, none)?;
-            if let Some((draft, verify)) = timed.medians() {
-                points.push(((length + 1) as f64, verify));
+            verify_seconds.push(timed.verification());
+            if let Some(draft) = timed.draft_forward() {
                 draft_seconds.push(draft);
                 if length == SIGNAL_LENGTH {
                     plain_draft = draft;
                 }
             }
         }
-        if points.len() < 2 {
-            bail!(
-                "the prompts' answers are too short to measure costs on: \
-                 rounds of two lengths are needed"
-            );
-        }
+        draft_seconds.sort_by(f64::total_cmp);
         let mut extra = |needs| -> Result<f64> {
             let timed = time(SIGNAL_LENGTH, needs)?;
-            Ok(timed.medians().map_or(0.0, |(draft, _)| draft - plain_draft))
+            Ok(timed.draft_forward().map_or(0.0, |draft| draft - plain_draft))
         };
-        let (target_seconds, row_seconds) = line(&points);
-        draft_seconds.sort_by(f64::total_cmp);
+        let head_seconds =
+            if has_head { extra(SignalNeeds { acceptance_prob: true, ..none })? } else { 0.0 };
+        let confidence_seconds = extra(SignalNeeds { confidence: true, ..none })?;
+        let entropy_seconds = extra(SignalNeeds { entropy: true, ..none })?;
+        let mut mixed_rounds = Vec::new();
+        for repeat in 0..MIXED_REPEATS {
+            for (number, prompt) in prompts.iter().enumerate() {
+                let mut draws = SeededDraws::new(number as u64, &["costs"]);
+                let order = SeededDraws::new((repeat * prompts.len() + number) as u64, &["mixed"]);
+                let mut rule = Probe { lengths: Lengths::Mixed(order), length: 1, needs: none };
+                let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
+                mixed_rounds.extend(found.trace.rounds);
+            }
+        }
         Ok(Self {
-            draft_seconds: median(&draft_seconds),
-            target_seconds,
-            row_seconds,
-            head_seconds: if has_head {
-                extra(SignalNeeds { acceptance_prob: true, ..none })?
-            } else {
-                0.0
-            },
-            confidence_seconds: extra(SignalNeeds { confidence: true, ..none })?,
-            entropy_seconds: extra(SignalNeeds { entropy: true, ..none })?,
+            draft_seconds: if draft_seconds.is_empty() { 0.0 } else { median(&draft_seconds) },
+            verify_seconds,
+            head_seconds,
+            confidence_seconds,
+            entropy_seconds,
+            mixed_rounds,
         })
     }
 }
@@ -211,7 +232,9 @@ struct Timed {
 impl Timed {
     fn add(&mut self, trace: &Trace, length: usize) {
         for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
-            self.draft.push(round.draft_time.as_secs_f64() / round.num_draft_forwards as f64);
+            if round.num_draft_forwards > 0 {
+                self.draft.push(round.draft_time.as_secs_f64() / round.num_draft_forwards as f64);
+            }
             self.verify.push(round.verify_time.as_secs_f64());
         }
     }
@@ -222,35 +245,45 @@ impl Timed {
         self
     }
 
-    /// Of a draft forward and a verification; None without rounds.
-    fn medians(&self) -> Option<(f64, f64)> {
-        (!self.draft.is_empty()).then(|| (median(&self.draft), median(&self.verify)))
+    /// The median of a draft forward; None without one.
+    fn draft_forward(&self) -> Option<f64> {
+        (!self.draft.is_empty()).then(|| median(&self.draft))
+    }
+
+    /// The median of a verification; None without one.
+    fn verification(&self) -> Option<f64> {
+        (!self.verify.is_empty()).then(|| median(&self.verify))
     }
 }
 
-/// Intercept and slope, neither negative, of the line through points with the least squared relative errors.
-fn line(points: &[(f64, f64)]) -> (f64, f64) {
-    let weight = |y: f64| 1.0 / (y * y);
-    let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
-        points.iter().map(|(x, y)| weight(*y) * of(*x, *y)).sum()
-    };
-    let (w, x, y) = (sum(&|_, _| 1.0), sum(&|x, _| x), sum(&|_, y| y));
-    let (xx, xy) = (sum(&|x, _| x * x), sum(&|x, y| x * y));
-    let slope = ((w * xy - x * y) / (w * xx - x * x)).max(0.0);
-    let intercept = (y - slope * x) / w;
-    if intercept >= 0.0 { (intercept, slope) } else { (0.0, xy / xx) }
-}
-
-/// Rounds of one length whose signals are asked for and not looked at.
-#[derive(Debug, Clone, Copy)]
+/// Rounds whose signals are asked for and not looked at.
+#[derive(Debug, Clone)]
 struct Probe {
+    lengths: Lengths,
+    /// This round's.
     length: usize,
     needs: SignalNeeds,
 }
 
+/// How long rounds are.
+#[derive(Debug, Clone)]
+enum Lengths {
+    /// All the same.
+    One(usize),
+    /// Each any of those that are measured.
+    Mixed(SeededDraws),
+}
+
 impl StopRule for Probe {
     fn bounds(&self) -> Bounds {
-        Bounds { min: self.length, max: self.length }
+        Bounds { min: 1, max: LENGTHS[LENGTHS.len() - 1] }
+    }
+
+    fn begin_round(&mut self) {
+        self.length = match &mut self.lengths {
+            Lengths::One(length) => *length,
+            Lengths::Mixed(draws) => LENGTHS[draws.categorical(&[1.0; LENGTHS.len()])],
+        };
     }
 
     fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
@@ -262,21 +295,31 @@ impl StopRule for Probe {
     }
 }
 
+/// The medians over rounds of changing lengths; of one row, `plain_seconds`.
+fn mixed_costs(passes: &[Pass], plain_seconds: f64) -> Result<RoundCosts> {
+    let rounds = || passes.iter().flat_map(|pass| &pass.mixed_rounds);
+    let sorted = |mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        seconds
+    };
+    let of_forward =
+        |round: &Round| round.draft_time.as_secs_f64() / round.num_draft_forwards as f64;
+    let draft = rounds().filter(|round| round.num_draft_forwards > 0).map(of_forward).collect();
+    let verify = |length: usize| {
+        let alike = rounds().filter(|round| round.num_drafted == length);
+        let seconds = sorted(alike.map(|round| round.verify_time.as_secs_f64()).collect());
+        (!seconds.is_empty()).then(|| (length + 1, median(&seconds)))
+    };
+    let mut points = vec![(1, plain_seconds)];
+    points.extend(LENGTHS.into_iter().filter_map(verify));
+    let draft: Vec<f64> = sorted(draft);
+    let draft_seconds = if draft.is_empty() { 0.0 } else { median(&draft) };
+    Ok(RoundCosts::from_points(draft_seconds, points)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_is_found_again_and_never_costs_less_than_nothing() {
-        let points = [2.0, 3.0, 5.0, 9.0].map(|x| (x, 0.2 + 0.05 * x));
-        let (intercept, slope) = line(&points);
-        // Four points of a line, in f64.
-        assert!((intercept - 0.2).abs() < 1e-12 && (slope - 0.05).abs() < 1e-12);
-        let (intercept, slope) = line(&[(2.0, 1.0), (4.0, 0.9)]);
-        assert!(slope == 0.0 && intercept > 0.9);
-        let (intercept, slope) = line(&[(2.0, 1.0), (4.0, 3.0)]);
-        assert!(intercept == 0.0 && slope > 0.5);
-    }
 
     #[test]
     fn a_slow_pass_does_not_move_the_summary() {

@@ -18,7 +18,7 @@ pub(crate) struct ReplayGroup {
     pub(crate) decoding: DecodingName,
     /// Whose costs these are.
     pub(crate) cost_source: CostSource,
-    /// Seconds a draft forward, a target forward and a verified row take, for rules that read nothing.
+    /// Seconds a draft forward, a target forward and a verified row take, for rules that read nothing; rows on average.
     pub(crate) costs: CostModel,
     /// Prompts the settings were chosen on.
     pub(crate) num_validation_prompts: usize,

@@ -4,10 +4,13 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use draftsmith_data::Prompt;
-use draftsmith_theory::{CostModel, Decoding, Fit, Observation, Trace};
+use draftsmith_theory::{
+    CostModel, Decoding, Fit, Observation, Round, RoundCosts, StopRuleConfig, Trace,
+};
 
 use super::measure::{Bench, Measured};
 use super::promise::promises;
+use super::settings::Setting;
 use super::{Dataset, Plan};
 use crate::agreement::Agreement;
 use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
@@ -88,15 +91,38 @@ impl<'a> Group<'a> {
         drafters.filter_map(fit).collect()
     }
 
+    /// What rounds cost under each setting, all prompts pooled: verifications of so many rows over all settings of its
+    /// drafter and the target alone, draft forwards over the settings whose rules read the same signals.
+    fn round_costs(&self) -> Vec<Option<RoundCosts>> {
+        let rounds_of = |belongs: &dyn Fn(&Setting) -> bool| -> Vec<Round> {
+            let settings = self.plan.settings.iter().zip(&self.runs);
+            let runs = settings.filter(|(setting, _)| belongs(setting)).flat_map(|(_, runs)| runs);
+            runs.flat_map(|run| &run.trace.rounds).copied().collect()
+        };
+        let needs = |setting: &Setting| setting.rule.as_ref().map(StopRuleConfig::needs);
+        let costs = |setting: &Setting| {
+            let drafters = [DrafterName::None, setting.drafter];
+            let all =
+                RoundCosts::of_rounds(&rounds_of(&|other| drafters.contains(&other.drafter)))?;
+            let alike = rounds_of(&|other| {
+                (other.drafter, needs(other)) == (setting.drafter, needs(setting))
+            });
+            let draft_seconds = RoundCosts::of_rounds(&alike)?.draft_seconds();
+            Some(all.with_draft_seconds(draft_seconds))
+        };
+        self.plan.settings.iter().map(costs).collect()
+    }
+
     /// Rows over all prompts, and over each category where there are several.
-    fn rows(&self, fits: &[(DrafterName, Fit)]) -> Vec<ResultRow> {
-        let mut rows = self.category_rows(ALL_CATEGORIES, fits, |_| true);
+    fn rows(&self) -> Vec<ResultRow> {
+        let costs = &self.round_costs();
+        let mut rows = self.category_rows(ALL_CATEGORIES, costs, |_| true);
         let prompts = &self.dataset.prompts;
         let categories: BTreeSet<&str> =
             prompts.iter().filter_map(|prompt| prompt.category.as_deref()).collect();
         if categories.len() > 1 {
             for category in categories {
-                rows.extend(self.category_rows(category, fits, |run| {
+                rows.extend(self.category_rows(category, costs, |run| {
                     prompts[run.prompt].category.as_deref() == Some(category)
                 }));
             }
@@ -107,7 +133,7 @@ impl<'a> Group<'a> {
     fn category_rows(
         &self,
         category: &str,
-        fits: &[(DrafterName, Fit)],
+        costs: &[Option<RoundCosts>],
         belongs: impl Fn(&Measured) -> bool,
     ) -> Vec<ResultRow> {
         let traces: Vec<(usize, Trace)> = self
@@ -121,10 +147,6 @@ impl<'a> Group<'a> {
         let plain = &traces[0].1;
         let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
             let setting = &self.plan.settings[index];
-            let fit = match setting.drafter {
-                DrafterName::None => fits.first(),
-                drafter => fits.iter().find(|(of, _)| *of == drafter),
-            };
             let context = RowContext {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -134,8 +156,9 @@ impl<'a> Group<'a> {
                 decoding: self.plan.decoding,
                 num_prompts: *num_prompts,
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
-                modelled_speedup: fit.map(|(_, fit)| {
-                    modelled_tokens_per_second(trace, fit) / modelled_tokens_per_second(plain, fit)
+                modelled_speedup: costs[index].as_ref().map(|costs| {
+                    modelled_tokens_per_second(trace, costs)
+                        / modelled_tokens_per_second(plain, costs)
                 }),
                 // A sampled output is another draw of the same law: nothing to compare it with.
                 lossless: (self.plan.decoding == Decoding::Greedy).then_some(self.lossless[index]),
@@ -167,9 +190,9 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Tokens a second with rounds as the cost model times them, and prefill as it was measured.
-fn modelled_tokens_per_second(trace: &Trace, fit: &Fit) -> f64 {
-    let decode = fit.model.seconds(&Observation::from(trace));
+/// Tokens a second with rounds at what they cost on average, and prefill as it was measured.
+fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> f64 {
+    let decode = costs.seconds(&trace.rounds);
     trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode)
 }
 
@@ -197,7 +220,7 @@ impl Evaluated {
             return Ok(());
         }
         let fits = group.fits();
-        self.rows.extend(group.rows(&fits));
+        self.rows.extend(group.rows());
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.plan.decoding,

@@ -131,7 +131,7 @@ fn replay_counts_what_evaluation_counts() {
         assert_eq!(test.ids.len(), 4, "two prompts and two turns");
         assert_eq!(test.recordings.has_head, row.drafter == DrafterName::Draft);
         let replayed: Counts =
-            test.recordings.replay(&rule(row)).expect("replays").into_iter().sum();
+            test.recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum();
         assert_eq!(replayed, counts(row), "{:?} {:?}", row.drafter, rule(row));
         num_compared += 1;
     }

@@ -1,7 +1,7 @@
 //! What runtimes that cannot load a head can be told, and the best of it for this pair.
 
 use anyhow::Result;
-use draftsmith_theory::{Bounds, Decoding, Recordings, StopRuleConfig};
+use draftsmith_theory::{Bounds, Decoding, Recordings, StopRuleConfig, seconds_per_token};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -49,7 +49,7 @@ pub(super) fn best_settings(
     let is_recorded = |family: &Family| decoding == Decoding::Greedy || !family.drafts_greedily;
     let best = |family: Family| -> Result<RuntimeSetting> {
         let costs = |config: &StopRuleConfig| -> Result<f64> {
-            Ok(costs.of_rule(config).seconds_per_token(&recordings.replay(config)?))
+            Ok(seconds_per_token(&recordings.replay(config, &costs.of_rule(config))?))
         };
         let seconds = family.rules.par_iter().map(costs).collect::<Result<Vec<f64>>>()?;
         let (index, least) = seconds

@@ -7,7 +7,8 @@ use crate::results::{DrafterName, Estimate};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
-    let costs = tuning.costs.costs;
+    let costs = &tuning.costs.costs;
+    let line = costs.rounds.line();
     let micro = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
     let mut text = format!(
         "{}, {}: {} prompts, {} tokens\n",
@@ -20,11 +21,12 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
         tuning.num_tokens,
     );
     text += &format!(
-        "a draft forward {}, a target forward {} and {} a row; head {}, confidence {}, entropy {} more\n\
+        "a draft forward {}, a target forward of one row {}, a row more {} on average; \n\
+         with the head {} more a draft forward, confidence {}, entropy {}\n\
          (known to {:.1} % after {} passes)\n",
-        micro(costs.model.draft_seconds),
-        micro(costs.model.target_seconds),
-        micro(costs.model.row_seconds),
+        micro(line.draft_seconds),
+        micro(costs.rounds.verify_seconds(1)),
+        micro(line.row_seconds),
         micro(costs.head_seconds),
         micro(costs.confidence_seconds),
         micro(costs.entropy_seconds),
