@@ -1,14 +1,14 @@
 //! What every training is put together from: optimiser, schedule, first weights, burn-train's
-//! supervised training around our loop, its directory, and the record in `config.json`.
+//! supervised training around our loop, its directory, one call's share of it, and the record in
+//! `config.json`.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Tensor, TensorData};
-use burn_train::checkpoint::KeepLastNCheckpoints;
+use burn::tensor::{Tensor, TensorData};
 use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn_train::renderer::MetricsRenderer;
 use burn_train::{
@@ -17,10 +17,12 @@ use burn_train::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSource, Loader};
-use crate::epochs::{EpochLoop, History, Trainee};
+use crate::batches::{BatchSource, Loader, Start};
+use crate::checkpoint::{self, Standing};
+use crate::epochs::{EpochLoop, History, Saving, Trainee, Trainer};
 use crate::error::TrainError;
 use crate::metrics::{ScoreMetric, ScoreSlot};
+use crate::renderer::SilentRenderer;
 use crate::schedule::CosineWithWarmUp;
 
 /// AdamW's settings and its schedule's. All are explicit: burn's defaults are not torch's.
@@ -34,9 +36,9 @@ pub(crate) struct Optimiser {
 }
 
 impl Optimiser {
-    /// A learner for `model`, for `num_steps` steps.
-    pub(crate) fn learner<L: Trainee>(&self, model: L, num_steps: usize) -> Learner<L> {
-        Learner::new(
+    /// A trainer of `model` for `num_steps` steps.
+    pub(crate) fn trainer<L: Trainee>(&self, model: L, num_steps: usize) -> Trainer<L> {
+        Trainer::new(
             model,
             AdamWConfig::new()
                 .with_beta_1(self.beta_1 as f32)
@@ -51,50 +53,145 @@ impl Optimiser {
     }
 }
 
-/// One run of the loop: what it needs besides the learner.
+/// How long a run goes on by default before it saves its state again.
+const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// One call's share of a training: where its state is kept, how far it may go, and whom it tells.
+pub struct Stint<'a> {
+    /// The directory of the training's state and metrics.
+    pub checkpoint_dir: &'a Path,
+    /// Names all that the training depends on: settings, seed, models and rows. A state with
+    /// another fingerprint is removed.
+    pub fingerprint: &'a str,
+    /// The most optimiser steps of this call; no bound if absent.
+    pub max_steps: Option<usize>,
+    /// The least time between two saved states, where no epoch ends: 60 s. Where saving takes more
+    /// than a fiftieth of it, saving is rarer.
+    pub save_interval: Duration,
+    /// Is told of progress.
+    pub renderer: Box<dyn MetricsRenderer>,
+    /// Stops it.
+    pub interrupter: Interrupter,
+}
+
+impl<'a> Stint<'a> {
+    /// To the training's end, silently.
+    pub fn new(checkpoint_dir: &'a Path, fingerprint: &'a str) -> Self {
+        Self {
+            checkpoint_dir,
+            fingerprint,
+            max_steps: None,
+            save_interval: SAVE_INTERVAL,
+            renderer: Box::new(SilentRenderer),
+            interrupter: Interrupter::new(),
+        }
+    }
+}
+
+/// What a call of a trainer leaves.
+#[derive(Debug)]
+pub enum Ending<T> {
+    /// It reached its end.
+    Finished(T),
+    /// It was stopped before; a state to go on from is saved.
+    Stopped {
+        /// What is best so far; none before an epoch was whole.
+        best: Option<T>,
+        /// Optimiser steps taken, since training began.
+        num_steps: usize,
+        /// Those of the whole training.
+        num_planned_steps: usize,
+    },
+}
+
+impl<T> Ending<T> {
+    /// What a run of `num_planned_steps` left, of which `trained` makes what the caller wants, given
+    /// the best weights and their place among the epochs.
+    pub(crate) fn new<L: Trainee>(
+        history: History<L>,
+        num_planned_steps: usize,
+        trained: impl FnOnce(L::Part, usize, Standing<L::Scores>, bool) -> T,
+    ) -> Self {
+        let History { standing, best, interrupted } = history;
+        let num_steps = standing.num_steps;
+        let best = best
+            .zip(standing.best)
+            .map(|(part, place)| trained(part, place, standing, interrupted));
+        if interrupted {
+            return Self::Stopped { best, num_steps, num_planned_steps };
+        }
+        Self::Finished(best.expect("an epoch that was run to its end was validated"))
+    }
+
+    /// What is best, finished or not.
+    pub fn best(self) -> Option<T> {
+        match self {
+            Self::Finished(best) => Some(best),
+            Self::Stopped { best, .. } => best,
+        }
+    }
+}
+
+/// One run of the loop: what it needs besides the trainer.
 pub(crate) struct Fit<'a, S> {
     pub(crate) training: Loader<S>,
     pub(crate) validation: Loader<S>,
-    /// The number that `training` takes its epoch from.
-    pub(crate) epoch: Arc<AtomicU64>,
+    /// Where `training` begins.
+    pub(crate) start: Start,
     pub(crate) num_epochs: usize,
-    pub(crate) device: Device,
-    pub(crate) checkpoint_dir: &'a Path,
     /// What is trained, for logs.
     pub(crate) label: &'static str,
-    pub(crate) renderer: Box<dyn MetricsRenderer>,
-    pub(crate) interrupter: Interrupter,
+    pub(crate) stint: Stint<'a>,
 }
 
 impl<S: BatchSource> Fit<'_, S> {
-    /// Trains. The history has a best epoch.
-    pub(crate) fn run<L>(self, learner: Learner<L>) -> Result<History<L>, TrainError>
+    /// Trains, from the state that was saved if there is one. A history that was not interrupted has
+    /// a best epoch.
+    pub(crate) fn run<L>(self, trainer: Trainer<L>) -> Result<History<L>, TrainError>
     where
         L: Trainee<Batch = S::Batch>,
-        <L as TrainStep>::Output: Adaptor<LossInput>,
-        <L as InferenceStep>::Output: Adaptor<LossInput>,
+        <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
+        <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
     {
-        prepare_dir(self.checkpoint_dir)?;
+        let Stint { checkpoint_dir, fingerprint, max_steps, save_interval, renderer, interrupter } =
+            self.stint;
+        let trainer = match checkpoint::load(checkpoint_dir, fingerprint)? {
+            Some(state) => trainer.resumed(state, checkpoint_dir)?,
+            None => {
+                clear_dir(checkpoint_dir)?;
+                trainer
+            }
+        };
+        make_dir(checkpoint_dir)?;
+        let learner = Learner::new(
+            trainer.model.clone(),
+            trainer.optimizer.clone(),
+            trainer.schedule.clone(),
+        );
         let slot = ScoreSlot::default();
         let outcome = Arc::new(Mutex::new(None));
         let strategy = EpochLoop {
-            device: self.device,
-            epoch: self.epoch,
+            trainer: Mutex::new(Some(trainer)),
+            start: self.start,
             slot: slot.clone(),
+            saving: Saving {
+                dir: checkpoint_dir.to_path_buf(),
+                fingerprint: fingerprint.to_owned(),
+                interval: save_interval,
+            },
+            max_steps,
             outcome: outcome.clone(),
         };
         let supervised = SupervisedTraining::new(
-            self.checkpoint_dir,
+            checkpoint_dir,
             Arc::new(self.training),
             Arc::new(self.validation),
         )
         // The default one installs a global subscriber and a panic hook.
         .with_application_logger(None)
-        .with_default_checkpointers()
-        .with_checkpointing_strategy(KeepLastNCheckpoints::new(1))
         .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
-        .with_interrupter(self.interrupter)
-        .renderer(self.renderer)
+        .with_interrupter(interrupter)
+        .renderer(renderer)
         .num_epochs(self.num_epochs)
         .label(self.label)
         .metric_train_numeric(LossMetric::new())
@@ -114,9 +211,9 @@ impl<S: BatchSource> Fit<'_, S> {
     }
 }
 
-/// Makes the directory and clears what burn-train leaves in one: it reads old epochs' metrics as
-/// if they were this run's.
-fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
+/// Clears what an earlier training left: burn-train reads old epochs' metrics as if they were this
+/// one's.
+fn clear_dir(dir: &Path) -> Result<(), TrainError> {
     for name in ["checkpoint", "train", "valid"] {
         let path = dir.join(name);
         match std::fs::remove_dir_all(&path) {
@@ -126,7 +223,11 @@ fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
             _ => {}
         }
     }
-    // burn-train ignores that it cannot make a directory and panics at the first file in it.
+    Ok(())
+}
+
+/// Makes the directory: burn-train ignores that it cannot, and panics at the first file in it.
+fn make_dir(dir: &Path) -> Result<(), TrainError> {
     for path in [dir.to_path_buf(), dir.join("checkpoint"), dir.join("train"), dir.join("valid")] {
         std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
             action: "create",
