@@ -4,13 +4,13 @@
 //! validation batch, keeps no best model in memory, cannot end with an error of ours and saves at
 //! the ends of epochs only; this one is a strategy in its place, with the same events and metrics.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::LrScheduler;
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, ModuleOptimizer};
+use burn::optim::GradientsAccumulator;
 use burn::tensor::Tensor;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
@@ -22,10 +22,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::batches::{Start, TrainingBatch};
-use crate::checkpoint::{self, Standing, State, broken, record};
+use crate::checkpoint::{self, Standing, broken};
 use crate::error::{TrainError, to_host};
 use crate::metrics::{Score, ScoreSlot};
-use crate::schedule::CosineWithWarmUp;
+use crate::trainer::Trainer;
 
 /// The share of the time that saving states may take: none is saved before so many times what the
 /// last one took has gone by.
@@ -99,54 +99,6 @@ pub(crate) struct History<L: Trainee> {
 /// How a run ended, once it has.
 pub(crate) type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
 
-/// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
-pub(crate) struct Trainer<L: Trainee> {
-    /// On the device, with autodiff.
-    pub(crate) model: L,
-    pub(crate) optimizer: ModuleOptimizer,
-    pub(crate) schedule: CosineWithWarmUp,
-    pub(crate) standing: Standing<L::Scores>,
-    pub(crate) best: Option<L::Part>,
-}
-
-impl<L: Trainee> Trainer<L> {
-    /// One that has not begun.
-    pub(crate) fn new(model: L, optimizer: ModuleOptimizer, schedule: CosineWithWarmUp) -> Self {
-        Self { model, optimizer, schedule, standing: Standing::default(), best: None }
-    }
-
-    /// The same training as far as `state`, which was read from `dir`.
-    pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
-        let State { standing, model, optimizer, best } = state;
-        let failed = |error: burn::store::RecordError| broken(dir, error.to_string());
-        let best = match best {
-            Some(bytes) => {
-                let part = self.model.valid().part();
-                let read = burn::store::ModuleRecord::from_bytes(record(bytes));
-                Some(read.and_then(|read| part.try_load_record(read)).map_err(failed)?)
-            }
-            None => None,
-        };
-        let model = burn::store::ModuleRecord::from_bytes(record(model))
-            .and_then(|read| self.model.try_load_record(read))
-            .map_err(failed)?;
-        let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed)?;
-        let schedule = self.schedule.after(standing.num_steps);
-        Ok(Self { model, optimizer, schedule, standing, best })
-    }
-
-    /// What resumes it; between steps only.
-    fn state(&self) -> Result<State<L::Scores>, burn::store::RecordError> {
-        let best = self.best.clone().map(|best| best.into_record().into_bytes()).transpose()?;
-        Ok(State {
-            standing: self.standing.clone(),
-            model: self.model.clone().into_record().into_bytes()?.to_vec(),
-            optimizer: self.optimizer.into_bytes()?.to_vec(),
-            best: best.map(|bytes| bytes.to_vec()),
-        })
-    }
-}
-
 /// The strategy: what the loop needs besides burn-train's components, and where it leaves its
 /// result.
 pub(crate) struct EpochLoop<L: Trainee> {
@@ -163,7 +115,7 @@ pub(crate) struct EpochLoop<L: Trainee> {
 /// Where and how often states are saved.
 #[derive(Debug, Clone)]
 pub(crate) struct Saving {
-    pub(crate) dir: std::path::PathBuf,
+    pub(crate) dir: PathBuf,
     pub(crate) fingerprint: String,
     pub(crate) interval: Duration,
 }

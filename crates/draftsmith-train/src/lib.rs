@@ -24,6 +24,8 @@
 //! | `metrics` | validation scores as burn-train's metrics |
 //! | `epochs` | the loop: train, validate, keep the best, save, stop |
 //! | `checkpoint` | the state from which a training goes on as if it had never stopped |
+//! | `trainer` | all that training changes, to and from such a state |
+//! | `stint` | one call's share of a training: where, how far, and what it leaves |
 //! | `fit` | what every training is put together from |
 //! | `train_head`, `train_adapter` | all of it put together |
 //! | [`renderer`] | what a caller needs to show progress |
@@ -51,12 +53,14 @@ mod resuming;
 mod rows;
 mod schedule;
 mod soft_cross_entropy;
+mod stint;
 #[cfg(test)]
 mod test_pair;
 #[cfg(test)]
 mod test_runs;
 mod train_adapter;
 mod train_head;
+mod trainer;
 
 pub use adapter_scores::AdapterScores;
 pub use adapter_training::{AdapterTraining, ExitLayers};
@@ -64,8 +68,8 @@ pub use burn_train::Interrupter;
 pub use checkpoint::{Resumption, discard};
 pub use epochs::EpochScores;
 pub use error::TrainError;
-pub use fit::{Ending, Stint};
 pub use head_training::HeadTraining;
 pub use rows::is_held_out;
+pub use stint::{Ending, Stint};
 pub use train_adapter::{TrainedAdapter, train_adapter};
 pub use train_head::{TrainedHead, train_head};

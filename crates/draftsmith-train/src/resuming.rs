@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::checkpoint::Resumption;
-use crate::fit::{Ending, Stint};
+use crate::stint::{Ending, Stint};
 use crate::test_pair::{responses, tiny_draft};
 use crate::test_runs::{Watcher, files_under, finished};
 use crate::{AdapterTraining, HeadTraining, Interrupter, TrainError, train_adapter, train_head};

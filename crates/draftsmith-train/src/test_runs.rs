@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_train::Interrupter;
 
-use crate::fit::Ending;
 use crate::renderer::{
     EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState, MetricsRenderer,
     MetricsRendererEvaluation, MetricsRendererTraining, NumericEntry, TrainingProgressLogger,
 };
+use crate::stint::Ending;
 
 /// What a training that was not stopped left.
 #[track_caller]

@@ -17,9 +17,10 @@ use crate::adapter_training::AdapterTraining;
 use crate::batches::{BatchSettings, Loader, Start};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
-use crate::fit::{Ending, Fit, Optimiser, Redrawn, Stint, record, redrawn};
+use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
 use crate::rows::Split;
 use crate::soft_cross_entropy::LmHead;
+use crate::stint::{Ending, Stint};
 
 /// A trained adapter and how it came about.
 #[derive(Debug)]

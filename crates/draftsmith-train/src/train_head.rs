@@ -12,11 +12,12 @@ use serde_json::{Map, Value, json};
 use crate::batches::{BatchSettings, Loader, Start};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
-use crate::fit::{Ending, Fit, Optimiser, Redrawn, Stint, record, redrawn};
+use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
 use crate::rows::{Split, TrainingRow};
+use crate::stint::{Ending, Stint};
 
 /// A trained head and how it came about.
 #[derive(Debug)]
