@@ -166,3 +166,18 @@ fn ctrl_c_leaves_a_state_to_go_on_from() {
     place.run(&["train-head", "steps.toml"]).ok();
     assert!(export(&place, HEAD) == head, "other bytes");
 }
+
+#[test]
+fn a_loss_that_is_no_number_ends_training_and_leaves_its_batch() {
+    let place = place();
+    let hot = ["--set", "head.learning_rate=1e38", "--set", "head.warm_up_share=0"];
+    let mut arguments = vec!["train-head", "steps.toml"];
+    arguments.extend(hot);
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let batch = "checkpoints/steps/head-training/not-finite.parquet";
+    ran.fails_naming(&["not finite in epoch 1", "`train#", "head.learning_rate", batch]);
+    let shown = place.run(&["inspect", batch, "--json"]).json();
+    assert_eq!(shown["kind"], "responses");
+    assert!(!place.path(HEAD).exists());
+}

@@ -124,9 +124,9 @@ pub fn discard(checkpoint_dir: &Path) -> Result<(), TrainError> {
 }
 
 const STATES: &str = "checkpoint";
-const MODEL: &str = "model.bpk";
-const OPTIMIZER: &str = "optimizer.bpk";
-const BEST: &str = "best.bpk";
+pub(crate) const MODEL: &str = "model.bpk";
+pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
+pub(crate) const BEST: &str = "best.bpk";
 const STATE: &str = "state.toml";
 
 /// Writes a state, and removes those before it.
@@ -159,11 +159,11 @@ pub(crate) fn save<S: Serialize>(
     Ok(())
 }
 
-/// Reads the latest state, if it has this fingerprint.
+/// Reads the latest state and its directory, if it has this fingerprint.
 pub(crate) fn load<S: DeserializeOwned>(
     checkpoint_dir: &Path,
     fingerprint: &str,
-) -> Result<Option<State<S>>, TrainError> {
+) -> Result<Option<(State<S>, PathBuf)>, TrainError> {
     let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
     let summary: Summary = read_toml(&dir.join(STATE))?;
     if summary.fingerprint != fingerprint {
@@ -171,12 +171,8 @@ pub(crate) fn load<S: DeserializeOwned>(
     }
     let file: StateFile<S> = read_toml(&dir.join(STATE))?;
     let best = file.standing.best.map(|_| read(&dir.join(BEST))).transpose()?;
-    Ok(Some(State {
-        model: read(&dir.join(MODEL))?,
-        optimizer: read(&dir.join(OPTIMIZER))?,
-        best,
-        standing: file.standing,
-    }))
+    let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
+    Ok(Some((State { standing: file.standing, model, optimizer, best }, dir)))
 }
 
 /// A record's bytes as burn reads them.
@@ -275,7 +271,7 @@ mod tests {
         assert!(load::<f64>(dir.path(), "a").unwrap().is_none());
         for (epoch, step) in [(1, 9), (2, 0), (2, 10)] {
             save(dir.path(), "a", state(epoch, step)).unwrap();
-            let found = load::<f64>(dir.path(), "a").unwrap().unwrap();
+            let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
             let expected = state(epoch, step);
             assert_eq!(found.standing, expected.standing);
             assert_eq!(
@@ -298,7 +294,7 @@ mod tests {
         let half = dir.path().join("checkpoint/epoch-1-step-10");
         fs::create_dir_all(&half).unwrap();
         fs::write(half.join(MODEL), "half").unwrap();
-        let found = load::<f64>(dir.path(), "a").unwrap().unwrap();
+        let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
         assert_eq!(found.standing.epoch_steps, 9);
         fs::write(half.join(STATE), "fingerprint = 1").unwrap();
         for message in [

@@ -22,9 +22,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::batches::{Start, TrainingBatch};
-use crate::checkpoint::{self, Standing, broken};
+use crate::checkpoint::{self, Standing};
+use crate::clipping::clip_to_global_norm;
 use crate::error::{TrainError, to_host};
 use crate::metrics::{Score, ScoreSlot};
+use crate::step_log::{StepLog, StepMetrics};
 use crate::trainer::Trainer;
 
 /// The share of the time that saving states may take: none is saved before so many times what the
@@ -56,6 +58,9 @@ pub(crate) trait Trainee:
 
     /// Leaves the rest.
     fn part(self) -> Self::Part;
+
+    /// The global norm that a step's gradients are cut to.
+    fn max_grad_norm(&self) -> f64;
 
     /// `[1]`, without a graph.
     fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
@@ -103,7 +108,7 @@ pub(crate) type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
 /// result.
 pub(crate) struct EpochLoop<L: Trainee> {
     /// Taken once, when the loop begins.
-    pub(crate) trainer: Mutex<Option<Trainer<L>>>,
+    pub(crate) begun: Mutex<Option<(Trainer<L>, StepLog)>>,
     /// Tells the training loader which batches to prepare.
     pub(crate) start: Start,
     pub(crate) slot: ScoreSlot<L::Scores>,
@@ -130,9 +135,8 @@ impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
         validation: ValidLoader<L>,
         _starting_epoch: usize,
     ) -> (L, SupervisedTrainingEventProcessor<L>) {
-        let trainer =
-            self.trainer.lock().expect("nothing panics while it holds the trainer").take();
-        let trainer = trainer.expect("a loop runs once");
+        let begun = self.begun.lock().expect("nothing panics while it holds the trainer").take();
+        let (trainer, log) = begun.expect("a loop runs once");
         let mut run = Run {
             steps_before: trainer.standing.num_steps,
             seconds_before: trainer.standing.seconds,
@@ -143,6 +147,7 @@ impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
             validation,
             slot: &self.slot,
             saving: &self.saving,
+            log,
             max_steps: self.max_steps,
             begun: Instant::now(),
             saved: Instant::now(),
@@ -164,6 +169,7 @@ struct Run<'a, L: Trainee> {
     validation: ValidLoader<L>,
     slot: &'a ScoreSlot<L::Scores>,
     saving: &'a Saving,
+    log: StepLog,
     max_steps: Option<usize>,
     steps_before: usize,
     seconds_before: f64,
@@ -253,17 +259,28 @@ impl<L: Trainee> Run<'_, L> {
             pending.push(Pending { loss, num_supervised, row_ids });
             if ends_step {
                 rate = trainer.schedule.step();
-                let (optimizer, grads) = (&mut trainer.optimizer, accumulator.grads());
-                trainer.model = trainer.model.clone().optimize(optimizer, rate.into(), grads);
+                let max_norm = trainer.model.max_grad_norm();
+                let (grads, norm) =
+                    clip_to_global_norm(&trainer.model, accumulator.grads(), max_norm);
+                trainer.model =
+                    trainer.model.clone().optimize(&mut trainer.optimizer, rate.into(), grads);
                 let num_supervised =
                     pending.iter().map(|batch| batch.num_supervised).sum::<usize>();
-                let losses = step_losses::<L>(&mut pending, epoch)?;
+                let (losses, gradient_norm) = step_losses::<L>(&mut pending, norm, epoch)?;
                 let standing = &mut trainer.standing;
                 standing.num_steps += 1;
                 standing.epoch_steps += 1;
                 standing.num_supervised += num_supervised;
                 standing.num_losses += losses.len();
-                standing.loss_sum += losses.iter().sum::<f64>();
+                let loss_sum = losses.iter().sum::<f64>();
+                standing.loss_sum += loss_sum;
+                self.log.push(&StepMetrics {
+                    step: standing.num_steps,
+                    epoch,
+                    loss: loss_sum / losses.len() as f64,
+                    learning_rate: rate,
+                    gradient_norm,
+                })?;
                 if self.saved.elapsed() > self.saving.interval.max(TIMES_A_SAVE * self.save_took) {
                     self.save()?;
                 }
@@ -289,7 +306,8 @@ impl<L: Trainee> Run<'_, L> {
         let begun = Instant::now();
         self.trainer.standing.seconds = self.seconds_before + self.begun.elapsed().as_secs_f64();
         let Saving { dir, fingerprint, .. } = self.saving;
-        let state = self.trainer.state().map_err(|error| broken(dir, error.to_string()))?;
+        let state = self.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
+        self.log.sync()?;
         checkpoint::save(dir, fingerprint, state)?;
         self.saved = Instant::now();
         self.save_took = begun.elapsed();
@@ -342,17 +360,24 @@ impl<L: Trainee> Run<'_, L> {
     }
 }
 
-/// The losses of a finished step's batches: the step's one wait for the device.
+/// The losses of a finished step's batches, and the norm of its gradients: the step's one wait for
+/// the device.
 fn step_losses<L: Trainee>(
     pending: &mut Vec<Pending>,
+    norm: Option<Tensor<1>>,
     epoch: usize,
-) -> Result<Vec<f64>, TrainError> {
-    let (losses, row_ids): (Vec<_>, Vec<_>) =
+) -> Result<(Vec<f64>, f64), TrainError> {
+    let (mut numbers, row_ids): (Vec<_>, Vec<_>) =
         pending.drain(..).map(|batch| (batch.loss, batch.row_ids)).unzip();
-    let losses = to_host(Tensor::cat(losses, 0))?;
+    let num_losses = numbers.len();
+    numbers.extend(norm);
+    let mut losses: Vec<f64> =
+        to_host(Tensor::cat(numbers, 0))?.into_iter().map(f64::from).collect();
+    // Without a gradient there is nothing to move along.
+    let norm = losses.split_off(num_losses).first().copied().unwrap_or(0.0);
     match losses.iter().position(|loss| !loss.is_finite()) {
         Some(nth) => Err(not_finite::<L>("training loss", epoch, row_ids[nth].clone())),
-        None => Ok(losses.into_iter().map(f64::from).collect()),
+        None => Ok((losses, norm)),
     }
 }
 

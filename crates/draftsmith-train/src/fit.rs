@@ -18,6 +18,7 @@ use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
 use crate::metrics::{ScoreMetric, ScoreSlot};
 use crate::schedule::CosineWithWarmUp;
+use crate::step_log::StepLog;
 use crate::stint::Stint;
 use crate::trainer::Trainer;
 
@@ -73,13 +74,14 @@ impl<S: BatchSource> Fit<'_, S> {
         let Stint { checkpoint_dir, fingerprint, max_steps, save_interval, renderer, interrupter } =
             self.stint;
         let trainer = match checkpoint::load(checkpoint_dir, fingerprint)? {
-            Some(state) => trainer.resumed(state, checkpoint_dir)?,
+            Some((state, dir)) => trainer.resumed(state, &dir)?,
             None => {
                 clear_dir(checkpoint_dir)?;
                 trainer
             }
         };
         make_dir(checkpoint_dir)?;
+        let log = StepLog::open(checkpoint_dir, trainer.standing.num_steps)?;
         let learner = Learner::new(
             trainer.model.clone(),
             trainer.optimizer.clone(),
@@ -88,7 +90,7 @@ impl<S: BatchSource> Fit<'_, S> {
         let slot = ScoreSlot::default();
         let outcome = Arc::new(Mutex::new(None));
         let strategy = EpochLoop {
-            trainer: Mutex::new(Some(trainer)),
+            begun: Mutex::new(Some((trainer, log))),
             start: self.start,
             slot: slot.clone(),
             saving: Saving {

@@ -24,6 +24,7 @@
 //! | `metrics` | validation scores as burn-train's metrics |
 //! | `epochs` | the loop: train, validate, keep the best, save, stop |
 //! | `checkpoint` | the state from which a training goes on as if it had never stopped |
+//! | `step_log` | `metrics.jsonl`, a line a step |
 //! | `trainer` | all that training changes, to and from such a state |
 //! | `stint` | one call's share of a training: where, how far, and what it leaves |
 //! | `fit` | what every training is put together from |
@@ -53,6 +54,7 @@ mod resuming;
 mod rows;
 mod schedule;
 mod soft_cross_entropy;
+mod step_log;
 mod stint;
 #[cfg(test)]
 mod test_pair;

@@ -75,6 +75,11 @@ fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Export>, Train
 
 const TRAINERS: [Train; 2] = [head, adapter];
 
+/// What training left of its steps.
+fn metrics(dir: &Path) -> String {
+    std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap()
+}
+
 /// The export of a training that is never stopped, and its number of steps.
 fn whole(train: Train) -> (Export, usize) {
     let dir = tempfile::tempdir().unwrap();
@@ -117,7 +122,8 @@ fn stopped_after_any_step_it_ends_with_the_same_bytes() {
 fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, num_steps) = whole(train);
-        let dir = tempfile::tempdir().unwrap();
+        let stepwise = tempfile::tempdir().unwrap();
+        let dir = &stepwise;
         for taken in 1..num_steps {
             let stint = Stint { max_steps: Some(1), ..Stint::new(dir.path(), "f") };
             assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
@@ -129,6 +135,8 @@ fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let stint = Stint { save_interval: Duration::ZERO, ..Stint::new(dir.path(), "f") };
         assert!(finished(train(RATE, stint).unwrap()) == expected, "saving changes the result");
+        assert_eq!(metrics(dir.path()).lines().count(), num_steps);
+        assert_eq!(metrics(dir.path()), metrics(stepwise.path()));
         // It is at its end: there is nothing left to do.
         let stint = Stint { max_steps: Some(0), ..Stint::new(dir.path(), "f") };
         assert!(finished(train(RATE, stint).unwrap()) == expected);
@@ -182,15 +190,16 @@ fn another_trainings_state_is_not_gone_on_from() {
 fn a_state_that_cannot_be_read_is_named() {
     for train in TRAINERS {
         let dir = tempfile::tempdir().unwrap();
-        train(RATE, Stint { max_steps: Some(4), ..Stint::new(dir.path(), "f") }).unwrap();
-        for name in ["state.toml", "optimizer.bpk", "model.bpk"] {
+        train(RATE, Stint { max_steps: Some(9), ..Stint::new(dir.path(), "f") }).unwrap();
+        for name in ["state.toml", "optimizer.bpk", "model.bpk", "best.bpk"] {
             let files = files_under(dir.path());
             let file = files.iter().find(|file| file.ends_with(name)).unwrap();
             let path = dir.path().join(file);
             let bytes = std::fs::read(&path).unwrap();
             std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
             let message = train(RATE, Stint::new(dir.path(), "f")).unwrap_err().to_string();
-            assert!(message.contains("cannot go on from"), "{name}: {message}");
+            let named = format!("cannot go on from `{}`", path.display());
+            assert!(message.contains(&named), "{name}: {message}");
             assert!(message.contains("hint: delete"), "{name}: {message}");
             std::fs::write(&path, bytes).unwrap();
         }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::store::{ModuleRecord, RecordError};
 
-use crate::checkpoint::{Standing, State, broken, record};
+use crate::checkpoint::{BEST, MODEL, OPTIMIZER, Standing, State, broken, record};
 use crate::epochs::Trainee;
 use crate::error::TrainError;
 use crate::schedule::CosineWithWarmUp;
@@ -30,19 +30,20 @@ impl<L: Trainee> Trainer<L> {
     /// The same training as far as `state`, which was read from `dir`.
     pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
         let State { standing, model, optimizer, best } = state;
-        let failed = |error: RecordError| broken(dir, error.to_string());
+        let failed =
+            |name: &'static str| move |e: RecordError| broken(&dir.join(name), e.to_string());
         let best = match best {
             Some(bytes) => {
                 let part = self.model.valid().part();
                 let read = ModuleRecord::from_bytes(record(bytes));
-                Some(read.and_then(|read| part.try_load_record(read)).map_err(failed)?)
+                Some(read.and_then(|read| part.try_load_record(read)).map_err(failed(BEST))?)
             }
             None => None,
         };
         let model = ModuleRecord::from_bytes(record(model))
             .and_then(|read| self.model.try_load_record(read))
-            .map_err(failed)?;
-        let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed)?;
+            .map_err(failed(MODEL))?;
+        let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed(OPTIMIZER))?;
         let schedule = self.schedule.after(standing.num_steps);
         Ok(Self { model, optimizer, schedule, standing, best })
     }

@@ -71,7 +71,8 @@ pub(crate) fn run(
                     Some(target) => target,
                     None => target.insert(CausalLm::from_model_dir(target_dir, device)?),
                 };
-                let one = One { recipe, training, target, target_hash: &target_hash, exit_layer };
+                let provenance = &provenance;
+                let one = One { recipe, training, target, provenance, exit_layer };
                 one.train(&rows, &adapter_dir, &fingerprint, steps_left, console)?
             }
         };
@@ -87,7 +88,7 @@ struct One<'a> {
     recipe: &'a Recipe,
     training: &'a AdapterTraining,
     target: &'a CausalLm,
-    target_hash: &'a str,
+    provenance: &'a Provenance,
     exit_layer: usize,
 }
 
@@ -120,10 +121,11 @@ impl One<'_> {
             resumable.stint(*steps_left, renderer, interrupter),
         );
         drop(watch);
-        let Some(mut trained) = resumable.end(ending?, steps_left)? else {
+        let ending = ending.map_err(|error| resumable.explain(error, rows, self.provenance))?;
+        let Some(mut trained) = resumable.end(ending, steps_left)? else {
             return Err(Interrupted.into());
         };
-        trained.config.target_hash = Some(self.target_hash.to_owned());
+        trained.config.target_hash = Some(self.provenance.target.clone());
         // An interrupted adapter is kept, but not taken for a finished one.
         if !trained.interrupted {
             trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));

@@ -79,7 +79,8 @@ pub(crate) fn run(
     let stint = resumable.stint(*steps_left, renderer, interrupter);
     let ending = train_head(&draft, &rows, training, recipe.seed, stint);
     drop(watch);
-    let Some(mut trained) = resumable.end(ending?, steps_left)? else {
+    let ending = ending.map_err(|error| resumable.explain(error, &rows, &provenance))?;
+    let Some(mut trained) = resumable.end(ending, steps_left)? else {
         return Err(Interrupted.into());
     };
     trained.config.draft_hash = Some(draft_hash);

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use draftsmith_data::{Provenance, ResponseRow, hash_bytes, read_dir};
-use draftsmith_train::{Ending, Interrupter, Resumption, Stint, discard};
+use anyhow::{Result, anyhow, bail};
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes, read_dir, write_shard};
+use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, discard};
 
 pub(super) use self::show::EpochProgress;
 use crate::console::Console;
@@ -107,6 +107,23 @@ impl<'a> Resumable<'a> {
             ));
         }
         Ok(ending.best())
+    }
+
+    /// What training failed with. A batch that no number came of is saved, for a look at it.
+    pub(super) fn explain(
+        &self,
+        error: TrainError,
+        rows: &[ResponseRow],
+        provenance: &Provenance,
+    ) -> anyhow::Error {
+        let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
+        let batch: Vec<ResponseRow> =
+            rows.iter().filter(|row| row_ids.contains(&row.id)).cloned().collect();
+        let path = self.checkpoint_dir.join("not-finite.parquet");
+        match write_shard(&path, &batch, provenance) {
+            Ok(()) => anyhow!("{error}; they are saved in `{}`", path.display()),
+            Err(unsaved) => anyhow!("{error}; they could not be saved: {unsaved}"),
+        }
     }
 
     /// Removes the state: what was trained is written.
