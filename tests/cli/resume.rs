@@ -36,6 +36,12 @@ fn export(place: &Place, dir: &str) -> Vec<(&'static str, Vec<u8>)> {
     names.map(|name| (name, std::fs::read(place.path(dir).join(name)).unwrap())).to_vec()
 }
 
+/// What a head's training tells of its epochs on stderr.
+fn epoch_lines(ran: &Ran) -> Vec<String> {
+    let lines = ran.stderr.lines().filter(|line| line.starts_with("train-head: epoch "));
+    lines.map(ToOwned::to_owned).collect()
+}
+
 /// Runs both trainings to their ends, without a stop, and clears them away.
 fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
     place.run(&["train-head", "steps.toml"]).ok();
@@ -58,6 +64,9 @@ fn was_stopped(ran: &Ran) {
 #[test]
 fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
     let place = place();
+    let whole = epoch_lines(&place.run(&["train-head", "steps.toml"]));
+    assert_eq!(whole.len(), 3, "{whole:?}");
+    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
     let [head, adapter] = uninterrupted(&place);
     let first = place.run(&["train-head", "steps.toml", "--steps", "4"]);
     was_stopped(&first);
@@ -72,6 +81,8 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
     was_stopped(&back);
     assert!(back.stderr.contains("training begins anew"), "{}", back.stderr);
     let last = place.run(&["train-head", "steps.toml"]);
+    let told = [epoch_lines(&back), epoch_lines(&last)].concat();
+    assert_eq!(told, whole, "losses are told as if it had never stopped");
     assert!(last.stderr.contains("train-head: goes on after step 9"), "{}", last.stderr);
     last.ok();
     assert!(export(&place, HEAD) == head, "other bytes");

@@ -44,6 +44,13 @@ pub(crate) struct Standing<S> {
     pub(crate) epochs: Vec<EpochScores<S>>,
 }
 
+impl<S> Standing<S> {
+    /// The mean of the epoch's losses so far.
+    pub(crate) fn training_loss(&self) -> f64 {
+        self.loss_sum / self.num_losses as f64
+    }
+}
+
 impl<S> Default for Standing<S> {
     fn default() -> Self {
         Self {

@@ -112,6 +112,7 @@ pub(crate) struct EpochLoop<L: Trainee> {
     /// Tells the training loader which batches to prepare.
     pub(crate) start: Start,
     pub(crate) slot: ScoreSlot<L::Scores>,
+    pub(crate) loss_slot: ScoreSlot<f64>,
     pub(crate) saving: Saving,
     pub(crate) max_steps: Option<usize>,
     pub(crate) outcome: Outcome<L>,
@@ -146,6 +147,7 @@ impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
             training,
             validation,
             slot: &self.slot,
+            loss_slot: &self.loss_slot,
             saving: &self.saving,
             log,
             max_steps: self.max_steps,
@@ -168,6 +170,7 @@ struct Run<'a, L: Trainee> {
     training: TrainLoader<L>,
     validation: ValidLoader<L>,
     slot: &'a ScoreSlot<L::Scores>,
+    loss_slot: &'a ScoreSlot<f64>,
     saving: &'a Saving,
     log: StepLog,
     max_steps: Option<usize>,
@@ -214,7 +217,7 @@ impl<L: Trainee> Run<'_, L> {
         standing.epochs.push(EpochScores {
             epoch,
             num_steps: standing.num_steps,
-            training_loss: standing.loss_sum / standing.num_losses as f64,
+            training_loss: standing.training_loss(),
             validation,
         });
         let best = standing.best.map(|place| L::to_minimise(&standing.epochs[place].validation));
@@ -342,6 +345,7 @@ impl<L: Trainee> Run<'_, L> {
         }
         let scores = is_whole.then(|| L::scores(tally));
         self.slot.set(scores);
+        self.loss_slot.set(Some(self.trainer.standing.training_loss()));
         self.tell_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)
     }

@@ -16,7 +16,7 @@ use crate::batches::{BatchSource, Loader, Start};
 use crate::checkpoint;
 use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
-use crate::metrics::{ScoreMetric, ScoreSlot};
+use crate::metrics::{ScoreMetric, ScoreSlot, TRAINING_LOSS};
 use crate::schedule::CosineWithWarmUp;
 use crate::step_log::StepLog;
 use crate::stint::Stint;
@@ -87,12 +87,14 @@ impl<S: BatchSource> Fit<'_, S> {
             trainer.optimizer.clone(),
             trainer.schedule.clone(),
         );
-        let slot = ScoreSlot::default();
+        let (slot, loss_slot) = (ScoreSlot::default(), ScoreSlot::default());
+        let starting_epoch = trainer.standing.epoch;
         let outcome = Arc::new(Mutex::new(None));
         let strategy = EpochLoop {
             begun: Mutex::new(Some((trainer, log))),
             start: self.start,
             slot: slot.clone(),
+            loss_slot: loss_slot.clone(),
             saving: Saving {
                 dir: checkpoint_dir.to_path_buf(),
                 fingerprint: fingerprint.to_owned(),
@@ -112,10 +114,13 @@ impl<S: BatchSource> Fit<'_, S> {
         .with_interrupter(interrupter)
         .renderer(renderer)
         .num_epochs(self.num_epochs)
+        // Only tells the renderer where it begins: there is no checkpointer of burn-train's.
+        .checkpoint(starting_epoch - 1)
         .label(self.label)
         .metric_train_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
-        .metric_valid_numeric(LossMetric::new());
+        .metric_valid_numeric(LossMetric::new())
+        .metric_valid_numeric(ScoreMetric::new(&TRAINING_LOSS, &loss_slot));
         let supervised = L::SCORES
             .iter()
             .map(|score| ScoreMetric::new(score, &slot))

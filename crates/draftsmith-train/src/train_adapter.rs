@@ -70,7 +70,7 @@ impl TrainedAdapter {
 /// give the same adapter, bit for bit, on the same CPU build.
 ///
 /// Its state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
+/// `metrics.jsonl` (a line a step), `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
 /// on from it, and the adapter ends with the same bits as if training had never stopped, on the same
 /// CPU build; a state with another is removed. After a call of `interrupter.stop` or the last step
 /// that the stint allows, training stops between two steps, with its state saved and the best adapter
