@@ -191,4 +191,6 @@ fn a_loss_that_is_no_number_ends_training_and_leaves_its_batch() {
     let shown = place.run(&["inspect", batch, "--json"]).json();
     assert_eq!(shown["kind"], "responses");
     assert!(!place.path(HEAD).exists());
+    place.run(&["train-head", "steps.toml"]).ok();
+    assert!(!place.path(batch).exists());
 }

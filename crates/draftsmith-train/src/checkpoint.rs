@@ -122,7 +122,7 @@ impl Resumption {
     }
 }
 
-/// Removes a training's directory, once what it led to is safe elsewhere.
+/// Removes a training's state, once what it led to is safe elsewhere. Its metrics stay.
 ///
 /// # Errors
 /// If it cannot be removed.

@@ -32,6 +32,9 @@ pub(super) fn built_rows(recipe: &Recipe) -> Result<(Vec<ResponseRow>, Provenanc
 /// The optimiser steps that `--steps` leaves, over all trainings of a command; no bound if absent.
 pub(crate) type StepsLeft = Option<usize>;
 
+/// The file of a batch that training failed at, beside the state.
+const NOT_FINITE: &str = "not-finite.parquet";
+
 /// A training that goes on where it was stopped.
 pub(super) struct Resumable<'a> {
     console: &'a Console,
@@ -119,16 +122,19 @@ impl<'a> Resumable<'a> {
         let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
         let batch: Vec<ResponseRow> =
             rows.iter().filter(|row| row_ids.contains(&row.id)).cloned().collect();
-        let path = self.checkpoint_dir.join("not-finite.parquet");
+        let path = self.checkpoint_dir.join(NOT_FINITE);
         match write_shard(&path, &batch, provenance) {
             Ok(()) => anyhow!("{error}; they are saved in `{}`", path.display()),
             Err(unsaved) => anyhow!("{error}; they could not be saved: {unsaved}"),
         }
     }
 
-    /// Removes the state: what was trained is written.
+    /// Removes the state, and the batch of an earlier failure: what was trained is written.
     pub(super) fn discard(&self) -> Result<()> {
-        Ok(discard(&self.checkpoint_dir)?)
+        discard(&self.checkpoint_dir)?;
+        // Nearly always there is none.
+        let _ = std::fs::remove_file(self.checkpoint_dir.join(NOT_FINITE));
+        Ok(())
     }
 }
 
