@@ -11,6 +11,8 @@ mod check;
 mod generate;
 #[path = "cli/record.rs"]
 mod record;
+#[path = "cli/resume.rs"]
+mod resume;
 #[path = "cli/road.rs"]
 mod road;
 #[path = "cli/support.rs"]

@@ -1,8 +1,6 @@
-//! The adapter as burn-train's learner sees it: one batch forward and back, and one optimiser step.
+//! The adapter as burn-train's learner sees it: one batch forward and back.
 
-use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{ExecutionError, Tensor};
 use burn_train::metric::{Adaptor, LossInput};
 use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
@@ -10,7 +8,6 @@ use draftsmith_model::Adapter;
 
 use crate::adapter_batches::{AdapterBatch, at_positions};
 use crate::adapter_scores::AdapterScores;
-use crate::clipping::clip_to_global_norm;
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::metrics::Score;
@@ -69,16 +66,6 @@ impl TrainStep for AdapterLearner {
         let grads = (student * (gradient * batch.step_share)).sum().backward();
         TrainOutput::new(self, grads, AdapterLoss(loss))
     }
-
-    fn optimize(
-        self,
-        optimizer: &mut ModuleOptimizer,
-        learning_rate: ModuleLearningRate,
-        grads: GradientsParams,
-    ) -> Self {
-        let grads = clip_to_global_norm(&self, grads, self.max_grad_norm);
-        optimizer.step(learning_rate, self, grads)
-    }
 }
 
 impl InferenceStep for AdapterLearner {
@@ -114,6 +101,10 @@ impl Trainee for AdapterLearner {
 
     fn part(self) -> Adapter {
         self.adapter
+    }
+
+    fn max_grad_norm(&self) -> f64 {
+        self.max_grad_norm
     }
 
     fn training_loss(output: &AdapterLoss) -> Tensor<1> {
@@ -168,6 +159,7 @@ impl Adaptor<LossInput> for AdapterSums {
 #[cfg(test)]
 mod tests {
     use burn::module::{ModuleVisitor, Param};
+    use burn::optim::GradientsParams;
     use burn::tensor::activation::{log_softmax, softmax};
     use draftsmith_model::AdapterConfig;
 

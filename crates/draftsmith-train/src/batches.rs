@@ -7,9 +7,8 @@
 //! (the Hugging Face Trainer of the SpecDec++ authors' time carried the remainder into the next
 //! epoch, and lost it after the last).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
@@ -56,6 +55,27 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
 /// Row indices: epoch → steps → batches → rows.
 type Plan = Vec<Vec<Vec<usize>>>;
 
+/// Where the next iteration over training batches begins: shared by the loop over epochs and the
+/// loader, which burn-train asks for batches without saying which.
+#[derive(Debug, Clone)]
+pub(crate) struct Start(Arc<Mutex<(u64, usize)>>);
+
+impl Start {
+    /// The beginning of the first epoch.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new((1, 0))))
+    }
+
+    /// In `epoch`, counted from 1, after its first `num_steps` steps.
+    pub(crate) fn set(&self, epoch: u64, num_steps: usize) {
+        *self.0.lock().expect("nothing panics while it holds the start") = (epoch, num_steps);
+    }
+
+    fn get(&self) -> (u64, usize) {
+        *self.0.lock().expect("nothing panics while it holds the start")
+    }
+}
+
 /// Rows and everything that turns them into batches.
 #[derive(Clone)]
 pub(crate) struct Loader<S> {
@@ -74,16 +94,16 @@ pub(crate) struct BatchSettings {
 
 #[derive(Debug, Clone)]
 enum Order {
-    /// Shuffled afresh for each epoch; whoever runs the epochs sets the number.
-    Training(Arc<AtomicU64>),
+    /// Shuffled afresh for each epoch; whoever runs the epochs says where to begin.
+    Training(Start),
     /// The same every time.
     Validation,
 }
 
 impl<S: BatchSource> Loader<S> {
-    /// Training batches of the epoch that `epoch` holds when the iteration begins.
-    pub(crate) fn training(source: S, settings: BatchSettings, epoch: Arc<AtomicU64>) -> Self {
-        Self { source, settings, order: Order::Training(epoch) }
+    /// Training batches, from where `start` says when the iteration begins to the epoch's end.
+    pub(crate) fn training(source: S, settings: BatchSettings, start: Start) -> Self {
+        Self { source, settings, order: Order::Training(start) }
     }
 
     /// Validation batches.
@@ -97,10 +117,11 @@ impl<S: BatchSource> Loader<S> {
         (plan.iter().flatten().map(Vec::len).sum(), plan.len())
     }
 
-    fn epoch(&self) -> u64 {
+    /// The epoch, and the steps of it that are left out.
+    fn start(&self) -> (u64, usize) {
         match &self.order {
-            Order::Training(epoch) => epoch.load(Ordering::SeqCst),
-            Order::Validation => VALIDATION_EPOCH,
+            Order::Training(start) => start.get(),
+            Order::Validation => (VALIDATION_EPOCH, 0),
         }
     }
 
@@ -128,9 +149,12 @@ fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
 
 impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<S::Batch> + 'a> {
-        let epoch = self.epoch();
-        let plan = self.plan(epoch);
-        let num_rows = plan.iter().flatten().map(Vec::len).sum();
+        let (epoch, num_skipped) = self.start();
+        let mut plan = self.plan(epoch);
+        let count = |plan: &Plan| plan.iter().flatten().map(Vec::len).sum::<usize>();
+        let num_rows = count(&plan);
+        plan.drain(..num_skipped.min(plan.len()));
+        let num_skipped_rows = num_rows - count(&plan);
         let (sender, receiver) = sync_channel(QUEUE_LEN);
         let source = self.source.clone();
         let producer = std::thread::spawn(move || {
@@ -146,7 +170,7 @@ impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
         Box::new(Batches {
             receiver: Some(receiver),
             producer: Some(producer),
-            progress: Progress::new(0, num_rows, Some("rows".to_owned())),
+            progress: Progress::new(num_skipped_rows, num_rows, Some("rows".to_owned())),
         })
     }
 
@@ -265,9 +289,9 @@ mod tests {
         Names((0..num_rows).map(|n| format!("set#{n}")).collect())
     }
 
-    fn loader(num_rows: usize) -> (Loader<Names>, Arc<AtomicU64>) {
-        let epoch = Arc::new(AtomicU64::new(1));
-        (Loader::training(names(num_rows), SETTINGS, epoch.clone()), epoch)
+    fn loader(num_rows: usize) -> (Loader<Names>, Start) {
+        let start = Start::new();
+        (Loader::training(names(num_rows), SETTINGS, start.clone()), start)
     }
 
     fn order(loader: &Loader<Names>) -> Vec<Vec<String>> {
@@ -295,15 +319,31 @@ mod tests {
 
     #[test]
     fn the_order_is_a_function_of_seed_and_epoch() {
-        let (loader, epoch) = loader(31);
+        let (loader, start) = loader(31);
         let first = order(&loader);
         assert_eq!(order(&loader), first);
-        epoch.store(2, Ordering::SeqCst);
+        start.set(2, 0);
         assert_ne!(order(&loader), first);
-        epoch.store(1, Ordering::SeqCst);
+        start.set(1, 0);
         assert_eq!(order(&loader), first);
         let other_seed = BatchSettings { seed: 8, ..SETTINGS };
         assert_ne!(order(&Loader { settings: other_seed, ..loader.clone() }), first);
+    }
+
+    #[test]
+    fn steps_that_were_taken_are_left_out() {
+        let (loader, start) = loader(31);
+        let whole = order(&loader);
+        // Two steps of 4 batches, and one of 3.
+        for (num_steps, num_batches) in [(0, 0), (1, 4), (2, 8), (3, 11), (4, 11)] {
+            start.set(1, num_steps);
+            assert_eq!(order(&loader), whole[num_batches..]);
+            let mut batches = loader.iter();
+            let rows = whole[..num_batches].concat().len();
+            assert_eq!(batches.progress().items_processed, rows);
+            batches.by_ref().for_each(drop);
+            assert!(batches.progress().is_completed());
+        }
     }
 
     #[test]
@@ -315,8 +355,8 @@ mod tests {
 
     #[test]
     fn rows_that_are_not_used_are_left_out_of_the_epoch() {
-        let (loader, epoch) = loader(31);
-        epoch.store(3, Ordering::SeqCst);
+        let (loader, start) = loader(31);
+        start.set(3, 0);
         assert_eq!(loader.size(3), (16, 2));
         assert_eq!(order(&loader).concat().len(), 16);
     }

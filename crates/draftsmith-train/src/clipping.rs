@@ -14,13 +14,14 @@ pub(crate) fn clip_to_global_norm<M: Module>(
     module: &M,
     mut grads: GradientsParams,
     max_norm: f64,
-) -> GradientsParams {
+) -> (GradientsParams, Option<Tensor<1>>) {
     let mut squares = SumOfSquares { grads: &grads, sum: None };
     module.visit(&mut squares);
-    let Some(sum) = squares.sum else { return grads };
-    let factor = ((sum.sqrt() + NORM_EPSILON).recip() * max_norm).clamp_max(1.0);
+    let Some(sum) = squares.sum else { return (grads, None) };
+    let norm = sum.sqrt();
+    let factor = ((norm.clone() + NORM_EPSILON).recip() * max_norm).clamp_max(1.0);
     module.visit(&mut Scale { grads: &mut grads, factor });
-    grads
+    (grads, Some(norm))
 }
 
 struct SumOfSquares<'a> {
@@ -73,7 +74,8 @@ mod tests {
 
     fn clipped(max_norm: f64) -> [f32; 2] {
         let (layer, grads) = layer_with_gradients();
-        let grads = clip_to_global_norm(&layer, grads, max_norm);
+        let (grads, norm) = clip_to_global_norm(&layer, grads, max_norm);
+        assert_eq!(norm.unwrap().into_scalar::<f32>(), 5.0);
         let weight = grads.get::<2>(layer.weight.id).unwrap().sum().into_scalar();
         let bias = grads.get::<1>(layer.bias.as_ref().unwrap().id).unwrap().sum().into_scalar();
         [weight, bias]
@@ -93,6 +95,7 @@ mod tests {
     fn small_gradients_are_left_alone() {
         assert_eq!(clipped(5.1), [3.0, -4.0]);
         let (layer, _) = layer_with_gradients();
-        assert!(clip_to_global_norm(&layer, GradientsParams::new(), 1.0).is_empty());
+        let (grads, norm) = clip_to_global_norm(&layer, GradientsParams::new(), 1.0);
+        assert!(grads.is_empty() && norm.is_none());
     }
 }

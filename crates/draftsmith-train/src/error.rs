@@ -129,12 +129,20 @@ pub enum TrainError {
     /// The directory of checkpoints cannot be used.
     #[error("cannot {action} `{path}`: {source}")]
     CheckpointDir {
-        /// What was being done: `create`, `clear`.
+        /// What was being done: `create`, `read`, `clear`.
         action: &'static str,
         /// The directory.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A training's state cannot be gone on from.
+    #[error("cannot go on from `{path}`: {problem}; hint: delete its directory to train anew")]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
     },
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]

@@ -2,26 +2,25 @@
 //! supervised training around our loop, its directory, and the record in `config.json`.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Tensor, TensorData};
-use burn_train::checkpoint::KeepLastNCheckpoints;
+use burn::tensor::{Tensor, TensorData};
 use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
-use burn_train::renderer::MetricsRenderer;
-use burn_train::{
-    InferenceStep, Interrupter, Learner, SupervisedTraining, TrainStep, TrainingStrategy,
-};
+use burn_train::{InferenceStep, Learner, SupervisedTraining, TrainStep, TrainingStrategy};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSource, Loader};
-use crate::epochs::{EpochLoop, History, Trainee};
+use crate::batches::{BatchSource, Loader, Start};
+use crate::checkpoint;
+use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
-use crate::metrics::{ScoreMetric, ScoreSlot};
+use crate::metrics::{ScoreMetric, ScoreSlot, TRAINING_LOSS};
 use crate::schedule::CosineWithWarmUp;
+use crate::step_log::StepLog;
+use crate::stint::Stint;
+use crate::trainer::Trainer;
 
 /// AdamW's settings and its schedule's. All are explicit: burn's defaults are not torch's.
 pub(crate) struct Optimiser {
@@ -34,9 +33,9 @@ pub(crate) struct Optimiser {
 }
 
 impl Optimiser {
-    /// A learner for `model`, for `num_steps` steps.
-    pub(crate) fn learner<L: Trainee>(&self, model: L, num_steps: usize) -> Learner<L> {
-        Learner::new(
+    /// A trainer of `model` for `num_steps` steps.
+    pub(crate) fn trainer<L: Trainee>(&self, model: L, num_steps: usize) -> Trainer<L> {
+        Trainer::new(
             model,
             AdamWConfig::new()
                 .with_beta_1(self.beta_1 as f32)
@@ -51,55 +50,77 @@ impl Optimiser {
     }
 }
 
-/// One run of the loop: what it needs besides the learner.
+/// One run of the loop: what it needs besides the trainer.
 pub(crate) struct Fit<'a, S> {
     pub(crate) training: Loader<S>,
     pub(crate) validation: Loader<S>,
-    /// The number that `training` takes its epoch from.
-    pub(crate) epoch: Arc<AtomicU64>,
+    /// Where `training` begins.
+    pub(crate) start: Start,
     pub(crate) num_epochs: usize,
-    pub(crate) device: Device,
-    pub(crate) checkpoint_dir: &'a Path,
     /// What is trained, for logs.
     pub(crate) label: &'static str,
-    pub(crate) renderer: Box<dyn MetricsRenderer>,
-    pub(crate) interrupter: Interrupter,
+    pub(crate) stint: Stint<'a>,
 }
 
 impl<S: BatchSource> Fit<'_, S> {
-    /// Trains. The history has a best epoch.
-    pub(crate) fn run<L>(self, learner: Learner<L>) -> Result<History<L>, TrainError>
+    /// Trains, from the state that was saved if there is one. A history that was not interrupted has
+    /// a best epoch.
+    pub(crate) fn run<L>(self, trainer: Trainer<L>) -> Result<History<L>, TrainError>
     where
         L: Trainee<Batch = S::Batch>,
-        <L as TrainStep>::Output: Adaptor<LossInput>,
-        <L as InferenceStep>::Output: Adaptor<LossInput>,
+        <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
+        <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
     {
-        prepare_dir(self.checkpoint_dir)?;
-        let slot = ScoreSlot::default();
+        let Stint { checkpoint_dir, fingerprint, max_steps, save_interval, renderer, interrupter } =
+            self.stint;
+        let trainer = match checkpoint::load(checkpoint_dir, fingerprint)? {
+            Some((state, dir)) => trainer.resumed(state, &dir)?,
+            None => {
+                clear_dir(checkpoint_dir)?;
+                trainer
+            }
+        };
+        make_dir(checkpoint_dir)?;
+        let log = StepLog::open(checkpoint_dir, trainer.standing.num_steps)?;
+        let learner = Learner::new(
+            trainer.model.clone(),
+            trainer.optimizer.clone(),
+            trainer.schedule.clone(),
+        );
+        let (slot, loss_slot) = (ScoreSlot::default(), ScoreSlot::default());
+        let starting_epoch = trainer.standing.epoch;
         let outcome = Arc::new(Mutex::new(None));
         let strategy = EpochLoop {
-            device: self.device,
-            epoch: self.epoch,
+            begun: Mutex::new(Some((trainer, log))),
+            start: self.start,
             slot: slot.clone(),
+            loss_slot: loss_slot.clone(),
+            saving: Saving {
+                dir: checkpoint_dir.to_path_buf(),
+                fingerprint: fingerprint.to_owned(),
+                interval: save_interval,
+            },
+            max_steps,
             outcome: outcome.clone(),
         };
         let supervised = SupervisedTraining::new(
-            self.checkpoint_dir,
+            checkpoint_dir,
             Arc::new(self.training),
             Arc::new(self.validation),
         )
         // The default one installs a global subscriber and a panic hook.
         .with_application_logger(None)
-        .with_default_checkpointers()
-        .with_checkpointing_strategy(KeepLastNCheckpoints::new(1))
         .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
-        .with_interrupter(self.interrupter)
-        .renderer(self.renderer)
+        .with_interrupter(interrupter)
+        .renderer(renderer)
         .num_epochs(self.num_epochs)
+        // Only tells the renderer where it begins: there is no checkpointer of burn-train's.
+        .checkpoint(starting_epoch - 1)
         .label(self.label)
         .metric_train_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
-        .metric_valid_numeric(LossMetric::new());
+        .metric_valid_numeric(LossMetric::new())
+        .metric_valid_numeric(ScoreMetric::new(&TRAINING_LOSS, &loss_slot));
         let supervised = L::SCORES
             .iter()
             .map(|score| ScoreMetric::new(score, &slot))
@@ -114,9 +135,9 @@ impl<S: BatchSource> Fit<'_, S> {
     }
 }
 
-/// Makes the directory and clears what burn-train leaves in one: it reads old epochs' metrics as
-/// if they were this run's.
-fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
+/// Clears what an earlier training left: burn-train reads old epochs' metrics as if they were this
+/// one's.
+fn clear_dir(dir: &Path) -> Result<(), TrainError> {
     for name in ["checkpoint", "train", "valid"] {
         let path = dir.join(name);
         match std::fs::remove_dir_all(&path) {
@@ -126,7 +147,11 @@ fn prepare_dir(dir: &Path) -> Result<(), TrainError> {
             _ => {}
         }
     }
-    // burn-train ignores that it cannot make a directory and panics at the first file in it.
+    Ok(())
+}
+
+/// Makes the directory: burn-train ignores that it cannot, and panics at the first file in it.
+fn make_dir(dir: &Path) -> Result<(), TrainError> {
     for path in [dir.to_path_buf(), dir.join("checkpoint"), dir.join("train"), dir.join("valid")] {
         std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
             action: "create",

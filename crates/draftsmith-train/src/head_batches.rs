@@ -91,12 +91,10 @@ impl BatchSource for HeadSource {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-
     use burn::data::dataloader::DataLoader;
 
     use super::*;
-    use crate::batches::{BatchSettings, Loader};
+    use crate::batches::{BatchSettings, Loader, Start};
     use crate::test_pair::{responses, tiny_draft};
 
     const SETTINGS: BatchSettings =
@@ -115,7 +113,7 @@ mod tests {
     }
 
     fn loader(source: HeadSource) -> Loader<HeadSource> {
-        Loader::training(source, SETTINGS, Arc::new(AtomicU64::new(1)))
+        Loader::training(source, SETTINGS, Start::new())
     }
 
     fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {

@@ -1,15 +1,12 @@
-//! The head as burn-train's learner sees it: one batch forward and back, and one optimiser step.
+//! The head as burn-train's learner sees it: one batch forward and back.
 
-use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{ExecutionError, Tensor};
 use burn_train::metric::{Adaptor, LossInput};
 use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
-use crate::clipping::clip_to_global_norm;
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::head_batches::HeadBatch;
@@ -56,16 +53,6 @@ impl TrainStep for HeadLearner {
         let grads = (output.loss.clone() * batch.step_share).backward();
         TrainOutput::new(self, grads, output.without_graph())
     }
-
-    fn optimize(
-        self,
-        optimizer: &mut ModuleOptimizer,
-        learning_rate: ModuleLearningRate,
-        grads: GradientsParams,
-    ) -> Self {
-        let grads = clip_to_global_norm(&self, grads, self.max_grad_norm);
-        optimizer.step(learning_rate, self, grads)
-    }
 }
 
 impl InferenceStep for HeadLearner {
@@ -99,6 +86,10 @@ impl Trainee for HeadLearner {
 
     fn part(self) -> AcceptanceHead {
         self.head
+    }
+
+    fn max_grad_norm(&self) -> f64 {
+        self.max_grad_norm
     }
 
     fn training_loss(output: &HeadOutput) -> Tensor<1> {

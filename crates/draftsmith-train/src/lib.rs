@@ -22,7 +22,11 @@
 //! | `head_learner`, `adapter_learner` | head and adapter as burn-train's learner sees them |
 //! | `adapter_scores` | how well an adapter speaks for its target |
 //! | `metrics` | validation scores as burn-train's metrics |
-//! | `epochs` | the loop: train, validate, keep the best, checkpoint, stop |
+//! | `epochs` | the loop: train, validate, keep the best, save, stop |
+//! | `checkpoint` | the state from which a training goes on as if it had never stopped |
+//! | `step_log` | `metrics.jsonl`, a line a step |
+//! | `trainer` | all that training changes, to and from such a state |
+//! | `stint` | one call's share of a training: where, how far, and what it leaves |
 //! | `fit` | what every training is put together from |
 //! | `train_head`, `train_adapter` | all of it put together |
 //! | [`renderer`] | what a caller needs to show progress |
@@ -32,6 +36,7 @@ mod adapter_learner;
 mod adapter_scores;
 mod adapter_training;
 mod batches;
+mod checkpoint;
 mod clipping;
 mod epochs;
 mod error;
@@ -44,22 +49,29 @@ mod loss;
 mod metrics;
 mod ranges;
 pub mod renderer;
+#[cfg(test)]
+mod resuming;
 mod rows;
 mod schedule;
 mod soft_cross_entropy;
+mod step_log;
+mod stint;
 #[cfg(test)]
 mod test_pair;
 #[cfg(test)]
 mod test_runs;
 mod train_adapter;
 mod train_head;
+mod trainer;
 
 pub use adapter_scores::AdapterScores;
 pub use adapter_training::{AdapterTraining, ExitLayers};
 pub use burn_train::Interrupter;
+pub use checkpoint::{Resumption, discard};
 pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_training::HeadTraining;
 pub use rows::is_held_out;
+pub use stint::{Ending, Stint};
 pub use train_adapter::{TrainedAdapter, train_adapter};
 pub use train_head::{TrainedHead, train_head};

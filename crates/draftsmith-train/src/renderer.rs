@@ -5,9 +5,10 @@
 //! [`train_head`](crate::train_head) and [`train_adapter`](crate::train_adapter) it is told `start`,
 //! then for each epoch `start_split` ("train", then "valid"), `update_split` (rows so far) and
 //! `update_train` or `update_valid` after each batch, `end_split`, `update_epoch`; and `end`. The
-//! metrics are named `Loss`, `Learning Rate` (training), and in validation `Loss`, and `KL`, `BCE`,
-//! `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap` for adapters
-//! (all but the loss come once, at the end of the split, as [`NumericEntry::Final`]).
+//! metrics are named `Loss`, `Learning Rate` (training), and in validation `Loss`, `training loss` (of
+//! the whole epoch), and `KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`,
+//! `agreement`, `overlap` for adapters (all but the `Loss` come once, at the end of the split, as
+//! [`NumericEntry::Final`]). A run that goes on begins in the epoch that `start` names.
 
 pub use burn_train::LearnerSummary;
 pub use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};

@@ -23,6 +23,11 @@ impl CosineWithWarmUp {
         Self { peak, num_warm_up_steps, num_steps, next_step: 0 }
     }
 
+    /// The same schedule, `num_steps` steps on.
+    pub(crate) fn after(self, num_steps: usize) -> Self {
+        Self { next_step: num_steps, ..self }
+    }
+
     /// The rate of one step, counted from 0: the first step of a warm-up has rate 0.
     fn rate(&self, step: usize) -> LearningRate {
         if step < self.num_warm_up_steps {
@@ -91,13 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn a_record_resumes_it() {
+    fn a_record_and_a_number_of_steps_resume_it() {
         let mut schedule = CosineWithWarmUp::new(1.0, 0.2, 20);
         for _ in 0..7 {
             schedule.step();
         }
+        let mut after = CosineWithWarmUp::new(1.0, 0.2, 20).after(7);
         let mut resumed = CosineWithWarmUp::new(1.0, 0.2, 20);
         resumed.load_record(schedule.to_record());
-        assert_eq!(resumed.step(), schedule.step());
+        let next = schedule.step();
+        assert_eq!((resumed.step(), after.step()), (next, next));
     }
 }

@@ -11,6 +11,16 @@ use crate::renderer::{
     EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState, MetricsRenderer,
     MetricsRendererEvaluation, MetricsRendererTraining, NumericEntry, TrainingProgressLogger,
 };
+use crate::stint::Ending;
+
+/// What a training that was not stopped left.
+#[track_caller]
+pub(crate) fn finished<T>(ending: Ending<T>) -> T {
+    match ending {
+        Ending::Finished(trained) => trained,
+        Ending::Stopped { num_steps, .. } => panic!("stopped after step {num_steps}"),
+    }
+}
 
 /// Every file under a directory, relative to it.
 pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
@@ -34,7 +44,7 @@ pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
 pub(crate) struct Watcher {
     pub(crate) interrupter: Interrupter,
     pub(crate) stop_after: usize,
-    pub(crate) num_updates: usize,
+    pub(crate) num_updates: Arc<AtomicUsize>,
     pub(crate) num_final_scores: Arc<AtomicUsize>,
 }
 
@@ -42,8 +52,10 @@ impl MetricsRendererTraining for Watcher {
     fn update_train(&mut self, _state: MetricState) {}
 
     fn update_valid(&mut self, state: MetricState) {
-        if let MetricState::Numeric(_, Some(NumericEntry::Final(value))) = state {
-            assert!(value.is_finite());
+        // A validation that is interrupted has no scores.
+        if let MetricState::Numeric(_, Some(NumericEntry::Final(value))) = state
+            && value.is_finite()
+        {
             self.num_final_scores.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -61,8 +73,7 @@ impl TrainingProgressLogger for Watcher {
     fn start_split(&mut self, _split: &str, _total_items: usize) {}
 
     fn update_split(&mut self, _items_processed: usize) {
-        self.num_updates += 1;
-        if self.num_updates == self.stop_after {
+        if self.num_updates.fetch_add(1, Ordering::SeqCst) + 1 == self.stop_after {
             self.interrupter.stop(Some("enough"));
         }
     }

@@ -1,15 +1,10 @@
 //! From rows and a frozen target to a trained self-draft adapter (Kangaroo, section 3.1).
 
 use std::f64::consts::TAU;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_train::Interrupter;
-use burn_train::renderer::MetricsRenderer;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::SeededDraws;
@@ -19,12 +14,13 @@ use crate::adapter_batches::{AdapterRow, AdapterSource};
 use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
 use crate::adapter_training::AdapterTraining;
-use crate::batches::{BatchSettings, Loader};
-use crate::epochs::{EpochScores, History};
+use crate::batches::{BatchSettings, Loader, Start};
+use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
 use crate::rows::Split;
 use crate::soft_cross_entropy::LmHead;
+use crate::stint::{Ending, Stint};
 
 /// A trained adapter and how it came about.
 #[derive(Debug)]
@@ -40,7 +36,7 @@ pub struct TrainedAdapter {
     pub best_epoch: usize,
     /// Every epoch that was validated, in order.
     pub epochs: Vec<EpochScores<AdapterScores>>,
-    /// Whether the interrupter stopped it before the end of its last epoch.
+    /// Whether it was stopped before the end of its last epoch.
     pub interrupted: bool,
     /// Rows that were trained on.
     pub num_training_rows: usize,
@@ -52,7 +48,7 @@ pub struct TrainedAdapter {
     pub num_tokens: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation included.
+    /// Time in all, validation and earlier calls included.
     pub duration: Duration,
 }
 
@@ -73,28 +69,26 @@ impl TrainedAdapter {
 /// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
 /// give the same adapter, bit for bit, on the same CPU build.
 ///
-/// burn-train's files go under `checkpoint_dir`, which this function owns: `checkpoint/` (weights,
-/// optimiser and schedule after the last epoch), `train/` and `valid/` (metrics); what an earlier
-/// run left of them is removed. `renderer` is told of progress. After a call of
-/// `interrupter.stop`, training ends at the next batch and the best adapter so far is returned; in
-/// the first epoch, the present weights are validated and returned.
+/// Its state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
+/// `metrics.jsonl` (a line a step), `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
+/// on from it, and the adapter ends with the same bits as if training had never stopped, on the same
+/// CPU build; a state with another is removed. After a call of `interrupter.stop` or the last step
+/// that the stint allows, training stops between two steps, with its state saved and the best adapter
+/// so far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
+/// has yet to write the adapter.
 ///
 /// # Errors
 /// If a setting is out of range, the target does not have more layers than `exit_layer`, a row is
 /// broken, a side of the split has no response, a loss or prediction is not finite, or a file
 /// cannot be written.
-#[expect(clippy::too_many_arguments, reason = "those of `train_head`, and the exit layer")]
 pub fn train_adapter(
     target: &CausalLm,
     rows: &[ResponseRow],
     training: &AdapterTraining,
     exit_layer: usize,
     seed: u64,
-    checkpoint_dir: &Path,
-    renderer: Box<dyn MetricsRenderer>,
-    interrupter: Interrupter,
-) -> Result<TrainedAdapter, TrainError> {
-    let start = Instant::now();
+    stint: Stint<'_>,
+) -> Result<Ending<TrainedAdapter>, TrainError> {
     training.validate()?;
     let config = AdapterConfig::new(target.config(), exit_layer)?;
     let max_len = training.max_len.min(target.config().max_position_embeddings);
@@ -125,8 +119,8 @@ pub fn train_adapter(
     let lm_head = LmHead::of(&target);
     let source =
         |rows| AdapterSource { target: target.clone(), lm_head: lm_head.clone(), exit_layer, rows };
-    let epoch = Arc::new(AtomicU64::new(1));
-    let training_loader = Loader::training(source(split.training), settings, epoch.clone());
+    let start = Start::new();
+    let training_loader = Loader::training(source(split.training), settings, start.clone());
     let validation_loader = Loader::validation(source(split.validation), settings);
     let (_, steps_an_epoch) = training_loader.size(1);
 
@@ -146,34 +140,31 @@ pub fn train_adapter(
     let fit = Fit {
         training: training_loader,
         validation: validation_loader,
-        epoch,
+        start,
         num_epochs: training.num_epochs,
-        device,
-        checkpoint_dir,
         label: "self-draft adapter",
-        renderer,
-        interrupter,
+        stint,
     };
-    let learner = optimiser.learner(learner, steps_an_epoch.saturating_mul(training.num_epochs));
-    let History { best, epochs, num_supervised, num_steps, interrupted } = fit.run(learner)?;
-    let (adapter, best) = best.expect("the first epoch is validated, whole or not");
-    let (scores, best_epoch) = (epochs[best].validation, epochs[best].epoch);
-    let mut trained = TrainedAdapter {
-        adapter,
-        config,
-        scores,
-        best_epoch,
-        epochs,
-        interrupted,
-        num_training_rows,
-        num_validation_rows,
-        num_unusable_rows: split.num_unusable,
-        num_tokens: num_supervised,
-        num_steps,
-        duration: start.elapsed(),
-    };
-    trained.config.training = record_of(&trained, training, seed);
-    Ok(trained)
+    let num_steps = steps_an_epoch.saturating_mul(training.num_epochs);
+    let history = fit.run(optimiser.trainer(learner, num_steps))?;
+    Ok(Ending::new(history, num_steps, |adapter, best, standing, interrupted| {
+        let mut trained = TrainedAdapter {
+            adapter,
+            config,
+            scores: standing.epochs[best].validation,
+            best_epoch: standing.epochs[best].epoch,
+            epochs: standing.epochs,
+            interrupted,
+            num_training_rows,
+            num_validation_rows,
+            num_unusable_rows: split.num_unusable,
+            num_tokens: standing.num_supervised,
+            num_steps: standing.num_steps,
+            duration: Duration::from_secs_f64(standing.seconds),
+        };
+        trained.config.training = record_of(&trained, training, seed);
+        trained
+    }))
 }
 
 /// An adapter with Kangaroo's first weights, drawn from the seed: linear layers from a normal

@@ -1,27 +1,23 @@
 //! From rows and a frozen draft to a trained acceptance head (SpecDec++, section 3).
 
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_train::Interrupter;
-use burn_train::renderer::MetricsRenderer;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSettings, Loader};
-use crate::epochs::{EpochScores, History};
+use crate::batches::{BatchSettings, Loader, Start};
+use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
 use crate::rows::{Split, TrainingRow};
+use crate::stint::{Ending, Stint};
 
 /// A trained head and how it came about.
 #[derive(Debug)]
@@ -37,7 +33,7 @@ pub struct TrainedHead {
     pub best_epoch: usize,
     /// Every epoch that was validated, in order.
     pub epochs: Vec<EpochScores>,
-    /// Whether the interrupter stopped it before the end of its last epoch.
+    /// Whether it was stopped before the end of its last epoch.
     pub interrupted: bool,
     /// Rows that were trained on.
     pub num_training_rows: usize,
@@ -49,7 +45,7 @@ pub struct TrainedHead {
     pub num_labels: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation included.
+    /// Time in all, validation and earlier calls included.
     pub duration: Duration,
 }
 
@@ -67,11 +63,13 @@ impl TrainedHead {
 /// The draft is frozen and only read. The same arguments give the same head, bit for bit, on the
 /// same CPU build.
 ///
-/// burn-train's files go under `checkpoint_dir`, which this function owns: `checkpoint/` (weights,
-/// optimiser and schedule after the last epoch), `train/` and `valid/` (metrics); what an earlier
-/// run left of them is removed. `renderer` is told of progress. After a call of
-/// `interrupter.stop`, training ends at the next batch and the best head so far is returned; in the
-/// first epoch, the present weights are validated and returned.
+/// Its state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
+/// `metrics.jsonl` (a line a step), `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
+/// on from it, and the head ends with the same bits as if training had never stopped, on the same
+/// CPU build; a state with another is removed. After a call of `interrupter.stop` or the last step
+/// that the stint allows, training stops between two steps, with its state saved and the best head
+/// so far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
+/// has yet to write the head.
 ///
 /// # Errors
 /// If a setting is out of range, a row has no draft columns or broken ones, a side of the split has
@@ -81,11 +79,8 @@ pub fn train_head(
     rows: &[ResponseRow],
     training: &HeadTraining,
     seed: u64,
-    checkpoint_dir: &Path,
-    renderer: Box<dyn MetricsRenderer>,
-    interrupter: Interrupter,
-) -> Result<TrainedHead, TrainError> {
-    let start = Instant::now();
+    stint: Stint<'_>,
+) -> Result<Ending<TrainedHead>, TrainError> {
     training.validate()?;
     let context = draft.config().max_position_embeddings;
     let split = Split::new(rows, training.validation_share, |row| TrainingRow::new(row, context))?;
@@ -106,8 +101,8 @@ pub fn train_head(
         mixing_ratio: training.mixing_ratio,
         batch_size: training.batch_size,
     };
-    let epoch = Arc::new(AtomicU64::new(1));
-    let training_loader = Loader::training(source(split.training), settings, epoch.clone());
+    let start = Start::new();
+    let training_loader = Loader::training(source(split.training), settings, start.clone());
     let validation_loader = Loader::validation(source(split.validation), settings);
 
     let sizes: Vec<(usize, usize)> =
@@ -145,34 +140,30 @@ pub fn train_head(
     let fit = Fit {
         training: training_loader,
         validation: validation_loader,
-        epoch,
+        start,
         num_epochs: training.num_epochs,
-        device,
-        checkpoint_dir,
         label: "acceptance head",
-        renderer,
-        interrupter,
+        stint,
     };
-    let History { best, epochs, num_supervised, num_steps, interrupted } =
-        fit.run(optimiser.learner(learner, num_steps))?;
-    let (head, best) = best.expect("the first epoch is validated, whole or not");
-    let (scores, best_epoch) = (epochs[best].validation, epochs[best].epoch);
-    let mut trained = TrainedHead {
-        head,
-        config,
-        scores,
-        best_epoch,
-        epochs,
-        interrupted,
-        num_training_rows,
-        num_validation_rows,
-        num_unusable_rows: split.num_unusable,
-        num_labels: num_supervised,
-        num_steps,
-        duration: start.elapsed(),
-    };
-    trained.config.training = record_of(&trained, training, seed);
-    Ok(trained)
+    let history = fit.run(optimiser.trainer(learner, num_steps))?;
+    Ok(Ending::new(history, num_steps, |head, best, standing, interrupted| {
+        let mut trained = TrainedHead {
+            head,
+            config,
+            scores: standing.epochs[best].validation,
+            best_epoch: standing.epochs[best].epoch,
+            epochs: standing.epochs,
+            interrupted,
+            num_training_rows,
+            num_validation_rows,
+            num_unusable_rows: split.num_unusable,
+            num_labels: standing.num_supervised,
+            num_steps: standing.num_steps,
+            duration: Duration::from_secs_f64(standing.seconds),
+        };
+        trained.config.training = record_of(&trained, training, seed);
+        trained
+    }))
 }
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Parser, Subcommand};
@@ -43,13 +44,13 @@ struct Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run every stage the recipe has, skipping finished ones.
-    Run(RecipeArguments),
+    Run(TrainingArguments),
     /// Generate responses with the target and label them with the draft.
     BuildData(RecipeArguments),
     /// Train an acceptance head on the built data.
-    TrainHead(RecipeArguments),
+    TrainHead(TrainingArguments),
     /// Train self-draft adapters on the built data.
-    TrainAdapter(RecipeArguments),
+    TrainAdapter(TrainingArguments),
     /// Record what drafters say along responses, so that stop rules can be replayed without models.
     Record(RecipeArguments),
     /// Measure plain decoding against drafting with the draft, its head and the adapters.
@@ -76,6 +77,26 @@ struct RecipeArguments {
     /// Override a key, as in `--set head.num_layers=2`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+}
+
+/// What commands that train are told.
+#[derive(Debug, Args)]
+struct TrainingArguments {
+    #[command(flatten)]
+    recipe: RecipeArguments,
+    /// Stop after so many optimiser steps of this run, over all that it trains; run again to go on.
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroUsize>,
+    /// Stop after so many hours, as in `--hours 0.5`; run again to go on.
+    #[arg(long, value_name = "H", value_parser = hours)]
+    hours: Option<Duration>,
+}
+
+/// Hours as a time.
+fn hours(text: &str) -> Result<Duration, String> {
+    let hours: f64 = text.parse().map_err(|_| "expected a number of hours".to_owned())?;
+    let time = Duration::try_from_secs_f64(hours * 3600.0).ok();
+    time.filter(|time| !time.is_zero()).ok_or_else(|| "expected hours above 0".to_owned())
 }
 
 /// What `generate` is told.
@@ -148,7 +169,8 @@ pub(crate) struct CheckArguments {
 }
 
 /// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
-/// 1 for a failure, 2 for a command line that cannot be understood, 130 after Ctrl-C.
+/// 1 for a failure, 2 for a command line that cannot be understood, 130 for a job that was stopped
+/// before its end.
 pub fn run() -> ExitCode {
     hush_caught_panics();
     let arguments = Arguments::parse();
@@ -178,16 +200,27 @@ fn execute(arguments: Arguments) -> Result<()> {
         Recipe::read(&arguments.recipe, &arguments.overrides, common.seed)
     };
     let device = || common.device.open();
+    let until = |a: &TrainingArguments| match a.hours {
+        Some(time) => console.clone().stopping_after(time),
+        None => console.clone(),
+    };
+    let steps = |a: &TrainingArguments| a.steps.map(NonZeroUsize::get);
     match command {
-        Command::Run(a) => commands::run::run(&recipe(&a)?, &device()?, &console),
+        Command::Run(a) => {
+            commands::run::run(&recipe(&a.recipe)?, &device()?, &mut steps(&a), &until(&a))
+        }
         Command::BuildData(a) => {
             commands::build_data::run(&recipe(&a)?, &device()?, &console).map(drop)
         }
         Command::TrainHead(a) => {
-            commands::train_head::run(&recipe(&a)?, &device()?, &console).map(drop)
+            let (mut steps, console) = (steps(&a), until(&a));
+            commands::train_head::run(&recipe(&a.recipe)?, &device()?, &mut steps, &console)
+                .map(drop)
         }
         Command::TrainAdapter(a) => {
-            commands::train_adapter::run(&recipe(&a)?, &device()?, &console).map(drop)
+            let (mut steps, console) = (steps(&a), until(&a));
+            commands::train_adapter::run(&recipe(&a.recipe)?, &device()?, &mut steps, &console)
+                .map(drop)
         }
         Command::Record(a) => commands::record::run(&recipe(&a)?, &device()?, &console).map(drop),
         Command::Evaluate(a) => {

@@ -1,14 +1,15 @@
-//! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C that stops a job
-//! between two units of work.
+//! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C or the deadline that
+//! stops a job between two units of work.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// A job was stopped by Ctrl-C; what is done is kept.
+/// A job was stopped by Ctrl-C, or did the share of it that it was told to; what is done is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped; what is done is kept: run the same command again to go on")]
 pub(crate) struct Interrupted;
@@ -21,6 +22,7 @@ pub(crate) struct Console {
     /// Whether data goes to stdout at all: a stage of `run` leaves that to `run`.
     output: bool,
     interrupted: Arc<AtomicBool>,
+    deadline: Option<Instant>,
 }
 
 impl Console {
@@ -35,19 +37,25 @@ impl Console {
             eprintln!("stopping after the work in hand; Ctrl-C again to stop at once");
         })
         .context("cannot listen for Ctrl-C")?;
-        Ok(Self { quiet, json, output: true, interrupted })
+        Ok(Self { quiet, json, output: true, interrupted, deadline: None })
     }
 
     /// A console that says nothing and never hears Ctrl-C.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
-        Self { quiet: true, json: false, output: false, interrupted }
+        Self { quiet: true, json: false, output: false, interrupted, deadline: None }
     }
 
     /// The same console without stdout.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }
+    }
+
+    /// The same console, on which jobs are asked to stop after a time. One too long for the clock is
+    /// none.
+    pub(crate) fn stopping_after(self, time: Duration) -> Self {
+        Self { deadline: Instant::now().checked_add(time), ..self }
     }
 
     /// Whether stdout is to be one JSON document.
@@ -60,9 +68,10 @@ impl Console {
         self.quiet
     }
 
-    /// Whether Ctrl-C was pressed.
+    /// Whether Ctrl-C was pressed, or the deadline is past.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::SeqCst)
+            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// A line on stderr, unless quiet.

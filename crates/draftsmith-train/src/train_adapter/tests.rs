@@ -1,17 +1,19 @@
 //! What adapter training must hold to: it learns, it repeats itself, it stops when told, it leaves
 //! the target alone, and it says what is wrong with its input.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
+use burn_train::Interrupter;
 
 use super::*;
 use crate::adapter_training::ExitLayers;
-use crate::renderer::SilentRenderer;
 use crate::rows::is_held_out;
 use crate::test_pair::{early_target, response_row, responses, tiny_draft};
-use crate::test_runs::{Watcher, files_under};
+use crate::test_runs::{Watcher, files_under, finished};
 
 /// Small and quick.
 fn quick() -> AdapterTraining {
@@ -31,7 +33,7 @@ fn train(
     training: &AdapterTraining,
     dir: &Path,
 ) -> Result<TrainedAdapter, TrainError> {
-    train_adapter(target, rows, training, 1, 3, dir, Box::new(SilentRenderer), Interrupter::new())
+    train_adapter(target, rows, training, 1, 3, Stint::new(dir, "")).map(finished)
 }
 
 fn train_in_temporary_dir(rows: &[ResponseRow], training: &AdapterTraining) -> TrainedAdapter {
@@ -138,10 +140,8 @@ fn the_same_seed_gives_the_same_bytes() {
     let target = tiny_draft(32, 64);
     let train_with = |seed| {
         let dir = tempfile::tempdir().unwrap();
-        let (renderer, interrupter) = (Box::new(SilentRenderer), Interrupter::new());
-        let trained =
-            train_adapter(&target, &rows, &quick(), 1, seed, dir.path(), renderer, interrupter);
-        exported(&trained.unwrap())
+        let stint = Stint::new(dir.path(), "");
+        exported(&finished(train_adapter(&target, &rows, &quick(), 1, seed, stint).unwrap()))
     };
     let first = train_with(1);
     // Other tests train at the same time: neither threads nor burn's generator may matter.
@@ -243,34 +243,35 @@ fn rows_steps_and_tokens_are_counted() {
 }
 
 #[test]
-fn checkpoints_hold_the_adapter_alone() {
+fn the_last_state_holds_the_adapter_alone() {
     let dir = tempfile::tempdir().unwrap();
     train(&tiny_draft(16, 64), &undrafted(20, 10, 6), &quick(), dir.path()).unwrap();
     let files = files_under(dir.path());
     let has = |name: &str| files.contains(Path::new(name));
-    for part in ["model", "optim", "scheduler"] {
-        assert!(has(&format!("checkpoint/{part}-2.bpk")), "{files:?}");
-        assert!(!has(&format!("checkpoint/{part}-1.bpk")), "{files:?}");
+    for name in ["model.bpk", "optimizer.bpk", "best.bpk", "state.toml"] {
+        assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
     }
+    assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
     for name in ["Loss", "cross-entropy", "KL", "agreement", "overlap"] {
         assert!(has(&format!("valid/epoch-2/{name}.log")), "{files:?}");
     }
     // Four projections (keys and values of one head of two) and two norms, of 4 bytes a number, and
     // a header; the target alone has 48 · 16 in its embedding.
     let num_weights = 2 * 16 * 16 + 2 * 16 * 8 + 2 * 16;
-    let size = std::fs::metadata(dir.path().join("checkpoint/model-2.bpk")).unwrap().len();
+    let size =
+        std::fs::metadata(dir.path().join("checkpoint/epoch-3-step-0/model.bpk")).unwrap().len();
     assert!((num_weights * 4..num_weights * 4 + 2048).contains(&size), "{size}");
 }
 
 /// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final
 /// validation metrics the renderer was told.
-fn stopped_after(num_batches: usize) -> (TrainedAdapter, usize) {
+fn stopped_after(num_batches: usize) -> (Option<TrainedAdapter>, usize) {
     let interrupter = Interrupter::new();
     let num_final_scores = Arc::new(AtomicUsize::new(0));
     let renderer = Box::new(Watcher {
         interrupter: interrupter.clone(),
         stop_after: num_batches,
-        num_updates: 0,
+        num_updates: Arc::default(),
         num_final_scores: num_final_scores.clone(),
     });
     if num_batches == 0 {
@@ -279,15 +280,17 @@ fn stopped_after(num_batches: usize) -> (TrainedAdapter, usize) {
     let dir = tempfile::tempdir().unwrap();
     let training = AdapterTraining { num_epochs: 50, ..quick() };
     let (target, rows) = (tiny_draft(16, 64), undrafted(40, 10, 6));
-    let trained =
-        train_adapter(&target, &rows, &training, 1, 3, dir.path(), renderer, interrupter).unwrap();
-    (trained, num_final_scores.load(Ordering::SeqCst))
+    let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
+    let ending = train_adapter(&target, &rows, &training, 1, 3, stint).unwrap();
+    assert!(matches!(ending, Ending::Stopped { .. }));
+    (ending.best(), num_final_scores.load(Ordering::SeqCst))
 }
 
 #[test]
 fn an_interruption_returns_the_best_adapter_so_far() {
     // In the second or a later epoch: an epoch has fewer than 15 batches.
     let (trained, num_final_scores) = stopped_after(15);
+    let trained = trained.unwrap();
     assert!(trained.interrupted);
     assert!(!trained.epochs.is_empty() && trained.epochs.len() < 10);
     assert_eq!(trained.config.training["interrupted"], true);
@@ -296,14 +299,9 @@ fn an_interruption_returns_the_best_adapter_so_far() {
 }
 
 #[test]
-fn an_interruption_in_the_first_epoch_validates_the_present_weights() {
+fn an_interruption_in_the_first_epoch_returns_nothing() {
     for num_batches in [0, 1] {
-        let (trained, _) = stopped_after(num_batches);
-        assert!(trained.interrupted);
-        assert_eq!(trained.epochs.len(), 1);
-        assert_eq!(trained.best_epoch, 1);
-        assert!(trained.scores.num_tokens > 0 && trained.scores.cross_entropy.is_finite());
-        assert_eq!(trained.epochs[0].training_loss.is_some(), trained.num_steps > 0);
+        assert!(stopped_after(num_batches).0.is_none());
     }
 }
 
@@ -340,17 +338,8 @@ fn an_exit_layer_out_of_range_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (target, rows) = (tiny_draft(16, 64), undrafted(20, 10, 6));
     for exit_layer in [0, 2, 3] {
-        let (renderer, interrupter) = (Box::new(SilentRenderer), Interrupter::new());
-        let error = train_adapter(
-            &target,
-            &rows,
-            &quick(),
-            exit_layer,
-            3,
-            dir.path(),
-            renderer,
-            interrupter,
-        );
+        let stint = Stint::new(dir.path(), "");
+        let error = train_adapter(&target, &rows, &quick(), exit_layer, 3, stint);
         let message = error.unwrap_err().to_string();
         assert_says(&message, &["exit layer", &exit_layer.to_string()]);
     }

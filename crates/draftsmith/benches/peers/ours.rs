@@ -13,8 +13,7 @@ use draftsmith_decode::{
 };
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
-use draftsmith_train::renderer::SilentRenderer;
-use draftsmith_train::{AdapterTraining, HeadTraining, Interrupter, train_adapter, train_head};
+use draftsmith_train::{AdapterTraining, HeadTraining, Stint, discard, train_adapter, train_head};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
@@ -183,16 +182,13 @@ impl Ours {
             validation_share: VALIDATION_SHARE,
             ..self.section("head")?
         };
+        let dir = self.scratch.path().join("head-training");
+        // Trained to its end already, it would have nothing left to do.
+        discard(&dir)?;
         let begun = Instant::now();
-        let trained = train_head(
-            &self.draft,
-            &self.rows,
-            &training,
-            self.seed,
-            &self.scratch.path().join("head-training"),
-            Box::new(SilentRenderer),
-            Interrupter::new(),
-        )?;
+        let trained =
+            train_head(&self.draft, &self.rows, &training, self.seed, Stint::new(&dir, ""))?;
+        let trained = trained.best().context("nothing was trained")?;
         Ok(Measurement::of(trained.num_labels, begun.elapsed()))
     }
 
@@ -203,6 +199,9 @@ impl Ours {
             validation_share: VALIDATION_SHARE,
             ..self.section("adapter")?
         };
+        let dir = self.scratch.path().join("adapter-training");
+        // Trained to its end already, it would have nothing left to do.
+        discard(&dir)?;
         let begun = Instant::now();
         let trained = train_adapter(
             &self.target,
@@ -210,10 +209,9 @@ impl Ours {
             &training,
             EXIT_LAYER,
             self.seed,
-            &self.scratch.path().join("adapter-training"),
-            Box::new(SilentRenderer),
-            Interrupter::new(),
+            Stint::new(&dir, ""),
         )?;
+        let trained = trained.best().context("nothing was trained")?;
         Ok(Measurement::of(trained.num_tokens, begun.elapsed()))
     }
 

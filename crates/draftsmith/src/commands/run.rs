@@ -4,13 +4,19 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use serde_json::json;
 
+use crate::commands::training::StepsLeft;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 
 /// Runs the command. It ends with the table of results and the report's path on stdout.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<()> {
+pub(crate) fn run(
+    recipe: &Recipe,
+    device: &Device,
+    steps_left: &mut StepsLeft,
+    console: &Console,
+) -> Result<()> {
     let trains = recipe.head.is_some() || recipe.adapter.is_some();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
@@ -25,11 +31,11 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         None => None,
     };
     let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, device, &quiet_stages)?),
+        Some(_) => Some(train_head::run(recipe, device, steps_left, &quiet_stages)?),
         None => None,
     };
     let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, device, &quiet_stages)?),
+        Some(_) => Some(train_adapter::run(recipe, device, steps_left, &quiet_stages)?),
         None => None,
     };
     let recorded = match recipe.tune {

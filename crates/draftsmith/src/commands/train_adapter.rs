@@ -11,7 +11,7 @@ use draftsmith_train::{AdapterScores, AdapterTraining, Interrupter, train_adapte
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::training::{EpochProgress, Watch, built_rows};
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft, Watch, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
@@ -32,7 +32,12 @@ pub(crate) struct Trained {
 }
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Trained>> {
+pub(crate) fn run(
+    recipe: &Recipe,
+    device: &Device,
+    steps_left: &mut StepsLeft,
+    console: &Console,
+) -> Result<Vec<Trained>> {
     let training = recipe
         .adapter
         .as_ref()
@@ -66,8 +71,9 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
                     Some(target) => target,
                     None => target.insert(CausalLm::from_model_dir(target_dir, device)?),
                 };
-                let one = One { recipe, training, target, target_hash: &target_hash, exit_layer };
-                one.train(&rows, &adapter_dir, &fingerprint, console)?
+                let provenance = &provenance;
+                let one = One { recipe, training, target, provenance, exit_layer };
+                one.train(&rows, &adapter_dir, &fingerprint, steps_left, console)?
             }
         };
         tell(&trained, console)?;
@@ -82,7 +88,7 @@ struct One<'a> {
     recipe: &'a Recipe,
     training: &'a AdapterTraining,
     target: &'a CausalLm,
-    target_hash: &'a str,
+    provenance: &'a Provenance,
     exit_layer: usize,
 }
 
@@ -92,6 +98,7 @@ impl One<'_> {
         rows: &[ResponseRow],
         adapter_dir: &Path,
         fingerprint: &str,
+        steps_left: &mut StepsLeft,
         console: &Console,
     ) -> Result<Trained> {
         console.note(format!("train-adapter: exit layer {}", self.exit_layer));
@@ -99,23 +106,26 @@ impl One<'_> {
             .recipe
             .adapter_root()
             .with_file_name(format!("adapter-training-{}", self.exit_layer));
+        let resumable =
+            Resumable::find(console, "train-adapter", checkpoint_dir, fingerprint, rows)?;
         let interrupter = Interrupter::new();
         let watch = Watch::start(console, &interrupter);
         let told = &["cross-entropy", "agreement", "overlap"];
         let renderer = EpochProgress::new(console, "train-adapter", told, self.training.num_epochs);
-        let trained = train_adapter(
+        let ending = train_adapter(
             self.target,
             rows,
             self.training,
             self.exit_layer,
             self.recipe.seed,
-            &checkpoint_dir,
-            Box::new(renderer),
-            interrupter,
+            resumable.stint(*steps_left, renderer, interrupter),
         );
         drop(watch);
-        let mut trained = trained?;
-        trained.config.target_hash = Some(self.target_hash.to_owned());
+        let ending = ending.map_err(|error| resumable.explain(error, rows, self.provenance))?;
+        let Some(mut trained) = resumable.end(ending, steps_left)? else {
+            return Err(Interrupted.into());
+        };
+        trained.config.target_hash = Some(self.provenance.target.clone());
         // An interrupted adapter is kept, but not taken for a finished one.
         if !trained.interrupted {
             trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
@@ -129,6 +139,7 @@ impl One<'_> {
         if trained.interrupted {
             return Err(Interrupted.into());
         }
+        resumable.discard()?;
         Ok(Trained {
             adapter_dir: adapter_dir.to_path_buf(),
             exit_layer: self.exit_layer,

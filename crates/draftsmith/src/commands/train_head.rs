@@ -11,7 +11,7 @@ use draftsmith_train::{HeadTraining, Interrupter, train_head};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::training::{EpochProgress, Watch, built_rows};
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft, Watch, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
@@ -30,7 +30,12 @@ pub(crate) struct Trained {
 }
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Trained> {
+pub(crate) fn run(
+    recipe: &Recipe,
+    device: &Device,
+    steps_left: &mut StepsLeft,
+    console: &Console,
+) -> Result<Trained> {
     let training = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
@@ -66,21 +71,18 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
 
     let draft = CausalLm::from_model_dir(draft_dir, device)?;
     let checkpoint_dir = head_dir.with_file_name("head-training");
+    let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
     let interrupter = Interrupter::new();
     let watch = Watch::start(console, &interrupter);
     let renderer =
         EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
-    let trained = train_head(
-        &draft,
-        &rows,
-        training,
-        recipe.seed,
-        &checkpoint_dir,
-        Box::new(renderer),
-        interrupter,
-    );
+    let stint = resumable.stint(*steps_left, renderer, interrupter);
+    let ending = train_head(&draft, &rows, training, recipe.seed, stint);
     drop(watch);
-    let mut trained = trained?;
+    let ending = ending.map_err(|error| resumable.explain(error, &rows, &provenance))?;
+    let Some(mut trained) = resumable.end(ending, steps_left)? else {
+        return Err(Interrupted.into());
+    };
     trained.config.draft_hash = Some(draft_hash);
     trained.config.target_hash = Some(provenance.target.clone());
     // An interrupted head is kept, but not taken for a finished one.
@@ -100,7 +102,11 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         labels_per_second: Some(trained.labels_per_second()),
     };
     report(&done, console)?;
-    if trained.interrupted { Err(Interrupted.into()) } else { Ok(done) }
+    if trained.interrupted {
+        return Err(Interrupted.into());
+    }
+    resumable.discard()?;
+    Ok(done)
 }
 
 fn report(trained: &Trained, console: &Console) -> Result<()> {

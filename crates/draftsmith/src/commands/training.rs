@@ -1,15 +1,17 @@
-//! What both trainers' commands share: the built data, progress on the console, Ctrl-C.
+//! What both trainers' commands share: the built data, progress on the console, stopping and going
+//! on.
 
 mod show;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use draftsmith_data::{Provenance, ResponseRow, read_dir};
-use draftsmith_train::Interrupter;
+use anyhow::{Result, anyhow, bail};
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes, read_dir, write_shard};
+use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, discard};
 
 pub(super) use self::show::EpochProgress;
 use crate::console::Console;
@@ -27,7 +29,116 @@ pub(super) fn built_rows(recipe: &Recipe) -> Result<(Vec<ResponseRow>, Provenanc
     Ok(read_dir(&data_dir)?)
 }
 
-/// Passes Ctrl-C on to the trainer, as long as it lives.
+/// The optimiser steps that `--steps` leaves, over all trainings of a command; no bound if absent.
+pub(crate) type StepsLeft = Option<usize>;
+
+/// The file of a batch that training failed at, beside the state.
+const NOT_FINITE: &str = "not-finite.parquet";
+
+/// A training that goes on where it was stopped.
+pub(super) struct Resumable<'a> {
+    console: &'a Console,
+    /// The command, which notes begin with.
+    command: &'static str,
+    checkpoint_dir: PathBuf,
+    fingerprint: String,
+    num_steps_before: usize,
+}
+
+impl<'a> Resumable<'a> {
+    /// Finds what an earlier run left in `checkpoint_dir` and says so. `fingerprint` names all that
+    /// the training depends on, but for how many of the rows were built.
+    pub(super) fn find(
+        console: &'a Console,
+        command: &'static str,
+        checkpoint_dir: PathBuf,
+        fingerprint: &str,
+        rows: &[ResponseRow],
+    ) -> Result<Self> {
+        let ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+        let fingerprint = hash_bytes(format!("{fingerprint}\n{}", ids.join("\n")).as_bytes());
+        let num_steps_before = match Resumption::find(&checkpoint_dir, &fingerprint)? {
+            Resumption::Nothing => 0,
+            Resumption::After(num_steps) => {
+                console.note(format!("{command}: goes on after step {num_steps}"));
+                num_steps
+            }
+            Resumption::Other => {
+                console.note(format!(
+                    "{command}: `{}` holds a training that was stopped, with other settings or data; \
+                     training begins anew",
+                    checkpoint_dir.display()
+                ));
+                0
+            }
+        };
+        Ok(Self { console, command, checkpoint_dir, fingerprint, num_steps_before })
+    }
+
+    /// What the trainer is given.
+    pub(super) fn stint(
+        &self,
+        steps_left: StepsLeft,
+        renderer: EpochProgress,
+        interrupter: Interrupter,
+    ) -> Stint<'_> {
+        Stint {
+            max_steps: steps_left,
+            renderer: Box::new(renderer),
+            interrupter,
+            ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
+        }
+    }
+
+    /// Takes the steps of this run off `steps_left`, and tells where it was stopped.
+    pub(super) fn end<T>(
+        &self,
+        ending: Ending<T>,
+        steps_left: &mut StepsLeft,
+    ) -> Result<Option<T>> {
+        if let Resumption::After(num_steps) =
+            Resumption::find(&self.checkpoint_dir, &self.fingerprint)?
+        {
+            let num_taken = num_steps.saturating_sub(self.num_steps_before);
+            *steps_left = steps_left.map(|left| left.saturating_sub(num_taken));
+        }
+        if let Ending::Stopped { num_steps, num_planned_steps, .. } = &ending {
+            self.console.note(format!(
+                "{}: stopped after step {num_steps} of {num_planned_steps}; its state is in `{}`",
+                self.command,
+                self.checkpoint_dir.display()
+            ));
+        }
+        Ok(ending.best())
+    }
+
+    /// What training failed with. A batch that no number came of is saved, for a look at it.
+    pub(super) fn explain(
+        &self,
+        error: TrainError,
+        rows: &[ResponseRow],
+        provenance: &Provenance,
+    ) -> anyhow::Error {
+        let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
+        let batch: Vec<ResponseRow> =
+            rows.iter().filter(|row| row_ids.contains(&row.id)).cloned().collect();
+        let path = self.checkpoint_dir.join(NOT_FINITE);
+        match write_shard(&path, &batch, provenance) {
+            Ok(()) => anyhow!("{error}; they are saved in `{}`", path.display()),
+            Err(unsaved) => anyhow!("{error}; they could not be saved: {unsaved}"),
+        }
+    }
+
+    /// Removes the state, and the batch of an earlier failure: what was trained is written.
+    pub(super) fn discard(&self) -> Result<()> {
+        discard(&self.checkpoint_dir)?;
+        // Nearly always there is none.
+        let _ = std::fs::remove_file(self.checkpoint_dir.join(NOT_FINITE));
+        Ok(())
+    }
+}
+
+/// Passes Ctrl-C and the end of `--hours` on to the trainer, as long as it lives.
 pub(super) struct Watch {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -40,7 +151,7 @@ impl Watch {
         let thread = thread::spawn(move || {
             while !flag.load(Ordering::SeqCst) {
                 if console.is_interrupted() {
-                    interrupter.stop(Some("stopped by Ctrl-C"));
+                    interrupter.stop(None);
                     break;
                 }
                 thread::sleep(Duration::from_millis(50));

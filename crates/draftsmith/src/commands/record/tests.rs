@@ -114,8 +114,8 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let (device, console) = (Device::flex(), Console::silent());
     build_data::run(&recipe, &device, &console).expect("data");
-    train_head::run(&recipe, &device, &console).expect("a head");
-    train_adapter::run(&recipe, &device, &console).expect("adapters");
+    train_head::run(&recipe, &device, &mut None, &console).expect("a head");
+    train_adapter::run(&recipe, &device, &mut None, &console).expect("adapters");
     let files = run(&recipe, &device, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));

@@ -23,8 +23,7 @@ pub(crate) struct EpochProgress {
     training: bool,
     bar: Option<Progress>,
     names: HashMap<MetricId, String>,
-    /// The latest training loss, and the validation scores of the epoch.
-    loss: Option<f64>,
+    /// The scores of the epoch.
     scores: BTreeMap<String, f64>,
     processed: usize,
 }
@@ -45,7 +44,6 @@ impl EpochProgress {
             training: true,
             bar: None,
             names: HashMap::new(),
-            loss: None,
             scores: BTreeMap::new(),
             processed: 0,
         }
@@ -73,7 +71,7 @@ impl EpochProgress {
             self.command,
             self.epoch,
             self.num_epochs,
-            self.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")),
+            self.scores.get("training loss").map_or_else(|| "-".to_owned(), |l| format!("{l:.4}")),
             scores.join(", "),
         ));
         self.scores.clear();
@@ -84,11 +82,9 @@ impl MetricsRendererTraining for EpochProgress {
     fn update_train(&mut self, state: MetricState) {
         if let Some((name, value)) = self.numeric(&state)
             && name == "Loss"
+            && let Some(bar) = &self.bar
         {
-            self.loss = Some(value);
-            if let Some(bar) = &self.bar {
-                bar.message(format!("epoch {}, loss {value:.4}", self.epoch));
-            }
+            bar.message(format!("epoch {}, loss {value:.4}", self.epoch));
         }
     }
 

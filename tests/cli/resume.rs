@@ -1,0 +1,196 @@
+//! Trainings that are stopped, by their own bounds, by Ctrl-C or by force, and go on: they end with the
+//! bytes of one that never stopped.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use crate::support::{Place, Ran, model};
+
+const HEAD: &str = "checkpoints/steps/head";
+const ADAPTER: &str = "checkpoints/steps/adapter";
+
+/// A place with built data and a recipe of three epochs, for a head and an adapter.
+fn place() -> Place {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", 40);
+    place.write(
+        "steps.toml",
+        format!(
+            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+             [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n\
+             [head]\nnum_layers = 1\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             batch_size = 2\ngradient_accumulation = 2\nvalidation_share = 0.3\n\
+             [adapter]\nexit_layer = 1\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             batch_size = 2\ngradient_accumulation = 3\nvalidation_share = 0.3\n",
+            model("target").display(),
+            model("draft").display()
+        ),
+    );
+    place.run(&["build-data", "steps.toml"]).ok();
+    place
+}
+
+/// What a training leaves.
+fn export(place: &Place, dir: &str) -> Vec<(&'static str, Vec<u8>)> {
+    let names = ["model.safetensors", "scores.json", "config.json"];
+    names.map(|name| (name, std::fs::read(place.path(dir).join(name)).unwrap())).to_vec()
+}
+
+/// What a head's training tells of its epochs on stderr.
+fn epoch_lines(ran: &Ran) -> Vec<String> {
+    let lines = ran.stderr.lines().filter(|line| line.starts_with("train-head: epoch "));
+    lines.map(ToOwned::to_owned).collect()
+}
+
+/// Runs both trainings to their ends, without a stop, and clears them away.
+fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
+    place.run(&["train-head", "steps.toml"]).ok();
+    place.run(&["train-adapter", "steps.toml"]).ok();
+    let exports = [export(place, HEAD), export(place, ADAPTER)];
+    for training in ["head-training", "adapter-training-1"] {
+        let left = place.names(&format!("checkpoints/steps/{training}"));
+        assert!(!left.contains(&"checkpoint".to_owned()), "{left:?}");
+    }
+    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
+    exports
+}
+
+#[track_caller]
+fn was_stopped(ran: &Ran) {
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert!(ran.stderr.contains("run the same command again to go on"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
+    let place = place();
+    let whole = epoch_lines(&place.run(&["train-head", "steps.toml"]));
+    assert_eq!(whole.len(), 3, "{whole:?}");
+    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
+    let [head, adapter] = uninterrupted(&place);
+    let first = place.run(&["train-head", "steps.toml", "--steps", "4"]);
+    was_stopped(&first);
+    assert!(first.stderr.contains("train-head: stopped after step 4 of "), "{}", first.stderr);
+    assert!(!place.path(HEAD).exists(), "no epoch was whole");
+    // A training with other settings begins anew, and takes the place of this one.
+    let other = ["train-head", "steps.toml", "--steps", "2", "--set", "head.learning_rate=2e-3"];
+    let other = place.run(&other);
+    was_stopped(&other);
+    assert!(other.stderr.contains("training begins anew"), "{}", other.stderr);
+    let back = place.run(&["train-head", "steps.toml", "--steps", "9"]);
+    was_stopped(&back);
+    assert!(back.stderr.contains("training begins anew"), "{}", back.stderr);
+    let last = place.run(&["train-head", "steps.toml"]);
+    let told = [epoch_lines(&back), epoch_lines(&last)].concat();
+    assert_eq!(told, whole, "losses are told as if it had never stopped");
+    assert!(last.stderr.contains("train-head: goes on after step 9"), "{}", last.stderr);
+    last.ok();
+    assert!(export(&place, HEAD) == head, "other bytes");
+
+    // A bound on the steps of a whole run, which has the head already.
+    let mut num_runs = 0;
+    loop {
+        num_runs += 1;
+        let ran = place.run(&["run", "steps.toml", "--steps", "5"]);
+        if ran.code == Some(0) {
+            break;
+        }
+        was_stopped(&ran);
+    }
+    assert!(num_runs > 2, "{num_runs}");
+    assert!(export(&place, ADAPTER) == adapter, "other bytes");
+    assert!(export(&place, HEAD) == head, "trained again");
+}
+
+#[test]
+fn hours_stop_a_training_that_goes_on_to_the_same_bytes() {
+    let place = place();
+    let [head, _] = uninterrupted(&place);
+    // Past before the first step.
+    let none = place.run(&["train-head", "steps.toml", "--hours", "0.00000001"]);
+    was_stopped(&none);
+    assert!(none.stderr.contains("stopped after step 0 of "), "{}", none.stderr);
+    place.run(&["train-head", "steps.toml", "--hours", "1.5"]).ok();
+    assert!(export(&place, HEAD) == head, "other bytes");
+    for bad in ["0", "-1", "nan", "inf", "one"] {
+        place.run(&["run", "steps.toml", &format!("--hours={bad}")]).fails_naming(&["--hours"]);
+    }
+    place.run(&["run", "steps.toml", "--steps", "0"]).fails_naming(&["--steps"]);
+}
+
+/// Kills the process at a moment after it has begun to save a state; false if it has ended by then.
+fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
+    let begun = Instant::now();
+    let states = "checkpoints/steps/head-training/checkpoint";
+    while child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never ends");
+        if !place.names(states).is_empty() {
+            let saved = Instant::now();
+            while saved.elapsed() < delay {
+                std::thread::yield_now();
+            }
+            // It may have ended meanwhile.
+            let _ = child.kill();
+            return !child.wait().unwrap().success();
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
+    let place = place();
+    let [head, _] = uninterrupted(&place);
+    let num_killed = [0, 500, 3_000, 10_000, 40_000].into_iter().filter(|micros| {
+        let child = place.command(&["train-head", "steps.toml", "--quiet"]).spawn().unwrap();
+        kill_after(child, &place, Duration::from_micros(*micros))
+    });
+    assert!(num_killed.count() > 0, "each ended before it was killed");
+    place.run(&["train-head", "steps.toml"]).ok();
+    assert!(export(&place, HEAD) == head, "other bytes");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_a_state_to_go_on_from() {
+    use std::io::BufRead;
+
+    let place = place();
+    let [head, _] = uninterrupted(&place);
+    let mut child = place
+        .command(&["train-head", "steps.toml"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("epoch 1/3")), "it tells of each epoch");
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    let was_in_time = sent.unwrap().success();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let code = child.wait().unwrap().code();
+    if was_in_time && code == Some(130) {
+        assert!(rest.iter().any(|line| line.contains("run the same command again")), "{rest:?}");
+        let left = place.names("checkpoints/steps/head-training/checkpoint");
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+    place.run(&["train-head", "steps.toml"]).ok();
+    assert!(export(&place, HEAD) == head, "other bytes");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_training_and_leaves_its_batch() {
+    let place = place();
+    let hot = ["--set", "head.learning_rate=1e38", "--set", "head.warm_up_share=0"];
+    let mut arguments = vec!["train-head", "steps.toml"];
+    arguments.extend(hot);
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let batch = "checkpoints/steps/head-training/not-finite.parquet";
+    ran.fails_naming(&["not finite in epoch 1", "`train#", "head.learning_rate", batch]);
+    let shown = place.run(&["inspect", batch, "--json"]).json();
+    assert_eq!(shown["kind"], "responses");
+    assert!(!place.path(HEAD).exists());
+    place.run(&["train-head", "steps.toml"]).ok();
+    assert!(!place.path(batch).exists());
+}
