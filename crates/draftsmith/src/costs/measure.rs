@@ -205,7 +205,8 @@ impl Pass {
             for (number, prompt) in prompts.iter().enumerate() {
                 let mut draws = SeededDraws::new(number as u64, &["costs"]);
                 let order = SeededDraws::new((repeat * prompts.len() + number) as u64, &["mixed"]);
-                let mut rule = Probe { lengths: Lengths::Mixed(order), length: 1, needs: none };
+                let mut rule =
+                    Probe { lengths: Lengths::Mixed(Box::new(order)), length: 1, needs: none };
                 let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
                 mixed_rounds.extend(found.trace.rounds);
             }
@@ -271,7 +272,7 @@ enum Lengths {
     /// All the same.
     One(usize),
     /// Each any of those that are measured.
-    Mixed(SeededDraws),
+    Mixed(Box<SeededDraws>),
 }
 
 impl StopRule for Probe {
