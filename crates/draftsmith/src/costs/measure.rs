@@ -20,7 +20,7 @@ const MIXED_REPEATS: usize = 2;
 /// Passes over all prompts and lengths, at least.
 const LEAST_PASSES: usize = 5;
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
-const MOST_PASSES: usize = 40;
+const MOST_PASSES: usize = 25;
 /// Half the 95 % interval of each cost, relative to it, at which measuring ends.
 const CLOSE_ENOUGH: f64 = 0.02;
 /// New tokens a prompt and pass.
