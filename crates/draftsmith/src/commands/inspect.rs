@@ -16,6 +16,7 @@ use crate::pair::hash_dir;
 use crate::results;
 use crate::rollouts::RecordedSet;
 use crate::table::render_table;
+use crate::tuned::Tuned;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
@@ -128,6 +129,7 @@ fn adapter(dir: &Path) -> Result<Value> {
         "stored_dtype": weights.dtype(),
         "target_hash": config.target_hash,
         "training": config.training,
+        "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir)?,
     }))
 }
@@ -145,6 +147,7 @@ fn head(dir: &Path) -> Result<Value> {
         "draft_hash": config.draft_hash,
         "target_hash": config.target_hash,
         "training": config.training,
+        "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir)?,
     }))
 }
@@ -236,6 +239,10 @@ fn lines(value: &Value) -> String {
                         format!("{n:.3e}")
                     };
                     *out += &format!("{:indent$}{key:<width$}  {shown}\n", "");
+                }
+                Value::Array(list) if list.len() > 1 && list.iter().all(Value::is_object) => {
+                    let count = list.len();
+                    *out += &format!("{:indent$}{key:<width$}  {count}, as `--json` tells\n", "");
                 }
                 other => *out += &format!("{:indent$}{key:<width$}  {other}\n", ""),
             }
