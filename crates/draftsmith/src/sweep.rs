@@ -1,9 +1,11 @@
 //! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
 
+use std::ops::RangeInclusive;
+
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, EntropyThreshold, Recordings, Spending, StopRuleConfig, cost_optimal,
-    seconds_per_token,
+    AcceptanceSignal, Bounds, EntropyThreshold, Recordings, SignalNeeds, Spending, StopRuleConfig,
+    cost_optimal, seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -11,7 +13,7 @@ use crate::costs::Costs;
 use crate::results::StopRuleName;
 
 /// The fixed lengths a rule is compared with.
-const FIXED_LENGTHS: std::ops::RangeInclusive<usize> = 1..=14;
+const FIXED_LENGTHS: RangeInclusive<usize> = 1..=14;
 /// The heuristic's first lengths.
 const INITIAL_LENGTHS: [usize; 6] = [1, 2, 3, 5, 8, 12];
 /// Greatest candidate lengths, beside the recorded one.
@@ -19,10 +21,19 @@ const MOST_CANDIDATES: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
 /// Thresholds are tried in steps of a fiftieth.
 const STEPS: u32 = 50;
 
+/// The fixed lengths up to a greatest one.
+pub(crate) fn fixed_lengths(most: usize) -> impl Iterator<Item = usize> {
+    FIXED_LENGTHS.take_while(move |length| *length <= most)
+}
+
+/// The thresholds of rules that compare something with a probability.
+pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
+    (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
+}
+
 /// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping, which is fitted.
 pub(crate) fn settings(max_length: usize, has_head: bool) -> Vec<StopRuleConfig> {
-    let mut settings: Vec<StopRuleConfig> = FIXED_LENGTHS
-        .filter(|length| *length <= max_length)
+    let mut settings: Vec<StopRuleConfig> = fixed_lengths(max_length)
         .map(|candidate_length| StopRuleConfig::FixedLength { candidate_length })
         .collect();
     let whole = Bounds { min: 1, max: max_length };
@@ -32,8 +43,7 @@ pub(crate) fn settings(max_length: usize, has_head: bool) -> Vec<StopRuleConfig>
             .map(|initial_length| StopRuleConfig::Heuristic { initial_length, bounds: whole }),
     );
     for bounds in caps(max_length) {
-        for step in 1..STEPS {
-            let threshold = f64::from(step) / f64::from(STEPS);
+        for threshold in thresholds() {
             if has_head {
                 settings.extend([false, true].map(|without_lag| {
                     StopRuleConfig::RejectionThreshold {
@@ -86,6 +96,22 @@ pub(crate) struct Choice {
 /// # Errors
 /// If nothing was recorded.
 pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    best_of(recordings, costs, |_| true)
+}
+
+/// The same of the rules that read an acceptance head alone.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_with_head(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    best_of(recordings, costs, |needs| needs.acceptance_prob)
+}
+
+fn best_of(
+    recordings: &Recordings,
+    costs: &Costs,
+    belongs: fn(SignalNeeds) -> bool,
+) -> Result<Vec<Choice>> {
     let max_length = recordings.max_length;
     let cost = |config: StopRuleConfig| -> Result<Choice> {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
@@ -94,16 +120,19 @@ pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec
     };
     let mut choices: Vec<Choice> = settings(max_length, recordings.has_head)
         .into_par_iter()
+        .filter(|config| belongs(config.needs()))
         .map(cost)
         .collect::<Result<_>>()?;
     let mut signals = vec![AcceptanceSignal::Confidence, AcceptanceSignal::Entropy];
     if recordings.has_head {
         signals.push(AcceptanceSignal::AcceptanceProb);
     }
-    let fits = signals
+    let fits: Vec<(AcceptanceSignal, Bounds)> = signals
         .into_iter()
-        .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)));
-    let fitted = fits.par_bridge().map(|(signal, bounds)| -> Result<Choice> {
+        .filter(|signal| belongs(signal.needs()))
+        .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)))
+        .collect();
+    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Choice> {
         let model = costs.of_needs(signal.needs());
         cost(StopRuleConfig::CostOptimal(cost_optimal(recordings, signal, &model, bounds)?.config))
     });

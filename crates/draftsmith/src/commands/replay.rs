@@ -17,7 +17,7 @@ use crate::results::{
     CostSource, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
 };
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::{Choice, best_of_each, per_token};
+use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
 use crate::table::render_replay_table;
 
 /// Runs the stage.
@@ -105,7 +105,7 @@ impl Sets<'_> {
         let plain = self.test.plain(&self.costs.rounds);
         let perfect = self.validation.has_head.then(|| {
             let validation = self.validation.with_perfect_head();
-            let choices = best_of_each(&validation, &self.costs)?;
+            let choices = best_with_head(&validation, &self.costs)?;
             anyhow::Ok((self.test.with_perfect_head(), choices))
         });
         let perfect = perfect.transpose()?;

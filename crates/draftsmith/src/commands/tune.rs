@@ -179,9 +179,9 @@ fn choose(
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let best_counts = recordings.replay_counts(&best.config)?;
+    let best_spent = spent(best)?;
     let acceptance = |some: &[usize]| {
-        some.iter().map(|index| best_counts[*index]).sum::<Counts>().acceptance_rate()
+        some.iter().map(|index| best_spent[*index].counts).sum::<Counts>().acceptance_rate()
     };
     let expected = rules.iter().find(|rule| rule.stop_rule == best.name).map(|rule| rule.gain);
     let (temperature, top_p) = match decoding {

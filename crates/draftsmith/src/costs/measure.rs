@@ -123,23 +123,33 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
+    /// # Panics
+    /// If there is no value.
+    fn of(values: Vec<f64>) -> Self {
+        const MEASURED: &str = "there is a pass to summarise";
         let count = values.len() as f64;
-        let median = median(&values);
-        let mut distances: Vec<f64> = values.iter().map(|value| (value - median).abs()).collect();
-        distances.sort_by(f64::total_cmp);
+        let median = median_of(values.iter().copied()).expect(MEASURED);
+        let distances = values.iter().map(|value| (value - median).abs());
         // The standard deviation by the median distance, which a few slow passes do not move; a median's own standard
         // error is 1.2533 of a mean's.
-        let deviation = 1.4826 * self::median(&distances);
+        let deviation = 1.4826 * median_of(distances).expect(MEASURED);
         Self { median, half_width: 1.96 * 1.2533 * deviation / count.sqrt() }
     }
 }
 
-/// The median of sorted values.
-fn median(sorted: &[f64]) -> f64 {
+/// The median; None of nothing.
+fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+    let upper = *sorted.get(middle)?;
+    Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
+}
+
+/// Seconds of a draft forward, averaged over its round; None of a round without one.
+fn forward_seconds(round: &Round) -> Option<f64> {
+    let num_forwards = round.num_draft_forwards;
+    (num_forwards > 0).then(|| round.draft_time.as_secs_f64() / num_forwards as f64)
 }
 
 /// One pass over all prompts, lengths and signals.
@@ -175,7 +185,7 @@ impl Pass {
                 };
                 timed.add(&found.trace, length);
             }
-            Ok(timed.sorted())
+            Ok(timed)
         };
         let none = SignalNeeds::default();
         let mut verify_seconds = vec![time(0, none)?.verification()];
@@ -191,7 +201,6 @@ impl Pass {
                 }
             }
         }
-        draft_seconds.sort_by(f64::total_cmp);
         let mut extra = |needs| -> Result<f64> {
             let timed = time(SIGNAL_LENGTH, needs)?;
             Ok(timed.draft_forward().map_or(0.0, |draft| draft - plain_draft))
@@ -212,7 +221,7 @@ impl Pass {
             }
         }
         Ok(Self {
-            draft_seconds: if draft_seconds.is_empty() { 0.0 } else { median(&draft_seconds) },
+            draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
             verify_seconds,
             head_seconds,
             confidence_seconds,
@@ -233,27 +242,19 @@ struct Timed {
 impl Timed {
     fn add(&mut self, trace: &Trace, length: usize) {
         for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
-            if round.num_draft_forwards > 0 {
-                self.draft.push(round.draft_time.as_secs_f64() / round.num_draft_forwards as f64);
-            }
+            self.draft.extend(forward_seconds(round));
             self.verify.push(round.verify_time.as_secs_f64());
         }
     }
 
-    fn sorted(mut self) -> Self {
-        self.draft.sort_by(f64::total_cmp);
-        self.verify.sort_by(f64::total_cmp);
-        self
-    }
-
     /// The median of a draft forward; None without one.
     fn draft_forward(&self) -> Option<f64> {
-        (!self.draft.is_empty()).then(|| median(&self.draft))
+        median_of(self.draft.iter().copied())
     }
 
     /// The median of a verification; None without one.
     fn verification(&self) -> Option<f64> {
-        (!self.verify.is_empty()).then(|| median(&self.verify))
+        median_of(self.verify.iter().copied())
     }
 }
 
@@ -299,22 +300,14 @@ impl StopRule for Probe {
 /// The medians over rounds of changing lengths; of one row, `plain_seconds`.
 fn mixed_costs(passes: &[Pass], plain_seconds: f64) -> Result<RoundCosts> {
     let rounds = || passes.iter().flat_map(|pass| &pass.mixed_rounds);
-    let sorted = |mut seconds: Vec<f64>| {
-        seconds.sort_by(f64::total_cmp);
-        seconds
-    };
-    let of_forward =
-        |round: &Round| round.draft_time.as_secs_f64() / round.num_draft_forwards as f64;
-    let draft = rounds().filter(|round| round.num_draft_forwards > 0).map(of_forward).collect();
     let verify = |length: usize| {
         let alike = rounds().filter(|round| round.num_drafted == length);
-        let seconds = sorted(alike.map(|round| round.verify_time.as_secs_f64()).collect());
-        (!seconds.is_empty()).then(|| (length + 1, median(&seconds)))
+        let seconds = median_of(alike.map(|round| round.verify_time.as_secs_f64()))?;
+        Some((length + 1, seconds))
     };
     let mut points = vec![(1, plain_seconds)];
     points.extend(LENGTHS.into_iter().filter_map(verify));
-    let draft: Vec<f64> = sorted(draft);
-    let draft_seconds = if draft.is_empty() { 0.0 } else { median(&draft) };
+    let draft_seconds = median_of(rounds().filter_map(forward_seconds)).unwrap_or(0.0);
     Ok(RoundCosts::from_points(draft_seconds, points)?)
 }
 

@@ -7,12 +7,7 @@ use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::results::DrafterName;
-use crate::sweep::Choice;
-
-/// Fixed lengths that runtimes are told.
-const LENGTHS: std::ops::RangeInclusive<usize> = 1..=14;
-/// Thresholds are tried in steps of a fiftieth.
-const STEPS: u32 = 50;
+use crate::sweep::{Choice, fixed_lengths, thresholds};
 
 /// The best setting that a runtime can express.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,9 +62,8 @@ pub(super) fn best_settings(
 }
 
 fn families(max_length: usize) -> Vec<Family> {
-    let lengths = || LENGTHS.filter(move |length| *length <= max_length);
+    let lengths = || fixed_lengths(max_length);
     let bounds = |min| move |max| Bounds { min, max };
-    let thresholds = || (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS));
     let fixed = || -> Vec<StopRuleConfig> {
         lengths().map(|candidate_length| StopRuleConfig::FixedLength { candidate_length }).collect()
     };
