@@ -8,6 +8,7 @@ use draftsmith_model::Adapter;
 
 use crate::adapter_batches::{AdapterBatch, at_positions};
 use crate::adapter_scores::AdapterScores;
+use crate::clipping::Clipping;
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::metrics::Score;
@@ -20,7 +21,7 @@ pub(crate) struct AdapterLearner {
     #[module(skip)]
     pub(crate) loss_chunk: usize,
     #[module(skip)]
-    pub(crate) max_grad_norm: f64,
+    pub(crate) clipping: Clipping,
 }
 
 /// What a training batch gives back: `[1]`, without a graph.
@@ -103,8 +104,8 @@ impl Trainee for AdapterLearner {
         self.adapter
     }
 
-    fn max_grad_norm(&self) -> f64 {
-        self.max_grad_norm
+    fn clipping(&self) -> Clipping {
+        self.clipping
     }
 
     fn training_loss(output: &AdapterLoss) -> Tensor<1> {
@@ -202,7 +203,7 @@ mod tests {
                 .unwrap()
                 .init(&target.device().autodiff()),
             loss_chunk: 7,
-            max_grad_norm: 1.0,
+            clipping: Clipping::Norm(1.0),
         };
         let mut batches: Vec<AdapterBatch> =
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();

@@ -4,8 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::clipping::Clipping;
 use crate::error::TrainError;
+use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
+use crate::schedule::Schedule;
 
 /// The settings of [`train_adapter`](crate::train_adapter). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,13 +27,19 @@ pub struct AdapterTraining {
     pub beta_2: f64,
     /// Added to the root of AdamW's mean of squares, above 0. 1e-8: torch's default.
     pub epsilon: f64,
-    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; it
-    /// falls to 0 along a cosine after them. 0.03: as for heads. The authors climb for 2,000 steps
-    /// and fall in a straight line that would end at step 800,000.
+    /// What the learning rate does after its warm-up: `cosine`, `linear` (both fall to 0) or
+    /// `constant`. Cosine: as for heads. The authors' falls in a straight line that would end at step
+    /// 800,000.
+    pub schedule: Schedule,
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; rounded
+    /// up. 0.03: as for heads.
     pub warm_up_share: f64,
-    /// The global norm that a step's gradients are cut to, above 0. 1: as for heads. The authors
-    /// cut each number to ±0.5, which changes the gradient's direction.
-    pub max_grad_norm: f64,
+    /// The number of those steps, in place of the share. The authors' is 2,000.
+    pub warm_up_steps: Option<usize>,
+    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each number
+    /// for itself; above 0. A norm of 1: as for heads. The authors have a value of 0.5, which changes
+    /// the gradient's direction.
+    pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 10: the paper (20 in the authors' script).
     pub num_epochs: usize,
     /// Rows a batch, 1 or more: what goes through the target and the adapter at once. 4: the
@@ -79,8 +88,10 @@ impl Default for AdapterTraining {
             beta_1: 0.9,
             beta_2: 0.95,
             epsilon: 1e-8,
+            schedule: Schedule::Cosine,
             warm_up_share: 0.03,
-            max_grad_norm: 1.0,
+            warm_up_steps: None,
+            clipping: Clipping::Norm(1.0),
             num_epochs: 10,
             batch_size: 4,
             gradient_accumulation: 1,
@@ -92,6 +103,21 @@ impl Default for AdapterTraining {
 }
 
 impl AdapterTraining {
+    /// The keys that say how weights are moved.
+    pub(crate) fn optimiser(&self) -> Optimiser {
+        Optimiser {
+            learning_rate: self.learning_rate,
+            schedule: self.schedule,
+            warm_up_share: self.warm_up_share,
+            warm_up_steps: self.warm_up_steps,
+            clipping: self.clipping,
+            weight_decay: self.weight_decay,
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+        }
+    }
+
     /// Checks every setting's range; an exit layer's upper end is the target's to say.
     ///
     /// # Errors
@@ -116,18 +142,10 @@ impl AdapterTraining {
                 expected: "2 or more",
             });
         }
+        self.optimiser().check("adapter")?;
         check_numbers(
             "adapter",
-            &[
-                ("learning_rate", self.learning_rate, Range::Positive),
-                ("weight_decay", self.weight_decay, Range::NotNegative),
-                ("beta_1", self.beta_1, Range::BelowOne),
-                ("beta_2", self.beta_2, Range::BelowOne),
-                ("epsilon", self.epsilon, Range::PositiveInF32),
-                ("warm_up_share", self.warm_up_share, Range::UpToOne),
-                ("max_grad_norm", self.max_grad_norm, Range::Positive),
-                ("validation_share", self.validation_share, Range::BetweenZeroAndOne),
-            ],
+            &[("validation_share", self.validation_share, Range::BetweenZeroAndOne)],
         )?;
         check_counts(
             "adapter",
@@ -191,7 +209,9 @@ mod tests {
             check("beta_2", AdapterTraining { beta_2: bad, ..default() });
             check("epsilon", AdapterTraining { epsilon: bad, ..default() });
             check("warm_up_share", AdapterTraining { warm_up_share: bad, ..default() });
-            check("max_grad_norm", AdapterTraining { max_grad_norm: bad, ..default() });
+            for clipping in [Clipping::Norm(bad), Clipping::Value(bad)] {
+                check(clipping.setting().0, AdapterTraining { clipping, ..default() });
+            }
             check("validation_share", AdapterTraining { validation_share: bad, ..default() });
         }
         check("epsilon", AdapterTraining { epsilon: 1e-60, ..default() });

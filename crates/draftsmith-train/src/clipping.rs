@@ -1,27 +1,53 @@
-//! Gradients cut to a global norm, as torch's `clip_grad_norm_` does. burn's own clipping looks at
-//! one tensor at a time.
+//! Gradients cut as torch's `clip_grad_norm_` and `clip_grad_value_` cut them. burn's own clipping by
+//! norm looks at one tensor at a time.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 /// torch adds this to the norm before it divides.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// Multiplies every gradient of `module` by min(1, `max_norm` / norm), the norm being that of all
-/// of them together. Nothing leaves the device.
-pub(crate) fn clip_to_global_norm<M: Module>(
-    module: &M,
-    mut grads: GradientsParams,
-    max_norm: f64,
-) -> (GradientsParams, Option<Tensor<1>>) {
-    let mut squares = SumOfSquares { grads: &grads, sum: None };
-    module.visit(&mut squares);
-    let Some(sum) = squares.sum else { return (grads, None) };
-    let norm = sum.sqrt();
-    let factor = ((norm.clone() + NORM_EPSILON).recip() * max_norm).clamp_max(1.0);
-    module.visit(&mut Scale { grads: &mut grads, factor });
-    (grads, Some(norm))
+/// How a step's gradients are cut. In a recipe, `{ norm = 1.0 }` or `{ value = 0.5 }`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clipping {
+    /// All together to this global norm, above 0: the direction stays.
+    Norm(f64),
+    /// Each number to at most this on either side of 0, above 0: the direction changes.
+    Value(f64),
+}
+
+impl Clipping {
+    /// Its key in a recipe's section, and the number that it is given.
+    pub(crate) fn setting(self) -> (&'static str, f64) {
+        match self {
+            Self::Norm(limit) => ("clipping.norm", limit),
+            Self::Value(limit) => ("clipping.value", limit),
+        }
+    }
+
+    /// Cuts the gradients of `module`, and gives the norm of all of them together before that, `[1]`;
+    /// none if there are no gradients. Nothing leaves the device.
+    pub(crate) fn clip<M: Module>(
+        self,
+        module: &M,
+        mut grads: GradientsParams,
+    ) -> (GradientsParams, Option<Tensor<1>>) {
+        let mut squares = SumOfSquares { grads: &grads, sum: None };
+        module.visit(&mut squares);
+        let Some(sum) = squares.sum else { return (grads, None) };
+        let norm = sum.sqrt();
+        match self {
+            Self::Norm(limit) => {
+                let factor = ((norm.clone() + NORM_EPSILON).recip() * limit).clamp_max(1.0);
+                module.visit(&mut Scale { grads: &mut grads, factor });
+            }
+            Self::Value(limit) => module.visit(&mut Clamp { grads: &mut grads, limit }),
+        }
+        (grads, Some(norm))
+    }
 }
 
 struct SumOfSquares<'a> {
@@ -40,6 +66,7 @@ impl ModuleVisitor for SumOfSquares<'_> {
     }
 }
 
+/// Multiplies every gradient by `factor`, `[1]`.
 struct Scale<'a> {
     grads: &'a mut GradientsParams,
     factor: Tensor<1>,
@@ -53,49 +80,98 @@ impl ModuleVisitor for Scale<'_> {
     }
 }
 
+/// Cuts every number to ±`limit`.
+struct Clamp<'a> {
+    grads: &'a mut GradientsParams,
+    limit: f64,
+}
+
+impl ModuleVisitor for Clamp<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            self.grads.register(param.id, grad.clamp(-self.limit, self.limit));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::Device;
 
     use super::*;
+    use crate::error::to_host;
 
-    /// A layer whose weight's gradients have norm 3 (0, 3 and 0s) and whose bias's have norm 4.
     fn layer_with_gradients() -> (Linear, GradientsParams) {
         let device = Device::flex();
         let layer = LinearConfig::new(2, 2).init(&device.clone().autodiff());
         let mut grads = GradientsParams::new();
-        let weight = Tensor::<2>::from_floats([[0.0, 3.0], [0.0, 0.0]], &device);
+        let weight = Tensor::<2>::from_floats([[0.25, 3.0], [-0.75, 0.1]], &device);
         grads.register(layer.weight.id, weight);
-        let bias = Tensor::<1>::from_floats([-4.0, 0.0], &device);
+        let bias = Tensor::<1>::from_floats([-4.0, 0.5], &device);
         grads.register(layer.bias.as_ref().unwrap().id, bias);
         (layer, grads)
     }
 
-    fn clipped(max_norm: f64) -> [f32; 2] {
+    /// torch 2.15, by Python:
+    /// ```python
+    /// def parameters():
+    ///     a = torch.nn.Parameter(torch.zeros(2, 2)); b = torch.nn.Parameter(torch.zeros(2))
+    ///     a.grad = torch.tensor([[0.25, 3.0], [-0.75, 0.1]]); b.grad = torch.tensor([-4.0, 0.5])
+    ///     return [a, b]
+    /// p = parameters(); print(torch.nn.utils.clip_grad_norm_(p, 1.0), [q.grad for q in p])
+    /// p = parameters(); torch.nn.utils.clip_grad_value_(p, 0.5); print([q.grad for q in p])
+    /// ```
+    #[track_caller]
+    fn check(clipping: Clipping, expected: [f32; 6]) {
         let (layer, grads) = layer_with_gradients();
-        let (grads, norm) = clip_to_global_norm(&layer, grads, max_norm);
-        assert_eq!(norm.unwrap().into_scalar::<f32>(), 5.0);
-        let weight = grads.get::<2>(layer.weight.id).unwrap().sum().into_scalar();
-        let bias = grads.get::<1>(layer.bias.as_ref().unwrap().id).unwrap().sum().into_scalar();
-        [weight, bias]
+        let (grads, norm) = clipping.clip(&layer, grads);
+        let norm: f32 = norm.unwrap().into_scalar();
+        assert!((norm - 5.0877).abs() < 5e-5, "{norm}");
+        let weight = to_host(grads.get::<2>(layer.weight.id).unwrap()).unwrap();
+        let bias = to_host(grads.get::<1>(layer.bias.as_ref().unwrap().id).unwrap()).unwrap();
+        for (found, expected) in weight.into_iter().chain(bias).zip(expected) {
+            // f32 rounding of numbers up to 4.
+            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
     }
 
     #[test]
     fn the_norm_is_that_of_all_gradients_together() {
-        // √(3² + 4²) = 5. Each tensor alone would be cut to 1 and −1.
-        let [weight, bias] = clipped(1.0);
-        // f32 rounding, and the 1e-6 in the divisor.
-        assert!((weight - 0.6).abs() < 1e-6 && (bias + 0.8).abs() < 1e-6, "{weight} {bias}");
-        let [weight, bias] = clipped(4.5);
-        assert!((weight - 2.7).abs() < 1e-5 && (bias + 3.6).abs() < 1e-5, "{weight} {bias}");
+        check(
+            Clipping::Norm(1.0),
+            [0.049137816, 0.5896538, -0.14741345, 0.019655127, -0.78620505, 0.09827563],
+        );
+        check(
+            Clipping::Norm(4.5),
+            [0.22112018, 2.6534421, -0.6633606, 0.08844807, -3.5379229, 0.44224036],
+        );
+    }
+
+    #[test]
+    fn each_value_is_cut_by_itself() {
+        check(Clipping::Value(0.5), [0.25, 0.5, -0.5, 0.1, -0.5, 0.5]);
     }
 
     #[test]
     fn small_gradients_are_left_alone() {
-        assert_eq!(clipped(5.1), [3.0, -4.0]);
-        let (layer, _) = layer_with_gradients();
-        let (grads, norm) = clip_to_global_norm(&layer, GradientsParams::new(), 1.0);
-        assert!(grads.is_empty() && norm.is_none());
+        for clipping in [Clipping::Norm(6.0), Clipping::Value(4.0)] {
+            check(clipping, [0.25, 3.0, -0.75, 0.1, -4.0, 0.5]);
+            let (layer, _) = layer_with_gradients();
+            let (grads, norm) = clipping.clip(&layer, GradientsParams::new());
+            assert!(grads.is_empty() && norm.is_none());
+        }
+    }
+
+    #[test]
+    fn cutting_leaves_what_is_not_a_number_to_be_seen() {
+        for clipping in [Clipping::Norm(1.0), Clipping::Value(0.5)] {
+            let (layer, mut grads) = layer_with_gradients();
+            let id = layer.bias.as_ref().unwrap().id;
+            grads.remove::<1>(id);
+            grads.register(id, Tensor::<1>::from_floats([f32::NAN, 0.5], &Device::flex()));
+            let (_, norm) = clipping.clip(&layer, grads);
+            assert!(norm.unwrap().into_scalar::<f32>().is_nan());
+        }
     }
 }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batches::{Start, TrainingBatch};
 use crate::checkpoint::{self, Standing};
-use crate::clipping::clip_to_global_norm;
+use crate::clipping::Clipping;
 use crate::error::{TrainError, to_host};
 use crate::metrics::{Score, ScoreSlot};
 use crate::step_log::{StepLog, StepMetrics};
@@ -59,8 +59,8 @@ pub(crate) trait Trainee:
     /// Leaves the rest.
     fn part(self) -> Self::Part;
 
-    /// The global norm that a step's gradients are cut to.
-    fn max_grad_norm(&self) -> f64;
+    /// How a step's gradients are cut.
+    fn clipping(&self) -> Clipping;
 
     /// `[1]`, without a graph.
     fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
@@ -262,9 +262,8 @@ impl<L: Trainee> Run<'_, L> {
             pending.push(Pending { loss, num_supervised, row_ids });
             if ends_step {
                 rate = trainer.schedule.step();
-                let max_norm = trainer.model.max_grad_norm();
-                let (grads, norm) =
-                    clip_to_global_norm(&trainer.model, accumulator.grads(), max_norm);
+                let clipping = trainer.model.clipping();
+                let (grads, norm) = clipping.clip(&trainer.model, accumulator.grads());
                 trainer.model =
                     trainer.model.clone().optimize(&mut trainer.optimizer, rate.into(), grads);
                 let num_supervised =

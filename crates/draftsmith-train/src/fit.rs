@@ -1,11 +1,10 @@
-//! What every training is put together from: optimiser, schedule, first weights, burn-train's
-//! supervised training around our loop, its directory, and the record in `config.json`.
+//! What every training is put together from: first weights, burn-train's supervised training around
+//! our loop, its directory, and the record in `config.json`.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::AdamWConfig;
 use burn::tensor::{Tensor, TensorData};
 use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn_train::{InferenceStep, Learner, SupervisedTraining, TrainStep, TrainingStrategy};
@@ -17,38 +16,9 @@ use crate::checkpoint;
 use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
 use crate::metrics::{ScoreMetric, ScoreSlot, TRAINING_LOSS};
-use crate::schedule::CosineWithWarmUp;
 use crate::step_log::StepLog;
 use crate::stint::Stint;
 use crate::trainer::Trainer;
-
-/// AdamW's settings and its schedule's. All are explicit: burn's defaults are not torch's.
-pub(crate) struct Optimiser {
-    pub(crate) learning_rate: f64,
-    pub(crate) warm_up_share: f64,
-    pub(crate) weight_decay: f64,
-    pub(crate) beta_1: f64,
-    pub(crate) beta_2: f64,
-    pub(crate) epsilon: f64,
-}
-
-impl Optimiser {
-    /// A trainer of `model` for `num_steps` steps.
-    pub(crate) fn trainer<L: Trainee>(&self, model: L, num_steps: usize) -> Trainer<L> {
-        Trainer::new(
-            model,
-            AdamWConfig::new()
-                .with_beta_1(self.beta_1 as f32)
-                .with_beta_2(self.beta_2 as f32)
-                .with_epsilon(self.epsilon as f32)
-                .with_weight_decay(self.weight_decay as f32)
-                .with_cautious_weight_decay(false)
-                .with_amsgrad(false)
-                .init(),
-            CosineWithWarmUp::new(self.learning_rate, self.warm_up_share, num_steps),
-        )
-    }
-}
 
 /// One run of the loop: what it needs besides the trainer.
 pub(crate) struct Fit<'a, S> {

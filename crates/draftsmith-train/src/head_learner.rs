@@ -7,6 +7,7 @@ use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
+use crate::clipping::Clipping;
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::head_batches::HeadBatch;
@@ -21,7 +22,7 @@ pub(crate) struct HeadLearner {
     #[module(skip)]
     pub(crate) rejection_weight: f64,
     #[module(skip)]
-    pub(crate) max_grad_norm: f64,
+    pub(crate) clipping: Clipping,
 }
 
 /// What a batch gives back. No tensor of it holds on to the graph.
@@ -88,8 +89,8 @@ impl Trainee for HeadLearner {
         self.head
     }
 
-    fn max_grad_norm(&self) -> f64 {
-        self.max_grad_norm
+    fn clipping(&self) -> Clipping {
+        self.clipping
     }
 
     fn training_loss(output: &HeadOutput) -> Tensor<1> {

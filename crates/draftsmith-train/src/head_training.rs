@@ -5,8 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::clipping::Clipping;
 use crate::error::TrainError;
+use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
+use crate::schedule::Schedule;
 
 /// The settings of [`train_head`](crate::train_head). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,11 +36,17 @@ pub struct HeadTraining {
     pub beta_2: f64,
     /// Added to the root of AdamW's mean of squares, above 0. 1e-8: the Trainer's default.
     pub epsilon: f64,
-    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; it
-    /// falls to 0 along a cosine after them. 0.03: the authors' script.
+    /// What the learning rate does after its warm-up: `cosine`, `linear` (both fall to 0) or
+    /// `constant`. Cosine: the authors' script.
+    pub schedule: Schedule,
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; rounded
+    /// up. 0.03: the authors' script.
     pub warm_up_share: f64,
-    /// The global norm that a step's gradients are cut to, above 0. 1: the Trainer's default.
-    pub max_grad_norm: f64,
+    /// The number of those steps, in place of the share.
+    pub warm_up_steps: Option<usize>,
+    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each number
+    /// for itself; above 0. A norm of 1: the Trainer's default.
+    pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 3: the authors' script.
     pub num_epochs: usize,
     /// Rows a batch, 1 or more; the loss is a mean over a batch's labels. 4: the authors' script.
@@ -61,8 +70,10 @@ impl Default for HeadTraining {
             beta_1: 0.9,
             beta_2: 0.999,
             epsilon: 1e-8,
+            schedule: Schedule::Cosine,
             warm_up_share: 0.03,
-            max_grad_norm: 1.0,
+            warm_up_steps: None,
+            clipping: Clipping::Norm(1.0),
             num_epochs: 3,
             batch_size: 4,
             gradient_accumulation: 8,
@@ -72,6 +83,21 @@ impl Default for HeadTraining {
 }
 
 impl HeadTraining {
+    /// The keys that say how weights are moved.
+    pub(crate) fn optimiser(&self) -> Optimiser {
+        Optimiser {
+            learning_rate: self.learning_rate,
+            schedule: self.schedule,
+            warm_up_share: self.warm_up_share,
+            warm_up_steps: self.warm_up_steps,
+            clipping: self.clipping,
+            weight_decay: self.weight_decay,
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+        }
+    }
+
     /// Checks every setting's range.
     ///
     /// # Errors
@@ -85,18 +111,12 @@ impl HeadTraining {
                 expected: "0 to 64",
             });
         }
+        self.optimiser().check("head")?;
         check_numbers(
             "head",
             &[
                 ("rejection_weight", self.rejection_weight, Range::Positive),
                 ("mixing_ratio", self.mixing_ratio, Range::BelowOne),
-                ("learning_rate", self.learning_rate, Range::Positive),
-                ("weight_decay", self.weight_decay, Range::NotNegative),
-                ("beta_1", self.beta_1, Range::BelowOne),
-                ("beta_2", self.beta_2, Range::BelowOne),
-                ("epsilon", self.epsilon, Range::PositiveInF32),
-                ("warm_up_share", self.warm_up_share, Range::UpToOne),
-                ("max_grad_norm", self.max_grad_norm, Range::Positive),
                 ("validation_share", self.validation_share, Range::BetweenZeroAndOne),
             ],
         )?;
@@ -145,7 +165,9 @@ mod tests {
             check("beta_2", HeadTraining { beta_2: bad, ..default() });
             check("epsilon", HeadTraining { epsilon: bad, ..default() });
             check("warm_up_share", HeadTraining { warm_up_share: bad, ..default() });
-            check("max_grad_norm", HeadTraining { max_grad_norm: bad, ..default() });
+            for clipping in [Clipping::Norm(bad), Clipping::Value(bad)] {
+                check(clipping.setting().0, HeadTraining { clipping, ..default() });
+            }
             check("validation_share", HeadTraining { validation_share: bad, ..default() });
         }
         check("mixing_ratio", HeadTraining { mixing_ratio: 1.0, ..default() });

@@ -17,7 +17,8 @@
 //! | `adapter_batches` | batches of sequences: hidden states at the exit layer and at the end |
 //! | `loss` | the head's: weighted binary cross-entropy with soft labels |
 //! | `soft_cross_entropy` | the adapter's: through the target's LM head, a chunk at a time |
-//! | `clipping` | gradients cut to a global norm |
+//! | `optimiser` | AdamW, rates and clipping, as both sections have them |
+//! | `clipping` | gradients cut to a global norm, or each to a value |
 //! | `schedule` | the learning rate of each step |
 //! | `head_learner`, `adapter_learner` | head and adapter as burn-train's learner sees them |
 //! | `adapter_scores` | how well an adapter speaks for its target |
@@ -47,6 +48,7 @@ mod head_learner;
 mod head_training;
 mod loss;
 mod metrics;
+mod optimiser;
 mod ranges;
 pub mod renderer;
 #[cfg(test)]
@@ -68,10 +70,12 @@ pub use adapter_scores::AdapterScores;
 pub use adapter_training::{AdapterTraining, ExitLayers};
 pub use burn_train::Interrupter;
 pub use checkpoint::{Resumption, discard};
+pub use clipping::Clipping;
 pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_training::HeadTraining;
 pub use rows::is_held_out;
+pub use schedule::Schedule;
 pub use stint::{Ending, Stint};
 pub use train_adapter::{TrainedAdapter, train_adapter};
 pub use train_head::{TrainedHead, train_head};

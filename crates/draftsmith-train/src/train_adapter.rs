@@ -17,10 +17,11 @@ use crate::adapter_training::AdapterTraining;
 use crate::batches::{BatchSettings, Loader, Start};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
-use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
+use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::rows::Split;
 use crate::soft_cross_entropy::LmHead;
 use crate::stint::{Ending, Stint};
+use crate::trainer::Trainer;
 
 /// A trained adapter and how it came about.
 #[derive(Debug)]
@@ -124,18 +125,11 @@ pub fn train_adapter(
     let validation_loader = Loader::validation(source(split.validation), settings);
     let (_, steps_an_epoch) = training_loader.size(1);
 
-    let optimiser = Optimiser {
-        learning_rate: training.learning_rate,
-        warm_up_share: training.warm_up_share,
-        weight_decay: training.weight_decay,
-        beta_1: training.beta_1,
-        beta_2: training.beta_2,
-        epsilon: training.epsilon,
-    };
+    let optimiser = training.optimiser();
     let learner = AdapterLearner {
         adapter: initial_adapter(&config, seed, &device.clone().autodiff()),
         loss_chunk: training.loss_chunk,
-        max_grad_norm: training.max_grad_norm,
+        clipping: optimiser.clipping,
     };
     let fit = Fit {
         training: training_loader,
@@ -146,7 +140,7 @@ pub fn train_adapter(
         stint,
     };
     let num_steps = steps_an_epoch.saturating_mul(training.num_epochs);
-    let history = fit.run(optimiser.trainer(learner, num_steps))?;
+    let history = fit.run(Trainer::new(learner, &optimiser, num_steps))?;
     Ok(Ending::new(history, num_steps, |adapter, best, standing, interrupted| {
         let mut trained = TrainedAdapter {
             adapter,

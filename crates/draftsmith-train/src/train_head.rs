@@ -12,12 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::batches::{BatchSettings, Loader, Start};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
-use crate::fit::{Fit, Optimiser, Redrawn, record, redrawn};
+use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
 use crate::rows::{Split, TrainingRow};
 use crate::stint::{Ending, Stint};
+use crate::trainer::Trainer;
 
 /// A trained head and how it came about.
 #[derive(Debug)]
@@ -124,18 +125,11 @@ pub fn train_head(
 
     let hidden_size = draft.config().hidden_size;
     let config = AcceptanceHeadConfig::new(hidden_size, training.num_layers, training.tied);
-    let optimiser = Optimiser {
-        learning_rate: training.learning_rate,
-        warm_up_share: training.warm_up_share,
-        weight_decay: training.weight_decay,
-        beta_1: training.beta_1,
-        beta_2: training.beta_2,
-        epsilon: training.epsilon,
-    };
+    let optimiser = training.optimiser();
     let learner = HeadLearner {
         head: initial_head(&config, seed, &device.clone().autodiff()),
         rejection_weight: training.rejection_weight,
-        max_grad_norm: training.max_grad_norm,
+        clipping: optimiser.clipping,
     };
     let fit = Fit {
         training: training_loader,
@@ -145,7 +139,7 @@ pub fn train_head(
         label: "acceptance head",
         stint,
     };
-    let history = fit.run(optimiser.trainer(learner, num_steps))?;
+    let history = fit.run(Trainer::new(learner, &optimiser, num_steps))?;
     Ok(Ending::new(history, num_steps, |head, best, standing, interrupted| {
         let mut trained = TrainedHead {
             head,

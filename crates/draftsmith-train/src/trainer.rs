@@ -9,22 +9,29 @@ use burn::store::{ModuleRecord, RecordError};
 use crate::checkpoint::{BEST, MODEL, OPTIMIZER, Standing, State, broken, record};
 use crate::epochs::Trainee;
 use crate::error::TrainError;
-use crate::schedule::CosineWithWarmUp;
+use crate::optimiser::Optimiser;
+use crate::schedule::WarmedUp;
 
 /// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
 pub(crate) struct Trainer<L: Trainee> {
     /// On the device, with autodiff.
     pub(crate) model: L,
     pub(crate) optimizer: ModuleOptimizer,
-    pub(crate) schedule: CosineWithWarmUp,
+    pub(crate) schedule: WarmedUp,
     pub(crate) standing: Standing<L::Scores>,
     pub(crate) best: Option<L::Part>,
 }
 
 impl<L: Trainee> Trainer<L> {
-    /// One that has not begun.
-    pub(crate) fn new(model: L, optimizer: ModuleOptimizer, schedule: CosineWithWarmUp) -> Self {
-        Self { model, optimizer, schedule, standing: Standing::default(), best: None }
+    /// One of `num_steps` steps that has not begun.
+    pub(crate) fn new(model: L, optimiser: &Optimiser, num_steps: usize) -> Self {
+        Self {
+            model,
+            optimizer: optimiser.adam_w(),
+            schedule: optimiser.rates(num_steps),
+            standing: Standing::default(),
+            best: None,
+        }
     }
 
     /// The same training as far as `state`, which was read from `dir`.

@@ -288,6 +288,8 @@ fn apply(table: &mut toml::Table, given: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_train::Clipping;
+
     use super::*;
 
     const RECIPE: &str = "[models]\ntarget = 't'\ndraft = 'd'\n\
@@ -319,7 +321,9 @@ mod tests {
 
     #[test]
     fn what_is_written_beside_outputs_reads_back() {
-        let recipe = read(RECIPE, &["data.top_k=5"]).expect("reads");
+        let overrides = ["data.top_k=5", "head.clipping.value=0.5", "head.schedule=linear"];
+        let recipe = read(RECIPE, &overrides).expect("reads");
+        assert_eq!(recipe.head.as_ref().expect("a head").clipping, Clipping::Value(0.5));
         let dir = tempfile::tempdir().expect("a temporary directory");
         recipe.write_beside(dir.path()).expect("written");
         let again = Recipe::read(&dir.path().join("recipe.toml"), &[], None).expect("reads back");
@@ -334,6 +338,7 @@ mod tests {
         assert!(message(&missing, &[]).contains("`target`"));
         assert!(message(RECIPE, &["head.layers=2"]).contains("`layers`"));
         assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
+        assert!(message(RECIPE, &["head.clipping.norm=0"]).contains("`head.clipping.norm`"));
         assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
         assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
         assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
