@@ -213,6 +213,9 @@ impl<L: Trainee> Run<'_, L> {
         let Some(validation) = self.validate(epoch)? else {
             return self.check_learner().map(|()| false);
         };
+        let scores: Vec<(&str, f64)> =
+            L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
+        self.log.push_validation(self.trainer.standing.num_steps, &scores)?;
         let standing = &mut self.trainer.standing;
         standing.epochs.push(EpochScores {
             epoch,

@@ -51,7 +51,8 @@ impl<S: BatchSource> Fit<'_, S> {
             }
         };
         make_dir(checkpoint_dir)?;
-        let log = StepLog::open(checkpoint_dir, trainer.standing.num_steps)?;
+        let standing = &trainer.standing;
+        let log = StepLog::open(checkpoint_dir, standing.num_steps, standing.epochs.len())?;
         let learner = Learner::new(
             trainer.model.clone(),
             trainer.optimizer.clone(),

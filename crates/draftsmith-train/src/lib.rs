@@ -25,7 +25,8 @@
 //! | `metrics` | validation scores as burn-train's metrics |
 //! | `epochs` | the loop: train, validate, keep the best, save, stop |
 //! | `checkpoint` | the state from which a training goes on as if it had never stopped |
-//! | `step_log` | `metrics.jsonl`, a line a step |
+//! | `step_log` | `metrics.jsonl`, a line a step, and the same for TensorBoard |
+//! | `event_file` | TensorBoard's event files, cut where steps are taken again |
 //! | `trainer` | all that training changes, to and from such a state |
 //! | `stint` | one call's share of a training: where, how far, and what it leaves |
 //! | `fit` | what every training is put together from |
@@ -41,6 +42,7 @@ mod checkpoint;
 mod clipping;
 mod epochs;
 mod error;
+mod event_file;
 mod features;
 mod fit;
 mod head_batches;
