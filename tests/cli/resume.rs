@@ -47,7 +47,7 @@ fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
     place.run(&["train-head", "steps.toml"]).ok();
     place.run(&["train-adapter", "steps.toml"]).ok();
     let exports = [export(place, HEAD), export(place, ADAPTER)];
-    for training in ["head-training", "adapter-training-1"] {
+    for training in ["head-training", "adapter-training"] {
         let left = place.names(&format!("checkpoints/steps/{training}"));
         assert!(!left.contains(&"checkpoint".to_owned()), "{left:?}");
     }

@@ -281,23 +281,33 @@ impl CausalLm {
         states
     }
 
-    /// The hidden states after `exit_layer` layers, and the final ones (after the final norm), over
-    /// whole sequences in one pass, without a cache. No other layer's states are kept.
+    /// The hidden states after each number of layers in `exit_layers`, and the final ones (after the
+    /// final norm), over whole sequences in one pass, without a cache. No other layer's states are
+    /// kept.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
-    /// - output: twice `[batch, seq, hidden]`
+    /// - output: `[batch, seq, hidden]` for each of `exit_layers`, in their order, and once more
     ///
     /// # Panics
-    /// If there are fewer layers than `exit_layer`.
+    /// If there are fewer layers than one of `exit_layers`.
     pub fn hidden_states_at(
         &self,
         ids: Tensor<2, Int>,
-        exit_layer: usize,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let exit = self.run_layers(0..exit_layer, self.embed(ids));
-        let last = self.run_layers(exit_layer..self.layers.len(), exit.clone());
-        (exit, self.final_norm(last))
+        exit_layers: &[usize],
+    ) -> (Vec<Tensor<3>>, Tensor<3>) {
+        let mut rising: Vec<usize> = (0..exit_layers.len()).collect();
+        rising.sort_by_key(|place| exit_layers[*place]);
+        let mut hidden = self.embed(ids);
+        let mut num_run = 0;
+        let mut exits = vec![hidden.clone(); exit_layers.len()];
+        for place in rising {
+            hidden = self.run_layers(num_run..exit_layers[place], hidden);
+            num_run = exit_layers[place];
+            exits[place] = hidden.clone();
+        }
+        let last = self.run_layers(num_run..self.layers.len(), hidden);
+        (exits, self.final_norm(last))
     }
 
     /// The final hidden states (after the final norm) over whole sequences, without a cache.

@@ -56,9 +56,9 @@ impl AdapterRow {
 /// A few rows, as the adapter and its loss see them.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterBatch {
-    /// `[rows, seq, hidden]`: the frozen target's hidden states at the exit layer, padded on the
-    /// right.
-    pub(crate) features: Tensor<3>,
+    /// `[rows, seq, hidden]` each: the frozen target's hidden states at the exit layers, padded on
+    /// the right.
+    pub(crate) features: Vec<Tensor<3>>,
     /// `[tokens]`: the supervised positions, in `features` seen as `[rows · seq, hidden]`.
     pub(crate) supervised: Tensor<1, Int>,
     /// `[tokens, hidden]`: the target's final hidden states (after the final norm) there.
@@ -93,7 +93,7 @@ pub(crate) struct AdapterSource {
     /// Records no autodiff.
     pub(crate) target: CausalLm,
     pub(crate) lm_head: LmHead,
-    pub(crate) exit_layer: usize,
+    pub(crate) exit_layers: Vec<usize>,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
 }
 
@@ -146,7 +146,7 @@ impl AdapterSource {
         }
         let device = self.target.device();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows.len(), seq]), &device);
-        let (features, last) = self.target.hidden_states_at(ids, self.exit_layer);
+        let (features, last) = self.target.hidden_states_at(ids, &self.exit_layers);
         let num_tokens = supervised.len();
         let supervised =
             Tensor::<1, Int>::from_data(TensorData::new(supervised, [num_tokens]), &device);
@@ -239,7 +239,7 @@ mod tests {
             .iter()
             .map(|row| Arc::new(AdapterRow::new(row, 64, 48).unwrap().unwrap()))
             .collect();
-        AdapterSource { lm_head: LmHead::of(&target), target, exit_layer: 1, rows }
+        AdapterSource { lm_head: LmHead::of(&target), target, exit_layers: vec![1], rows }
     }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -255,7 +255,8 @@ mod tests {
         let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
         assert_eq!(sizes, [3, 3, 1]);
         for batch in &batches {
-            let features = values(at_positions(batch.features.clone(), batch.supervised.clone()));
+            let features =
+                values(at_positions(batch.features[0].clone(), batch.supervised.clone()));
             let (mut expected, mut teachers) = (Vec::new(), Vec::new());
             for row in batch.row_ids.iter().map(|id| by_id(id)) {
                 let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();

@@ -13,11 +13,14 @@ use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::metrics::Score;
 
-/// The adapter, and the two settings that its steps need. The target is not in here: what is in
+/// The adapter, and the settings that its steps need. The target is not in here: what is in
 /// the learner is trained and saved.
 #[derive(Module, Debug)]
 pub(crate) struct AdapterLearner {
     pub(crate) adapter: Adapter,
+    /// That of its exit layer among those whose hidden states a batch has.
+    #[module(skip)]
+    pub(crate) place: usize,
     #[module(skip)]
     pub(crate) loss_chunk: usize,
     #[module(skip)]
@@ -46,7 +49,8 @@ pub(crate) struct AdapterTally {
 impl AdapterLearner {
     /// What the LM head reads at the batch's supervised positions, `[tokens, hidden]`.
     fn student(&self, batch: &AdapterBatch) -> Tensor<2> {
-        at_positions(self.adapter.forward(batch.features.clone()), batch.supervised.clone())
+        let features = batch.features[self.place].clone();
+        at_positions(self.adapter.forward(features), batch.supervised.clone())
     }
 }
 
@@ -197,11 +201,12 @@ mod tests {
             .iter()
             .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
             .collect();
-        let source = AdapterSource { target: target.clone(), lm_head, exit_layer: 1, rows };
+        let source = AdapterSource { target: target.clone(), lm_head, exit_layers: vec![1], rows };
         let mut learner = AdapterLearner {
             adapter: AdapterConfig::new(target.config(), 1)
                 .unwrap()
                 .init(&target.device().autodiff()),
+            place: 0,
             loss_chunk: 7,
             clipping: Clipping::Norm(1.0),
         };

@@ -42,6 +42,10 @@ pub struct AdapterTraining {
     pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 10: the paper (20 in the authors' script).
     pub num_epochs: usize,
+    /// Epochs in a row without a lower validation cross-entropy after which an adapter's training
+    /// ends, 1 or more; never if absent. The learning rate is planned for all epochs all the same.
+    /// Absent: the authors' code.
+    pub patience: Option<usize>,
     /// Rows a batch, 1 or more: what goes through the target and the adapter at once. 4: the
     /// authors' script.
     pub batch_size: usize,
@@ -93,6 +97,7 @@ impl Default for AdapterTraining {
             warm_up_steps: None,
             clipping: Clipping::Norm(1.0),
             num_epochs: 10,
+            patience: None,
             batch_size: 4,
             gradient_accumulation: 1,
             max_len: 2048,
@@ -151,6 +156,7 @@ impl AdapterTraining {
             "adapter",
             &[
                 ("num_epochs", self.num_epochs),
+                ("patience", self.patience.unwrap_or(1)),
                 ("batch_size", self.batch_size),
                 ("gradient_accumulation", self.gradient_accumulation),
                 ("loss_chunk", self.loss_chunk),
@@ -199,6 +205,7 @@ mod tests {
         check("exit_layer", AdapterTraining { exit_layer: ExitLayers::One(0), ..default() });
         check("max_len", AdapterTraining { max_len: 1, ..default() });
         check("num_epochs", AdapterTraining { num_epochs: 0, ..default() });
+        check("patience", AdapterTraining { patience: Some(0), ..default() });
         check("batch_size", AdapterTraining { batch_size: 0, ..default() });
         check("gradient_accumulation", AdapterTraining { gradient_accumulation: 0, ..default() });
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });

@@ -84,6 +84,21 @@ pub(crate) struct Loader<S> {
     order: Order,
 }
 
+/// The loaders of both sides, and what a training has of each.
+pub(crate) struct Loaders<S> {
+    pub(crate) training: Loader<S>,
+    pub(crate) validation: Loader<S>,
+    /// Where `training` begins.
+    pub(crate) start: Start,
+    pub(crate) num_epochs: usize,
+    /// Optimiser steps of all epochs.
+    pub(crate) num_steps: usize,
+    /// Training rows that are used, in the epoch that uses fewest.
+    pub(crate) num_training: usize,
+    /// Validation rows that are used.
+    pub(crate) num_validation: usize,
+}
+
 /// The part of a recipe that the cut into batches depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSettings {
@@ -98,6 +113,26 @@ enum Order {
     Training(Start),
     /// The same every time.
     Validation,
+}
+
+impl<S: BatchSource> Loaders<S> {
+    /// The loaders of `num_epochs` epochs; at least one.
+    pub(crate) fn new(
+        training: S,
+        validation: S,
+        settings: BatchSettings,
+        num_epochs: usize,
+    ) -> Self {
+        let start = Start::new();
+        let training = Loader::training(training, settings, start.clone());
+        let validation = Loader::validation(validation, settings);
+        let sizes = (1..=num_epochs).map(|epoch| training.size(epoch as u64));
+        let (num_training, num_steps) = sizes
+            .reduce(|(fewest, all), (rows, steps)| (fewest.min(rows), all + steps))
+            .unwrap_or((0, 0));
+        let (num_validation, _) = validation.size(VALIDATION_EPOCH);
+        Self { training, validation, start, num_epochs, num_steps, num_training, num_validation }
+    }
 }
 
 impl<S: BatchSource> Loader<S> {

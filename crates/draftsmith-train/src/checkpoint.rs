@@ -2,7 +2,8 @@
 //!
 //! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
 //! optimiser and best weights as burn's records (safetensors has no parameter ids, by which the
-//! optimiser's state is kept), and `state.toml`, written last: a directory without it does not count.
+//! optimiser's state is kept), in a directory for each member if there are several, and `state.toml`,
+//! written last: a directory without it does not count.
 //! States are taken between steps only, when no gradients are pending. The order of rows and their
 //! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
 //! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in three
@@ -17,64 +18,48 @@ use draftsmith_data::{DataError, write_atomically};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::epochs::EpochScores;
 use crate::error::TrainError;
+use crate::member::MemberStanding;
 
-/// How far a training is: all but its tensors.
+/// How far a training is: all that its members have in common.
 ///
 /// TOML, which reads every number as it was written; serde_json rounds some in their last digit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Standing<S> {
+pub(crate) struct Standing {
     /// The epoch that is being run, counted from 1; one above the last when all are.
     pub(crate) epoch: usize,
     /// Optimiser steps taken in it.
     pub(crate) epoch_steps: usize,
-    /// The sum and the number of its losses so far.
-    pub(crate) loss_sum: f64,
-    pub(crate) num_losses: usize,
     /// Optimiser steps taken.
     pub(crate) num_steps: usize,
-    /// Positions trained on.
-    pub(crate) num_supervised: usize,
     /// Time in all, validation included.
     pub(crate) seconds: f64,
-    /// The place in `epochs` of the one with the best scores so far.
-    pub(crate) best: Option<usize>,
-    pub(crate) epochs: Vec<EpochScores<S>>,
 }
 
-impl<S> Standing<S> {
-    /// The mean of the epoch's losses so far.
-    pub(crate) fn training_loss(&self) -> f64 {
-        self.loss_sum / self.num_losses as f64
-    }
-}
-
-impl<S> Default for Standing<S> {
+impl Default for Standing {
     fn default() -> Self {
-        Self {
-            epoch: 1,
-            epoch_steps: 0,
-            loss_sum: 0.0,
-            num_losses: 0,
-            num_steps: 0,
-            num_supervised: 0,
-            seconds: 0.0,
-            best: None,
-            epochs: Vec::new(),
-        }
+        Self { epoch: 1, epoch_steps: 0, num_steps: 0, seconds: 0.0 }
     }
 }
 
 /// A state as it is kept.
 #[derive(Debug)]
 pub(crate) struct State<S> {
-    pub(crate) standing: Standing<S>,
+    pub(crate) standing: Standing,
+    pub(crate) members: Vec<MemberState<S>>,
+}
+
+/// A member's part of it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct MemberState<S> {
+    /// Its directory in the state's.
+    pub(crate) name: String,
+    pub(crate) standing: MemberStanding<S>,
     /// burn's records.
     pub(crate) model: Vec<u8>,
     pub(crate) optimizer: Vec<u8>,
-    /// Those of the best epoch's weights, where there is one.
+    /// That of the best epoch's weights, where there is one.
     pub(crate) best: Option<Vec<u8>>,
 }
 
@@ -83,7 +68,15 @@ pub(crate) struct State<S> {
 #[serde(deny_unknown_fields)]
 struct StateFile<S> {
     fingerprint: String,
-    standing: Standing<S>,
+    standing: Standing,
+    members: Vec<MemberEntry<S>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberEntry<S> {
+    name: String,
+    standing: MemberStanding<S>,
 }
 
 /// The part of it that [`Resumption::find`] reads.
@@ -142,20 +135,25 @@ pub(crate) fn save<S: Serialize>(
     fingerprint: &str,
     state: State<S>,
 ) -> Result<(), TrainError> {
-    let State { standing, model, optimizer, best } = state;
+    let State { standing, members } = state;
     let name = format!("epoch-{}-step-{}", standing.epoch, standing.epoch_steps);
     let dir = checkpoint_dir.join(STATES).join(name);
-    fs::create_dir_all(&dir).map_err(|source| TrainError::CheckpointDir {
-        action: "create",
-        path: dir.clone(),
-        source,
-    })?;
-    write(&dir.join(MODEL), &model)?;
-    write(&dir.join(OPTIMIZER), &optimizer)?;
-    if let Some(best) = best {
-        write(&dir.join(BEST), &best)?;
+    let mut entries = Vec::with_capacity(members.len());
+    for MemberState { name, standing, model, optimizer, best } in members {
+        let dir = dir.join(&name);
+        fs::create_dir_all(&dir).map_err(|source| TrainError::CheckpointDir {
+            action: "create",
+            path: dir.clone(),
+            source,
+        })?;
+        write(&dir.join(MODEL), &model)?;
+        write(&dir.join(OPTIMIZER), &optimizer)?;
+        if let Some(best) = best {
+            write(&dir.join(BEST), &best)?;
+        }
+        entries.push(MemberEntry { name, standing });
     }
-    let file = StateFile { fingerprint: fingerprint.to_owned(), standing };
+    let file = StateFile { fingerprint: fingerprint.to_owned(), standing, members: entries };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write(&dir.join(STATE), text.as_bytes())?;
     for (other, _) in states(checkpoint_dir)? {
@@ -177,9 +175,14 @@ pub(crate) fn load<S: DeserializeOwned>(
         return Ok(None);
     }
     let file: StateFile<S> = read_toml(&dir.join(STATE))?;
-    let best = file.standing.best.map(|_| read(&dir.join(BEST))).transpose()?;
-    let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
-    Ok(Some((State { standing: file.standing, model, optimizer, best }, dir)))
+    let members = file.members.into_iter().map(|MemberEntry { name, standing }| {
+        let dir = dir.join(&name);
+        let best = standing.best.map(|_| read(&dir.join(BEST))).transpose()?;
+        let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
+        Ok(MemberState { name, standing, model, optimizer, best })
+    });
+    let members = members.collect::<Result<_, TrainError>>()?;
+    Ok(Some((State { standing: file.standing, members }, dir)))
 }
 
 /// A record's bytes as burn reads them.
@@ -255,20 +258,33 @@ fn remove_dir(path: &Path) -> Result<(), TrainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epochs::EpochScores;
 
     fn state(epoch: usize, epoch_steps: usize) -> State<f64> {
         let validation = 0.1 + 0.2;
         let scored = EpochScores { epoch: 1, num_steps: 3, training_loss: 1.0 / 3.0, validation };
-        let standing = Standing {
-            epoch,
-            epoch_steps,
+        let standing = MemberStanding {
             loss_sum: 5e-324,
-            num_steps: 7,
+            num_steps: 3,
             best: Some(0),
             epochs: vec![scored],
-            ..Standing::default()
+            ..MemberStanding::default()
         };
-        State { standing, model: vec![1], optimizer: vec![2; 9], best: Some(vec![3]) }
+        let best = Some(vec![3]);
+        let member = |name: &str, standing, best| MemberState {
+            name: name.to_owned(),
+            standing,
+            model: vec![1],
+            optimizer: vec![2; 9],
+            best,
+        };
+        State {
+            standing: Standing { epoch, epoch_steps, num_steps: 7, ..Standing::default() },
+            members: vec![
+                member("", standing, best),
+                member("second", MemberStanding::default(), None),
+            ],
+        }
     }
 
     #[test]
@@ -281,10 +297,7 @@ mod tests {
             let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
             let expected = state(epoch, step);
             assert_eq!(found.standing, expected.standing);
-            assert_eq!(
-                (found.model, found.optimizer, found.best),
-                (expected.model, expected.optimizer, expected.best)
-            );
+            assert_eq!(found.members, expected.members);
             assert_eq!(states(dir.path()).unwrap().len(), 1);
         }
         assert_eq!(Resumption::find(dir.path(), "a").unwrap(), Resumption::After(7));

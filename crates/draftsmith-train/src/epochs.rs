@@ -1,5 +1,8 @@
 //! The loop over epochs: train, validate, keep the best weights, checkpoint, stop.
 //!
+//! It trains one head or adapter, or several side by side: its members see the same batches, and take
+//! their steps at the same time. burn-train's events and metrics show the first that is still trained.
+//!
 //! burn-train's own loop counts batches to know when a step ends, forgets the labels of a
 //! validation batch, keeps no best model in memory, cannot end with an error of ours and saves at
 //! the ends of epochs only; this one is a strategy in its place, with the same events and metrics.
@@ -10,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::LrScheduler;
 use burn::module::Module;
-use burn::optim::GradientsAccumulator;
 use burn::tensor::Tensor;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
@@ -18,13 +20,15 @@ use burn_train::{
     TrainingComponents, TrainingItem, ValidLoader,
 };
 use draftsmith_theory::HeadScores;
+use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::batches::{Start, TrainingBatch};
-use crate::checkpoint::{self, Standing};
+use crate::checkpoint;
 use crate::clipping::Clipping;
-use crate::error::{TrainError, to_host};
+use crate::error::TrainError;
+use crate::member::{Member, StepNumbers, count_step, not_finite};
 use crate::metrics::{Score, ScoreSlot};
 use crate::step_log::{StepLog, StepMetrics};
 use crate::trainer::Trainer;
@@ -41,11 +45,11 @@ pub(crate) trait Trainee:
     + InferenceStep<Input = <Self as Trainee>::Batch>
 {
     /// What a step is given.
-    type Batch: TrainingBatch;
+    type Batch: TrainingBatch + Clone + Sync;
     /// What the caller wants of it in the end.
     type Part: Module + 'static;
     /// What validation adds up.
-    type Tally: Default;
+    type Tally: Default + Send;
     /// What it makes of that.
     type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
 
@@ -92,12 +96,9 @@ pub struct EpochScores<S = HeadScores> {
 }
 
 /// What a run leaves behind.
-#[derive(Debug)]
 pub(crate) struct History<L: Trainee> {
-    pub(crate) standing: Standing<L::Scores>,
-    /// The weights with the best scores so far, on the device without autodiff.
-    pub(crate) best: Option<L::Part>,
-    /// Whether it stopped before the end of its last epoch.
+    pub(crate) trainer: Trainer<L>,
+    /// Whether it stopped before the end of its last epoch, with members that are still trained.
     pub(crate) interrupted: bool,
 }
 
@@ -108,7 +109,7 @@ pub(crate) type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
 /// result.
 pub(crate) struct EpochLoop<L: Trainee> {
     /// Taken once, when the loop begins.
-    pub(crate) begun: Mutex<Option<(Trainer<L>, StepLog)>>,
+    pub(crate) begun: Mutex<Option<(Trainer<L>, Vec<StepLog>)>>,
     /// Tells the training loader which batches to prepare.
     pub(crate) start: Start,
     pub(crate) slot: ScoreSlot<L::Scores>,
@@ -127,7 +128,7 @@ pub(crate) struct Saving {
 }
 
 impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
-    /// The learner only satisfies burn-train: its model is the trainer's, its optimiser unused.
+    /// The learner only satisfies burn-train: its model is the first member's, its optimiser unused.
     fn fit(
         &self,
         components: TrainingComponents<L>,
@@ -137,7 +138,7 @@ impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
         _starting_epoch: usize,
     ) -> (L, SupervisedTrainingEventProcessor<L>) {
         let begun = self.begun.lock().expect("nothing panics while it holds the trainer").take();
-        let (trainer, log) = begun.expect("a loop runs once");
+        let (trainer, logs) = begun.expect("a loop runs once");
         let mut run = Run {
             steps_before: trainer.standing.num_steps,
             seconds_before: trainer.standing.seconds,
@@ -149,15 +150,16 @@ impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
             slot: &self.slot,
             loss_slot: &self.loss_slot,
             saving: &self.saving,
-            log,
+            logs,
             max_steps: self.max_steps,
             begun: Instant::now(),
             saved: Instant::now(),
             save_took: Duration::ZERO,
         };
         let finished = run.epochs(components.num_epochs, &self.start);
-        let Run { trainer: Trainer { model, standing, best, .. }, events, .. } = run;
-        let outcome = finished.map(|finished| History { standing, best, interrupted: !finished });
+        let Run { trainer, events, .. } = run;
+        let model = trainer.members[0].model.clone();
+        let outcome = finished.map(|finished| History { trainer, interrupted: !finished });
         *self.outcome.lock().expect("nothing panics while it holds the outcome") = Some(outcome);
         (model, events)
     }
@@ -172,7 +174,8 @@ struct Run<'a, L: Trainee> {
     slot: &'a ScoreSlot<L::Scores>,
     loss_slot: &'a ScoreSlot<f64>,
     saving: &'a Saving,
-    log: StepLog,
+    /// One for each member.
+    logs: Vec<StepLog>,
     max_steps: Option<usize>,
     steps_before: usize,
     seconds_before: f64,
@@ -181,17 +184,18 @@ struct Run<'a, L: Trainee> {
     save_took: Duration,
 }
 
-/// A batch whose step is not finished.
+/// The batches of a step that is not finished.
+#[derive(Default)]
 struct Pending {
-    loss: Tensor<1>,
     num_supervised: usize,
-    row_ids: Vec<String>,
+    /// Of each batch.
+    row_ids: Vec<Vec<String>>,
 }
 
 impl<L: Trainee> Run<'_, L> {
     /// Runs the epochs that are left, and leaves a state; false if it was stopped before the end.
     fn epochs(&mut self, num_epochs: usize, start: &Start) -> Result<bool, TrainError> {
-        while self.trainer.standing.epoch <= num_epochs {
+        while self.trainer.standing.epoch <= num_epochs && !self.trainer.active().is_empty() {
             start.set(self.trainer.standing.epoch as u64, self.trainer.standing.epoch_steps);
             let is_whole = self.epoch()?;
             self.save()?;
@@ -213,24 +217,16 @@ impl<L: Trainee> Run<'_, L> {
         let Some(validation) = self.validate(epoch)? else {
             return self.check_learner().map(|()| false);
         };
-        let scores: Vec<(&str, f64)> =
-            L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
-        self.log.push_validation(self.trainer.standing.num_steps, &scores)?;
-        let standing = &mut self.trainer.standing;
-        standing.epochs.push(EpochScores {
-            epoch,
-            num_steps: standing.num_steps,
-            training_loss: standing.training_loss(),
-            validation,
-        });
-        let best = standing.best.map(|place| L::to_minimise(&standing.epochs[place].validation));
-        if best.is_none_or(|best| L::to_minimise(&validation) < best) {
-            standing.best = Some(standing.epochs.len() - 1);
-            self.trainer.best = Some(self.trainer.model.valid().part());
+        let num_steps = self.trainer.standing.num_steps;
+        for ((member, log), validation) in self.logged().into_iter().zip(validation) {
+            let numbers: Vec<(&str, f64)> =
+                L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
+            log.push_validation(num_steps, &numbers)?;
+            member.end_epoch(epoch, num_steps, validation);
         }
+        let standing = &mut self.trainer.standing;
         standing.epoch += 1;
         standing.epoch_steps = 0;
-        (standing.loss_sum, standing.num_losses) = (0.0, 0);
         self.tell_training(LearnerEvent::EndEpoch(epoch));
         self.interrupter.fail_on_error(self.events.flush());
         self.check_learner()?;
@@ -244,8 +240,9 @@ impl<L: Trainee> Run<'_, L> {
         let total_items = training.num_items();
         self.tell_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let mut batches = training.iter();
-        let mut accumulator = GradientsAccumulator::new();
-        let mut pending: Vec<Pending> = Vec::new();
+        self.trainer.members.iter_mut().for_each(Member::begin);
+        let on_cpu = self.trainer.is_on_cpu();
+        let mut pending = Pending::default();
         let mut iteration = 0;
         let mut rate = 0.0;
         let mut is_whole = true;
@@ -256,47 +253,58 @@ impl<L: Trainee> Run<'_, L> {
             }
             let Some(batch) = batches.next() else { break };
             let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let (ends_step, num_supervised) = (batch.ends_step(), batch.num_supervised());
-            let row_ids = batch.row_ids().to_vec();
-            let trainer = &mut self.trainer;
-            let output = TrainStep::step(&trainer.model, batch);
-            accumulator.accumulate(&trainer.model, output.grads);
-            let loss = L::training_loss(&output.item);
-            pending.push(Pending { loss, num_supervised, row_ids });
+            let ends_step = batch.ends_step();
+            pending.num_supervised += batch.num_supervised();
+            pending.row_ids.push(batch.row_ids().to_vec());
             if ends_step {
-                rate = trainer.schedule.step();
-                let clipping = trainer.model.clipping();
-                let (grads, norm) = clipping.clip(&trainer.model, accumulator.grads());
-                trainer.model =
-                    trainer.model.clone().optimize(&mut trainer.optimizer, rate.into(), grads);
-                let num_supervised =
-                    pending.iter().map(|batch| batch.num_supervised).sum::<usize>();
-                let (losses, gradient_norm) = step_losses::<L>(&mut pending, norm, epoch)?;
-                let standing = &mut trainer.standing;
-                standing.num_steps += 1;
-                standing.epoch_steps += 1;
-                standing.num_supervised += num_supervised;
-                standing.num_losses += losses.len();
-                let loss_sum = losses.iter().sum::<f64>();
-                standing.loss_sum += loss_sum;
-                self.log.push(&StepMetrics {
-                    step: standing.num_steps,
-                    epoch,
-                    loss: loss_sum / losses.len() as f64,
-                    learning_rate: rate,
-                    gradient_norm,
-                })?;
-                if self.saved.elapsed() > self.saving.interval.max(TIMES_A_SAVE * self.save_took) {
-                    self.save()?;
-                }
+                rate = self.trainer.schedule.step();
+            }
+            let outputs = side_by_side(self.trainer.active(), on_cpu, |member| {
+                member.train(batch.clone(), ends_step.then_some(rate))
+            });
+            if ends_step {
+                self.end_step(epoch, rate, std::mem::take(&mut pending))?;
             }
             iteration += 1;
             let progress = batches.progress();
-            let item = TrainingItem::new(output.item, progress, Some(iteration), Some(rate.into()));
-            self.tell_training(LearnerEvent::ProcessedItem(item));
+            if let Some(shown) = outputs.into_iter().next() {
+                let rate = Some(rate.into());
+                let item = TrainingItem::new(shown, progress, Some(iteration), rate);
+                self.tell_training(LearnerEvent::ProcessedItem(item));
+            }
         }
         self.tell_training(LearnerEvent::EndSplit(epoch));
         Ok(is_whole)
+    }
+
+    /// Counts a step that the members took.
+    fn end_step(
+        &mut self,
+        epoch: usize,
+        learning_rate: f64,
+        pending: Pending,
+    ) -> Result<(), TrainError> {
+        let Pending { num_supervised, row_ids } = pending;
+        let told = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
+        let standing = &mut self.trainer.standing;
+        standing.num_steps += 1;
+        standing.epoch_steps += 1;
+        let step = standing.num_steps;
+        for ((_, log), numbers) in self.logged().into_iter().zip(told) {
+            let StepNumbers { loss, gradient_norm } = numbers;
+            log.push(&StepMetrics { step, epoch, loss, learning_rate, gradient_norm })?;
+        }
+        if self.saved.elapsed() > self.saving.interval.max(TIMES_A_SAVE * self.save_took) {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// The members that are still trained, with their logs.
+    fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
+        let patience = self.trainer.patience;
+        let logged = self.trainer.members.iter_mut().zip(&mut self.logs);
+        logged.filter(|(member, _)| !member.standing.is_out_of_patience(patience)).collect()
     }
 
     /// Whether this run has taken the steps that it may.
@@ -312,42 +320,45 @@ impl<L: Trainee> Run<'_, L> {
         self.trainer.standing.seconds = self.seconds_before + self.begun.elapsed().as_secs_f64();
         let Saving { dir, fingerprint, .. } = self.saving;
         let state = self.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
-        self.log.sync()?;
+        self.logs.iter().try_for_each(StepLog::sync)?;
         checkpoint::save(dir, fingerprint, state)?;
         self.saved = Instant::now();
         self.save_took = begun.elapsed();
         Ok(())
     }
 
-    /// Scores the present weights on the validation rows; `None` if that was interrupted.
-    fn validate(&mut self, epoch: usize) -> Result<Option<L::Scores>, TrainError> {
+    /// Scores the present weights of each member that is still trained on the validation rows; `None`
+    /// if that was interrupted.
+    fn validate(&mut self, epoch: usize) -> Result<Option<Vec<L::Scores>>, TrainError> {
         let validation = self.validation.clone();
         let total_items = validation.num_items();
         self.slot.set(None);
         self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let model = self.trainer.model.valid();
+        let mut scored: Vec<Scored<L>> =
+            self.trainer.active().into_iter().map(Scored::new).collect();
+        let on_cpu = self.trainer.is_on_cpu();
         let mut batches = validation.iter();
-        let mut tally = L::Tally::default();
         let (mut iteration, mut is_whole) = (0, true);
         while let Some(batch) = batches.next() {
             let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let row_ids = batch.row_ids().to_vec();
-            let output = InferenceStep::step(&model, batch);
-            // The batch's one wait for the device.
-            if !L::count(&output, &mut tally)? {
-                return Err(not_finite::<L>("prediction", epoch, row_ids));
-            }
+            let outputs =
+                side_by_side(scored.iter_mut().collect(), on_cpu, |one| one.add(&batch, epoch));
+            let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
             iteration += 1;
-            let item = TrainingItem::new(output, batches.progress(), Some(iteration), None);
-            self.tell_validation(LearnerEvent::ProcessedItem(item));
+            if let Some(shown) = outputs.into_iter().next() {
+                let item = TrainingItem::new(shown, batches.progress(), Some(iteration), None);
+                self.tell_validation(LearnerEvent::ProcessedItem(item));
+            }
             if self.interrupter.should_stop() {
                 is_whole = batches.progress().is_completed();
                 break;
             }
         }
-        let scores = is_whole.then(|| L::scores(tally));
-        self.slot.set(scores);
-        self.loss_slot.set(Some(self.trainer.standing.training_loss()));
+        let scores: Option<Vec<L::Scores>> =
+            is_whole.then(|| scored.into_iter().map(|one| L::scores(one.tally)).collect());
+        self.slot.set(scores.as_ref().and_then(|scores| scores.first().copied()));
+        let loss = self.trainer.active().first().map(|member| member.standing.training_loss());
+        self.loss_slot.set(loss);
         self.tell_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)
     }
@@ -366,27 +377,44 @@ impl<L: Trainee> Run<'_, L> {
     }
 }
 
-/// The losses of a finished step's batches, and the norm of its gradients: the step's one wait for
-/// the device.
-fn step_losses<L: Trainee>(
-    pending: &mut Vec<Pending>,
-    norm: Option<Tensor<1>>,
-    epoch: usize,
-) -> Result<(Vec<f64>, f64), TrainError> {
-    let (mut numbers, row_ids): (Vec<_>, Vec<_>) =
-        pending.drain(..).map(|batch| (batch.loss, batch.row_ids)).unzip();
-    let num_losses = numbers.len();
-    numbers.extend(norm);
-    let mut losses: Vec<f64> =
-        to_host(Tensor::cat(numbers, 0))?.into_iter().map(f64::from).collect();
-    // Without a gradient there is nothing to move along.
-    let norm = losses.split_off(num_losses).first().copied().unwrap_or(0.0);
-    match losses.iter().position(|loss| !loss.is_finite()) {
-        Some(nth) => Err(not_finite::<L>("training loss", epoch, row_ids[nth].clone())),
-        None => Ok((losses, norm)),
+/// A member while it is validated.
+struct Scored<L: Trainee> {
+    name: String,
+    /// Without autodiff.
+    model: L,
+    tally: L::Tally,
+}
+
+impl<L: Trainee> Scored<L> {
+    fn new(member: &mut Member<L>) -> Self {
+        let (name, model) = (member.name.clone(), member.model.valid());
+        Self { name, model, tally: L::Tally::default() }
+    }
+
+    /// Adds a batch, with one wait for the device.
+    fn add(
+        &mut self,
+        batch: &L::Batch,
+        epoch: usize,
+    ) -> Result<<L as InferenceStep>::Output, TrainError> {
+        let output = InferenceStep::step(&self.model, batch.clone());
+        if L::count(&output, &mut self.tally)? {
+            return Ok(output);
+        }
+        Err(not_finite::<L>("prediction", &self.name, epoch, batch.row_ids().to_vec()))
     }
 }
 
-fn not_finite<L: Trainee>(what: &'static str, epoch: usize, row_ids: Vec<String>) -> TrainError {
-    TrainError::NotFinite { what, epoch, row_ids, section: L::SECTION, frozen: L::FROZEN }
+/// Works on each of several members, on all cores if they are on the CPU. Results are in order, and
+/// none depends on another.
+fn side_by_side<T: Send, U: Send>(
+    members: Vec<T>,
+    on_cpu: bool,
+    work: impl Fn(T) -> U + Send + Sync,
+) -> Vec<U> {
+    if on_cpu && members.len() > 1 {
+        members.into_par_iter().map(work).collect()
+    } else {
+        members.into_iter().map(work).collect()
+    }
 }

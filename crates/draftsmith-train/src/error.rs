@@ -115,8 +115,8 @@ pub enum TrainError {
         quoted(.row_ids)
     )]
     NotFinite {
-        /// `training loss` or `prediction`.
-        what: &'static str,
+        /// `training loss` or `prediction`, and of which member if there are several.
+        what: String,
         /// The epoch, counted from 1.
         epoch: usize,
         /// The rows of the batch.

@@ -11,31 +11,51 @@ use burn_train::{InferenceStep, Learner, SupervisedTraining, TrainStep, Training
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSource, Loader, Start};
+use crate::batches::{BatchSource, Loaders};
 use crate::checkpoint;
 use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
 use crate::metrics::{ScoreMetric, ScoreSlot, TRAINING_LOSS};
+use crate::optimiser::Optimiser;
 use crate::step_log::StepLog;
-use crate::stint::Stint;
+use crate::stint::{BestOf, Ending, Stint};
 use crate::trainer::Trainer;
 
-/// One run of the loop: what it needs besides the trainer.
+/// One run of the loop: what it needs besides what it trains.
 pub(crate) struct Fit<'a, S> {
-    pub(crate) training: Loader<S>,
-    pub(crate) validation: Loader<S>,
-    /// Where `training` begins.
-    pub(crate) start: Start,
-    pub(crate) num_epochs: usize,
+    pub(crate) loaders: Loaders<S>,
+    pub(crate) optimiser: Optimiser,
+    /// Epochs without better scores after which a member stops; never if absent.
+    pub(crate) patience: Option<usize>,
     /// What is trained, for logs.
     pub(crate) label: &'static str,
     pub(crate) stint: Stint<'a>,
 }
 
 impl<S: BatchSource> Fit<'_, S> {
-    /// Trains, from the state that was saved if there is one. A history that was not interrupted has
-    /// a best epoch.
-    pub(crate) fn run<L>(self, trainer: Trainer<L>) -> Result<History<L>, TrainError>
+    /// Trains `models` side by side, from the state that was saved if there is one, and makes with
+    /// `trained` what the caller wants of each, given its place among them. Several have names, which
+    /// are directories; a single one's is not used.
+    pub(crate) fn run<L, T>(
+        self,
+        models: Vec<(String, L)>,
+        trained: impl FnMut(usize, BestOf<L>) -> T,
+    ) -> Result<Ending<Vec<T>>, TrainError>
+    where
+        L: Trainee<Batch = S::Batch>,
+        <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
+        <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
+    {
+        let num_steps = self.loaders.num_steps;
+        let models = match <[_; 1]>::try_from(models) {
+            Ok([(_, model)]) => vec![(String::new(), model)],
+            Err(models) => models,
+        };
+        let trainer = Trainer::new(models, &self.optimiser, num_steps, self.patience);
+        Ok(Ending::of_members(self.history(trainer)?, num_steps, trained))
+    }
+
+    fn history<L>(self, trainer: Trainer<L>) -> Result<History<L>, TrainError>
     where
         L: Trainee<Batch = S::Batch>,
         <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
@@ -51,19 +71,21 @@ impl<S: BatchSource> Fit<'_, S> {
             }
         };
         make_dir(checkpoint_dir)?;
-        let standing = &trainer.standing;
-        let log = StepLog::open(checkpoint_dir, standing.num_steps, standing.epochs.len())?;
-        let learner = Learner::new(
-            trainer.model.clone(),
-            trainer.optimizer.clone(),
-            trainer.schedule.clone(),
-        );
+        let logs = trainer.members.iter().map(|member| {
+            let dir = checkpoint_dir.join(&member.name);
+            create_dir(&dir)?;
+            StepLog::open(&dir, member.standing.num_steps, member.standing.epochs.len())
+        });
+        let logs = logs.collect::<Result<Vec<_>, _>>()?;
+        let first = &trainer.members[0];
+        let (model, optimizer) = (first.model.clone(), first.optimizer.clone());
+        let learner = Learner::new(model, optimizer, trainer.schedule.clone());
         let (slot, loss_slot) = (ScoreSlot::default(), ScoreSlot::default());
         let starting_epoch = trainer.standing.epoch;
         let outcome = Arc::new(Mutex::new(None));
         let strategy = EpochLoop {
-            begun: Mutex::new(Some((trainer, log))),
-            start: self.start,
+            begun: Mutex::new(Some((trainer, logs))),
+            start: self.loaders.start,
             slot: slot.clone(),
             loss_slot: loss_slot.clone(),
             saving: Saving {
@@ -76,15 +98,15 @@ impl<S: BatchSource> Fit<'_, S> {
         };
         let supervised = SupervisedTraining::new(
             checkpoint_dir,
-            Arc::new(self.training),
-            Arc::new(self.validation),
+            Arc::new(self.loaders.training),
+            Arc::new(self.loaders.validation),
         )
         // The default one installs a global subscriber and a panic hook.
         .with_application_logger(None)
         .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
         .with_interrupter(interrupter)
         .renderer(renderer)
-        .num_epochs(self.num_epochs)
+        .num_epochs(self.loaders.num_epochs)
         // Only tells the renderer where it begins: there is no checkpointer of burn-train's.
         .checkpoint(starting_epoch - 1)
         .label(self.label)
@@ -124,13 +146,17 @@ fn clear_dir(dir: &Path) -> Result<(), TrainError> {
 /// Makes the directory: burn-train ignores that it cannot, and panics at the first file in it.
 fn make_dir(dir: &Path) -> Result<(), TrainError> {
     for path in [dir.to_path_buf(), dir.join("checkpoint"), dir.join("train"), dir.join("valid")] {
-        std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
-            action: "create",
-            path,
-            source,
-        })?;
+        create_dir(&path)?;
     }
     Ok(())
+}
+
+fn create_dir(path: &Path) -> Result<(), TrainError> {
+    std::fs::create_dir_all(path).map_err(|source| TrainError::CheckpointDir {
+        action: "create",
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 /// The module with new weights, each drawn by `draw`: burn's own initialisation draws from one

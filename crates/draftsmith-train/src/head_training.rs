@@ -49,6 +49,9 @@ pub struct HeadTraining {
     pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 3: the authors' script.
     pub num_epochs: usize,
+    /// Epochs in a row without a lower validation KL after which training ends, 1 or more; never if
+    /// absent. The learning rate is planned for all epochs all the same. Absent: the authors' code.
+    pub patience: Option<usize>,
     /// Rows a batch, 1 or more; the loss is a mean over a batch's labels. 4: the authors' script.
     pub batch_size: usize,
     /// Batches a step, 1 or more; their gradients are averaged. 8: the authors' script.
@@ -75,6 +78,7 @@ impl Default for HeadTraining {
             warm_up_steps: None,
             clipping: Clipping::Norm(1.0),
             num_epochs: 3,
+            patience: None,
             batch_size: 4,
             gradient_accumulation: 8,
             validation_share: 0.1,
@@ -96,6 +100,19 @@ impl HeadTraining {
             beta_2: self.beta_2,
             epsilon: self.epsilon,
         }
+    }
+
+    /// What tells a head from the others of a sweep: `d3-w6-r0.15` for a depth of 3, a rejection
+    /// weight of 6 and a mixing ratio of 0.15.
+    pub fn name(&self) -> String {
+        format!("d{}-w{}-r{}", self.num_layers, self.rejection_weight, self.mixing_ratio)
+    }
+
+    /// Whether a head of these settings sees the same batches, in the same steps with the same
+    /// learning rates, as one of `other`'s.
+    pub(crate) fn shares_steps_with(&self, other: &Self) -> bool {
+        let Self { num_layers, tied, rejection_weight, .. } = *self;
+        *self == Self { num_layers, tied, rejection_weight, ..other.clone() }
     }
 
     /// Checks every setting's range.
@@ -124,6 +141,7 @@ impl HeadTraining {
             "head",
             &[
                 ("num_epochs", self.num_epochs),
+                ("patience", self.patience.unwrap_or(1)),
                 ("batch_size", self.batch_size),
                 ("gradient_accumulation", self.gradient_accumulation),
             ],
@@ -154,6 +172,7 @@ mod tests {
         let default = HeadTraining::default;
         check("num_layers", HeadTraining { num_layers: 65, ..default() });
         check("num_epochs", HeadTraining { num_epochs: 0, ..default() });
+        check("patience", HeadTraining { patience: Some(0), ..default() });
         check("batch_size", HeadTraining { batch_size: 0, ..default() });
         check("gradient_accumulation", HeadTraining { gradient_accumulation: 0, ..default() });
         for bad in [f64::NAN, -1.0, f64::INFINITY] {

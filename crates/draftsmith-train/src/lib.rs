@@ -24,6 +24,7 @@
 //! | `adapter_scores` | how well an adapter speaks for its target |
 //! | `metrics` | validation scores as burn-train's metrics |
 //! | `epochs` | the loop: train, validate, keep the best, save, stop |
+//! | `member` | one of the heads or adapters that are trained side by side |
 //! | `checkpoint` | the state from which a training goes on as if it had never stopped |
 //! | `step_log` | `metrics.jsonl`, a line a step, and the same for TensorBoard |
 //! | `event_file` | TensorBoard's event files, cut where steps are taken again |
@@ -49,6 +50,7 @@ mod head_batches;
 mod head_learner;
 mod head_training;
 mod loss;
+mod member;
 mod metrics;
 mod optimiser;
 mod ranges;
@@ -79,5 +81,5 @@ pub use head_training::HeadTraining;
 pub use rows::is_held_out;
 pub use schedule::Schedule;
 pub use stint::{Ending, Stint};
-pub use train_adapter::{TrainedAdapter, train_adapter};
-pub use train_head::{TrainedHead, train_head};
+pub use train_adapter::{TrainedAdapter, train_adapters};
+pub use train_head::{TrainedHead, train_heads};

@@ -1,5 +1,5 @@
-//! Tests of both trainers: a training that is stopped anywhere and goes on ends, bit for bit, as one
-//! that never stopped.
+//! Tests of both trainers, with one member and with several: a training that is stopped anywhere and
+//! goes on ends, bit for bit, as one that never stopped; and each of several ends as if it were alone.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,15 +8,18 @@ use std::time::Duration;
 
 use crate::checkpoint::Resumption;
 use crate::stint::{Ending, Stint};
-use crate::test_pair::{responses, tiny_draft};
+use crate::test_pair::{deep_target, responses, tiny_draft};
 use crate::test_runs::{Watcher, files_under, finished};
-use crate::{AdapterTraining, HeadTraining, Interrupter, TrainError, train_adapter, train_head};
+use crate::{
+    AdapterTraining, ExitLayers, HeadTraining, Interrupter, TrainError, TrainedAdapter,
+    TrainedHead, train_adapters, train_heads,
+};
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
 type Export = [Vec<u8>; 2];
 
 /// A training from scratch, as a process of its own would see it: only the directory is shared.
-type Train = fn(learning_rate: f64, Stint<'_>) -> Result<Ending<Export>, TrainError>;
+type Train = fn(learning_rate: f64, Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
 
 const NUM_EPOCHS: usize = 3;
 const NUM_BATCHES_A_STEP: usize = 3;
@@ -30,17 +33,9 @@ fn exported(write: impl FnOnce(&Path)) -> Export {
     ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
 }
 
-fn map<T, U>(ending: Ending<T>, then: impl FnOnce(T) -> U) -> Ending<U> {
-    match ending {
-        Ending::Finished(best) => Ending::Finished(then(best)),
-        Ending::Stopped { best, num_steps, num_planned_steps } => {
-            Ending::Stopped { best: best.map(then), num_steps, num_planned_steps }
-        }
-    }
-}
-
-fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Export>, TrainError> {
-    let training = HeadTraining {
+/// Settings of trainings that are cut up.
+fn head_training(learning_rate: f64) -> HeadTraining {
+    HeadTraining {
         num_layers: 2,
         tied: false,
         learning_rate,
@@ -51,13 +46,42 @@ fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Export>, TrainErr
         gradient_accumulation: NUM_BATCHES_A_STEP,
         validation_share: 0.3,
         ..HeadTraining::default()
-    };
-    let ending = train_head(&tiny_draft(32, 64), &responses(40, 20, 8), &training, 3, stint)?;
-    Ok(map(ending, |trained| exported(|dir| trained.head.write_dir(dir, &trained.config).unwrap())))
+    }
 }
 
-fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Export>, TrainError> {
+fn heads(heads: &[HeadTraining], stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    let (draft, rows) = (tiny_draft(32, 64), responses(40, 20, 8));
+    let ending = train_heads(&draft, &rows, heads, 3, stint)?;
+    let export = |trained: TrainedHead| {
+        exported(|dir| trained.head.write_dir(dir, &trained.config).unwrap())
+    };
+    Ok(ending.map(|all| all.into_iter().map(export).collect()))
+}
+
+fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    heads(&[head_training(learning_rate)], stint)
+}
+
+/// Three heads, of which two stop an epoch before the last.
+fn head_sweep(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    let base = HeadTraining { patience: Some(1), ..head_training(learning_rate) };
+    heads(
+        &[
+            HeadTraining { num_layers: 0, rejection_weight: 1.0, ..base.clone() },
+            HeadTraining { num_layers: 3, tied: true, rejection_weight: 1.0, ..base.clone() },
+            base,
+        ],
+        stint,
+    )
+}
+
+fn adapters(
+    exit_layer: ExitLayers,
+    learning_rate: f64,
+    stint: Stint<'_>,
+) -> Result<Ending<Vec<Export>>, TrainError> {
     let training = AdapterTraining {
+        exit_layer,
         learning_rate,
         warm_up_share: 1.0,
         num_epochs: NUM_EPOCHS,
@@ -67,21 +91,32 @@ fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Export>, Train
         validation_share: 0.3,
         ..AdapterTraining::default()
     };
-    let ending = train_adapter(&tiny_draft(32, 64), &responses(40, 20, 8), &training, 1, 3, stint)?;
-    Ok(map(ending, |trained| {
+    let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, stint)?;
+    let export = |trained: TrainedAdapter| {
         exported(|dir| trained.adapter.write_dir(dir, &trained.config).unwrap())
-    }))
+    };
+    Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
-const TRAINERS: [Train; 2] = [head, adapter];
-
-/// What training left of its steps.
-fn metrics(dir: &Path) -> String {
-    std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap()
+fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::One(1), learning_rate, stint)
 }
 
-/// The export of a training that is never stopped, and its number of steps.
-fn whole(train: Train) -> (Export, usize) {
+fn adapter_pass(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::Many(vec![2, 1]), learning_rate, stint)
+}
+
+const TRAINERS: [Train; 4] = [head, head_sweep, adapter, adapter_pass];
+
+/// What training left of its steps: a file a member.
+fn metrics(dir: &Path) -> Vec<String> {
+    let files = files_under(dir).into_iter();
+    let logs = files.filter(|file| file.ends_with("metrics.jsonl"));
+    logs.map(|file| std::fs::read_to_string(dir.join(file)).unwrap()).collect()
+}
+
+/// The exports of a training that is never stopped, and its number of steps.
+fn whole(train: Train) -> (Vec<Export>, usize) {
     let dir = tempfile::tempdir().unwrap();
     let export = finished(train(RATE, Stint::new(dir.path(), "whole")).unwrap());
     let Resumption::After(num_steps) = Resumption::find(dir.path(), "whole").unwrap() else {
@@ -99,7 +134,8 @@ fn value(export: &Export, key: &str) -> serde_json::Value {
 fn stopped_after_any_step_it_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, num_steps) = whole(train);
-        assert_ne!(value(&expected, "best_epoch"), NUM_EPOCHS, "the best is the last");
+        let is_early = |export| value(export, "best_epoch") != NUM_EPOCHS;
+        assert!(expected.iter().any(is_early), "the best is the last");
         // Steps within epochs, and one at the end of each.
         assert!(num_steps.is_multiple_of(NUM_EPOCHS) && num_steps > 3 * NUM_EPOCHS, "{num_steps}");
         for stop in 1..num_steps {
@@ -135,7 +171,14 @@ fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let stint = Stint { save_interval: Duration::ZERO, ..Stint::new(dir.path(), "f") };
         assert!(finished(train(RATE, stint).unwrap()) == expected, "saving changes the result");
-        assert_eq!(metrics(dir.path()).lines().count(), num_steps);
+        let steps = |export| value(export, "num_steps").as_u64().unwrap();
+        let mut steps: Vec<u64> = expected.iter().map(steps).collect();
+        let mut lines: Vec<u64> =
+            metrics(dir.path()).iter().map(|log| log.lines().count() as u64).collect();
+        assert_eq!(steps.iter().max(), Some(&(num_steps as u64)));
+        steps.sort_unstable();
+        lines.sort_unstable();
+        assert_eq!(lines, steps);
         assert_eq!(metrics(dir.path()), metrics(stepwise.path()));
         // It is at its end: there is nothing left to do.
         let stint = Stint { max_steps: Some(0), ..Stint::new(dir.path(), "f") };
@@ -205,4 +248,65 @@ fn a_state_that_cannot_be_read_is_named() {
         }
         finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
     }
+}
+
+#[test]
+fn each_of_several_ends_as_if_it_were_alone() {
+    let base = HeadTraining { learning_rate: 0.1, num_epochs: 4, ..head_training(0.1) };
+    let mut sweep = Vec::new();
+    for num_layers in 0..3 {
+        for (tied, rejection_weight) in [(true, 1.0), (false, 6.0)] {
+            sweep.push(HeadTraining { num_layers, tied, rejection_weight, ..base.clone() });
+        }
+    }
+    let mut num_epochs = Vec::new();
+    for patience in [None, Some(1), Some(2)] {
+        let sweep = sweep.iter().map(|head| HeadTraining { patience, ..head.clone() });
+        let sweep: Vec<HeadTraining> = sweep.collect();
+        let dir = tempfile::tempdir().unwrap();
+        let together = finished(heads(&sweep, Stint::new(dir.path(), "")).unwrap());
+        for (head, found) in sweep.iter().zip(together) {
+            let alone_dir = tempfile::tempdir().unwrap();
+            let stint = Stint::new(alone_dir.path(), "");
+            let alone = finished(heads(std::slice::from_ref(head), stint).unwrap()).remove(0);
+            let name = head.name();
+            assert!(found == alone, "{name}, patience {patience:?}: other bytes");
+            let log = |dir: &Path| std::fs::read(dir.join("metrics.jsonl")).unwrap();
+            assert!(log(&dir.path().join(&name)) == log(alone_dir.path()), "{name}: other steps");
+            if patience == Some(1) {
+                num_epochs.push(value(&found, "epochs").as_array().unwrap().len());
+            }
+        }
+    }
+    // Some stop while others are trained; else patience shows nothing.
+    assert!(num_epochs.iter().min() < num_epochs.iter().max(), "{num_epochs:?}");
+    assert!(*num_epochs.iter().min().unwrap() < 4, "{num_epochs:?}");
+
+    let [both, one, two] = [vec![2, 1], vec![1], vec![2]].map(|exit_layers| {
+        let dir = tempfile::tempdir().unwrap();
+        let exit_layers = ExitLayers::Many(exit_layers);
+        finished(adapters(exit_layers, RATE, Stint::new(dir.path(), "")).unwrap())
+    });
+    assert!(both == [two, one].concat(), "other bytes");
+    assert!(both[0] != both[1]);
+}
+
+#[test]
+fn a_training_ends_when_nobody_has_patience_left() {
+    let training = HeadTraining {
+        num_epochs: 50,
+        patience: Some(2),
+        warm_up_share: 0.0,
+        ..head_training(RATE)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let heads = |stint| heads(std::slice::from_ref(&training), stint).unwrap();
+    let ended = finished(heads(Stint::new(dir.path(), "f"))).remove(0);
+    let epochs = value(&ended, "epochs").as_array().unwrap().len();
+    let best = value(&ended, "best_epoch").as_u64().unwrap() as usize;
+    assert_eq!(epochs, best + 2);
+    assert!(epochs < 50);
+    assert_eq!(value(&ended, "interrupted"), false);
+    // It stays so.
+    assert!(finished(heads(Stint::new(dir.path(), "f"))) == [ended]);
 }

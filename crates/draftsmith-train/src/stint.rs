@@ -6,8 +6,8 @@ use std::time::Duration;
 use burn_train::Interrupter;
 use burn_train::renderer::MetricsRenderer;
 
-use crate::checkpoint::Standing;
 use crate::epochs::{History, Trainee};
+use crate::member::{Member, MemberStanding};
 use crate::renderer::SilentRenderer;
 
 /// How long a run goes on by default before it saves its state again.
@@ -61,23 +61,52 @@ pub enum Ending<T> {
     },
 }
 
-impl<T> Ending<T> {
-    /// What a run of `num_planned_steps` left, of which `trained` makes what the caller wants, given
-    /// the best weights and their place among the epochs.
-    pub(crate) fn new<L: Trainee>(
+/// A member's weights after its best epoch, and how they came about.
+pub(crate) struct BestOf<L: Trainee> {
+    pub(crate) part: L::Part,
+    /// The place of their epoch in `standing.epochs`.
+    pub(crate) place: usize,
+    pub(crate) standing: MemberStanding<L::Scores>,
+    /// Whether the training was stopped while this member was still trained.
+    pub(crate) interrupted: bool,
+    /// The time of the whole training so far.
+    pub(crate) duration: Duration,
+}
+
+impl<T> Ending<Vec<T>> {
+    /// What a run of `num_planned_steps` left, of which `trained` makes what the caller wants of each
+    /// member, given its place among them.
+    pub(crate) fn of_members<L: Trainee>(
         history: History<L>,
         num_planned_steps: usize,
-        trained: impl FnOnce(L::Part, usize, Standing<L::Scores>, bool) -> T,
+        mut trained: impl FnMut(usize, BestOf<L>) -> T,
     ) -> Self {
-        let History { standing, best, interrupted } = history;
-        let num_steps = standing.num_steps;
-        let best = best
-            .zip(standing.best)
-            .map(|(part, place)| trained(part, place, standing, interrupted));
+        let History { trainer, interrupted } = history;
+        let num_steps = trainer.standing.num_steps;
+        let duration = Duration::from_secs_f64(trainer.standing.seconds);
+        let members = trainer.members.into_iter().enumerate();
+        let best = members.map(|(nth, Member { standing, best, .. })| {
+            let (part, place) = best.zip(standing.best)?;
+            let interrupted = interrupted && !standing.is_out_of_patience(trainer.patience);
+            Some(trained(nth, BestOf { part, place, standing, interrupted, duration }))
+        });
+        let best: Option<Vec<T>> = best.collect();
         if interrupted {
             return Self::Stopped { best, num_steps, num_planned_steps };
         }
         Self::Finished(best.expect("an epoch that was run to its end was validated"))
+    }
+}
+
+impl<T> Ending<T> {
+    /// The same of something else.
+    pub fn map<U>(self, then: impl FnOnce(T) -> U) -> Ending<U> {
+        match self {
+            Self::Finished(best) => Ending::Finished(then(best)),
+            Self::Stopped { best, num_steps, num_planned_steps } => {
+                Ending::Stopped { best: best.map(then), num_steps, num_planned_steps }
+            }
+        }
     }
 
     /// What is best, finished or not.

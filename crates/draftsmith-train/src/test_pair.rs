@@ -12,11 +12,20 @@ pub(crate) const VOCAB_SIZE: u32 = 48;
 
 /// A draft of two layers with weights drawn from a fixed seed.
 pub(crate) fn tiny_draft(hidden_size: usize, context: usize) -> CausalLm {
+    random_model(2, hidden_size, context)
+}
+
+/// The like of three layers, which leaves a choice of exits.
+pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
+    random_model(3, hidden_size, context)
+}
+
+fn random_model(num_hidden_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
     let config = LlamaConfig {
         vocab_size: VOCAB_SIZE as usize,
         hidden_size,
         intermediate_size: 2 * hidden_size,
-        num_hidden_layers: 2,
+        num_hidden_layers,
         num_attention_heads: 2,
         num_key_value_heads: 1,
         head_dim: hidden_size / 2,

@@ -22,6 +22,14 @@ pub(crate) fn finished<T>(ending: Ending<T>) -> T {
     }
 }
 
+/// The one thing that a training that was not stopped left.
+#[track_caller]
+pub(crate) fn only<T>(ending: Ending<Vec<T>>) -> T {
+    let mut all = finished(ending);
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
 /// Every file under a directory, relative to it.
 pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();

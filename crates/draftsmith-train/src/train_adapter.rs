@@ -1,4 +1,4 @@
-//! From rows and a frozen target to a trained self-draft adapter (Kangaroo, section 3.1).
+//! From rows and a frozen target to trained self-draft adapters (Kangaroo, section 3.1).
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -14,14 +14,13 @@ use crate::adapter_batches::{AdapterRow, AdapterSource};
 use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
 use crate::adapter_training::AdapterTraining;
-use crate::batches::{BatchSettings, Loader, Start};
+use crate::batches::{BatchSettings, Loaders};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::rows::Split;
 use crate::soft_cross_entropy::LmHead;
-use crate::stint::{Ending, Stint};
-use crate::trainer::Trainer;
+use crate::stint::{BestOf, Ending, Stint};
 
 /// A trained adapter and how it came about.
 #[derive(Debug)]
@@ -49,7 +48,8 @@ pub struct TrainedAdapter {
     pub num_tokens: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation and earlier calls included.
+    /// Time in all, validation and earlier calls included, and the adapters that were trained beside
+    /// it.
     pub duration: Duration,
 }
 
@@ -60,38 +60,41 @@ impl TrainedAdapter {
     }
 }
 
-/// Trains an adapter behind the first `exit_layer` layers of `target` on `rows`, on the target's
-/// device. `training.exit_layer` is for the caller, who trains an adapter for each.
+/// Trains an adapter behind each exit layer of `training` on `rows`, all of them over one pass of
+/// `target`, on the target's device. Each adapter is, bit for bit, what it would be if it were
+/// trained alone.
 ///
 /// The adapter A learns −Σ m · softmax(head(h)) · log softmax(head(A(h_ℓ))) / Σ m (Kangaroo,
 /// section 3.1), where h_ℓ is the target's hidden state after ℓ layers, h its final one after the
 /// final norm, and head its LM head; m is 1 at the positions that predict a token of the response.
 /// The target is frozen and only read; rows need no draft columns. Rows are split by a hash of
 /// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
-/// give the same adapter, bit for bit, on the same CPU build.
+/// give the same adapters, bit for bit, on the same CPU build.
 ///
-/// Its state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step), `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
-/// on from it, and the adapter ends with the same bits as if training had never stopped, on the same
-/// CPU build; a state with another is removed. After a call of `interrupter.stop` or the last step
-/// that the stint allows, training stops between two steps, with its state saved and the best adapter
-/// so far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
-/// has yet to write the adapter.
+/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
+/// `metrics.jsonl` (a line a step; several adapters have one each, in `exit-2/` and the like), `train/`
+/// and `valid/` (burn-train's metrics, of the first adapter that is still trained). A call that finds
+/// a state with its fingerprint goes on from it, and the adapters end with the same bits as if
+/// training had never stopped, on the same CPU build; a state with another is removed. After a call of
+/// `interrupter.stop` or the last step that the stint allows, training stops between two steps, with
+/// its state saved and the best adapters so far returned. The state stays after the end too, until
+/// [`discard`](crate::discard): the caller has yet to write the adapters.
 ///
 /// # Errors
-/// If a setting is out of range, the target does not have more layers than `exit_layer`, a row is
+/// If a setting is out of range, the target does not have more layers than an exit layer, a row is
 /// broken, a side of the split has no response, a loss or prediction is not finite, or a file
 /// cannot be written.
-pub fn train_adapter(
+pub fn train_adapters(
     target: &CausalLm,
     rows: &[ResponseRow],
     training: &AdapterTraining,
-    exit_layer: usize,
     seed: u64,
     stint: Stint<'_>,
-) -> Result<Ending<TrainedAdapter>, TrainError> {
+) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
-    let config = AdapterConfig::new(target.config(), exit_layer)?;
+    let exit_layers = training.exit_layer.to_vec();
+    let configs = exit_layers.iter().map(|layer| AdapterConfig::new(target.config(), *layer));
+    let configs: Vec<AdapterConfig> = configs.collect::<Result<_, _>>()?;
     let max_len = training.max_len.min(target.config().max_position_embeddings);
     let vocab_size = target.config().vocab_size;
     let split = Split::new(rows, training.validation_share, |row| {
@@ -111,42 +114,43 @@ pub fn train_adapter(
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let target = target.valid();
-    let device = target.device();
+    let device = target.device().autodiff();
     let settings = BatchSettings {
         seed,
         batch_size: training.batch_size,
         gradient_accumulation: training.gradient_accumulation,
     };
     let lm_head = LmHead::of(&target);
-    let source =
-        |rows| AdapterSource { target: target.clone(), lm_head: lm_head.clone(), exit_layer, rows };
-    let start = Start::new();
-    let training_loader = Loader::training(source(split.training), settings, start.clone());
-    let validation_loader = Loader::validation(source(split.validation), settings);
-    let (_, steps_an_epoch) = training_loader.size(1);
-
-    let optimiser = training.optimiser();
-    let learner = AdapterLearner {
-        adapter: initial_adapter(&config, seed, &device.clone().autodiff()),
-        loss_chunk: training.loss_chunk,
-        clipping: optimiser.clipping,
+    let source = |rows| AdapterSource {
+        target: target.clone(),
+        lm_head: lm_head.clone(),
+        exit_layers: exit_layers.clone(),
+        rows,
     };
+    let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     let fit = Fit {
-        training: training_loader,
-        validation: validation_loader,
-        start,
-        num_epochs: training.num_epochs,
+        loaders: Loaders::new(training_rows, validation_rows, settings, training.num_epochs),
+        optimiser: training.optimiser(),
+        patience: training.patience,
         label: "self-draft adapter",
         stint,
     };
-    let num_steps = steps_an_epoch.saturating_mul(training.num_epochs);
-    let history = fit.run(Trainer::new(learner, &optimiser, num_steps))?;
-    Ok(Ending::new(history, num_steps, |adapter, best, standing, interrupted| {
+    let learners = configs.iter().enumerate().map(|(place, config)| {
+        let learner = AdapterLearner {
+            adapter: initial_adapter(config, seed, &device),
+            place,
+            loss_chunk: training.loss_chunk,
+            clipping: training.clipping,
+        };
+        (format!("exit-{}", config.exit_layer), learner)
+    });
+    fit.run(learners.collect(), |nth, best| {
+        let BestOf { part, place, standing, interrupted, duration } = best;
         let mut trained = TrainedAdapter {
-            adapter,
-            config,
-            scores: standing.epochs[best].validation,
-            best_epoch: standing.epochs[best].epoch,
+            adapter: part,
+            config: configs[nth].clone(),
+            scores: standing.epochs[place].validation,
+            best_epoch: standing.epochs[place].epoch,
             epochs: standing.epochs,
             interrupted,
             num_training_rows,
@@ -154,11 +158,11 @@ pub fn train_adapter(
             num_unusable_rows: split.num_unusable,
             num_tokens: standing.num_supervised,
             num_steps: standing.num_steps,
-            duration: Duration::from_secs_f64(standing.seconds),
+            duration,
         };
         trained.config.training = record_of(&trained, training, seed);
         trained
-    }))
+    })
 }
 
 /// An adapter with Kangaroo's first weights, drawn from the seed: linear layers from a normal

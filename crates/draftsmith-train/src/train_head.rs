@@ -1,4 +1,4 @@
-//! From rows and a frozen draft to a trained acceptance head (SpecDec++, section 3).
+//! From rows and a frozen draft to trained acceptance heads (SpecDec++, section 3).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSettings, Loader, Start};
+use crate::batches::{BatchSettings, Loaders};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
@@ -17,8 +17,7 @@ use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
 use crate::rows::{Split, TrainingRow};
-use crate::stint::{Ending, Stint};
-use crate::trainer::Trainer;
+use crate::stint::{BestOf, Ending, Stint};
 
 /// A trained head and how it came about.
 #[derive(Debug)]
@@ -46,7 +45,7 @@ pub struct TrainedHead {
     pub num_labels: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation and earlier calls included.
+    /// Time in all, validation and earlier calls included, and the heads that were trained beside it.
     pub duration: Duration,
 }
 
@@ -57,95 +56,97 @@ impl TrainedHead {
     }
 }
 
-/// Trains an acceptance head for `draft` on `rows`, on the draft's device.
+/// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
+/// one stream of hidden states, on the draft's device. Each head is, bit for bit, what it would be if
+/// it were trained alone.
 ///
 /// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
 /// as a function of `seed`, the epoch and the row's id; validation uses one mixture throughout.
-/// The draft is frozen and only read. The same arguments give the same head, bit for bit, on the
+/// The draft is frozen and only read. The same arguments give the same heads, bit for bit, on the
 /// same CPU build.
 ///
-/// Its state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step), `train/` and `valid/` (burn-train's metrics). A call that finds a state with its fingerprint goes
-/// on from it, and the head ends with the same bits as if training had never stopped, on the same
-/// CPU build; a state with another is removed. After a call of `interrupter.stop` or the last step
-/// that the stint allows, training stops between two steps, with its state saved and the best head
-/// so far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
-/// has yet to write the head.
+/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
+/// `metrics.jsonl` (a line a step; several heads have one each, in a directory of their
+/// [name](HeadTraining::name)), `train/` and `valid/` (burn-train's metrics, of the first head that is
+/// still trained). A call that finds a state with its fingerprint goes on from it, and the heads end
+/// with the same bits as if training had never stopped, on the same CPU build; a state with another
+/// is removed. After a call of `interrupter.stop` or the last step that the stint allows, training
+/// stops between two steps, with its state saved and the best heads so far returned. The state stays
+/// after the end too, until [`discard`](crate::discard): the caller has yet to write the heads.
 ///
 /// # Errors
 /// If a setting is out of range, a row has no draft columns or broken ones, a side of the split has
 /// no labels, a loss or prediction is not finite, or a file cannot be written.
-pub fn train_head(
+///
+/// # Panics
+/// If there are no heads, or two that differ in more than `num_layers`, `tied` and
+/// `rejection_weight`: they would not see the same batches and learning rates.
+pub fn train_heads(
     draft: &CausalLm,
     rows: &[ResponseRow],
-    training: &HeadTraining,
+    heads: &[HeadTraining],
     seed: u64,
     stint: Stint<'_>,
-) -> Result<Ending<TrainedHead>, TrainError> {
-    training.validate()?;
+) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
+    heads.iter().try_for_each(HeadTraining::validate)?;
+    let shared = &heads[0];
+    assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
     let context = draft.config().max_position_embeddings;
-    let split = Split::new(rows, training.validation_share, |row| TrainingRow::new(row, context))?;
+    let split = Split::new(rows, shared.validation_share, |row| TrainingRow::new(row, context))?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let draft = draft.valid();
-    let device = draft.device();
+    let device = draft.device().autodiff();
     let settings = BatchSettings {
         seed,
-        batch_size: training.batch_size,
-        gradient_accumulation: training.gradient_accumulation,
+        batch_size: shared.batch_size,
+        gradient_accumulation: shared.gradient_accumulation,
     };
     let source = |rows| HeadSource {
         draft: draft.clone(),
         rows,
         seed,
-        mixing_ratio: training.mixing_ratio,
-        batch_size: training.batch_size,
+        mixing_ratio: shared.mixing_ratio,
+        batch_size: shared.batch_size,
     };
-    let start = Start::new();
-    let training_loader = Loader::training(source(split.training), settings, start.clone());
-    let validation_loader = Loader::validation(source(split.validation), settings);
-
-    let sizes: Vec<(usize, usize)> =
-        (1..=training.num_epochs).map(|epoch| training_loader.size(epoch as u64)).collect();
-    let num_training = sizes.iter().map(|(rows, _)| *rows).min().unwrap_or(0);
-    let (num_validation, _) = validation_loader.size(0);
-    if num_training == 0 || num_validation == 0 {
+    let (training, validation) = (source(split.training), source(split.validation));
+    let loaders = Loaders::new(training, validation, settings, shared.num_epochs);
+    if loaders.num_training == 0 || loaders.num_validation == 0 {
         return Err(TrainError::TooFewRows {
             num_rows: rows.len(),
             num_unusable: split.num_unusable,
-            num_training,
-            num_validation,
+            num_training: loaders.num_training,
+            num_validation: loaders.num_validation,
             context,
-            validation_share: training.validation_share,
-            mixing_ratio: training.mixing_ratio,
+            validation_share: shared.validation_share,
+            mixing_ratio: shared.mixing_ratio,
         });
     }
-    let num_steps = sizes.iter().map(|(_, steps)| *steps).sum();
 
     let hidden_size = draft.config().hidden_size;
-    let config = AcceptanceHeadConfig::new(hidden_size, training.num_layers, training.tied);
-    let optimiser = training.optimiser();
-    let learner = HeadLearner {
-        head: initial_head(&config, seed, &device.clone().autodiff()),
-        rejection_weight: training.rejection_weight,
-        clipping: optimiser.clipping,
+    let config =
+        |head: &HeadTraining| AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
+    let learner = |head: &HeadTraining| HeadLearner {
+        head: initial_head(&config(head), seed, &device),
+        rejection_weight: head.rejection_weight,
+        clipping: head.clipping,
     };
     let fit = Fit {
-        training: training_loader,
-        validation: validation_loader,
-        start,
-        num_epochs: training.num_epochs,
+        loaders,
+        optimiser: shared.optimiser(),
+        patience: shared.patience,
         label: "acceptance head",
         stint,
     };
-    let history = fit.run(Trainer::new(learner, &optimiser, num_steps))?;
-    Ok(Ending::new(history, num_steps, |head, best, standing, interrupted| {
+    let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
+    fit.run(learners, |nth, best| {
+        let BestOf { part, place, standing, interrupted, duration } = best;
         let mut trained = TrainedHead {
-            head,
-            config,
-            scores: standing.epochs[best].validation,
-            best_epoch: standing.epochs[best].epoch,
+            head: part,
+            config: config(&heads[nth]),
+            scores: standing.epochs[place].validation,
+            best_epoch: standing.epochs[place].epoch,
             epochs: standing.epochs,
             interrupted,
             num_training_rows,
@@ -153,11 +154,11 @@ pub fn train_head(
             num_unusable_rows: split.num_unusable,
             num_labels: standing.num_supervised,
             num_steps: standing.num_steps,
-            duration: Duration::from_secs_f64(standing.seconds),
+            duration,
         };
-        trained.config.training = record_of(&trained, training, seed);
+        trained.config.training = record_of(&trained, &heads[nth], seed);
         trained
-    }))
+    })
 }
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the

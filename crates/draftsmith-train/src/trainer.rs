@@ -3,62 +3,104 @@
 use std::path::Path;
 
 use burn::module::Module;
-use burn::optim::ModuleOptimizer;
 use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Device;
 
-use crate::checkpoint::{BEST, MODEL, OPTIMIZER, Standing, State, broken, record};
+use crate::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, Standing, State, broken, record};
 use crate::epochs::Trainee;
 use crate::error::TrainError;
+use crate::member::Member;
 use crate::optimiser::Optimiser;
 use crate::schedule::WarmedUp;
 
 /// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
 pub(crate) struct Trainer<L: Trainee> {
-    /// On the device, with autodiff.
-    pub(crate) model: L,
-    pub(crate) optimizer: ModuleOptimizer,
+    /// At least one.
+    pub(crate) members: Vec<Member<L>>,
     pub(crate) schedule: WarmedUp,
-    pub(crate) standing: Standing<L::Scores>,
-    pub(crate) best: Option<L::Part>,
+    pub(crate) standing: Standing,
+    /// Epochs without better scores after which a member stops; never if absent.
+    pub(crate) patience: Option<usize>,
 }
 
 impl<L: Trainee> Trainer<L> {
-    /// One of `num_steps` steps that has not begun.
-    pub(crate) fn new(model: L, optimiser: &Optimiser, num_steps: usize) -> Self {
+    /// One of `num_steps` steps that has not begun, of models with names.
+    pub(crate) fn new(
+        models: Vec<(String, L)>,
+        optimiser: &Optimiser,
+        num_steps: usize,
+        patience: Option<usize>,
+    ) -> Self {
+        let member = |(name, model)| Member::new(name, model, optimiser.adam_w());
         Self {
-            model,
-            optimizer: optimiser.adam_w(),
+            members: models.into_iter().map(member).collect(),
             schedule: optimiser.rates(num_steps),
             standing: Standing::default(),
-            best: None,
+            patience,
         }
+    }
+
+    /// The members that are still trained.
+    pub(crate) fn active(&mut self) -> Vec<&mut Member<L>> {
+        let patience = self.patience;
+        let members = self.members.iter_mut();
+        members.filter(|member| !member.standing.is_out_of_patience(patience)).collect()
+    }
+
+    /// Whether members are in host memory.
+    pub(crate) fn is_on_cpu(&self) -> bool {
+        let devices = self.members[0].model.devices();
+        devices.into_iter().all(|device| device.inner() == Device::flex())
     }
 
     /// The same training as far as `state`, which was read from `dir`.
     pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
-        let State { standing, model, optimizer, best } = state;
+        let State { standing, members: states } = state;
+        let names = states.iter().map(|state| &state.name);
+        if !names.eq(self.members.iter().map(|member| &member.name)) {
+            return Err(broken(dir, "it is of other members".to_owned()));
+        }
+        let members = self.members.into_iter().zip(states);
+        let members = members.map(|(member, state)| member.resumed(state, dir));
+        let schedule = self.schedule.after(standing.num_steps);
+        Ok(Self { members: members.collect::<Result<_, _>>()?, schedule, standing, ..self })
+    }
+
+    /// What resumes it; between steps only.
+    pub(crate) fn state(&self) -> Result<State<L::Scores>, RecordError> {
+        let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
+        Ok(State { standing: self.standing.clone(), members })
+    }
+}
+
+impl<L: Trainee> Member<L> {
+    fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+        let MemberState { name, standing, model, optimizer, best } = state;
+        let dir = dir.join(&name);
         let failed =
             |name: &'static str| move |e: RecordError| broken(&dir.join(name), e.to_string());
         let best = match best {
             Some(bytes) => {
                 let part = self.model.valid().part();
                 let read = ModuleRecord::from_bytes(record(bytes));
-                Some(read.and_then(|read| part.try_load_record(read)).map_err(failed(BEST))?)
+                let read = read.and_then(|read| part.try_load_record(read));
+                Some(read.map_err(failed.clone()(BEST))?)
             }
             None => None,
         };
         let model = ModuleRecord::from_bytes(record(model))
-            .and_then(|read| self.model.try_load_record(read))
-            .map_err(failed(MODEL))?;
+            .and_then(|read| self.model.clone().try_load_record(read))
+            .map_err(failed.clone()(MODEL))?;
         let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed(OPTIMIZER))?;
-        let schedule = self.schedule.after(standing.num_steps);
-        Ok(Self { model, optimizer, schedule, standing, best })
+        let mut resumed = Self::new(name, model, optimizer);
+        (resumed.standing, resumed.best) = (standing, best);
+        Ok(resumed)
     }
 
-    /// What resumes it; between steps only.
-    pub(crate) fn state(&self) -> Result<State<L::Scores>, RecordError> {
+    fn state(&self) -> Result<MemberState<L::Scores>, RecordError> {
         let best = self.best.clone().map(|best| best.into_record().into_bytes()).transpose()?;
-        Ok(State {
+        Ok(MemberState {
+            name: self.name.clone(),
             standing: self.standing.clone(),
             model: self.model.clone().into_record().into_bytes()?.to_vec(),
             optimizer: self.optimizer.into_bytes()?.to_vec(),

@@ -100,11 +100,20 @@ fn logits_and_hidden_states_agree_with_transformers() {
         assert_close(&direct, &expected.hidden_states[3], &format!("{name} hidden_states"));
         // The last entry is normed, the others are not.
         for layer in 0..4 {
-            let (exit, last) = model.hidden_states_at(ids_tensor(&expected.ids), layer);
+            let (mut exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[layer]);
+            let exit = exits.remove(0);
             let what = format!("{name} hidden_states_at {layer}");
             assert_close(&values(last), &expected.hidden_states[3], &what);
             let exit = if layer == 3 { model.final_norm(exit) } else { exit };
             assert_close(&values(exit), &expected.hidden_states[layer], &what);
+        }
+        // Several at once are each alone, in the order asked for.
+        let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2]);
+        for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
+            let (mut alone, alone_last) =
+                model.hidden_states_at(ids_tensor(&expected.ids), &[layer]);
+            assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
+            assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
         }
     }
 }

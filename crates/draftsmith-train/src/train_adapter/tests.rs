@@ -13,11 +13,12 @@ use super::*;
 use crate::adapter_training::ExitLayers;
 use crate::rows::is_held_out;
 use crate::test_pair::{early_target, response_row, responses, tiny_draft};
-use crate::test_runs::{Watcher, files_under, finished};
+use crate::test_runs::{Watcher, files_under, only};
 
 /// Small and quick.
 fn quick() -> AdapterTraining {
     AdapterTraining {
+        exit_layer: ExitLayers::One(1),
         learning_rate: 1e-2,
         num_epochs: 2,
         gradient_accumulation: 2,
@@ -33,7 +34,7 @@ fn train(
     training: &AdapterTraining,
     dir: &Path,
 ) -> Result<TrainedAdapter, TrainError> {
-    train_adapter(target, rows, training, 1, 3, Stint::new(dir, "")).map(finished)
+    train_adapters(target, rows, training, 3, Stint::new(dir, "")).map(only)
 }
 
 fn train_in_temporary_dir(rows: &[ResponseRow], training: &AdapterTraining) -> TrainedAdapter {
@@ -141,7 +142,7 @@ fn the_same_seed_gives_the_same_bytes() {
     let train_with = |seed| {
         let dir = tempfile::tempdir().unwrap();
         let stint = Stint::new(dir.path(), "");
-        exported(&finished(train_adapter(&target, &rows, &quick(), 1, seed, stint).unwrap()))
+        exported(&only(train_adapters(&target, &rows, &quick(), seed, stint).unwrap()))
     };
     let first = train_with(1);
     // Other tests train at the same time: neither threads nor burn's generator may matter.
@@ -281,9 +282,9 @@ fn stopped_after(num_batches: usize) -> (Option<TrainedAdapter>, usize) {
     let training = AdapterTraining { num_epochs: 50, ..quick() };
     let (target, rows) = (tiny_draft(16, 64), undrafted(40, 10, 6));
     let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
-    let ending = train_adapter(&target, &rows, &training, 1, 3, stint).unwrap();
+    let ending = train_adapters(&target, &rows, &training, 3, stint).unwrap();
     assert!(matches!(ending, Ending::Stopped { .. }));
-    (ending.best(), num_final_scores.load(Ordering::SeqCst))
+    (ending.best().map(|mut adapters| adapters.remove(0)), num_final_scores.load(Ordering::SeqCst))
 }
 
 #[test]
@@ -337,9 +338,10 @@ fn what_cannot_be_trained_on_is_refused() {
 fn an_exit_layer_out_of_range_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (target, rows) = (tiny_draft(16, 64), undrafted(20, 10, 6));
-    for exit_layer in [0, 2, 3] {
-        let stint = Stint::new(dir.path(), "");
-        let error = train_adapter(&target, &rows, &quick(), exit_layer, 3, stint);
+    for exit_layer in [2, 3] {
+        let training =
+            AdapterTraining { exit_layer: ExitLayers::Many(vec![1, exit_layer]), ..quick() };
+        let error = train_adapters(&target, &rows, &training, 3, Stint::new(dir.path(), ""));
         let message = error.unwrap_err().to_string();
         assert_says(&message, &["exit layer", &exit_layer.to_string()]);
     }

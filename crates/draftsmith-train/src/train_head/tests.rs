@@ -2,6 +2,7 @@
 //! is wrong with its input.
 
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +12,7 @@ use burn_train::Interrupter;
 use super::*;
 use crate::rows::is_held_out;
 use crate::test_pair::{response_row, responses, tiny_draft};
-use crate::test_runs::{Watcher, files_under, finished};
+use crate::test_runs::{Watcher, files_under, only};
 
 /// Small and quick.
 fn quick() -> HeadTraining {
@@ -31,7 +32,7 @@ fn train(
     training: &HeadTraining,
     dir: &Path,
 ) -> Result<TrainedHead, TrainError> {
-    train_head(draft, rows, training, 3, Stint::new(dir, "")).map(finished)
+    train_heads(draft, rows, slice::from_ref(training), 3, Stint::new(dir, "")).map(only)
 }
 
 fn train_in_temporary_dir(rows: &[ResponseRow], training: &HeadTraining) -> TrainedHead {
@@ -160,7 +161,8 @@ fn the_same_seed_gives_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let training = HeadTraining { num_layers: 2, tied: false, ..quick() };
         let stint = Stint::new(dir.path(), "");
-        exported(&finished(train_head(&draft, &rows, &training, seed, stint).unwrap()))
+        let trained = train_heads(&draft, &rows, slice::from_ref(&training), seed, stint);
+        exported(&only(trained.unwrap()))
     };
     let first = train_with(1);
     // Other tests train at the same time: neither threads nor burn's generator may matter.
@@ -239,9 +241,9 @@ fn stopped_after(num_batches: usize) -> (Option<TrainedHead>, usize) {
     let training = HeadTraining { num_epochs: 50, ..quick() };
     let (draft, rows) = (tiny_draft(16, 64), responses(40, 10, 6));
     let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
-    let ending = train_head(&draft, &rows, &training, 3, stint).unwrap();
+    let ending = train_heads(&draft, &rows, &[training], 3, stint).unwrap();
     assert!(matches!(ending, Ending::Stopped { .. }));
-    (ending.best(), num_final_scores.load(Ordering::SeqCst))
+    (ending.best().map(|mut heads| heads.remove(0)), num_final_scores.load(Ordering::SeqCst))
 }
 
 #[test]

@@ -13,7 +13,9 @@ use draftsmith_decode::{
 };
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
-use draftsmith_train::{AdapterTraining, HeadTraining, Stint, discard, train_adapter, train_head};
+use draftsmith_train::{
+    AdapterTraining, ExitLayers, HeadTraining, Stint, discard, train_adapters, train_heads,
+};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
@@ -186,15 +188,16 @@ impl Ours {
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
-        let trained =
-            train_head(&self.draft, &self.rows, &training, self.seed, Stint::new(&dir, ""))?;
-        let trained = trained.best().context("nothing was trained")?;
+        let (heads, stint) = (std::slice::from_ref(&training), Stint::new(&dir, ""));
+        let trained = train_heads(&self.draft, &self.rows, heads, self.seed, stint)?;
+        let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_labels, begun.elapsed()))
     }
 
     /// An epoch of an adapter over the first rows.
     pub(crate) fn train_adapter(&self, num_rows: usize) -> Result<Measurement> {
         let training = AdapterTraining {
+            exit_layer: ExitLayers::One(EXIT_LAYER),
             num_epochs: 1,
             validation_share: VALIDATION_SHARE,
             ..self.section("adapter")?
@@ -203,15 +206,10 @@ impl Ours {
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
-        let trained = train_adapter(
-            &self.target,
-            &self.rows[..num_rows.min(self.rows.len())],
-            &training,
-            EXIT_LAYER,
-            self.seed,
-            Stint::new(&dir, ""),
-        )?;
-        let trained = trained.best().context("nothing was trained")?;
+        let rows = &self.rows[..num_rows.min(self.rows.len())];
+        let stint = Stint::new(&dir, "");
+        let trained = train_adapters(&self.target, rows, &training, self.seed, stint)?;
+        let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_tokens, begun.elapsed()))
     }
 

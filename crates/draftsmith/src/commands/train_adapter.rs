@@ -1,5 +1,5 @@
 //! `train-adapter`: self-draft adapters from built data, into `checkpoints/<recipe>/adapter/`, one for
-//! each exit layer.
+//! each exit layer; those that are missing are trained together.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,13 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_model::{AdapterConfig, CausalLm};
-use draftsmith_train::{AdapterScores, AdapterTraining, Interrupter, train_adapter};
+use draftsmith_train::{
+    AdapterScores, AdapterTraining, ExitLayers, TrainedAdapter, train_adapters,
+};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::training::{EpochProgress, Resumable, StepsLeft, Watch, built_rows};
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
@@ -54,77 +56,96 @@ pub(crate) fn run(
             target_dir.display()
         );
     }
-    let mut target = None;
-    let mut all = Vec::new();
-    for (exit_layer, adapter_dir) in recipe.adapter_dirs() {
+    let dirs = recipe.adapter_dirs();
+    let mut kept = Vec::new();
+    let mut missing = Vec::new();
+    for (exit_layer, adapter_dir) in dirs.clone() {
         let fingerprint = fingerprint(training, exit_layer, recipe.seed, &provenance)?;
-        let trained = match finished(&adapter_dir, &fingerprint) {
+        match finished(&adapter_dir, &fingerprint) {
             Some(scores) => {
                 console.note(format!(
                     "train-adapter: `{}` is there, trained with these settings on this data",
                     adapter_dir.display()
                 ));
-                Trained { adapter_dir, exit_layer, kept: true, scores, tokens_per_second: None }
+                let tokens_per_second = None;
+                kept.push(Trained {
+                    adapter_dir,
+                    exit_layer,
+                    kept: true,
+                    scores,
+                    tokens_per_second,
+                });
             }
-            None => {
-                let target = match &target {
-                    Some(target) => target,
-                    None => target.insert(CausalLm::from_model_dir(target_dir, device)?),
-                };
-                let provenance = &provenance;
-                let one = One { recipe, training, target, provenance, exit_layer };
-                one.train(&rows, &adapter_dir, &fingerprint, steps_left, console)?
-            }
-        };
-        tell(&trained, console)?;
-        all.push(trained);
+            None => missing.push(Missing { exit_layer, adapter_dir, fingerprint }),
+        }
     }
+    let mut all = kept;
+    if !missing.is_empty() {
+        let target = CausalLm::from_model_dir(target_dir, device)?;
+        let pass = Pass { recipe, training, target: &target, rows: &rows, provenance: &provenance };
+        all.extend(pass.train(&missing, steps_left, console)?);
+    }
+    all.sort_by_key(|trained| dirs.iter().position(|(layer, _)| *layer == trained.exit_layer));
+    all.iter().try_for_each(|trained| tell(trained, console))?;
     console.document(&all)?;
     Ok(all)
 }
 
-/// One adapter to be trained.
-struct One<'a> {
+/// An adapter that is to be trained.
+struct Missing {
+    exit_layer: usize,
+    adapter_dir: PathBuf,
+    fingerprint: String,
+}
+
+/// Adapters that are trained side by side, of one pass of the target over the data.
+struct Pass<'a> {
     recipe: &'a Recipe,
     training: &'a AdapterTraining,
     target: &'a CausalLm,
+    rows: &'a [ResponseRow],
     provenance: &'a Provenance,
-    exit_layer: usize,
 }
 
-impl One<'_> {
+impl Pass<'_> {
     fn train(
         &self,
-        rows: &[ResponseRow],
-        adapter_dir: &Path,
-        fingerprint: &str,
+        missing: &[Missing],
         steps_left: &mut StepsLeft,
         console: &Console,
-    ) -> Result<Trained> {
-        console.note(format!("train-adapter: exit layer {}", self.exit_layer));
-        let checkpoint_dir = self
-            .recipe
-            .adapter_root()
-            .with_file_name(format!("adapter-training-{}", self.exit_layer));
+    ) -> Result<Vec<Trained>> {
+        let exit_layers: Vec<usize> = missing.iter().map(|adapter| adapter.exit_layer).collect();
+        console.note(format!("train-adapter: {}", behind(&exit_layers)));
+        let checkpoint_dir = self.recipe.adapter_root().with_file_name("adapter-training");
+        let fingerprints: Vec<&str> =
+            missing.iter().map(|adapter| adapter.fingerprint.as_str()).collect();
+        let fingerprint = fingerprints.join("\n");
         let resumable =
-            Resumable::find(console, "train-adapter", checkpoint_dir, fingerprint, rows)?;
-        let interrupter = Interrupter::new();
-        let watch = Watch::start(console, &interrupter);
+            Resumable::find(console, "train-adapter", checkpoint_dir, &fingerprint, self.rows)?;
         let told = &["cross-entropy", "agreement", "overlap"];
         let renderer = EpochProgress::new(console, "train-adapter", told, self.training.num_epochs);
-        let ending = train_adapter(
-            self.target,
-            rows,
-            self.training,
-            self.exit_layer,
-            self.recipe.seed,
-            resumable.stint(*steps_left, renderer, interrupter),
-        );
-        drop(watch);
-        let ending = ending.map_err(|error| resumable.explain(error, rows, self.provenance))?;
-        let Some(mut trained) = resumable.end(ending, steps_left)? else {
+        let training =
+            AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..self.training.clone() };
+        let data = (self.rows, self.provenance);
+        let trained = resumable.train(steps_left, renderer, data, |stint| {
+            train_adapters(self.target, self.rows, &training, self.recipe.seed, stint)
+        })?;
+        let Some(trained) = trained else {
             return Err(Interrupted.into());
         };
+        let is_interrupted = trained.iter().any(|adapter| adapter.interrupted);
+        let written = missing.iter().zip(trained);
+        let written = written.map(|(missing, trained)| self.write(missing, trained));
+        let written = written.collect::<Result<Vec<_>>>()?;
+        if is_interrupted {
+            return Err(Interrupted.into());
+        }
+        resumable.discard()?;
+        Ok(written)
+    }
+
+    fn write(&self, missing: &Missing, mut trained: TrainedAdapter) -> Result<Trained> {
+        let Missing { exit_layer, adapter_dir, fingerprint } = missing;
         trained.config.target_hash = Some(self.provenance.target.clone());
         // An interrupted adapter is kept, but not taken for a finished one.
         if !trained.interrupted {
@@ -136,17 +157,25 @@ impl One<'_> {
             &adapter_dir.join("scores.json"),
             &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
         )?;
-        if trained.interrupted {
-            return Err(Interrupted.into());
-        }
-        resumable.discard()?;
         Ok(Trained {
-            adapter_dir: adapter_dir.to_path_buf(),
-            exit_layer: self.exit_layer,
+            adapter_dir: adapter_dir.clone(),
+            exit_layer: *exit_layer,
             kept: false,
             tokens_per_second: Some(trained.tokens_per_second()),
             scores: trained.scores,
         })
+    }
+}
+
+/// `behind layer 2`, or `behind layers 1 and 3, in one pass`.
+fn behind(exit_layers: &[usize]) -> String {
+    let names: Vec<String> = exit_layers.iter().map(ToString::to_string).collect();
+    match names.as_slice() {
+        [only] => format!("behind layer {only}"),
+        [before @ .., last] => {
+            format!("behind layers {} and {last}, in one pass", before.join(", "))
+        }
+        [] => String::new(),
     }
 }
 

@@ -7,11 +7,11 @@ use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::HeadScores;
-use draftsmith_train::{HeadTraining, Interrupter, train_head};
+use draftsmith_train::{HeadTraining, train_heads};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::training::{EpochProgress, Resumable, StepsLeft, Watch, built_rows};
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
@@ -72,15 +72,12 @@ pub(crate) fn run(
     let draft = CausalLm::from_model_dir(draft_dir, device)?;
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
-    let interrupter = Interrupter::new();
-    let watch = Watch::start(console, &interrupter);
     let renderer =
         EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
-    let stint = resumable.stint(*steps_left, renderer, interrupter);
-    let ending = train_head(&draft, &rows, training, recipe.seed, stint);
-    drop(watch);
-    let ending = ending.map_err(|error| resumable.explain(error, &rows, &provenance))?;
-    let Some(mut trained) = resumable.end(ending, steps_left)? else {
+    let trained = resumable.train(steps_left, renderer, (&rows, &provenance), |stint| {
+        train_heads(&draft, &rows, std::slice::from_ref(training), recipe.seed, stint)
+    })?;
+    let Some(mut trained) = trained.and_then(|mut heads| heads.pop()) else {
         return Err(Interrupted.into());
     };
     trained.config.draft_hash = Some(draft_hash);

@@ -75,27 +75,29 @@ impl<'a> Resumable<'a> {
         Ok(Self { console, command, checkpoint_dir, fingerprint, num_steps_before })
     }
 
-    /// What the trainer is given.
-    pub(super) fn stint(
+    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, and takes its steps off `steps_left`;
+    /// `None` if it was stopped before anything came of it.
+    pub(super) fn train<T>(
         &self,
-        steps_left: StepsLeft,
+        steps_left: &mut StepsLeft,
         renderer: EpochProgress,
-        interrupter: Interrupter,
-    ) -> Stint<'_> {
-        Stint {
-            max_steps: steps_left,
+        (rows, provenance): (&[ResponseRow], &Provenance),
+        train: impl FnOnce(Stint<'_>) -> Result<Ending<T>, TrainError>,
+    ) -> Result<Option<T>> {
+        let interrupter = Interrupter::new();
+        let watch = Watch::start(self.console, &interrupter);
+        let ending = train(Stint {
+            max_steps: *steps_left,
             renderer: Box::new(renderer),
             interrupter,
             ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
-        }
+        });
+        drop(watch);
+        self.end(ending.map_err(|error| self.explain(error, rows, provenance))?, steps_left)
     }
 
     /// Takes the steps of this run off `steps_left`, and tells where it was stopped.
-    pub(super) fn end<T>(
-        &self,
-        ending: Ending<T>,
-        steps_left: &mut StepsLeft,
-    ) -> Result<Option<T>> {
+    fn end<T>(&self, ending: Ending<T>, steps_left: &mut StepsLeft) -> Result<Option<T>> {
         if let Resumption::After(num_steps) =
             Resumption::find(&self.checkpoint_dir, &self.fingerprint)?
         {
@@ -113,7 +115,7 @@ impl<'a> Resumable<'a> {
     }
 
     /// What training failed with. A batch that no number came of is saved, for a look at it.
-    pub(super) fn explain(
+    fn explain(
         &self,
         error: TrainError,
         rows: &[ResponseRow],
@@ -139,13 +141,13 @@ impl<'a> Resumable<'a> {
 }
 
 /// Passes Ctrl-C and the end of `--hours` on to the trainer, as long as it lives.
-pub(super) struct Watch {
+struct Watch {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    pub(super) fn start(console: &Console, interrupter: &Interrupter) -> Self {
+    fn start(console: &Console, interrupter: &Interrupter) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let (flag, console, interrupter) = (done.clone(), console.clone(), interrupter.clone());
         let thread = thread::spawn(move || {
