@@ -84,6 +84,23 @@ pub enum TheoryError {
         /// The number of values given.
         num_values: usize,
     },
+    /// A scale and bias that make no calibration.
+    #[error(
+        "a calibration's `scale` must be 0 or more and finite, and its `bias` finite, \
+         not `{scale}` and `{bias}`"
+    )]
+    Platt {
+        /// The scale given.
+        scale: f64,
+        /// The bias given.
+        bias: f64,
+    },
+    /// Knots that make no calibration.
+    #[error(
+        "a calibration needs as many `calibrated` as `predicted` values, one at least, all between \
+         0 and 1, `predicted` ascending and `calibrated` not descending"
+    )]
+    Knots,
     /// A confidence threshold that is not a probability.
     #[error("confidence_threshold must lie between 0 and 1, not `{0}`")]
     ConfidenceThreshold(f64),

@@ -2,6 +2,7 @@
 //!
 //! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight y and negative
 //! with weight 1 − y; none of them carries the training loss's rejection weight, so scores compare across weights.
+//! A row may count for more or less than one: as many rows as its weight says.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,23 +15,48 @@ const LEAST_LOG: f64 = -100.0;
 
 /// Collects predictions and labels as they come.
 ///
-/// Sums are kept as they are; the ranking score needs every pair, 16 bytes a label.
+/// Sums are kept as they are; the ranking score needs every row, 24 bytes a label.
 #[derive(Debug, Clone, Default)]
 pub struct HeadMetrics {
-    pairs: Vec<(f64, f64)>,
+    rows: Vec<Row>,
+    weight: f64,
     sum_kl: f64,
     sum_bce: f64,
     sum_squares: f64,
     bins: [Bin; NUM_BINS],
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    predicted_prob: f64,
+    label: f64,
+    weight: f64,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Bin {
+    num_labels: usize,
+    weight: f64,
     sum_predicted: f64,
     sum_label: f64,
 }
 
-/// The scores of one head on one set of labels. Means over no labels are NaN.
+/// A bin of predictions beside what came of them: a point of a reliability picture, where a calibrated head's points lie
+/// on the diagonal.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReliabilityBin {
+    /// Mean prediction.
+    pub mean_predicted: f64,
+    /// Mean label.
+    pub mean_label: f64,
+    /// The share of all weight that lies in the bin.
+    pub share: f64,
+    /// How many labels.
+    pub num_labels: usize,
+}
+
+/// The scores of one head on one set of labels. Means are weighted; over no labels they are NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadScores {
@@ -60,32 +86,55 @@ impl HeadMetrics {
     /// # Panics
     /// If either is not between 0 and 1.
     pub fn update(&mut self, predicted_prob: f64, label: f64) {
+        self.update_weighted(predicted_prob, label, 1.0);
+    }
+
+    /// The same of a row that counts as `weight` rows.
+    ///
+    /// # Panics
+    /// If prediction or label is not between 0 and 1, or the weight is negative or not finite.
+    pub fn update_weighted(&mut self, predicted_prob: f64, label: f64, weight: f64) {
+        assert!(weight >= 0.0 && weight.is_finite(), "a weight is not negative, as {weight} is");
         assert!(
             (0.0..=1.0).contains(&predicted_prob),
             "a prediction is a probability, not {predicted_prob}"
         );
         assert!((0.0..=1.0).contains(&label), "a label is a probability, not {label}");
-        let bce = -(label * predicted_prob.ln().max(LEAST_LOG)
-            + (1.0 - label) * (-predicted_prob).ln_1p().max(LEAST_LOG));
-        self.sum_bce += bce;
+        let bce = binary_cross_entropy(predicted_prob, label);
+        self.weight += weight;
+        self.sum_bce += weight * bce;
         // Never negative but for rounding, when the prediction is the label.
-        self.sum_kl += (bce - binary_entropy(label)).max(0.0);
-        self.sum_squares += (predicted_prob - label).powi(2);
+        self.sum_kl += weight * (bce - binary_entropy(label)).max(0.0);
+        self.sum_squares += weight * (predicted_prob - label).powi(2);
         let bin = &mut self.bins[((predicted_prob * NUM_BINS as f64) as usize).min(NUM_BINS - 1)];
-        bin.sum_predicted += predicted_prob;
-        bin.sum_label += label;
-        self.pairs.push((predicted_prob, label));
+        bin.num_labels += 1;
+        bin.weight += weight;
+        bin.sum_predicted += weight * predicted_prob;
+        bin.sum_label += weight * label;
+        self.rows.push(Row { predicted_prob, label, weight });
+    }
+
+    /// The bins of [`HeadScores::ece`] that hold something, by ascending prediction.
+    pub fn reliability(&self) -> Vec<ReliabilityBin> {
+        let bins = self.bins.iter().filter(|bin| bin.weight > 0.0);
+        bins.map(|bin| ReliabilityBin {
+            mean_predicted: bin.sum_predicted / bin.weight,
+            mean_label: bin.sum_label / bin.weight,
+            share: bin.weight / self.weight,
+            num_labels: bin.num_labels,
+        })
+        .collect()
     }
 
     /// The scores of everything added so far.
     pub fn finish(mut self) -> HeadScores {
-        let num_labels = self.pairs.len();
-        let mean = |sum: f64| sum / num_labels as f64;
+        let num_labels = self.rows.len();
+        let mean = |sum: f64| sum / self.weight;
         HeadScores {
             num_labels,
             kl: mean(self.sum_kl),
             bce: mean(self.sum_bce),
-            auroc: auroc(&mut self.pairs),
+            auroc: auroc(&mut self.rows),
             brier: mean(self.sum_squares),
             // A bin's share times the difference of its means is the difference of its sums, over all labels.
             ece: mean(self.bins.iter().map(|bin| (bin.sum_label - bin.sum_predicted).abs()).sum()),
@@ -93,6 +142,12 @@ impl HeadMetrics {
             mean_predicted: mean(self.bins.iter().map(|bin| bin.sum_predicted).sum()),
         }
     }
+}
+
+/// −y ln p̂ − (1 − y) ln(1 − p̂), neither logarithm below its least value.
+pub(crate) fn binary_cross_entropy(predicted_prob: f64, label: f64) -> f64 {
+    -(label * predicted_prob.ln().max(LEAST_LOG)
+        + (1.0 - label) * (-predicted_prob).ln_1p().max(LEAST_LOG))
 }
 
 /// −y ln y − (1 − y) ln(1 − y), 0 at both ends.
@@ -104,13 +159,13 @@ fn binary_entropy(prob: f64) -> f64 {
     }
 }
 
-/// Σᵢⱼ yᵢ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ y · Σ (1 − y)), by one walk up the sorted predictions.
-fn auroc(pairs: &mut [(f64, f64)]) -> Option<f64> {
-    pairs.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), by one walk up the sorted predictions.
+fn auroc(rows: &mut [Row]) -> Option<f64> {
+    rows.sort_unstable_by(|a, b| a.predicted_prob.total_cmp(&b.predicted_prob));
     let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);
-    for equals in pairs.chunk_by(|a, b| a.0 == b.0) {
-        let equal_positive: f64 = equals.iter().map(|(_, label)| label).sum();
-        let equal_negative: f64 = equals.iter().map(|(_, label)| 1.0 - label).sum();
+    for equals in rows.chunk_by(|a, b| a.predicted_prob == b.predicted_prob) {
+        let equal_positive: f64 = equals.iter().map(|row| row.weight * row.label).sum();
+        let equal_negative: f64 = equals.iter().map(|row| row.weight * (1.0 - row.label)).sum();
         ordered += equal_positive * (negative + 0.5 * equal_negative);
         positive += equal_positive;
         negative += equal_negative;
@@ -208,6 +263,47 @@ mod tests {
         close(scores(&[(0.51, 1.0), (0.51, 0.02)]).ece, 0.0);
         close(scores(&[(0.2, 0.3), (0.8, 0.7)]).ece, 0.1);
         close(scores(&[(1.0, 0.9), (0.96, 1.0)]).ece, 0.03);
+    }
+
+    #[test]
+    fn a_weight_is_so_many_rows() {
+        let mut draws = SeededDraws::new(5, &["weights"]);
+        let (mut weighted, mut repeated) = (HeadMetrics::default(), HeadMetrics::default());
+        for (predicted_prob, label) in random_pairs(200) {
+            let count = draws.categorical(&[1.0; 4]);
+            weighted.update_weighted(predicted_prob, label, count as f64);
+            (0..count).for_each(|_| repeated.update(predicted_prob, label));
+        }
+        for (one, other) in weighted.reliability().iter().zip(repeated.reliability()) {
+            close(one.mean_predicted, other.mean_predicted);
+            close(one.mean_label, other.mean_label);
+            close(one.share, other.share);
+            assert!(one.num_labels > 0 && other.num_labels > 0);
+        }
+        let (one, other) = (weighted.finish(), repeated.finish());
+        assert_eq!(one.num_labels, 200);
+        let numbers = |scores: HeadScores| {
+            let HeadScores { kl, bce, auroc, brier, ece, mean_label, mean_predicted, .. } = scores;
+            let auroc = auroc.expect("both classes are present");
+            [kl, bce, auroc, brier, ece, mean_label, mean_predicted]
+        };
+        for (one, other) in numbers(one).into_iter().zip(numbers(other)) {
+            close(one, other);
+        }
+    }
+
+    #[test]
+    fn the_picture_and_the_calibration_error_are_of_the_same_bins() {
+        let mut metrics = HeadMetrics::default();
+        for (predicted_prob, label) in random_pairs(300) {
+            metrics.update(predicted_prob, label);
+        }
+        let bins = metrics.reliability();
+        assert!(bins.is_sorted_by(|a, b| a.mean_predicted < b.mean_predicted));
+        assert_eq!(bins.iter().map(|bin| bin.num_labels).sum::<usize>(), 300);
+        let apart = |bin: &ReliabilityBin| bin.share * (bin.mean_label - bin.mean_predicted).abs();
+        close(bins.iter().map(apart).sum(), metrics.finish().ece);
+        assert_eq!(HeadMetrics::default().reliability(), []);
     }
 
     #[test]

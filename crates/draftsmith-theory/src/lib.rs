@@ -23,9 +23,11 @@
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
 //! | `losslessness` | whether sampled output has the target's law, tested |
 //! | `head_metrics` | how good an acceptance head's predictions are |
+//! | `calibration` | what a head's prediction is worth as a chance, fitted (by `isotonic`, or scale and bias) |
 //! | `split` | training or validation, by row id |
 
 mod acceptance_bounds;
+mod calibration;
 mod cascade;
 mod closed_forms;
 mod cost;
@@ -35,6 +37,7 @@ mod enumerate;
 mod error;
 mod head_metrics;
 mod intervals;
+mod isotonic;
 mod least_squares;
 mod losslessness;
 mod mixing;
@@ -52,6 +55,10 @@ pub use acceptance_bounds::{
     BOUNDS_CROSS_AT_NATS, bretagnolle_huber_bound, entropy_overlap_estimate, overlap_lower_bound,
     pinsker_bound,
 };
+pub use calibration::{
+    Calibration, CalibrationKind, CalibrationTrial, JudgedPrediction, PiecewiseLinear, Platt,
+    preferred_calibration, try_calibrations,
+};
 pub use cascade::{
     DraftProfile, HorizontalPlan, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
     horizontal_cascade_improvement, step_tokens_generating_function, vertical_cascade_improvement,
@@ -62,7 +69,7 @@ pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax,
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{Enumerator, enumerate, law};
 pub use error::TheoryError;
-pub use head_metrics::{HeadMetrics, HeadScores};
+pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};
 pub use losslessness::LosslessnessTest;
 pub use mixing::{acceptance_prob, keep_target};

@@ -12,6 +12,7 @@
 //! draw of either serves every rule: rules are compared on the same luck.
 
 mod cost_optimal;
+mod judged;
 mod steps;
 
 use crate::{

@@ -1,68 +1,24 @@
 //! Step functions fitted to what was recorded.
 
 use crate::StepFunction;
+use crate::isotonic::{Block, Observed, isotonic_blocks};
 
 /// The most steps of a fitted function.
 const MOST_STEPS: usize = 16;
 /// The fewest observations a step stands on.
-const LEAST_OBSERVATIONS: usize = 25;
+const LEAST_OBSERVATIONS: f64 = 25.0;
 
-/// Fits a monotone step function to pairs of a signal and an outcome: equally many pairs a step, then neighbours that
-/// stand in the wrong order pooled (isotonic regression). Rising or falling, whichever the pairs do on the whole.
+/// Fits a monotone step function to pairs of a signal and an outcome: about equally many pairs a step, then neighbours
+/// that stand in the wrong order pooled (isotonic regression). Rising or falling, whichever the pairs do on the whole.
 ///
 /// None without pairs.
 pub(super) fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     pairs.retain(|(signal, _)| signal.is_finite());
-    pairs.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let num_steps = (pairs.len() / LEAST_OBSERVATIONS).clamp(1, MOST_STEPS);
-    let per_step = pairs.len().div_ceil(num_steps).max(1);
-    let mut steps: Vec<Step> = Vec::with_capacity(num_steps);
-    for chunk in pairs.chunks(per_step) {
-        let step = Step {
-            from: chunk[0].0,
-            weight: chunk.len() as f64,
-            total: chunk.iter().map(|(_, outcome)| outcome).sum(),
-        };
-        match steps.last_mut() {
-            // Equal signals belong to one step.
-            Some(last) if last.from == step.from => last.take_in(&step),
-            _ => steps.push(step),
-        }
-    }
     let rises = covariance(&pairs) >= 0.0;
-    let mut pooled: Vec<Step> = Vec::with_capacity(steps.len());
-    for mut step in steps {
-        while let Some(last) = pooled.last()
-            && (if rises { last.mean() >= step.mean() } else { last.mean() <= step.mean() })
-        {
-            let from = last.from;
-            step.take_in(last);
-            step.from = from;
-            pooled.pop();
-        }
-        pooled.push(step);
-    }
-    let edges = pooled.iter().skip(1).map(|step| step.from).collect();
-    let values: Vec<f64> = pooled.iter().map(Step::mean).collect();
-    StepFunction::new(edges, values).ok()
-}
-
-#[derive(Debug)]
-struct Step {
-    from: f64,
-    weight: f64,
-    total: f64,
-}
-
-impl Step {
-    fn mean(&self) -> f64 {
-        self.total / self.weight
-    }
-
-    fn take_in(&mut self, other: &Self) {
-        self.weight += other.weight;
-        self.total += other.total;
-    }
+    let observed = pairs.into_iter().map(|(at, outcome)| Observed { at, outcome, weight: 1.0 });
+    let blocks = isotonic_blocks(observed.collect(), MOST_STEPS, LEAST_OBSERVATIONS, rises);
+    let edges = blocks.iter().skip(1).map(|block| block.from).collect();
+    StepFunction::new(edges, blocks.iter().map(Block::mean).collect()).ok()
 }
 
 fn covariance(pairs: &[(f64, f64)]) -> f64 {

@@ -1,0 +1,213 @@
+//! What an acceptance head said along recordings, beside what came of it: what calibrations are fitted to.
+//!
+//! A stop rule multiplies predictions to the chance that all candidates of its round are accepted so far. So a
+//! prediction is to be the chance that a candidate is accepted *given that all before it are*: it must be right over
+//! the candidates that verification reaches, each weighted by the chance that it does.
+//!
+//! Which are these? Whatever the rule, the output is the target's, so that a prefix that stands is a prefix of a
+//! response, and the recorded response is one draw of it. Behind such a prefix a round draws a candidate from q and
+//! accepts y with chance min(1, p(y)/q(y)). Given that the response goes on with x (see [`replay`](super)):
+//!
+//! - with chance min(1, q(x)/p(x)) the candidate was x itself. That chance is its weight: it is known, so that the luck
+//!   of the recording need not stand in for it;
+//! - else the candidate was another, from (q − p)+ normalised. It is recorded where that happened, and weighs 1.
+//!
+//! Over responses, a candidate y so weighs Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) − p(y))+ = min(p, q)(y) +
+//! (q − p)+(y) = q(y), as it is drawn. Its label is min(1, p(y)/q(y)): the mean of what comes of it, 0 or 1, and of
+//! less variance. Greedily the candidate is the response's token or is rejected, and weights and labels are 0 and 1.
+//!
+//! Candidates further along a rollout lie behind a rejection, where verification gets with chance 0. Their labels are
+//! known, and their weight might be the product of those before; but prefixes that begin with y would then weigh
+//! (q − p)+(y) · p(y)/q(y) beside the p(y) that they have from responses that go on with y, which is too much.
+//!
+//! All places of a response count alike. A rule with rounds of at most K candidates passes over the target's own token
+//! behind K accepted ones, and so asks a little less about places that are easy; a calibration that allowed for that
+//! would hold for that rule alone.
+
+use super::{RecordedCandidate, Recordings};
+use crate::{Calibration, Decoding, JudgedPrediction};
+
+impl Recordings {
+    /// What the head said of the candidates that rounds meet, as it said it, with what came of them: of each response.
+    /// `decoding` is how the responses were decoded. Without a head there is nothing.
+    ///
+    /// A prediction that nobody asks for, as of a candidate that ends a round by itself, is left out.
+    pub fn judged_predictions(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
+        let of_response = |response: &super::Recording| {
+            // Nothing is drafted for the last place the limit allows.
+            let num_drafted = response.places.len().min(response.limit - 1);
+            let mut judged = Vec::with_capacity(num_drafted);
+            for place in &response.places[..num_drafted] {
+                let rejected = place.rollout.as_ref().and_then(|rollout| rollout.first());
+                let own = &place.candidate;
+                let (own_weight, own_label) = match decoding {
+                    Decoding::Greedy => (f64::from(u8::from(rejected.is_none())), 1.0),
+                    Decoding::Sampled(_) => (own.chance_of_being_drafted(), own.acceptance_prob()),
+                };
+                let mut add = |candidate: &RecordedCandidate, label: f64, weight: f64| {
+                    if let Some(predicted_prob) = candidate.predicted_acceptance_prob
+                        && weight > 0.0
+                    {
+                        judged.push(JudgedPrediction { predicted_prob, label, weight });
+                    }
+                };
+                add(own, own_label, own_weight);
+                if let Some(rejected) = rejected {
+                    let label = match decoding {
+                        Decoding::Greedy => 0.0,
+                        Decoding::Sampled(_) => rejected.acceptance_prob(),
+                    };
+                    add(rejected, label, 1.0);
+                }
+            }
+            judged
+        };
+        if self.has_head {
+            self.responses.iter().map(of_response).collect()
+        } else {
+            vec![Vec::new(); self.responses.len()]
+        }
+    }
+
+    /// The same recordings with every prediction calibrated: a rule replayed on them does what it does in decoding with
+    /// that calibration.
+    pub fn calibrated(&self, calibration: &Calibration) -> Self {
+        let mut recordings = self.clone();
+        for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
+            let rollout = place.rollout.iter_mut().flatten();
+            for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
+                if let Some(predicted) = &mut candidate.predicted_acceptance_prob {
+                    *predicted = calibration.apply(*predicted);
+                }
+            }
+        }
+        recordings
+    }
+}
+
+impl RecordedCandidate {
+    /// min(1, q/p) of the response's token: the chance that it was drafted and accepted, given that it came out.
+    fn chance_of_being_drafted(&self) -> f64 {
+        (self.draft_log_prob - self.target_log_prob).exp().min(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_recordings::random;
+    use super::super::{RecordedPlace, Recording};
+    use super::*;
+    use crate::{CalibrationKind, Sampling};
+
+    const Q: [f64; 4] = [0.5, 0.125, 0.375, 0.0];
+    const P: [f64; 4] = [0.25, 0.25, 0.125, 0.375];
+    const SAMPLED: Decoding =
+        Decoding::Sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None });
+
+    /// A token as a candidate; its prediction names it.
+    fn candidate(token: usize) -> RecordedCandidate {
+        RecordedCandidate {
+            token_id: token as u32,
+            candidate_prob: Q[token],
+            confidence: 0.5,
+            entropy: 1.0,
+            predicted_acceptance_prob: Some(token as f64 / 8.0),
+            draft_log_prob: Q[token].ln(),
+            target_log_prob: P[token].ln(),
+        }
+    }
+
+    fn recordings(token: usize, rejected: Option<usize>) -> Recordings {
+        // Behind the rejected one lies a candidate that must not count, and the limit leaves a place that is not drafted.
+        let rollout = rejected.map(|token| vec![candidate(token), candidate(2)]);
+        let place = RecordedPlace { candidate: candidate(token), rollout };
+        let last = RecordedPlace { candidate: candidate(1), rollout: None };
+        let recording = Recording { places: vec![place, last], limit: 2 };
+        Recordings {
+            max_length: 4,
+            eos_token_ids: vec![9],
+            has_head: true,
+            responses: vec![recording],
+        }
+    }
+
+    #[test]
+    fn over_all_that_may_be_recorded_a_candidate_weighs_its_chance_of_being_drawn() {
+        let mut weights = [0.0; 4];
+        let excess: Vec<f64> = Q.iter().zip(&P).map(|(q, p)| (q - p).max(0.0)).collect();
+        let total_excess: f64 = excess.iter().sum();
+        for token in 0..4 {
+            let accepted = (Q[token] / P[token]).min(1.0);
+            let mut outcomes = vec![(None, accepted)];
+            outcomes.extend(
+                (0..4).map(|other| (Some(other), (1.0 - accepted) * excess[other] / total_excess)),
+            );
+            for (rejected, chance) in outcomes {
+                if chance == 0.0 {
+                    continue;
+                }
+                let judged = recordings(token, rejected).judged_predictions(SAMPLED);
+                for judged in &judged[0] {
+                    let of = (judged.predicted_prob * 8.0) as usize;
+                    // Labels are kept in f32.
+                    assert!((judged.label - (P[of] / Q[of]).min(1.0)).abs() < 1e-7);
+                    weights[of] += P[token] * chance * judged.weight;
+                }
+            }
+        }
+        for (found, expected) in weights.iter().zip(Q) {
+            // Logarithms and back, of eighths.
+            assert!((found - expected).abs() < 1e-12, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn greedy_candidates_are_accepted_or_not() {
+        let judged = |token, rejected| {
+            let judged = recordings(token, rejected).judged_predictions(Decoding::Greedy);
+            judged[0].iter().map(|one| (one.predicted_prob, one.label, one.weight)).collect()
+        };
+        let accepted: Vec<(f64, f64, f64)> = judged(2, None);
+        assert_eq!(accepted, [(0.25, 1.0, 1.0)]);
+        let rejected: Vec<(f64, f64, f64)> = judged(2, Some(1));
+        assert_eq!(rejected, [(0.125, 0.0, 1.0)]);
+    }
+
+    #[test]
+    fn without_a_head_or_a_question_there_is_nothing() {
+        let mut recordings = recordings(0, None);
+        recordings.responses[0].places[0].candidate.predicted_acceptance_prob = None;
+        assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
+        let recordings = Recordings { has_head: false, ..random(1, 3, 0.5) };
+        assert_eq!(recordings.judged_predictions(Decoding::Greedy), vec![Vec::new(); 3]);
+    }
+
+    #[test]
+    fn calibrated_recordings_say_what_the_calibration_makes_of_every_prediction() {
+        let recordings = random(2, 40, 0.7);
+        let judged = recordings.judged_predictions(Decoding::Greedy).concat();
+        for kind in [CalibrationKind::Platt, CalibrationKind::Isotonic] {
+            let calibration = Calibration::fit(kind, &judged).expect("there is weight");
+            let calibrated = recordings.calibrated(&calibration);
+            let pairs = recordings.judged_predictions(Decoding::Greedy).concat();
+            let again = calibrated.judged_predictions(Decoding::Greedy).concat();
+            assert_eq!(pairs.len(), again.len());
+            for (raw, calibrated) in pairs.iter().zip(&again) {
+                assert_eq!(calibrated.predicted_prob, calibration.apply(raw.predicted_prob));
+                assert_eq!((calibrated.label, calibrated.weight), (raw.label, raw.weight));
+            }
+            let rest = |recordings: &Recordings| {
+                let mut recordings = recordings.clone();
+                let places = recordings.responses.iter_mut().flat_map(|one| &mut one.places);
+                for place in places {
+                    let rollout = place.rollout.iter_mut().flatten();
+                    for candidate in rollout.chain([&mut place.candidate]) {
+                        candidate.predicted_acceptance_prob = None;
+                    }
+                }
+                recordings
+            };
+            assert_eq!(rest(&recordings), rest(&calibrated));
+        }
+    }
+}
