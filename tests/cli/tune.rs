@@ -65,7 +65,7 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
     assert_eq!(generate(&place, &[])["token_ids"], fixed["token_ids"]);
 
     let replayed = place.run(&["replay", "small.toml", "--json"]).json();
-    let groups = replayed.as_array().unwrap();
+    let groups = replayed["groups"].as_array().unwrap();
     let sources: Vec<&Value> = groups.iter().map(|group| &group["cost_source"]).collect();
     assert_eq!(sources, ["machine", "paper"]);
     for group in groups {
@@ -94,6 +94,63 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
 }
 
 #[test]
+fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
+    let place = recorded();
+    let calibration = || json(&place, &format!("{HEAD}/config.json"))["calibration"].clone();
+    let tune = |choice: &str| {
+        let set = format!("tune.calibration={choice}");
+        place.run(&["tune", "small.toml", "--set", &set]).ok()
+    };
+    let shown = tune("platt");
+    for part in ["cross-validated", "as they are", "platt", "isotonic", "Brier", "AUROC"] {
+        assert!(shown.contains(part), "`{part}`: {shown}");
+    }
+    let found = calibration();
+    assert_eq!(found["sampled"], Value::Null);
+    let greedy = &found["greedy"];
+    assert_eq!(greedy["map"]["kind"], "platt");
+    assert!(greedy["map"]["scale"].as_f64().unwrap() >= 0.0, "{greedy}");
+    assert_eq!(greedy["num_prompts"], 12);
+    let score = |at: &Value, key: &str| at[key].as_f64().expect(key);
+    // A number that is read and written again may differ in its last digit.
+    let same_map = |one: &Value, other: &Value| {
+        assert_eq!(one["map"]["kind"], other["map"]["kind"]);
+        for key in ["scale", "bias"] {
+            let apart = score(&one["map"], key) - score(&other["map"], key);
+            assert!(apart.abs() < 1e-12, "{one} and {other}");
+        }
+    };
+    assert_eq!(greedy["before"]["num_labels"], greedy["after"]["num_labels"]);
+
+    // Rollouts are still true of the head, and replay judges predictions before and after.
+    let replayed = place.run(&["replay", "small.toml", "--json"]).json();
+    let [predictions] = &replayed["predictions"].as_array().unwrap()[..] else {
+        panic!("one way of decoding: {replayed}");
+    };
+    same_map(&predictions["calibration"], greedy);
+    let (before, after) = (&predictions["before"], &predictions["after"]);
+    // A scaled logit keeps the order, but for what it rounds to one number.
+    let auroc = |judged: &Value| score(&judged["scores"], "auroc");
+    assert!((auroc(before) - auroc(after)).abs() < 1e-9, "{predictions}");
+    let share: f64 = after["bins"].as_array().unwrap().iter().map(|bin| score(bin, "share")).sum();
+    assert!((share - 1.0).abs() < 1e-9, "{after}");
+    let inspected = place.run(&["inspect", HEAD, "--json"]).json();
+    same_map(&inspected["calibration"]["greedy"], greedy);
+    assert_eq!(inspected["calibration"]["sampled"], Value::Null);
+
+    // Greedy output is the target's own whatever the rule is told.
+    let fixed = generate(&place, &["--candidate-length", "2"]);
+    assert_eq!(generate(&place, &["--stop-threshold", "0.5"])["token_ids"], fixed["token_ids"]);
+
+    assert_eq!(tune("isotonic").matches("chosen").count(), 2, "a form, and a rule");
+    assert_eq!(calibration()["greedy"]["map"]["kind"], "isotonic");
+    tune("none");
+    assert_eq!(calibration()["greedy"], Value::Null);
+    let replayed = place.run(&["replay", "small.toml", "--json"]).json();
+    assert_eq!(replayed["predictions"][0]["after"], Value::Null);
+}
+
+#[test]
 fn nothing_is_tuned_or_replayed_from_nothing() {
     let place = Place::new();
     place.write_small_recipe();
@@ -115,6 +172,7 @@ fn nothing_is_tuned_or_replayed_from_nothing() {
         ("tune.prompts=[]", "tune.prompts"),
         ("tune.num_prompts=0", "tune.num_prompts"),
         ("tune.lengths=3", "lengths"),
+        ("tune.calibration=beta", "beta"),
         ("evaluate.entropy_thresholds=[-1]", "evaluate.entropy_thresholds"),
         ("evaluate.entropy_scale=0", "evaluate.entropy_scale"),
         ("evaluate.entropy_check_interval=0", "evaluate.entropy_check_interval"),

@@ -1,7 +1,7 @@
-//! A separate, smaller model as the drafter, with or without an acceptance head.
+//! A separate, smaller model as the drafter, with or without an acceptance head and a calibration of what it says.
 
 use draftsmith_model::{AcceptanceHead, CausalLm};
-use draftsmith_theory::{DraftSignals, SignalNeeds};
+use draftsmith_theory::{Calibration, DraftSignals, SignalNeeds};
 
 use crate::error::DecodeError;
 use crate::round::{Drafted, Drafter, Target};
@@ -12,6 +12,7 @@ use crate::session::{ModelSession, check_logits, to_host};
 pub struct SeparateDraft<'m> {
     session: ModelSession<'m>,
     head: Option<&'m AcceptanceHead>,
+    calibration: Option<&'m Calibration>,
     /// The target's vocabulary, which rows are cut or padded to.
     vocab_size: usize,
 }
@@ -28,7 +29,24 @@ impl<'m> SeparateDraft<'m> {
         vocab_size: usize,
         capacity: usize,
     ) -> Self {
-        Self { session: ModelSession::new(draft, capacity, "draft"), head, vocab_size }
+        let session = ModelSession::new(draft, capacity, "draft");
+        Self { session, head, calibration: None, vocab_size }
+    }
+
+    /// From now on the head's predictions are calibrated so, or told as they are. A calibration belongs to a way of
+    /// decoding, so that a drafter for several changes it between them.
+    pub fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
+        self.calibration = calibration;
+    }
+
+    /// What rules are told where the head says `logit`.
+    fn acceptance_prob(&self, logit: f32) -> Result<f64, DecodeError> {
+        let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
+        if prob.is_nan() {
+            let num_tokens = self.session.num_read();
+            return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
+        }
+        Ok(self.calibration.map_or(prob, |calibration| calibration.apply(prob)))
     }
 
     /// Tokens as the draft can read them: one it has no embedding for becomes token 0, which
@@ -63,11 +81,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
             Some(head) => {
                 let [logits, acceptance] =
                     to_host([logits, head.acceptance_logits(&normed)], role)?;
-                let prob = 1.0 / (1.0 + (-f64::from(acceptance[0])).exp());
-                if prob.is_nan() {
-                    return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
-                }
-                (logits, Some(prob))
+                (logits, Some(self.acceptance_prob(acceptance[0])?))
             }
             None => {
                 let [logits] = to_host([logits], role)?;

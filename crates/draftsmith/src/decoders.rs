@@ -10,8 +10,9 @@ use draftsmith_decode::{
 };
 use draftsmith_theory::{Decoding, Draws, Recording, SignalNeeds, StopRule};
 
+use crate::calibrated::HeadCalibration;
 use crate::pair::Pair;
-use crate::results::DrafterName;
+use crate::results::{DecodingName, DrafterName};
 use crate::trained::{Trained, TrainedAdapter};
 
 /// Sessions of all models, one sequence at a time.
@@ -20,7 +21,8 @@ pub(crate) struct Decoders<'m> {
     drafter: Option<SeparateDraft<'m>>,
     self_drafts: Vec<SelfDrafting<'m>>,
     pub(crate) limits: Limits,
-    has_head: bool,
+    /// How the draft's head is calibrated; None without a head.
+    calibration: Option<&'m HeadCalibration>,
 }
 
 /// An adapter with a session of the target that exits where it sits.
@@ -52,11 +54,12 @@ impl<'m> Decoders<'m> {
                 max_new_tokens,
                 eos_token_ids: pair.target.config().eos_token_ids.clone(),
             },
-            has_head: head.is_some(),
+            calibration: trained.head.as_ref().map(|head| &head.calibration),
         }
     }
 
-    /// Decodes with a drafter and a rule.
+    /// Decodes with a drafter and a rule, which reads the head's predictions as they are calibrated for this way of
+    /// decoding.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
@@ -74,6 +77,10 @@ impl<'m> Decoders<'m> {
             DrafterName::None => bail!("the target alone has no stop rule"),
             DrafterName::Draft => {
                 let drafter = self.drafter.as_mut().context(NO_DRAFT)?;
+                let calibration = self.calibration;
+                drafter.set_calibration(
+                    calibration.and_then(|head| head.map(DecodingName::of(decoding))),
+                );
                 let target = &mut self.target;
                 decode_speculative(
                     target, drafter, rule, decoding, prompt_ids, limits, draws, observe,
@@ -103,7 +110,7 @@ impl<'m> Decoders<'m> {
         Ok(decode_plain(target, decoding, prompt_ids, limits, draws, &mut observe)?)
     }
 
-    /// Records what a drafter does along a response of the target, for replay.
+    /// Records what a drafter does along a response of the target, for replay: predictions as the head says them.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
@@ -126,6 +133,7 @@ impl<'m> Decoders<'m> {
             DrafterName::None => bail!("there is nothing to record of the target alone"),
             DrafterName::Draft => {
                 let drafter = self.drafter.as_mut().context(NO_DRAFT)?;
+                drafter.set_calibration(None);
                 record(&mut self.target, drafter, &options, prompt_ids, response, draws)?
             }
             DrafterName::SelfDraft { exit_layer } => {
@@ -160,7 +168,7 @@ impl<'m> Decoders<'m> {
 
     /// Whether an acceptance head speaks of a drafter's candidates.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
-        drafter == DrafterName::Draft && self.has_head
+        drafter == DrafterName::Draft && self.calibration.is_some()
     }
 
     /// All drafters there are.

@@ -5,12 +5,14 @@
 
 mod agreement;
 mod answers;
+mod calibrated;
 mod cli;
 mod commands;
 mod console;
 mod costs;
 mod decoders;
 mod device;
+mod export_config;
 mod pair;
 mod progress;
 mod recipe;

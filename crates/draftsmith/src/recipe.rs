@@ -15,7 +15,7 @@ use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use evaluate::EvaluateRecipe;
-pub(crate) use tune::TuneRecipe;
+pub(crate) use tune::{CalibrationChoice, TuneRecipe};
 
 /// Everything a job is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]

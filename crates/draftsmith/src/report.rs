@@ -2,8 +2,8 @@
 //!
 //! No script, no font, no request: the style sheet stands in the page and the pictures are inline SVG. This file says
 //! what is on the page; its template says where. The pictures' geometry is worked out in `report/`: `pareto` (discard
-//! rate against verification rate), `bars` (speed-ups), `curves` (CTAR, acceptance by position) and `replay` (gains, with
-//! their tables), with `axis`, `key` and `labels` under them; `sections` holds what comes before and after the pictures.
+//! rate against verification rate), `bars` (speed-ups), `curves` (CTAR, acceptance by position), `replay` (gains, with
+//! their tables) and `reliability` (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections` holds what comes before and after the pictures.
 
 mod axis;
 mod bars;
@@ -13,6 +13,7 @@ pub(crate) mod fixture;
 mod key;
 mod labels;
 mod pareto;
+mod reliability;
 mod replay;
 mod sections;
 
@@ -20,7 +21,7 @@ use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
-use crate::results::{DrafterName, EvaluationSummary, Group, ReplayGroup, ResultRow, groups};
+use crate::results::{DrafterName, EvaluationSummary, Group, Replay, ResultRow, groups};
 
 /// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the style sheet shows
 /// the one that fits: text scaled down with a wide picture could not be read on a telephone.
@@ -48,7 +49,7 @@ const SHORT_TABLE: usize = 30;
 pub(crate) fn render_html(
     rows: &[ResultRow],
     summary: &EvaluationSummary,
-    replays: &[ReplayGroup],
+    replay: &Replay,
 ) -> Result<String> {
     let groups = groups(rows);
     let mut datasets: Vec<(&str, Vec<Value>)> = Vec::new();
@@ -76,7 +77,8 @@ pub(crate) fn render_html(
         lead => sections::lead(&groups),
         cards => sections::cards(&groups),
         datasets,
-        replays => replay::sections(replays),
+        replays => replay::sections(&replay.groups),
+        predictions => reliability::sections(&replay.predictions),
         costs => sections::costs(&groups, summary),
         lossless => sections::lossless(&groups, summary),
         provenance => sections::provenance(summary),
@@ -100,6 +102,8 @@ fn environment() -> Result<Environment<'static>> {
         ("acceptance.html", include_str!("report/acceptance.html")),
         ("curves.html", include_str!("report/curves.html")),
         ("replay.html", include_str!("report/replay.html")),
+        ("predictions.html", include_str!("report/predictions.html")),
+        ("reliability.html", include_str!("report/reliability.html")),
         ("gains.html", include_str!("report/gains.html")),
         ("key.html", include_str!("report/key.html")),
         ("style.css", include_str!("report/style.css")),

@@ -24,7 +24,9 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{DecodingName, DrafterName, Road, StopRuleName};
-pub(crate) use replay::{CostSource, Estimate, ReplayGroup, ReplayRow};
+pub(crate) use replay::{
+    CostSource, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
+};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
     Version, summary_to_json,

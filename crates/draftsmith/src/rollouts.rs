@@ -8,7 +8,7 @@ mod rows;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{RolloutProvenance, RolloutRow};
-use draftsmith_theory::Recordings;
+use draftsmith_theory::{Decoding, JudgedPrediction, Recordings};
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey, held_out_share};
@@ -68,6 +68,23 @@ impl RecordedSet {
             responses,
         };
         Self { ids, recordings }
+    }
+
+    /// What the head said of the candidates that rounds meet, with what came of them: of each prompt, the turns of a
+    /// conversation together. A turn's id is its conversation's with `#turn` behind it, and follows it.
+    pub(crate) fn judged_prompts(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
+        let mut prompts: Vec<(&str, Vec<JudgedPrediction>)> = Vec::new();
+        for (id, judged) in self.ids.iter().zip(self.recordings.judged_predictions(decoding)) {
+            match prompts.last_mut() {
+                Some((first, prompt))
+                    if id.strip_prefix(*first).is_some_and(|turn| turn.starts_with('#')) =>
+                {
+                    prompt.extend(judged);
+                }
+                _ => prompts.push((id, judged)),
+            }
+        }
+        prompts.into_iter().map(|(_, prompt)| prompt).collect()
     }
 
     pub(crate) fn summary(&self) -> RolloutSummary {

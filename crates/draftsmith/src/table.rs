@@ -3,14 +3,16 @@
 //! One aligned table for each dataset and way of decoding, over all prompts; the rows by category are for the report.
 //! Where several drafters are there, each has its heading. The fastest row of all is marked `fastest`, the fastest of
 //! the other road `best`, and the fastest of any other drafter and stop rule `*`. Nothing is said by colour alone.
-//! `table/replay.rs` shows what replay found in the same manner.
+//! `table/replay.rs` shows what replay found in the same manner, `table/calibration.rs` how good a head's predictions are.
 
+mod calibration;
 mod replay;
 
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
 use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
 
+pub(crate) use calibration::{calibration_text, kind_text, render_predictions, render_scores};
 pub(crate) use replay::render_replay_table;
 
 /// A column: its heading, its text in a row, and when it goes if the terminal is too narrow.

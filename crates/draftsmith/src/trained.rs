@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
 use serde_json::{Map, Value};
 
+use crate::calibrated::HeadCalibration;
 use crate::pair::{Pair, hash_dir};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
@@ -172,6 +173,8 @@ fn read_adapters(
 pub(crate) struct Head {
     pub(crate) head: AcceptanceHead,
     pub(crate) config: AcceptanceHeadConfig,
+    /// What its predictions are worth.
+    pub(crate) calibration: HeadCalibration,
     pub(crate) dir: PathBuf,
 }
 
@@ -234,5 +237,5 @@ fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Re
             config.draft_hash.unwrap_or_default()
         );
     }
-    Ok(Head { head, config, dir: dir.to_path_buf() })
+    Ok(Head { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
 }

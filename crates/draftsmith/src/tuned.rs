@@ -1,21 +1,17 @@
 //! What tuning wrote into an export: the key `tuned` of a head's or an adapter's `config.json`.
 //!
 //! Per way of decoding, the stop rule that is best on the machine it was tuned on, and what it promises. `tune` writes
-//! it, `generate` decodes with it, `check` holds the export to it. Those who load the head or adapter alone pass the
-//! key over. Training writes `config.json` anew, and so takes the key away with the weights that it was about.
+//! it, `generate` decodes with it, `check` holds the export to it.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_theory::{Bounds, CostModel, Decoding, Interval, Sampling, StopRuleConfig};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-use crate::recipe::{decoding, write_text};
+use crate::export_config::{named, read_key};
+use crate::recipe::decoding;
 use crate::results::{DecodingName, DrafterName, Estimate};
-
-/// The key in `config.json`.
-const KEY: &str = "tuned";
 
 /// The best rules for one head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -52,30 +48,19 @@ pub(crate) struct TunedRule {
 }
 
 impl Tuned {
+    /// The key in `config.json`.
+    pub(crate) const KEY: &str = "tuned";
+
     /// Reads what tuning wrote into the export in `dir`; None where it has not been tuned.
     ///
     /// # Errors
     /// If `config.json` cannot be read, or what the key holds makes no sense.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
-        let Some(value) = read_config(dir)?.remove(KEY) else {
-            return Ok(None);
-        };
-        let named = || format!("key `{KEY}` of `{}`", dir.join("config.json").display());
-        let tuned: Self = serde_json::from_value(value).with_context(named)?;
-        tuned.check().with_context(named)?;
-        Ok(Some(tuned))
-    }
-
-    /// Writes it into the `config.json` of the export in `dir`, whole or not at all. All other keys stay, in their
-    /// order.
-    ///
-    /// # Errors
-    /// If `config.json` is not there, or cannot be replaced.
-    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        let mut config = read_config(dir)?;
-        config.insert(KEY.to_owned(), serde_json::to_value(self)?);
-        let text = serde_json::to_string_pretty(&config)?;
-        write_text(&dir.join("config.json"), &(text + "\n"))
+        let tuned: Option<Self> = read_key(dir, Self::KEY)?;
+        if let Some(tuned) = &tuned {
+            tuned.check().with_context(|| named(dir, Self::KEY))?;
+        }
+        Ok(tuned)
     }
 
     /// The rule for a way of decoding.
@@ -128,19 +113,13 @@ pub(crate) fn interval(estimate: &Estimate) -> Result<Interval> {
     Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
 }
 
-fn read_config(dir: &Path) -> Result<Map<String, Value>> {
-    let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read `{}`", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("`{}` is not a JSON object", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use burn::tensor::Device;
     use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
+
+    use crate::export_config::write_keys;
 
     fn rule(temperature: f64) -> TunedRule {
         let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };
@@ -161,6 +140,11 @@ mod tests {
         Tuned { greedy: Some(rule(0.0)), sampled: Some(rule(1.0)) }
     }
 
+    fn write(tuned: &Tuned, dir: &Path) {
+        let value = serde_json::to_value(tuned).expect("plain numbers");
+        write_keys(dir, vec![(Tuned::KEY, value)]).expect("written");
+    }
+
     fn dir_with(config: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(dir.path().join("config.json"), config).expect("written");
@@ -168,18 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_and_other_keys_stay_in_their_order() {
-        let dir = dir_with(r#"{"zeta": 1, "exit_layer": 2, "alpha": {"b": 0.25, "a": []}}"#);
+    fn what_is_written_reads_back() {
+        let dir = dir_with(r#"{"exit_layer": 2}"#);
         assert_eq!(Tuned::read(dir.path()).expect("reads"), None);
         for tuned in [tuned(), Tuned { greedy: None, ..tuned() }] {
-            tuned.write(dir.path()).expect("written");
+            write(&tuned, dir.path());
             assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
         }
-        let config = read_config(dir.path()).expect("reads");
-        assert_eq!(config.keys().collect::<Vec<_>>(), ["zeta", "exit_layer", "alpha", "tuned"]);
-        assert_eq!(config["alpha"].to_string(), r#"{"b":0.25,"a":[]}"#);
-        let names: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").collect();
-        assert_eq!(names.len(), 1, "no temporary file is left");
     }
 
     #[test]
@@ -187,7 +166,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let config = AcceptanceHeadConfig::new(8, 1, true);
         config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
-        tuned().write(dir.path()).expect("written");
+        write(&tuned(), dir.path());
         let (read, _) = AcceptanceHead::from_dir(dir.path(), 8, &Device::flex()).expect("reads");
         assert_eq!(read, config);
     }
@@ -198,7 +177,7 @@ mod tests {
             let mut tuned = tuned();
             tuned.sampled.iter_mut().for_each(spoil);
             let dir = dir_with("{}");
-            tuned.write(dir.path()).expect("written");
+            write(&tuned, dir.path());
             let message = format!("{:#}", Tuned::read(dir.path()).expect_err("refused"));
             for part in ["config.json", "tuned", "sampled", expected] {
                 assert!(message.contains(part), "`{part}` is not in: {message}");
@@ -209,13 +188,11 @@ mod tests {
         check(|rule| rule.expected_acceptance_rate.low = 0.75, "expected_acceptance_rate");
         check(|rule| rule.expected_gain.value = 7.0, "expected_gain");
         check(|rule| rule.config = StopRuleConfig::FixedLength { candidate_length: 0 }, "config");
-        for (config, expected) in
-            [("{", "config.json"), ("[]", "config.json"), (r#"{"tuned": {"fast": 1}}"#, "fast")]
-        {
-            let dir = dir_with(config);
-            let message = format!("{:#}", Tuned::read(dir.path()).expect_err("refused"));
-            assert!(message.contains(expected), "{message}");
-        }
+        let message = format!(
+            "{:#}",
+            Tuned::read(dir_with(r#"{"tuned": {"fast": 1}}"#).path()).expect_err("refused")
+        );
+        assert!(message.contains("fast"), "{message}");
         assert!(Tuned::read(Path::new("absent")).is_err());
     }
 }

@@ -6,7 +6,7 @@ use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, LlamaConfig,
     RopeConfig, RopeScaling, WeightDtype,
 };
-use draftsmith_theory::SignalNeeds;
+use draftsmith_theory::{Calibration, Platt, SignalNeeds};
 
 use super::ModelSession;
 use super::counting::bytes;
@@ -137,4 +137,24 @@ fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
             assert!((a - b).abs() < 1e-5, "{a} for {b}");
         }
     }
+}
+
+#[test]
+fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
+    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
+    let tokens = tokens();
+    let [models, _] = &Models::both("calibration");
+    let calibration = Calibration::Platt(Platt::new(0.5, 1.25).expect("valid"));
+    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+    let mut drafted = |calibration| {
+        draft.set_calibration(calibration);
+        draft.begin(&mut (), &tokens[..30]).expect("fits");
+        draft.draft(&mut (), &tokens[..30], 1, needs).expect("finite")
+    };
+    let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
+    let chance = |drafted: &Drafted| drafted.signals.acceptance_prob.expect("was needed");
+    assert_eq!(chance(&calibrated), calibration.apply(chance(&raw)));
+    assert_ne!(chance(&calibrated), chance(&raw));
+    assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));
+    assert_eq!(calibrated.logits, raw.logits);
 }

@@ -18,6 +18,7 @@ use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{Bounds, Decoding, Sampling, SeededDraws, StopRule, StopRuleConfig};
 use serde::Serialize;
 
+use crate::calibrated::HeadCalibration;
 use crate::cli::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
@@ -71,7 +72,8 @@ fn generate(
     let pair = Pair::load(&arguments.target, arguments.draft.as_deref(), device)?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {
-            Some(AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?.1)
+            let (_, head) = AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?;
+            Some((head, HeadCalibration::read(dir)?))
         }
         _ => None,
     };
@@ -149,7 +151,11 @@ fn generate(
         )?,
         (Some(draft), None) => {
             let vocab_size = pair.target.config().vocab_size;
-            let mut drafter = SeparateDraft::new(draft, head.as_ref(), vocab_size, capacity);
+            let (head, calibration) = head.as_ref().map(|(head, own)| (head, own)).unzip();
+            let mut drafter = SeparateDraft::new(draft, head, vocab_size, capacity);
+            drafter.set_calibration(
+                calibration.and_then(|own: &HeadCalibration| own.map(DecodingName::of(&decoding))),
+            );
             decode_speculative(
                 &mut target,
                 &mut drafter,

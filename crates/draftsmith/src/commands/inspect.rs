@@ -11,6 +11,7 @@ use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig, WeightR
 use draftsmith_theory::acceptance_prob;
 use serde_json::{Map, Value, json};
 
+use crate::calibrated::HeadCalibration;
 use crate::console::Console;
 use crate::pair::hash_dir;
 use crate::results;
@@ -147,6 +148,7 @@ fn head(dir: &Path) -> Result<Value> {
         "draft_hash": config.draft_hash,
         "target_hash": config.target_hash,
         "training": config.training,
+        "calibration": HeadCalibration::read(dir)?,
         "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir)?,
     }))

@@ -2,26 +2,31 @@
 //! perfect head could gain the trained one gains.
 //!
 //! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as `tune` measured them)
-//! and for the paper's.
+//! and for the paper's. Head's predictions are calibrated as the export says, and are judged themselves too: before and
+//! after, on the test prompts.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Recordings, Spending, bootstrap};
+use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings, Spending, bootstrap};
+use serde::de::DeserializeOwned;
 
+use crate::calibrated::{FittedCalibration, HeadCalibration};
 use crate::commands::tune::{CostsEntry, LEVEL, NUM_RESAMPLES};
 use crate::console::Console;
 use crate::costs::Costs;
 use crate::recipe::{Recipe, write_text};
 use crate::results::{
-    CostSource, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
+    CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead, Replay,
+    ReplayGroup, ReplayRow, StopRuleName,
 };
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
-use crate::table::render_replay_table;
+use crate::table::{render_predictions, render_replay_table};
+use crate::trained::head_dir;
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>> {
+pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
     let (_, evaluate) = recipe.need_tuning("replay")?;
     let dir = recipe.tuning_dir();
     let measured = read_costs(&dir.join("costs.json"))?;
@@ -31,13 +36,24 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut groups = Vec::new();
+    let mut replay = Replay::default();
     let files = RolloutFiles::of(recipe)?;
+    let calibration = match head_dir(recipe, evaluate) {
+        Some(dir) => HeadCalibration::read(&dir)?,
+        None => HeadCalibration::default(),
+    };
     for drafter in files.drafters() {
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
-            let validation = read(PromptSet::Validation)?.recordings;
-            let test = read(PromptSet::Test)?.recordings;
+            let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
+            let fitted = calibration.of(*decoding).filter(|_| test.recordings.has_head);
+            let served = evaluate.decoding(*decoding);
+            replay.predictions.extend(predictions(drafter, served, &test, fitted));
+            let calibrated = |set: RecordedSet| match fitted {
+                Some(fitted) => set.recordings.calibrated(&fitted.map),
+                None => set.recordings,
+            };
+            let (validation, test) = (calibrated(validation), calibrated(test));
             let machine = measured
                 .iter()
                 .find(|entry| (entry.drafter, entry.decoding) == (drafter, *decoding))
@@ -45,33 +61,60 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Vec<ReplayGroup>
             for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::paper())])
             {
                 let sets = Sets { validation: &validation, test: &test, costs, seed: recipe.seed };
-                groups.push(sets.group(drafter, *decoding, source)?);
+                replay.groups.push(sets.group(drafter, *decoding, source)?);
             }
         }
     }
-    let text = serde_json::to_string_pretty(&groups).context("results are plain numbers")?;
+    let text = serde_json::to_string_pretty(&replay).context("results are plain numbers")?;
     write_text(&dir.join("replay.json"), &(text + "\n"))?;
-    console.text(render_replay_table(&groups, console.width(), console.colour()))?;
-    console.document(&groups)?;
-    Ok(groups)
+    console.text(render_predictions(&replay.predictions))?;
+    console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
+    console.document(&replay)?;
+    Ok(replay)
+}
+
+/// How good the head's predictions are on recorded prompts; None where there are none.
+fn predictions(
+    drafter: DrafterName,
+    decoding: Decoding,
+    set: &RecordedSet,
+    fitted: Option<&FittedCalibration>,
+) -> Option<HeadPredictions> {
+    let judged = set.judged_prompts(decoding).concat();
+    let judge = |map: &dyn Fn(f64) -> f64| {
+        let mut metrics = HeadMetrics::default();
+        for judged in &judged {
+            metrics.update_weighted(map(judged.predicted_prob), judged.label, judged.weight);
+        }
+        JudgedHead { bins: metrics.reliability(), scores: metrics.finish() }
+    };
+    (!judged.is_empty()).then(|| HeadPredictions {
+        drafter,
+        decoding: DecodingName::of(&decoding),
+        calibration: fitted.cloned(),
+        num_test_prompts: set.recordings.responses.len(),
+        before: judge(&|prob| prob),
+        after: fitted.map(|fitted| judge(&|prob| fitted.map.apply(prob))),
+    })
 }
 
 /// What an earlier replay of the recipe found; nothing where there was none.
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub(crate) fn read_replays(recipe: &Recipe) -> Result<Vec<ReplayGroup>> {
-    read_list(&recipe.tuning_dir().join("replay.json"), "replay")
+pub(crate) fn read_replay(recipe: &Recipe) -> Result<Replay> {
+    read_written(&recipe.tuning_dir().join("replay.json"), "replay")
 }
 
 fn read_costs(path: &Path) -> Result<Vec<CostsEntry>> {
-    read_list(path, "tune")
+    read_written(path, "tune")
 }
 
-fn read_list<T: serde::de::DeserializeOwned>(path: &Path, command: &str) -> Result<Vec<T>> {
+/// Reads what `command` wrote; nothing where it has not run.
+fn read_written<T: DeserializeOwned + Default>(path: &Path, command: &str) -> Result<T> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
         Err(error) => {
             return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
         }

@@ -2,8 +2,10 @@
 //!
 //! Costs are measured with the models at hand; rules are replayed over the rollouts of validation prompts. The best
 //! rule goes into the config of the head or adapter it serves, with the gain it promises over the best fixed length;
-//! `evaluate` and `check` say whether the promise holds.
+//! `evaluate` and `check` say whether the promise holds. A head's predictions are first calibrated on the same rollouts,
+//! where that makes them better; rules are then replayed, and later decode, with calibrated ones.
 
+mod calibrate;
 mod runtimes;
 mod show;
 
@@ -11,19 +13,22 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use draftsmith_theory::{Counts, Decoding, Interval, bootstrap, seconds_per_token};
+use draftsmith_theory::{Counts, Decoding, Interval, Recordings, bootstrap, seconds_per_token};
 use serde::{Deserialize, Serialize};
 
+use self::calibrate::{Calibrating, calibrate};
 use self::runtimes::RuntimeSetting;
+use crate::calibrated::HeadCalibration;
 use crate::commands::record::validation_prompts;
 use crate::console::Console;
 use crate::costs::{self, Costs};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
+use crate::export_config::write_keys;
 use crate::pair::Pair;
 use crate::recipe::{Recipe, write_text};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
-use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
 use crate::trained::Trained;
 use crate::tuned::{Tuned, TunedRule};
@@ -49,6 +54,8 @@ pub(crate) struct Tuning {
     pub(crate) costs: MeasuredCosts,
     pub(crate) num_prompts: usize,
     pub(crate) num_tokens: usize,
+    /// What was found about the head's predictions; null without a head.
+    pub(crate) calibration: Option<Calibrating>,
     /// Modelled speed over the target alone of each rule's best setting, and gain over the best fixed length.
     pub(crate) rules: Vec<RuleGain>,
     /// The rule that was written into the export.
@@ -91,7 +98,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
 }
 
 fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
-    let (_, evaluate) = recipe.need_tuning("tune")?;
+    let (tune, evaluate) = recipe.need_tuning("tune")?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let trained = Trained::read(recipe, evaluate, &pair, device)?;
     let mut decoders = Decoders::new(&pair, &trained, evaluate.max_new_tokens);
@@ -99,29 +106,43 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
     let prompts = validation_prompts(recipe, &pair, console)?;
     let prompts: Vec<Vec<u32>> = spread(&prompts, NUM_COST_PROMPTS);
     let mut tunings = Vec::new();
-    let mut promises: Vec<(PathBuf, Tuned)> = Vec::new();
+    let mut promises: Vec<Promise> = Vec::new();
     for drafter in decoders.drafters() {
         let export = trained.export_of(drafter);
+        let has_head = decoders.has_head_for(drafter);
         let mut tuned = Tuned::default();
+        let mut calibration = has_head.then(HeadCalibration::default);
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
             let set = PromptSet::Validation;
             let set = files.read(RolloutKey { drafter, set, decoding: *name })?;
             console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
             let measured = costs::measure(&mut decoders, drafter, &decoding, &prompts, console)?;
-            let (tuning, rule) = choose(recipe, &set, drafter, decoding, measured, export.clone())?;
+            let calibrating =
+                has_head.then(|| calibrate(tune.calibration, &set, decoding)).transpose()?;
+            let fitted = calibrating.as_ref().and_then(|found| found.chosen.clone());
+            let recordings = match &fitted {
+                Some(fitted) => set.recordings.calibrated(&fitted.map),
+                None => set.recordings,
+            };
+            let (mut tuning, rule) =
+                choose(recipe, &recordings, drafter, decoding, measured, export.clone())?;
+            tuning.calibration = calibrating;
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
                 DecodingName::Sampled => tuned.sampled = Some(rule),
             }
+            if let Some(calibration) = &mut calibration {
+                *calibration.slot(*name) = fitted;
+            }
             console.text(show::tuning(&tuning, console.width()))?;
             tunings.push(tuning);
         }
-        promises.extend(export.map(|dir| (dir, tuned)));
+        promises.extend(export.map(|dir| Promise { dir, tuned, calibration }));
     }
     // Written together, when all is known: a run that was stopped leaves exports as they were.
-    for (dir, tuned) in &promises {
-        tuned.write(dir)?;
+    for promise in &promises {
+        promise.write()?;
     }
     let entries: Vec<CostsEntry> = tunings
         .iter()
@@ -139,6 +160,26 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
     Ok(tunings)
 }
 
+/// What is written into an export.
+struct Promise {
+    dir: PathBuf,
+    tuned: Tuned,
+    /// None of an adapter, which has no head.
+    calibration: Option<HeadCalibration>,
+}
+
+impl Promise {
+    /// Writes both together: a rule holds for the predictions that it was chosen under.
+    fn write(&self) -> Result<()> {
+        let mut keys = Vec::new();
+        if let Some(calibration) = &self.calibration {
+            keys.push((HeadCalibration::KEY, serde_json::to_value(calibration)?));
+        }
+        keys.push((Tuned::KEY, serde_json::to_value(&self.tuned)?));
+        write_keys(&self.dir, keys)
+    }
+}
+
 /// At most so many prompts, spread evenly.
 fn spread(prompts: &[(String, Vec<u32>)], most: usize) -> Vec<Vec<u32>> {
     let count = most.min(prompts.len());
@@ -148,13 +189,13 @@ fn spread(prompts: &[(String, Vec<u32>)], most: usize) -> Vec<Vec<u32>> {
 /// The best rule for the costs, and what it promises.
 fn choose(
     recipe: &Recipe,
-    set: &RecordedSet,
+    recordings: &Recordings,
     drafter: DrafterName,
     decoding: Decoding,
     measured: costs::Measurement,
     export: Option<PathBuf>,
 ) -> Result<(Tuning, TunedRule)> {
-    let (recordings, costs) = (&set.recordings, &measured.costs);
+    let costs = &measured.costs;
     let choices = best_of_each(recordings, costs)?;
     let is_fixed = |choice: &&Choice| choice.name == StopRuleName::FixedLength;
     let fixed = choices.iter().find(is_fixed).context("fixed lengths are among the rules")?;
@@ -209,6 +250,7 @@ fn choose(
         },
         num_prompts,
         num_tokens: recordings.num_tokens(),
+        calibration: None,
         rules,
         chosen: best.name,
         runtimes: runtimes::best_settings(recordings, drafter, decoding, costs, fixed)?,

@@ -21,6 +21,24 @@ pub(crate) struct TuneRecipe {
     /// The greatest number of candidates a round can be replayed with.
     #[serde(default = "default_max_length")]
     pub(crate) max_length: usize,
+    /// Whether, and how, the head's predictions are made chances of acceptance before a rule reads them.
+    #[serde(default)]
+    pub(crate) calibration: CalibrationChoice,
+}
+
+/// Which calibration of a head's predictions is fitted to the rollouts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CalibrationChoice {
+    /// That which convinces in cross-validation over the prompts, if one does.
+    #[default]
+    Auto,
+    /// None: predictions are used as the head says them.
+    None,
+    /// A scale and a bias of the logit.
+    Platt,
+    /// A monotone function through up to 32 knots.
+    Isotonic,
 }
 
 fn default_max_length() -> usize {
@@ -29,7 +47,12 @@ fn default_max_length() -> usize {
 
 impl Default for TuneRecipe {
     fn default() -> Self {
-        Self { prompts: None, num_prompts: None, max_length: default_max_length() }
+        Self {
+            prompts: None,
+            num_prompts: None,
+            max_length: default_max_length(),
+            calibration: CalibrationChoice::default(),
+        }
     }
 }
 

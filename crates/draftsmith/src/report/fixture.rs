@@ -16,7 +16,7 @@ use crate::results::{
     sort_rows, tokens_per_second,
 };
 
-pub(crate) use replays::replays;
+pub(crate) use replays::{replay, replays};
 
 const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };

@@ -222,6 +222,11 @@ impl Look {
     }
 }
 
+/// A circle's outline, as an SVG path.
+pub(super) fn circle(centre: (f64, f64), radius: f64) -> String {
+    Shape::Circle.path(centre, radius)
+}
+
 impl Shape {
     fn path(self, (x, y): (f64, f64), radius: f64) -> String {
         match self {

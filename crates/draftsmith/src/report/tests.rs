@@ -1,7 +1,7 @@
 //! The page is well formed, complete, finite, escaped, and asks nobody for anything.
 
 use super::*;
-use crate::results::{Estimate, Road, StopRuleName};
+use crate::results::{Estimate, ReplayGroup, Road, StopRuleName};
 
 /// Elements that have no end.
 const VOID: [&str; 3] = ["meta", "link", "br"];
@@ -52,7 +52,7 @@ fn the_page_can_be_looked_at() {
 }
 
 fn page() -> String {
-    render_html(&fixture::rows(), &fixture::summary(), &fixture::replays())
+    render_html(&fixture::rows(), &fixture::summary(), &fixture::replay())
         .expect("the page is rendered")
 }
 
@@ -60,8 +60,9 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Four pictures in two sizes for every dataset and decoding, and one for every replay.
-    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 4 + 8) * 2);
+    // Four pictures in two sizes for every dataset and decoding, one for every replay, and one for the head's predictions
+    // under each decoding.
+    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 4 + 8 + 2) * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
             let Some(text) = attribute(attributes, number) else { continue };
@@ -151,7 +152,7 @@ fn all_text_is_escaped() {
     for version in &mut summary.versions {
         (version.name, version.version) = (HOSTILE.into(), HOSTILE.into());
     }
-    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     tags(&page);
     assert!(!page.contains("<b>") && !page.contains("42}}"));
     assert!(page.contains("&lt;b&gt;&quot;&#x27;&amp;&lt;&#x2f;b&gt;{{ 7 * 6 }}"));
@@ -188,7 +189,8 @@ fn what_is_missing_is_left_out() {
         vec![],
     ] {
         for summary in [&summary, &bare] {
-            let page = render_html(&rows, summary, &[]).expect("the page is rendered");
+            let page =
+                render_html(&rows, summary, &Replay::default()).expect("the page is rendered");
             tags(&page);
             assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
         }
@@ -203,13 +205,13 @@ fn the_finding_is_told_as_it_is() {
             row.tokens_per_second *= 0.5;
         }
     }
-    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(page.contains("in 0 of 4\u{a0}comparisons"), "rules that lose are said to lose");
     assert!(page.contains("gain slower") && !page.contains("gain faster"));
 
     let greedy = rows.iter_mut().find(|row| row.label() == "K = 3").expect("a fixed length");
     greedy.lossless = Some(false);
-    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(page.contains("not the target\u{2019}s own tokens with K = 3."));
 }
 
@@ -225,7 +227,7 @@ fn the_roads_and_their_exits_are_told_apart() {
         discard_rate: 1.1 * row.discard_rate,
         ..row
     }));
-    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     tags(&page);
     for heading in ["Separate draft", "Self-draft, exit 1", "Self-draft, exit 2"] {
         assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
@@ -238,8 +240,9 @@ fn the_roads_and_their_exits_are_told_apart() {
     assert!(page.contains("Self-drafting at its best is faster than the separate draft"));
 }
 
-fn page_of(replays: &[ReplayGroup]) -> String {
-    let page = render_html(&[], &fixture::summary(), replays).expect("the page is rendered");
+fn page_of(groups: &[ReplayGroup]) -> String {
+    let replay = Replay { groups: groups.to_vec(), ..Replay::default() };
+    let page = render_html(&[], &fixture::summary(), &replay).expect("the page is rendered");
     tags(&page);
     assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
     page
@@ -265,6 +268,45 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     let mut far = replays[0].clone();
     far.oracle = far.oracle.map(|oracle| Estimate { value: 5.0, ..oracle });
     assert!(page_of(&[far]).contains("oracle +500.0\u{a0}% \u{2192}"));
+}
+
+#[test]
+fn predictions_are_shown_before_and_after_calibration() {
+    let page_of = |replay: &Replay| {
+        let page = render_html(&[], &fixture::summary(), replay).expect("the page is rendered");
+        tags(&page);
+        assert!(!page.contains("NaN") && !page.contains(">none<"), "{page}");
+        page
+    };
+    let mut replay = Replay { groups: Vec::new(), ..fixture::replay() };
+    let page = page_of(&replay);
+    assert!(
+        page.contains("Calibrated (platt, scale 1.000, bias +1.386, fitted to 120\u{a0}prompts)")
+    );
+    assert!(page.contains("No calibration: the expected calibration error is"));
+    let num_points = |class: &str| {
+        let start = format!("<g class=\"series {class}\"><title>");
+        let points =
+            page.split(&start).skip(1).map(|rest| rest.split("</g>").next().expect("a group"));
+        points.map(|points| points.matches("<path").count()).collect::<Vec<_>>()
+    };
+    let [greedy, sampled] = &replay.predictions[..] else { panic!("two ways of decoding") };
+    let (raw, after) = (greedy.before.bins.len(), greedy.after.as_ref().expect("calibrated"));
+    let uncalibrated = sampled.before.bins.len();
+    assert_eq!(num_points("plain hollow"), [raw, raw, uncalibrated, uncalibrated]);
+    assert_eq!(num_points("draft head"), [after.bins.len(); 2]);
+    for score in [greedy.before.scores.ece, after.scores.ece, after.scores.brier] {
+        assert!(page.contains(&format!("<td>{score:.4}</td>")), "{score}");
+    }
+
+    // One outcome alone has no order.
+    for one in &mut replay.predictions {
+        one.before.scores.auroc = None;
+        one.before.bins.truncate(1);
+    }
+    page_of(&replay);
+    replay.predictions.clear();
+    assert!(!page_of(&replay).contains("predictions-title"));
 }
 
 #[test]
@@ -296,10 +338,10 @@ fn few_settings_are_all_labelled_and_many_folded_up() {
         })
         .cloned()
         .collect();
-    let page = render_html(&few, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&few, &summary, &Replay::default()).expect("the page is rendered");
     assert!(page.contains("<details open>") && page.contains("equal modelled speed-up"));
     assert!(!page.contains("comes on top") && !page.contains("Not shown"));
-    let page = render_html(&rows, &summary, &[]).expect("the page is rendered");
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(!page.contains("<details open>") && page.contains("equal modelled speed-up"));
     assert!(page.contains("comes on top") && page.contains("Not shown"));
 }

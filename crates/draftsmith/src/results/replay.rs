@@ -1,12 +1,53 @@
-//! What replay found: `replay.json`, a list of groups, each of one drafter, one way of decoding and one set of costs.
+//! What replay found: `replay.json`, with groups, each of one drafter, one way of decoding and one set of costs, and how
+//! good the acceptance head's predictions are.
 //!
 //! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are modelled: counts of the
 //! replayed rounds times the costs, prefill left out.
 
-use draftsmith_theory::{CostModel, StopRuleConfig};
+use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
 use super::{DecodingName, DrafterName, StopRuleName};
+use crate::calibrated::FittedCalibration;
+
+/// All that replay found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Replay {
+    /// Rules under each drafter, way of decoding and set of costs.
+    pub(crate) groups: Vec<ReplayGroup>,
+    /// The head's predictions under each way of decoding; none without a head.
+    pub(crate) predictions: Vec<HeadPredictions>,
+}
+
+/// How good an acceptance head's predictions are on the test prompts, before and after calibration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeadPredictions {
+    /// What proposes the candidates.
+    pub(crate) drafter: DrafterName,
+    /// How tokens are chosen.
+    pub(crate) decoding: DecodingName,
+    /// The calibration that is in the export, with its scores on the prompts that it was fitted to; null where there is
+    /// none.
+    pub(crate) calibration: Option<FittedCalibration>,
+    /// Prompts that predictions are judged on.
+    pub(crate) num_test_prompts: usize,
+    /// As the head says them.
+    pub(crate) before: JudgedHead,
+    /// Calibrated; null where there is no calibration.
+    pub(crate) after: Option<JudgedHead>,
+}
+
+/// Predictions beside what came of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct JudgedHead {
+    /// All of them together.
+    pub(crate) scores: HeadScores,
+    /// Bin by bin, by ascending prediction.
+    pub(crate) bins: Vec<ReliabilityBin>,
+}
 
 /// One drafter under one way of decoding and one set of costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
 use super::{Dataset, Evaluation, Models, machine};
-use crate::commands::replay::read_replays;
+use crate::commands::replay::read_replay;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::pair::hash_dir;
@@ -86,7 +86,7 @@ pub(super) fn write(
         write_text(&dir.join(name), text)?;
     }
     let report = dir.join("report.html");
-    write_text(&report, &render_html(&evaluated.rows, &summary, &read_replays(recipe)?)?)?;
+    write_text(&report, &render_html(&evaluated.rows, &summary, &read_replay(recipe)?)?)?;
     write_text(&dir.join("summary.json"), &summary_to_json(&summary)?)?;
     write_text(&dir.join("results.json"), &results_to_json(&evaluated.rows)?)?;
     recipe.write_beside(&dir)?;

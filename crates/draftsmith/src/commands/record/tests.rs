@@ -1,12 +1,15 @@
 //! Replay is decoding: on real models, a rule replayed on the recorded test set spends what evaluation counted, count
-//! for count; and files that are not true of the recipe any more are told.
+//! for count, with the head's predictions calibrated in both; and files that are not true of the recipe any more are told.
 
 use std::path::{Path, PathBuf};
 
-use draftsmith_theory::{Bounds, Counts, StopRuleConfig};
+use draftsmith_theory::{Bounds, Calibration, Counts, Platt, Recordings, StopRuleConfig};
+use serde_json::json;
 
 use super::*;
+use crate::calibrated::HeadCalibration;
 use crate::commands::{build_data, evaluate, train_adapter, train_head};
+use crate::export_config::write_keys;
 use crate::results::{ALL_CATEGORIES, ResultRow, StopRuleName};
 use crate::rollouts::{RecordedSet, RolloutFiles, RolloutKey};
 
@@ -116,12 +119,13 @@ fn replay_counts_what_evaluation_counts() {
     build_data::run(&recipe, &device, &console).expect("data");
     train_head::run(&recipe, &device, &mut None, &console).expect("a head");
     train_adapter::run(&recipe, &device, &mut None, &console).expect("adapters");
+    let calibration = calibrate(&recipe);
     let files = run(&recipe, &device, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
 
     let rows = evaluate::run(&recipe, &device, &console).expect("results").rows;
-    let mut num_compared = 0;
+    let (mut num_compared, mut num_moved) = (0, 0);
     for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
         if row.decoding != DecodingName::Greedy || row.drafter == DrafterName::None {
             continue;
@@ -130,12 +134,19 @@ fn replay_counts_what_evaluation_counts() {
             .expect("recorded");
         assert_eq!(test.ids.len(), 4, "two prompts and two turns");
         assert_eq!(test.recordings.has_head, row.drafter == DrafterName::Draft);
-        let replayed: Counts =
-            test.recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum();
-        assert_eq!(replayed, counts(row), "{:?} {:?}", row.drafter, rule(row));
+        let replayed = |recordings: &Recordings| -> Counts {
+            recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
+        };
+        let calibrated = replayed(&test.recordings.calibrated(&calibration));
+        assert_eq!(calibrated, counts(row), "{:?} {:?}", row.drafter, rule(row));
         num_compared += 1;
+        num_moved += usize::from(replayed(&test.recordings) != calibrated);
     }
     assert_eq!(num_compared, (3 + 2 + 4 + 2 + 3) + 2 * (2 + 2 + 2 + 3));
+    assert!(
+        (1..=4).contains(&num_moved),
+        "a calibration moves the head's rules alone: {num_moved}"
+    );
 
     for file in &files {
         let set = read_recordings(&recipe, file.drafter, file.set, file.decoding).expect("reads");
@@ -151,6 +162,19 @@ fn replay_counts_what_evaluation_counts() {
         }
     }
     what_is_no_longer_true_is_told(recipe, &files);
+}
+
+/// Writes a calibration for greedy decoding into the head, one that changes what its rules do.
+fn calibrate(recipe: &Recipe) -> Calibration {
+    let map = Calibration::Platt(Platt::new(2.5, -1.5).expect("valid"));
+    let scores = json!({
+        "num_labels": 1, "kl": 0.5, "bce": 0.5, "auroc": null, "brier": 0.5, "ece": 0.5,
+        "mean_label": 0.5, "mean_predicted": 0.5,
+    });
+    let fitted = json!({ "map": map, "num_prompts": 1, "before": scores, "after": scores });
+    let calibration = json!({ "greedy": fitted, "sampled": null });
+    write_keys(&recipe.head_dir(), vec![(HeadCalibration::KEY, calibration)]).expect("written");
+    map
 }
 
 /// Reads rollouts after something they depend on has changed.

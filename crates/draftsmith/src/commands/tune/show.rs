@@ -3,7 +3,9 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::Tuning;
+use super::calibrate::Calibrating;
 use crate::results::{DrafterName, Estimate};
+use crate::table::{calibration_text, kind_text, render_scores};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
@@ -33,6 +35,9 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
         tuning.costs.uncertainty * 100.0,
         tuning.costs.num_passes,
     );
+    if let Some(calibrating) = &tuning.calibration {
+        text += &calibration(calibrating);
+    }
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     if let Some(width) = width {
@@ -78,6 +83,25 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
         None => text += "\nno head or adapter to write it to\n\n",
     }
     text
+}
+
+/// The head's predictions under every form, and the form that was chosen.
+fn calibration(calibrating: &Calibrating) -> String {
+    let chosen = calibrating.chosen.as_ref();
+    let kind = chosen.map(|chosen| chosen.map.kind());
+    let rows = calibrating.tried.iter().map(|tried| {
+        let mark = if tried.kind == kind { "chosen" } else { "" };
+        (kind_text(tried.kind), &tried.scores, mark)
+    });
+    let rows: Vec<_> = rows.collect();
+    let mut text = format!(
+        "\nthe head's predictions are used {}\n",
+        calibration_text(chosen.map(|chosen| &chosen.map))
+    );
+    if !rows.is_empty() {
+        text += &render_scores("cross-validated", &rows);
+    }
+    text + "\n"
 }
 
 fn trimmed(table: &str) -> String {

@@ -1,0 +1,153 @@
+//! How a head's predictions are calibrated: the key `calibration` of its `config.json`.
+//!
+//! Per way of decoding, because a candidate's chance is another where tokens are drawn than where the best is taken.
+//! `tune` fits and writes it, with the rule that was chosen under it; whatever decodes with the head applies it. Rollouts
+//! hold predictions as the head says them, so that a calibration makes none of them untrue.
+
+use std::path::Path;
+
+use anyhow::Result;
+use draftsmith_theory::{Calibration, HeadScores};
+use serde::{Deserialize, Serialize};
+
+use crate::export_config::read_key;
+use crate::results::DecodingName;
+
+/// The calibrations of one head.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeadCalibration {
+    /// For greedy decoding; null where predictions are better left as they are, or nothing was tuned.
+    pub(crate) greedy: Option<FittedCalibration>,
+    /// For sampled decoding, likewise.
+    pub(crate) sampled: Option<FittedCalibration>,
+}
+
+/// A calibration, and how good predictions are without it and with it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FittedCalibration {
+    /// From the head's prediction to a chance.
+    pub(crate) map: Calibration,
+    /// Prompts it was fitted to; the turns of a conversation are one.
+    pub(crate) num_prompts: usize,
+    /// Predictions as the head says them, on these prompts.
+    pub(crate) before: HeadScores,
+    /// Calibrated ones, cross-validated: each by a map that was fitted without its prompt.
+    pub(crate) after: HeadScores,
+}
+
+impl HeadCalibration {
+    /// The key in `config.json`.
+    pub(crate) const KEY: &str = "calibration";
+
+    /// Reads what tuning wrote into the head in `dir`; nothing where it has not been tuned.
+    ///
+    /// # Errors
+    /// If `config.json` cannot be read, or what the key holds makes no sense.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        Ok(read_key(dir, Self::KEY)?.unwrap_or_default())
+    }
+
+    /// The calibration for a way of decoding.
+    pub(crate) fn of(&self, decoding: DecodingName) -> Option<&FittedCalibration> {
+        match decoding {
+            DecodingName::Greedy => self.greedy.as_ref(),
+            DecodingName::Sampled => self.sampled.as_ref(),
+        }
+    }
+
+    /// Where that for a way of decoding goes.
+    pub(crate) fn slot(&mut self, decoding: DecodingName) -> &mut Option<FittedCalibration> {
+        match decoding {
+            DecodingName::Greedy => &mut self.greedy,
+            DecodingName::Sampled => &mut self.sampled,
+        }
+    }
+
+    /// Its map alone.
+    pub(crate) fn map(&self, decoding: DecodingName) -> Option<&Calibration> {
+        self.of(decoding).map(|fitted| &fitted.map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use draftsmith_theory::{PiecewiseLinear, Platt};
+    use serde_json::{Value, json};
+
+    use crate::export_config::write_keys;
+
+    fn scores() -> HeadScores {
+        HeadScores {
+            num_labels: 640,
+            kl: 0.25,
+            bce: 0.5,
+            auroc: Some(0.75),
+            brier: 0.125,
+            ece: 0.0625,
+            mean_label: 0.5,
+            mean_predicted: 0.375,
+        }
+    }
+
+    fn fitted(map: Calibration) -> FittedCalibration {
+        FittedCalibration { map, num_prompts: 40, before: scores(), after: scores() }
+    }
+
+    fn dir_with(calibration: Value) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("config.json"), r#"{"num_layers": 2}"#).expect("written");
+        write_keys(dir.path(), vec![(HeadCalibration::KEY, calibration)]).expect("written");
+        dir
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let platt = Calibration::Platt(Platt::new(0.75, 1.5).expect("valid"));
+        let knots = PiecewiseLinear::new(vec![0.25, 0.5], vec![0.5, 0.875]).expect("valid");
+        let isotonic = Calibration::Isotonic(knots);
+        let written = HeadCalibration {
+            greedy: Some(fitted(platt.clone())),
+            sampled: Some(fitted(isotonic.clone())),
+        };
+        let dir = dir_with(serde_json::to_value(&written).expect("plain numbers"));
+        let read = HeadCalibration::read(dir.path()).expect("reads");
+        assert_eq!(read, written);
+        assert_eq!(read.map(DecodingName::Greedy), Some(&platt));
+        assert_eq!(read.map(DecodingName::Sampled), Some(&isotonic));
+        let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+        let config: Value = serde_json::from_str(&text).expect("JSON");
+        let expected = json!({ "kind": "platt", "scale": 0.75, "bias": 1.5 });
+        assert_eq!(config["calibration"]["greedy"]["map"], expected);
+
+        let untuned = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(untuned.path().join("config.json"), "{}").expect("written");
+        let read = HeadCalibration::read(untuned.path()).expect("reads");
+        assert_eq!(read, HeadCalibration::default());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let platt = Calibration::Platt(Platt::new(1.0, 0.0).expect("valid"));
+        let whole = serde_json::to_value(fitted(platt)).expect("plain numbers");
+        let refused = |key: &str, value: Value, expected: &str| {
+            let mut sampled = whole.clone();
+            sampled[key] = value;
+            let dir = dir_with(json!({ "greedy": null, "sampled": sampled }));
+            let error = HeadCalibration::read(dir.path()).expect_err("refused");
+            let message = format!("{error:#}");
+            for part in ["config.json", "calibration", expected] {
+                assert!(message.contains(part), "`{part}` is not in: {message}");
+            }
+        };
+        refused("map", json!({ "kind": "platt", "scale": -1.0, "bias": 0.0 }), "scale");
+        refused("map", json!({ "kind": "platt", "scale": 1.0, "bias": 0.0, "more": 1 }), "more");
+        refused("map", json!({ "kind": "beta", "scale": 1.0 }), "beta");
+        let falling = json!({ "kind": "isotonic", "predicted": [0.2, 0.5], "calibrated": [1, 0] });
+        refused("map", falling, "not descending");
+        refused("num_prompts", json!("many"), "many");
+        refused("since", json!(2), "since");
+    }
+}

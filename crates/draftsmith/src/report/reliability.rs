@@ -1,0 +1,168 @@
+//! How good the head's predictions are: for each way of decoding a picture of what came of them, before and after
+//! calibration, and a table of scores.
+
+use draftsmith_theory::{HeadScores, ReliabilityBin};
+use minijinja::{Value, context};
+
+use super::axis::{Axis, tenth};
+use super::key::{ADVANCE, circle};
+use super::{FRAMES, Frame, counted, number, percent, sentence_case};
+use crate::results::{HeadPredictions, JudgedHead};
+use crate::table::calibration_text;
+
+const LEFT: f64 = 44.0;
+const RIGHT: f64 = 16.0;
+const TOP: f64 = 30.0;
+/// Ticks, the axis' name and the key, under the plot.
+const BOTTOM: f64 = 74.0;
+/// The key's line, under the axis' name.
+const KEY: f64 = 62.0;
+const SWATCH: f64 = 34.0;
+const GAP: f64 = 18.0;
+/// The radius of a point that stands for all predictions.
+const WHOLE: f64 = 13.0;
+/// The least radius.
+const LEAST: f64 = 2.4;
+
+/// Predictions as the head says them.
+const RAW: Series = Series { class: "plain hollow", name: "as the head says" };
+/// Calibrated ones.
+const CALIBRATED: Series = Series { class: "draft head", name: "calibrated" };
+
+struct Series {
+    /// Of the style sheet.
+    class: &'static str,
+    name: &'static str,
+}
+
+/// One for each way of decoding.
+pub(super) fn sections(predictions: &[HeadPredictions]) -> Vec<Value> {
+    predictions.iter().enumerate().map(|(index, one)| view(one, index)).collect()
+}
+
+fn view(predictions: &HeadPredictions, index: usize) -> Value {
+    let name = format!("{}, {}", predictions.drafter.text(), predictions.decoding.text());
+    let fitted = predictions.calibration.as_ref();
+    let on_test = format!("on {}", counted(predictions.num_test_prompts, "test prompt"));
+    let mut rows = vec![row(RAW.name, &on_test, &predictions.before.scores)];
+    rows.extend(
+        predictions.after.as_ref().map(|after| row(CALIBRATED.name, &on_test, &after.scores)),
+    );
+    if let Some(fitted) = fitted {
+        let on_tuning = format!("on {} of tuning", counted(fitted.num_prompts, "prompt"));
+        rows.push(row(RAW.name, &on_tuning, &fitted.before));
+        rows.push(row("calibrated, cross-validated", &on_tuning, &fitted.after));
+    }
+    let charts = FRAMES.iter().map(|frame| picture(predictions, &name, *frame));
+    context! {
+        id => format!("predictions-{}", index + 1),
+        title => sentence_case(&name),
+        calibration => fitted.map(|fitted| calibration_text(Some(&fitted.map))),
+        prompts => fitted.map(|fitted| counted(fitted.num_prompts, "prompt")),
+        before => error(&predictions.before.scores),
+        after => predictions.after.as_ref().map(|after| error(&after.scores)),
+        charts => charts.collect::<Vec<_>>(),
+        rows,
+        name,
+    }
+}
+
+/// The expected calibration error, in percent.
+fn error(scores: &HeadScores) -> String {
+    percent(scores.ece)
+}
+
+fn row(name: &str, prompts: &str, scores: &HeadScores) -> Value {
+    context! {
+        name => sentence_case(name),
+        prompts,
+        ece => number(scores.ece, 4),
+        brier => number(scores.brier, 4),
+        kl => number(scores.kl, 4),
+        auroc => number(scores.auroc.unwrap_or(f64::NAN), 4),
+        mean_predicted => number(scores.mean_predicted, 3),
+        mean_label => number(scores.mean_label, 3),
+    }
+}
+
+fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
+    let (right, bottom) = (frame.width - RIGHT, frame.pareto_height - BOTTOM);
+    let x = Axis::new((0.0, 1.0), 5, LEFT, right);
+    let y = Axis::new((0.0, 1.0), 5, bottom, TOP);
+    let judged = [
+        Some((RAW, &predictions.before)),
+        predictions.after.as_ref().map(|after| (CALIBRATED, after)),
+    ];
+    let judged: Vec<(Series, &JudgedHead)> = judged.into_iter().flatten().collect();
+    let place = |bin: &ReliabilityBin| (x.place(bin.mean_predicted), y.place(bin.mean_label));
+    let series = judged.iter().map(|(series, judged)| {
+        let line = judged.bins.iter().map(|bin| {
+            let (x, y) = place(bin);
+            format!("{x},{y}")
+        });
+        let point = |bin: &ReliabilityBin| {
+            context! {
+                path => circle(place(bin), LEAST + (WHOLE - LEAST) * bin.share.sqrt()),
+                title => format!("{}: {}", series.name, told(bin)),
+            }
+        };
+        context! {
+            class => series.class,
+            title => series.name,
+            line => line.collect::<Vec<_>>().join(" "),
+            points => judged.bins.iter().map(point).collect::<Vec<_>>(),
+        }
+    });
+    let mut at = LEFT;
+    let entries = judged.iter().map(|(series, _)| {
+        let entry = context! {
+            class => series.class,
+            text => series.name,
+            from => tenth(at),
+            to => tenth(at + SWATCH - 8.0),
+            path => circle((tenth(at + (SWATCH - 8.0) / 2.0), bottom + KEY), 4.0),
+            text_x => tenth(at + SWATCH),
+        };
+        at += SWATCH + series.name.chars().count() as f64 * ADVANCE + GAP;
+        entry
+    });
+    let ticks = |axis: Axis| -> Vec<Value> {
+        let ticks = axis.ticks().into_iter();
+        ticks.map(|(value, text)| context! { at => axis.place(value), text }).collect()
+    };
+    context! {
+        frame => frame.name,
+        width => frame.width,
+        height => frame.pareto_height,
+        left => LEFT,
+        right,
+        top => TOP,
+        bottom,
+        key_y => bottom + KEY,
+        x_ticks => ticks(x),
+        y_ticks => ticks(y),
+        entries => entries.collect::<Vec<_>>(),
+        series => series.collect::<Vec<_>>(),
+        description => description(&judged, name),
+    }
+}
+
+/// `0.42 predicted, 0.61 came of it, 12.3 % of the predictions`.
+fn told(bin: &ReliabilityBin) -> String {
+    format!(
+        "{} predicted, {} accepted, {} of the weight of {}",
+        number(bin.mean_predicted, 2),
+        number(bin.mean_label, 2),
+        percent(bin.share),
+        counted(bin.num_labels, "prediction"),
+    )
+}
+
+fn description(judged: &[(Series, &JudgedHead)], name: &str) -> String {
+    let mut text = format!("Share accepted against the head's prediction, {name}.");
+    for (series, judged) in judged {
+        let bins: Vec<String> = judged.bins.iter().map(told).collect();
+        text += &format!(" {}: {}.", sentence_case(series.name), bins.join("; "));
+    }
+    text
+}
