@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, activation::silu};
+use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, read_json};
 use crate::host::{self, Panels, Threads};
 use crate::llama::{linear, pretty, transposed};
+use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
@@ -124,6 +125,12 @@ impl AcceptanceHeadConfig {
 }
 
 impl AcceptanceHead {
+    /// A copy that computes in `dtype`, for one forward of a training: on an autodiff device,
+    /// gradients reach this head's own parameters, in their own type.
+    pub fn to_dtype(&self, dtype: FloatDType) -> Self {
+        cast_parameters(Self { host: None, ..self.clone() }, dtype)
+    }
+
     /// The two logits, reject and accept.
     ///
     /// # Shapes
@@ -148,9 +155,9 @@ impl AcceptanceHead {
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`
-    /// - output: `[rows]`
+    /// - output: `[rows]`, f32: a difference of large bf16 numbers would be coarse
     pub fn acceptance_logit(&self, hidden: Tensor<2>) -> Tensor<1> {
-        let logits = self.forward(hidden);
+        let logits = self.forward(hidden).cast(FloatDType::F32);
         let [rows, _] = logits.dims();
         let column = |i: usize| logits.clone().slice([0..rows, i..i + 1]).reshape([rows]);
         column(1) - column(0)

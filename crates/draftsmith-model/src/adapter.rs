@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::{Initializer, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -22,6 +22,7 @@ use crate::kv_cache::KvCache;
 use crate::llama::attention::{Attention, Positions};
 use crate::llama::rope::Rope;
 use crate::llama::{LinearShape, build_from, pretty, read_norm};
+use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
@@ -197,6 +198,12 @@ impl Adapter {
         self.input_layernorm.gamma.val().device()
     }
 
+    /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
+    /// autodiff device, gradients reach this adapter's own parameters, in their own type.
+    pub fn to_dtype(&self, dtype: FloatDType) -> Self {
+        cast_parameters(Self { host: None, ..self.clone() }, dtype)
+    }
+
     /// The number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.num_params()
@@ -209,7 +216,7 @@ impl Adapter {
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
     /// - output: the same, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::new(&self.rope, 0, features.dims()[1]);
+        let positions = Positions::whole(&self.rope, &features);
         self.run(features, &positions, None)
     }
 
@@ -229,8 +236,8 @@ impl Adapter {
                 rows.into()
             }
             (_, features) => {
-                let positions = Positions::new(&self.rope, start, num_rows);
                 let features = features.into_tensor(&self.device());
+                let positions = Positions::following(&self.rope, start, &features);
                 self.run(features, &positions, Some(cache)).into()
             }
         }
@@ -250,8 +257,8 @@ impl Adapter {
                 host.attention.fill(&rows.values, start, memory, &host.rope, scratch);
             }
             (_, features) => {
-                let positions = Positions::new(&self.rope, start, num_rows);
                 let features = features.into_tensor(&self.device());
+                let positions = Positions::following(&self.rope, start, &features);
                 let normed = self.input_layernorm.forward(features);
                 self.self_attn.fill(normed, &positions, cache.layer_mut(0));
             }

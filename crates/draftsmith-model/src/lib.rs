@@ -11,6 +11,7 @@ mod error;
 mod host;
 mod kv_cache;
 mod llama;
+mod precision;
 mod rows;
 mod weights;
 

@@ -25,7 +25,9 @@ use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::em
 use crate::config::LlamaConfig;
 use crate::host;
 use crate::kv_cache::KvCache;
+use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows};
+use crate::weights::WeightDtype;
 use attention::{Attention, Positions};
 pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
 use on_host::HostModel;
@@ -153,6 +155,16 @@ impl CausalLm {
         self.embed_tokens.val().device()
     }
 
+    /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
+    /// weights are drawn lazily, as [`LlamaConfig::init`] does, each is drawn, cast and let go in turn.
+    pub fn to_dtype(self, dtype: WeightDtype) -> Self {
+        if self.embed_tokens.val().dtype() == dtype.float_dtype().into() {
+            return self;
+        }
+        // Packed weights are f32.
+        cast_parameters(Self { host: None, ..self }, dtype.float_dtype())
+    }
+
     /// A cache for one sequence of up to `capacity` tokens.
     pub fn new_cache(&self, capacity: usize) -> KvCache {
         KvCache::new(&self.config, capacity, &self.device(), self.host.is_some())
@@ -194,7 +206,7 @@ impl CausalLm {
             (_, hidden) => hidden.into_tensor(&self.device()),
         };
         let start = cache.len(layers.start);
-        let positions = Positions::new(&self.rope, start, hidden.dims()[1]);
+        let positions = Positions::following(&self.rope, start, &hidden);
         let run = |hidden, number| {
             let layer_cache = cache.layer_mut(number);
             assert_eq!(layer_cache.len(), start, "layers of one range run in step");
@@ -216,7 +228,7 @@ impl CausalLm {
             (_, hidden) => hidden.into_tensor(&self.device()),
         };
         let layer_cache = cache.layer_mut(last);
-        let positions = Positions::new(&self.rope, layer_cache.len(), hidden.dims()[1]);
+        let positions = Positions::following(&self.rope, layer_cache.len(), &hidden);
         let layer = &self.layers[last];
         layer.self_attn.fill(layer.input_layernorm.forward(hidden), &positions, layer_cache);
     }
@@ -272,8 +284,9 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `num_layers + 1` of `[batch, seq, hidden]`
     pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        let positions = Positions::new(&self.rope, 0, ids.dims()[1]);
-        let mut states = vec![self.embed(ids)];
+        let embedded = self.embed(ids);
+        let positions = Positions::whole(&self.rope, &embedded);
+        let mut states = vec![embedded];
         for layer in &self.layers {
             let last = states[states.len() - 1].clone();
             states.push(layer.forward(last, &positions, None));
@@ -330,7 +343,7 @@ impl CausalLm {
             host.run_sequences(layers, &mut x, seq);
             return host::tensor(x, shape, &device);
         }
-        let positions = Positions::new(&self.rope, 0, seq);
+        let positions = Positions::whole(&self.rope, &hidden);
         let layers = self.layers[layers].iter();
         layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }

@@ -47,10 +47,12 @@ pub(crate) struct AdapterTally {
 }
 
 impl AdapterLearner {
-    /// What the LM head reads at the batch's supervised positions, `[tokens, hidden]`.
+    /// What the LM head reads at the batch's supervised positions, `[tokens, hidden]`, computed in
+    /// the features' type.
     fn student(&self, batch: &AdapterBatch) -> Tensor<2> {
         let features = batch.features[self.place].clone();
-        at_positions(self.adapter.forward(features), batch.supervised.clone())
+        let adapter = self.adapter.to_dtype(features.dtype().into());
+        at_positions(adapter.forward(features), batch.supervised.clone())
     }
 }
 

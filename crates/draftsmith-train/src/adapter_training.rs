@@ -2,6 +2,7 @@
 //!
 //! The defaults are the Kangaroo authors' run where ours can be theirs, and say so where not.
 
+use draftsmith_model::WeightDtype;
 use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
@@ -58,6 +59,10 @@ pub struct AdapterTraining {
     /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
     /// vocabulary × this many floats, and does not change the result. 256: ours.
     pub loss_chunk: usize,
+    /// The type that the frozen target and the adapter are computed in: `"f32"`, or `"bf16"` on a
+    /// GPU. Parameters, optimiser, softmaxes and losses are f32 either way. f32: ours; the authors
+    /// train in fp16.
+    pub dtype: WeightDtype,
     /// The share of conversations held out for validation, between 0 and 1. 0.1: ours, as for
     /// heads; the authors split off 5 % and never use them.
     pub validation_share: f64,
@@ -102,6 +107,7 @@ impl Default for AdapterTraining {
             gradient_accumulation: 1,
             max_len: 2048,
             loss_chunk: 256,
+            dtype: WeightDtype::F32,
             validation_share: 0.1,
         }
     }

@@ -3,6 +3,7 @@
 //! The defaults are the SpecDec++ authors' run: what their script sets, and the defaults of the
 //! Hugging Face Trainer for what it leaves open.
 
+use draftsmith_model::WeightDtype;
 use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
@@ -56,6 +57,9 @@ pub struct HeadTraining {
     pub batch_size: usize,
     /// Batches a step, 1 or more; their gradients are averaged. 8: the authors' script.
     pub gradient_accumulation: usize,
+    /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
+    /// Parameters, optimiser and losses are f32 either way. f32: ours; the authors train in bf16.
+    pub dtype: WeightDtype,
     /// The share of conversations held out for validation, between 0 and 1. 0.1: ours; the authors
     /// hold out a fixed number of an unseeded shuffle.
     pub validation_share: f64,
@@ -81,6 +85,7 @@ impl Default for HeadTraining {
             patience: None,
             batch_size: 4,
             gradient_accumulation: 8,
+            dtype: WeightDtype::F32,
             validation_share: 0.1,
         }
     }

@@ -54,6 +54,8 @@ mod member;
 mod metrics;
 mod optimiser;
 mod ranges;
+#[cfg(test)]
+mod reduced_precision;
 pub mod renderer;
 #[cfg(test)]
 mod resuming;

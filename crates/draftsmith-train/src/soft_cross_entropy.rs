@@ -4,9 +4,9 @@
 //! The logits of every token are too many to hold, and autodiff would hold several copies of them.
 //! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
 //! formula, and the learner goes on from there. Each exponential is taken once: on the CPU they are
-//! most of the time.
+//! most of the time. Products run in the LM head's type, everything between them in f32.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use draftsmith_model::CausalLm;
 
 /// The target's frozen LM head.
@@ -32,7 +32,7 @@ impl LmHead {
     }
 
     fn softmax(&self, hidden: Tensor<2>) -> Softmax {
-        let logits = hidden.matmul(self.weight.clone());
+        let logits = hidden.matmul(self.weight.clone()).cast(FloatDType::F32);
         let largest = logits.clone().max_dim(1);
         let shifted = logits - largest;
         let exp = shifted.clone().exp();
@@ -64,7 +64,8 @@ impl LmHead {
             let q = self.softmax(student);
             let p = self.softmax(teacher).into_probs();
             losses.push(q.cross_entropy(p.clone()).sum() * token_share);
-            gradients.push((q.into_probs() - p).matmul(transposed.clone()) * token_share);
+            let difference = (q.into_probs() - p).cast(self.weight.dtype());
+            gradients.push(difference.matmul(transposed.clone()) * token_share);
         }
         (Tensor::cat(losses, 0).sum(), Tensor::cat(gradients, 0))
     }

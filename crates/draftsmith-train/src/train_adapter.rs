@@ -113,7 +113,7 @@ pub fn train_adapters(
     }
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
-    let target = target.valid();
+    let target = target.valid().to_dtype(training.dtype);
     let device = target.device().autodiff();
     let settings = BatchSettings {
         seed,

@@ -96,7 +96,7 @@ pub fn train_heads(
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
-    let draft = draft.valid();
+    let draft = draft.valid().to_dtype(shared.dtype);
     let device = draft.device().autodiff();
     let settings = BatchSettings {
         seed,

@@ -2,11 +2,15 @@
 //! sequences while training.
 //!
 //! Queries that share a key/value head are stacked as rows of one product, so keys and values are
-//! never expanded to the number of query heads.
+//! never expanded to the number of query heads. The exception are whole sequences in bf16 that
+//! record no gradients, those of a frozen model on a GPU: they go through the backend's fused
+//! attention, which never holds the scores of a whole sequence. It multiplies in 16 bits
+//! whatever it is given, so f32 stays away from it.
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, TensorData, activation::softmax};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{FloatDType, Tensor, TensorData, activation::softmax, module::attention};
 
 use crate::config::LlamaConfig;
 use crate::kv_cache::LayerCache;
@@ -29,26 +33,56 @@ pub(crate) struct Attention {
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     pub(crate) rope: RopeWindow,
-    /// Added to the scores, `[1, 1, seq, all]`: 0 where a query may look, a large negative number
-    /// where it may not. `None` when every query may look everywhere.
-    pub(crate) mask: Option<Tensor<4>>,
+    pub(crate) mask: Mask,
 }
 
-/// Added to scores that must not be seen: softmax turns it into exactly 0 in f32.
+/// How a query is kept from what follows it.
+#[derive(Debug, Clone)]
+pub(crate) enum Mask {
+    /// Every query may look everywhere.
+    None,
+    /// Added to the scores, `[1, 1, seq, all]`: 0 where a query may look, a large negative number
+    /// where it may not.
+    Added(Tensor<4>),
+    /// By the backend's fused attention, over whole sequences.
+    Fused,
+}
+
+/// Added to scores that must not be seen: softmax turns it into exactly 0.
 const MASKED: f32 = -1e30;
 
 impl Positions {
-    /// The rotary tables and mask of `seq` tokens that follow `start` others.
-    pub(crate) fn new(rope: &Rope, start: usize, seq: usize) -> Self {
-        let rope = rope.window(start, seq);
-        let mask = (seq > 1).then(|| {
+    /// The rotary tables and mask of whole sequences.
+    ///
+    /// # Shapes
+    /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
+    pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>) -> Self {
+        let dtype = FloatDType::from(hidden.dtype());
+        if dtype == FloatDType::BF16 && !hidden.device().is_autodiff() {
+            return Self { rope: rope.window(0, hidden.dims()[1], dtype), mask: Mask::Fused };
+        }
+        Self::following(rope, 0, hidden)
+    }
+
+    /// The rotary tables and mask of new tokens that follow `start` others.
+    ///
+    /// # Shapes
+    /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
+    pub(crate) fn following(rope: &Rope, start: usize, hidden: &Tensor<3>) -> Self {
+        let dtype = FloatDType::from(hidden.dtype());
+        let [_, seq, _] = hidden.dims();
+        let rope = rope.window(start, seq, dtype);
+        let mask = if seq == 1 {
+            Mask::None
+        } else {
             let all = start + seq;
             let mut mask = vec![0.0; seq * all];
             for (query, row) in mask.chunks_exact_mut(all).enumerate() {
                 row[start + query + 1..].fill(MASKED);
             }
-            Tensor::from_data(TensorData::new(mask, [1, 1, seq, all]), &rope.device())
-        });
+            let mask = TensorData::new(mask, [1, 1, seq, all]);
+            Mask::Added(Tensor::<4>::from_data(mask, &rope.device()).cast(dtype))
+        };
         Self { rope, mask }
     }
 }
@@ -91,33 +125,62 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
-        // The scores' scale is the queries' as well, and fewer numbers.
-        let scale = 1.0 / (self.head_dim as f32).sqrt();
         let q = self.heads(&self.q_proj, self.num_heads, x.clone());
-        let q = positions.rope.rotate(q, scale).swap_dims(1, 2);
         let (k, v) = self.keys_and_values(x, positions);
-        let (k, v) = match cache {
-            Some(cache) => cache.append(k, v),
-            None => (k, v),
+        let mixed = match (&positions.mask, cache) {
+            (Mask::Fused, None) => self.mix_fused(positions.rope.rotate(q, 1.0), k, v),
+            (Mask::Fused, Some(_)) => unreachable!("positions after a cache's are masked"),
+            (mask, cache) => {
+                // The scores' scale is the queries' as well, and fewer numbers.
+                let scale = 1.0 / (self.head_dim as f32).sqrt();
+                let q = positions.rope.rotate(q, scale);
+                let (k, v) = match cache {
+                    Some(cache) => cache.append(k, v),
+                    None => (k, v),
+                };
+                self.mix(q, k, v, mask)
+            }
         };
-        let all = k.dims()[2];
-        let groups = self.num_heads / self.num_kv_heads;
-        let q = q.reshape([batch, self.num_kv_heads, groups * seq, self.head_dim]);
-        let mut scores = q.matmul(k.swap_dims(2, 3));
-        if let Some(mask) = &positions.mask {
-            scores = (scores.reshape([batch, self.num_heads, seq, all]) + mask.clone()).reshape([
-                batch,
-                self.num_kv_heads,
-                groups * seq,
-                all,
-            ]);
-        }
-        let mixed = softmax(scores, 3).matmul(v);
         let mixed = mixed
-            .reshape([batch, self.num_heads, seq, self.head_dim])
             .swap_dims(1, 2)
             .reshape([batch, seq, self.num_heads * self.head_dim]);
         project(&self.o_proj, mixed).reshape([batch, seq, hidden])
+    }
+
+    /// The values that each query mixes from those it may look at.
+    ///
+    /// # Shapes
+    /// - q: `[batch, seq, heads, head_dim]`, rotated and scaled
+    /// - k, v: `[batch, kv_heads, all, head_dim]`
+    /// - output: `[batch, heads, seq, head_dim]`
+    fn mix(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: &Mask) -> Tensor<4> {
+        let ([batch, seq, heads, head_dim], all) = (q.dims(), k.dims()[2]);
+        let rows = heads / self.num_kv_heads * seq;
+        let dtype = q.dtype();
+        let q = q.swap_dims(1, 2).reshape([batch, self.num_kv_heads, rows, head_dim]);
+        let mut scores = q.matmul(k.swap_dims(2, 3));
+        if let Mask::Added(mask) = mask {
+            scores = (scores.reshape([batch, heads, seq, all]) + mask.clone())
+                .reshape([batch, self.num_kv_heads, rows, all]);
+        }
+        let weights = softmax(scores.cast(FloatDType::F32), 3).cast(dtype);
+        weights.matmul(v).reshape([batch, heads, seq, head_dim])
+    }
+
+    /// The same of whole sequences, by the backend, which scales.
+    fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+        let [batch, seq, heads, head_dim] = q.dims();
+        let groups = heads / self.num_kv_heads;
+        let repeated = |x: Tensor<4>| {
+            if groups == 1 {
+                return x;
+            }
+            x.reshape([batch, self.num_kv_heads, 1, seq, head_dim])
+                .repeat_dim(2, groups)
+                .reshape([batch, heads, seq, head_dim])
+        };
+        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        attention(q.swap_dims(1, 2), repeated(k), repeated(v), None, None, options)
     }
 
     /// Appends the keys and values of new tokens, whose attention nobody reads.

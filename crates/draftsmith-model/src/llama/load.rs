@@ -16,6 +16,7 @@ use crate::error::ModelError;
 use crate::host;
 use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
+use crate::precision::cast_parameters;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
 impl CausalLm {
@@ -26,9 +27,22 @@ impl CausalLm {
     /// # Errors
     /// If a file is missing or broken, or a tensor missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
+        Self::from_model_dir_in(dir, WeightDtype::F32, device)
+    }
+
+    /// The same with weights that are computed with in `dtype`: a frozen model of a training. Each
+    /// layer is cast when it is read, so that the device never holds the whole model in f32.
+    ///
+    /// # Errors
+    /// As [`CausalLm::from_model_dir`].
+    pub fn from_model_dir_in(
+        dir: &Path,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
         let config = LlamaConfig::from_model_dir(dir)?;
         let mut reader = WeightReader::open_dir(dir)?;
-        let model = Self::read(config, &mut reader, device)?;
+        let model = Self::read(config, &mut reader, dtype, device)?;
         let tied = model.config.tie_word_embeddings;
         reader.ignore(|name| {
             name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
@@ -40,6 +54,7 @@ impl CausalLm {
     fn read(
         config: LlamaConfig,
         reader: &mut WeightReader,
+        dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -54,7 +69,8 @@ impl CausalLm {
         };
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for number in 0..config.num_hidden_layers {
-            layers.push(read_layer(&config, number, reader, device)?);
+            let layer = read_layer(&config, number, reader, device)?;
+            layers.push(cast_parameters(layer, dtype.float_dtype()));
         }
         let norm = read_norm(&config, "model.norm.weight", reader, device)?;
         let mut model = Self {
@@ -65,8 +81,9 @@ impl CausalLm {
             rope: Rope::new(&config, device),
             host: None,
             config,
-        };
-        if host::runs_on(device) {
+        }
+        .to_dtype(dtype);
+        if dtype == WeightDtype::F32 && host::runs_on(device) {
             model.host = Some(Arc::new(HostModel::of(&model)));
         }
         Ok(model)

@@ -2,7 +2,7 @@
 //! channel `i` of the first half is rotated together with channel `i` of the second.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
 use crate::host::{RopeTable, values};
@@ -41,12 +41,12 @@ impl Rope {
         }
     }
 
-    /// The tables of `len` positions from `start`.
-    pub(crate) fn window(&self, start: usize, len: usize) -> RopeWindow {
+    /// The tables of `len` positions from `start`, in `dtype`.
+    pub(crate) fn window(&self, start: usize, len: usize, dtype: FloatDType) -> RopeWindow {
         let [_, head_dim] = self.cos.dims();
         let cut = |table: &Tensor<2>| {
             let rows = table.clone().slice([start..start + len, 0..head_dim]);
-            rows.reshape([1, len, 1, head_dim])
+            rows.reshape([1, len, 1, head_dim]).cast(dtype)
         };
         RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
     }

@@ -9,13 +9,16 @@ use burn::tensor::Tensor;
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
 
-/// The type that tensors are written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or `bf16`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WeightDtype {
     /// 32 bits.
+    #[default]
     F32,
     /// bfloat16.
     Bf16,

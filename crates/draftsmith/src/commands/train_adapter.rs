@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
+use crate::device::require_dtype;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 
@@ -44,6 +45,7 @@ pub(crate) fn run(
         .adapter
         .as_ref()
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
+    require_dtype(device, "adapter", training.dtype)?;
     let (rows, provenance) = built_rows(recipe)?;
     let target_dir = &recipe.models.target;
     let target_hash = hash_dir(target_dir)?;
@@ -81,7 +83,7 @@ pub(crate) fn run(
     }
     let mut all = kept;
     if !missing.is_empty() {
-        let target = CausalLm::from_model_dir(target_dir, device)?;
+        let target = CausalLm::from_model_dir_in(target_dir, training.dtype, device)?;
         let pass = Pass { recipe, training, target: &target, rows: &rows, provenance: &provenance };
         all.extend(pass.train(&missing, steps_left, console)?);
     }

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
+use crate::device::require_dtype;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 
@@ -39,6 +40,7 @@ pub(crate) fn run(
     let training = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
+    require_dtype(device, "head", training.dtype)?;
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
     let (rows, provenance) = built_rows(recipe)?;
@@ -69,7 +71,7 @@ pub(crate) fn run(
         return Ok(kept);
     }
 
-    let draft = CausalLm::from_model_dir(draft_dir, device)?;
+    let draft = CausalLm::from_model_dir_in(draft_dir, training.dtype, device)?;
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
     let renderer =
