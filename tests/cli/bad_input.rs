@@ -41,9 +41,11 @@ fn a_recipe_that_is_missing_misspelt_or_incomplete() {
         .run(&["run", "small.toml", "--set", "head.mixing_ratio=2"])
         .fails_naming(&["head.mixing_ratio"]);
     place.run(&["run", "small.toml", "--set", "head.dtype=f8"]).fails_naming(&["`f8`", "`bf16`"]);
-    place
-        .run(&["train-head", "small.toml", "--set", "head.dtype=bf16"])
-        .fails_naming(&["head.dtype", "--device cpu", "--device cuda"]);
+    place.run(&["train-head", "small.toml", "--set", "head.dtype=bf16"]).fails_naming(&[
+        "head.dtype",
+        "--device cpu",
+        "--device cuda",
+    ]);
     place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
     place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
     left_nothing(&place);

@@ -43,7 +43,7 @@ pub(crate) enum Mask {
     None,
     /// Added to the scores, `[1, 1, seq, all]`: 0 where a query may look, a large negative number
     /// where it may not.
-    Added(Tensor<4>),
+    Added(Box<Tensor<4>>),
     /// By the backend's fused attention, over whole sequences.
     Fused,
 }
@@ -81,7 +81,7 @@ impl Positions {
                 row[start + query + 1..].fill(MASKED);
             }
             let mask = TensorData::new(mask, [1, 1, seq, all]);
-            Mask::Added(Tensor::<4>::from_data(mask, &rope.device()).cast(dtype))
+            Mask::Added(Box::new(Tensor::<4>::from_data(mask, &rope.device()).cast(dtype)))
         };
         Self { rope, mask }
     }
@@ -141,9 +141,7 @@ impl Attention {
                 self.mix(q, k, v, mask)
             }
         };
-        let mixed = mixed
-            .swap_dims(1, 2)
-            .reshape([batch, seq, self.num_heads * self.head_dim]);
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, self.num_heads * self.head_dim]);
         project(&self.o_proj, mixed).reshape([batch, seq, hidden])
     }
 
@@ -160,8 +158,12 @@ impl Attention {
         let q = q.swap_dims(1, 2).reshape([batch, self.num_kv_heads, rows, head_dim]);
         let mut scores = q.matmul(k.swap_dims(2, 3));
         if let Mask::Added(mask) = mask {
-            scores = (scores.reshape([batch, heads, seq, all]) + mask.clone())
-                .reshape([batch, self.num_kv_heads, rows, all]);
+            scores = (scores.reshape([batch, heads, seq, all]) + Tensor::clone(mask)).reshape([
+                batch,
+                self.num_kv_heads,
+                rows,
+                all,
+            ]);
         }
         let weights = softmax(scores.cast(FloatDType::F32), 3).cast(dtype);
         weights.matmul(v).reshape([batch, heads, seq, head_dim])

@@ -40,6 +40,12 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.cast(FloatDType::F32).into_data().try_into_vec().expect("f32")
 }
 
+/// The hidden states after one layer, and the final ones.
+fn states(model: &CausalLm, ids: Tensor<2, Int>) -> (Tensor<3>, Tensor<3>) {
+    let (mut exits, last) = model.hidden_states_at(ids, &[1]);
+    (exits.remove(0), last)
+}
+
 /// Root mean square of the difference, relative to that of what is expected.
 fn relative_difference<const D: usize>(found: Tensor<D>, expected: Tensor<D>) -> f32 {
     let (found, expected) = (values(found), values(expected));
@@ -55,8 +61,8 @@ fn a_model_in_bf16_says_nearly_what_it_says_in_f32() {
         let model = model(num_kv_heads);
         let reduced = model.clone().to_dtype(WeightDtype::Bf16);
         let ids = ids(2, 29);
-        let (exit, last) = model.hidden_states_at(ids.clone(), 1);
-        let (reduced_exit, reduced_last) = reduced.hidden_states_at(ids.clone(), 1);
+        let (exit, last) = states(&model, ids.clone());
+        let (reduced_exit, reduced_last) = states(&reduced, ids);
         assert_eq!(reduced_exit.dtype(), DType::BF16);
         assert_eq!(reduced_last.dtype(), DType::BF16);
         for (found, expected) in [(reduced_exit, exit), (reduced_last.clone(), last.clone())] {
@@ -94,7 +100,7 @@ fn padding_on_the_right_changes_nothing_in_bf16() {
 #[test]
 fn an_adapters_gradients_reach_its_own_parameters_in_f32() {
     let target = model(4);
-    let (features, _) = target.hidden_states_at(ids(2, 21), 1);
+    let (features, _) = states(&target, ids(2, 21));
     let config = AdapterConfig::new(target.config(), 1).expect("an exit layer");
     let adapter = config.init(&Device::flex().autodiff());
     let gradients = |features: Tensor<3>| {
@@ -122,7 +128,7 @@ fn an_adapters_gradients_reach_its_own_parameters_in_f32() {
 fn a_heads_logits_are_f32_and_near() {
     let device = Device::flex();
     let head = AcceptanceHeadConfig::new(64, 3, false).init(&device);
-    let (_, hidden) = model(4).hidden_states_at(ids(1, 30), 1);
+    let (_, hidden) = states(&model(4), ids(1, 30));
     let hidden = hidden.reshape([30, 64]);
     let reduced = head.to_dtype(FloatDType::BF16);
     let found = reduced.acceptance_logit(hidden.clone().cast(FloatDType::BF16));

@@ -1,0 +1,94 @@
+//! The shape of a frozen model, and the arithmetic that a training step over it needs.
+//!
+//! A product of `[m, k]` and `[k, n]` is 2·m·k·n operations; only products count. Attention counts
+//! the half of the scores that a causal model may look at. A backward pass counts its two products
+//! for each of the forward's, but for gradients that nobody needs; nothing is counted twice for
+//! being computed twice. `../peers/gpu.py` counts the same, and `../gpu.sh` compares.
+
+use burn::tensor::Device;
+use clap::Args;
+use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+
+/// A Llama's widths; by default Vicuna-7B's and Llama-2-7B's.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Shape {
+    /// Width of the hidden states.
+    #[arg(long, default_value_t = 4096)]
+    pub(crate) hidden: usize,
+    /// Decoder layers.
+    #[arg(long, default_value_t = 32)]
+    pub(crate) layers: usize,
+    /// Heads, of queries and of keys.
+    #[arg(long, default_value_t = 32)]
+    pub(crate) heads: usize,
+    /// Width of the MLP.
+    #[arg(long, default_value_t = 11008)]
+    pub(crate) intermediate: usize,
+    /// Tokens of the vocabulary.
+    #[arg(long, default_value_t = 32000)]
+    pub(crate) vocab: usize,
+}
+
+impl Shape {
+    /// A model with random weights, made on the device: each matrix in f32, cast, and let go.
+    pub(crate) fn model(&self, context: usize, dtype: WeightDtype, device: &Device) -> CausalLm {
+        self.config(context).init(device).to_dtype(dtype)
+    }
+
+    pub(crate) fn config(&self, context: usize) -> LlamaConfig {
+        LlamaConfig {
+            vocab_size: self.vocab,
+            hidden_size: self.hidden,
+            intermediate_size: self.intermediate,
+            num_hidden_layers: self.layers,
+            num_attention_heads: self.heads,
+            num_key_value_heads: self.heads,
+            head_dim: self.hidden / self.heads,
+            max_position_embeddings: context,
+            rms_norm_eps: 1e-5,
+            rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+            tie_word_embeddings: false,
+            attention_bias: false,
+            mlp_bias: false,
+            bos_token_id: None,
+            eos_token_ids: vec![],
+        }
+    }
+
+    /// Queries, keys, values, scores, mixture and output of one layer, for `rows` of `seq` tokens.
+    fn attention(&self, rows: usize, seq: usize) -> f64 {
+        let [hidden, rows, seq] = [self.hidden, rows, seq].map(|n| n as f64);
+        // A token looks at (seq + 1) / 2 tokens in the mean, once for scores and once for values.
+        rows * seq * (8.0 * hidden * hidden + 2.0 * hidden * (seq + 1.0))
+    }
+
+    /// All layers forward, without the LM head.
+    fn layers_forward(&self, rows: usize, seq: usize) -> f64 {
+        let mlp = 6.0 * self.hidden as f64 * self.intermediate as f64 * (rows * seq) as f64;
+        self.layers as f64 * (self.attention(rows, seq) + mlp)
+    }
+
+    /// A step of an adapter: the target forward; the adapter forward and back; the LM head over
+    /// target's and adapter's states, and back over the adapter's.
+    pub(crate) fn adapter_step(&self, rows: usize, seq: usize, supervised: usize) -> f64 {
+        let lm_head = 2.0 * (self.hidden * self.vocab) as f64 * (rows * supervised) as f64;
+        self.layers_forward(rows, seq) + 3.0 * self.attention(rows, seq) + 3.0 * lm_head
+    }
+
+    /// A step of a head: the draft forward, and the head forward and back, but for the gradient with
+    /// respect to what it reads.
+    pub(crate) fn head_step(
+        &self,
+        rows: usize,
+        seq: usize,
+        labels: usize,
+        num_layers: usize,
+    ) -> f64 {
+        let hidden = self.hidden as f64;
+        let block = 2.0 * hidden * hidden;
+        let output = 4.0 * hidden;
+        let first = if num_layers == 0 { output } else { block };
+        let head = 3.0 * (num_layers as f64 * block + output) - first;
+        self.layers_forward(rows, seq) + head * (rows * labels) as f64
+    }
+}

@@ -1,0 +1,221 @@
+//! Both trainings at the shapes of real models, on a GPU: tokens a second, memory and the share of
+//! the card's arithmetic that is used. The models have random weights, made on the device; the steps
+//! are those of `train-adapter` and `train-head`, through the same functions.
+//!
+//! `cargo bench -p draftsmith --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which
+//! does the same with torch in turn (`../peers/gpu.py`). What is compared, and how, is in
+//! `../README.md`. With `--device cpu` and small shapes the same code runs anywhere.
+
+mod agreement;
+#[path = "../../src/allocator.rs"]
+mod allocator;
+#[path = "../../src/device.rs"]
+#[expect(dead_code, reason = "the commands need more of it")]
+mod device;
+mod flops;
+mod work;
+
+use anyhow::{Result, bail};
+use clap::{Parser, ValueEnum};
+use draftsmith_model::WeightDtype;
+use serde::Serialize;
+
+use self::device::DeviceChoice;
+use self::flops::Shape;
+use self::work::{Timing, Work};
+
+/// Training steps at the shapes of real models.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// `cpu`, `cuda`, `cuda:N` or `wgpu`.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// What is trained; both, one after the other, if absent.
+    #[arg(long)]
+    work: Option<WorkName>,
+    /// Instead of timing: whether small models trained on the device, in f32 and in bf16, have the
+    /// losses of the CPU in f32.
+    #[arg(long)]
+    check: bool,
+    /// What the frozen model and the trained part are computed in.
+    #[arg(long, default_value = "bf16")]
+    dtype: Dtype,
+    #[command(flatten)]
+    shape: Shape,
+    /// Layers before the adapter.
+    #[arg(long, default_value_t = 2)]
+    exit_layer: usize,
+    /// Residual blocks of the head, tied.
+    #[arg(long, default_value_t = 3)]
+    head_layers: usize,
+    /// Tokens of each row that go through the frozen model.
+    #[arg(long, default_value_t = 1024)]
+    seq: usize,
+    /// Of these, those with a label or a supervised prediction.
+    #[arg(long, default_value_t = 768)]
+    supervised: usize,
+    /// Rows a step: one batch of an adapter's, `--accumulation` batches of a head's.
+    #[arg(long, default_value_t = 4)]
+    rows: usize,
+    /// Batches that a head's step is cut into.
+    #[arg(long, default_value_t = 1)]
+    accumulation: usize,
+    /// Tokens whose logits are held at once.
+    #[arg(long, default_value_t = 1024)]
+    loss_chunk: usize,
+    /// Steps before the clock starts: kernels are compiled and chosen in them.
+    #[arg(long, default_value_t = 5)]
+    warm_up: usize,
+    /// Steps that are timed.
+    #[arg(long, default_value_t = 20)]
+    steps: usize,
+    /// The card's arithmetic in 10¹² operations a second: dense bf16 of an H100 SXM.
+    #[arg(long, default_value_t = 989.0)]
+    peak_tflops: f64,
+    /// One JSON object a line, for `gpu.sh`.
+    #[arg(long)]
+    json: bool,
+    /// What cargo adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// As the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WorkName {
+    Adapter,
+    Head,
+}
+
+/// As the command line names it.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Dtype {
+    F32,
+    Bf16,
+}
+
+/// What is told of one work; `peers/gpu.py` tells the same of torch.
+#[derive(Debug, Serialize)]
+struct Figures {
+    work: &'static str,
+    by: &'static str,
+    device: String,
+    dtype: &'static str,
+    /// Tokens that went through the frozen model in a step.
+    tokens_per_step: usize,
+    flops_per_step: f64,
+    /// Of the timed steps together, by their number.
+    seconds_per_step: f64,
+    least_step_seconds: f64,
+    most_step_seconds: f64,
+    tokens_per_second: f64,
+    /// Model FLOPs utilisation: needed arithmetic over the peak's.
+    mfu: f64,
+    first_loss: f64,
+    last_loss: f64,
+    /// What the allocator holds of the device at its most; null where it does not tell.
+    reserved_bytes: Option<u64>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    // `cargo test --benches` runs benches too, but to see that they start.
+    let Some(choice) = arguments.device else {
+        eprintln!("gpu: skipped; hint: `--device cuda`, or `--device cpu` with small shapes");
+        return Ok(());
+    };
+    allocator::keep_freed_pages();
+    let device = choice.open()?;
+    if arguments.check {
+        return agreement::check(&device);
+    }
+    if arguments.supervised == 0 || arguments.supervised >= arguments.seq {
+        bail!("`--supervised` is {}, expected 1 to `--seq` less 1", arguments.supervised);
+    }
+    if arguments.rows == 0 || arguments.accumulation == 0 || arguments.steps == 0 {
+        bail!("`--rows`, `--accumulation` and `--steps`: expected 1 or more");
+    }
+    for name in [WorkName::Adapter, WorkName::Head] {
+        if arguments.work.is_none_or(|wanted| wanted == name) {
+            let figures = arguments.figures(name, &device)?;
+            if arguments.json {
+                println!("{}", serde_json::to_string(&figures)?);
+            } else {
+                print(&figures);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn figures(&self, name: WorkName, device: &burn::tensor::Device) -> Result<Figures> {
+        let (dtype, dtype_name) = match self.dtype {
+            Dtype::F32 => (WeightDtype::F32, "f32"),
+            Dtype::Bf16 => (WeightDtype::Bf16, "bf16"),
+        };
+        let (seq, supervised) = (self.seq, self.supervised);
+        let (work, flops_per_step, tokens_per_step) = match name {
+            WorkName::Adapter => (
+                Work::Adapter { exit_layer: self.exit_layer, loss_chunk: self.loss_chunk },
+                self.shape.adapter_step(self.rows, seq, supervised),
+                self.rows * seq,
+            ),
+            WorkName::Head => {
+                let rows = self.rows * self.accumulation;
+                (
+                    Work::Head { num_layers: self.head_layers, accumulation: self.accumulation },
+                    self.shape.head_step(rows, seq, supervised, self.head_layers),
+                    rows * seq,
+                )
+            }
+        };
+        let model = self.shape.model(seq + 1, dtype, device);
+        let timing = Timing {
+            rows: self.rows,
+            seq,
+            supervised,
+            warm_up: self.warm_up,
+            steps: self.steps,
+            dtype,
+        };
+        let timed = work.time(&model, &timing)?;
+        let total: f64 = timed.step_seconds.iter().sum();
+        let seconds_per_step = total / timed.step_seconds.len() as f64;
+        Ok(Figures {
+            work: work.name(),
+            by: "draftsmith",
+            device: DeviceChoice::name(device),
+            dtype: dtype_name,
+            tokens_per_step,
+            flops_per_step,
+            seconds_per_step,
+            least_step_seconds: timed.step_seconds.iter().copied().fold(f64::INFINITY, f64::min),
+            most_step_seconds: timed.step_seconds.iter().copied().fold(0.0, f64::max),
+            tokens_per_second: tokens_per_step as f64 / seconds_per_step,
+            mfu: flops_per_step / seconds_per_step / (self.peak_tflops * 1e12),
+            first_loss: timed.losses[0],
+            last_loss: timed.losses[timed.losses.len() - 1],
+            reserved_bytes: timed.reserved_bytes,
+        })
+    }
+}
+
+fn print(figures: &Figures) {
+    let Figures { work, device, dtype, .. } = figures;
+    println!("{work} training on {device} in {dtype}");
+    println!(
+        "  {:.1} tokens/s, {:.1} ms a step ({:.1} to {:.1}), {:.2} TFLOP a step, MFU {:.1} %",
+        figures.tokens_per_second,
+        1e3 * figures.seconds_per_step,
+        1e3 * figures.least_step_seconds,
+        1e3 * figures.most_step_seconds,
+        figures.flops_per_step / 1e12,
+        100.0 * figures.mfu,
+    );
+    let reserved = figures.reserved_bytes.map_or_else(
+        || "memory unknown".to_owned(),
+        |bytes| format!("{:.2} GB held", bytes as f64 / 1e9),
+    );
+    println!("  loss {:.4} to {:.4}, {reserved}", figures.first_loss, figures.last_loss);
+}

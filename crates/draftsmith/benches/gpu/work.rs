@@ -1,0 +1,281 @@
+//! What is timed: the shipped trainers on made-up rows, watched through the renderer that they tell
+//! of every batch.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
+use draftsmith_model::{CausalLm, WeightDtype};
+use draftsmith_theory::SeededDraws;
+use draftsmith_train::renderer::{
+    EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState, MetricsRenderer,
+    MetricsRendererEvaluation, MetricsRendererTraining, TrainingProgressLogger,
+};
+use draftsmith_train::{
+    AdapterTraining, Ending, ExitLayers, HeadTraining, Stint, is_held_out, train_adapters,
+    train_heads,
+};
+use serde::Deserialize;
+
+/// The share that is held out, of which one row is made.
+const VALIDATION_SHARE: f64 = 0.1;
+/// Steps that are left when the clock stops, so that the thread that runs the frozen model is as
+/// busy at the end as before.
+const SPARE_STEPS: usize = 4;
+const SEED: u64 = 7;
+
+/// A training.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Work {
+    Adapter { exit_layer: usize, loss_chunk: usize },
+    Head { num_layers: usize, accumulation: usize },
+}
+
+/// How much of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timing {
+    /// Rows a batch.
+    pub(crate) rows: usize,
+    /// Tokens of a row that the frozen model reads.
+    pub(crate) seq: usize,
+    /// Those of them that are supervised.
+    pub(crate) supervised: usize,
+    pub(crate) warm_up: usize,
+    pub(crate) steps: usize,
+    pub(crate) dtype: WeightDtype,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Timed {
+    /// Of each step after the warm-up, from the end of the one before.
+    pub(crate) step_seconds: Vec<f64>,
+    /// Of every step.
+    pub(crate) losses: Vec<f64>,
+    pub(crate) reserved_bytes: Option<u64>,
+}
+
+impl Work {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Adapter { .. } => "adapter",
+            Self::Head { .. } => "head",
+        }
+    }
+
+    /// Trains for the warm-up and the steps that are timed.
+    ///
+    /// # Errors
+    /// If training fails.
+    pub(crate) fn time(&self, frozen: &CausalLm, timing: &Timing) -> Result<Timed> {
+        let batches_per_step = match self {
+            Self::Adapter { .. } => 1,
+            Self::Head { accumulation, .. } => *accumulation,
+        };
+        let num_steps = timing.warm_up + timing.steps;
+        let num_rows = (num_steps + SPARE_STEPS) * batches_per_step * timing.rows;
+        let rows = self.rows(num_rows, frozen.config().vocab_size, timing);
+        let dir = tempfile::tempdir()?;
+        let clock = Clock::new(frozen.device());
+        let stint = Stint {
+            max_steps: Some(num_steps),
+            renderer: Box::new(clock.clone()),
+            ..Stint::new(dir.path(), "")
+        };
+        self.train(frozen, &rows, timing, stint)?;
+        let losses = read_losses(&dir.path().join("metrics.jsonl"))?;
+        let (batch_ends, reserved_bytes) = clock.read();
+        let ends: Vec<Instant> =
+            batch_ends.into_iter().skip(batches_per_step - 1).step_by(batches_per_step).collect();
+        if ends.len() != num_steps || losses.len() != num_steps {
+            bail!("{} steps were seen, and {} losses, of {num_steps}", ends.len(), losses.len());
+        }
+        // Without a warm-up there is nothing to measure the first step from.
+        let ends = &ends[timing.warm_up.saturating_sub(1)..];
+        let step_seconds = ends.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        Ok(Timed { step_seconds, losses, reserved_bytes })
+    }
+
+    fn train(
+        &self,
+        frozen: &CausalLm,
+        rows: &[ResponseRow],
+        timing: &Timing,
+        stint: Stint<'_>,
+    ) -> Result<()> {
+        let stopped = match *self {
+            Self::Adapter { exit_layer, loss_chunk } => {
+                let training = AdapterTraining {
+                    exit_layer: ExitLayers::One(exit_layer),
+                    num_epochs: 1,
+                    batch_size: timing.rows,
+                    gradient_accumulation: 1,
+                    loss_chunk,
+                    max_len: timing.seq + 1,
+                    dtype: timing.dtype,
+                    validation_share: VALIDATION_SHARE,
+                    ..AdapterTraining::default()
+                };
+                let ending = train_adapters(frozen, rows, &training, SEED, stint)?;
+                matches!(ending, Ending::Stopped { .. })
+            }
+            Self::Head { num_layers, accumulation } => {
+                let training = HeadTraining {
+                    num_layers,
+                    // Every response token has a label, so that every step has as many.
+                    mixing_ratio: 0.0,
+                    num_epochs: 1,
+                    batch_size: timing.rows,
+                    gradient_accumulation: accumulation,
+                    dtype: timing.dtype,
+                    validation_share: VALIDATION_SHARE,
+                    ..HeadTraining::default()
+                };
+                let ending = train_heads(frozen, rows, &[training], SEED, stint)?;
+                matches!(ending, Ending::Stopped { .. })
+            }
+        };
+        if !stopped {
+            bail!("the rows were used up before the last step");
+        }
+        Ok(())
+    }
+
+    /// So many rows of random tokens to train on, and one that is held out.
+    fn rows(&self, num_rows: usize, vocab_size: usize, timing: &Timing) -> Vec<ResponseRow> {
+        // An adapter does not read a row's last token, after which nothing is known.
+        let unread = match self {
+            Self::Adapter { .. } => 1,
+            Self::Head { .. } => 0,
+        };
+        let mut draws = SeededDraws::new(SEED, &["gpu"]);
+        let mut ids = |len: usize| -> Vec<u32> {
+            (0..len).map(|_| (draws.uniform() * vocab_size as f64) as u32).collect()
+        };
+        let mut rows = Vec::with_capacity(num_rows + 1);
+        let mut is_one_held_out = false;
+        let mut nth = 0;
+        while rows.len() < num_rows + usize::from(is_one_held_out) || !is_one_held_out {
+            let len = timing.supervised;
+            let mut row = ResponseRow {
+                id: format!("random#{nth}"),
+                source: "random".to_owned(),
+                prompt_ids: Vec::new(),
+                response_ids: Vec::new(),
+                response_target_log_prob: vec![-1.0; len],
+                draft: None,
+                finish_reason: FinishReason::Length,
+            };
+            nth += 1;
+            let held_out = is_held_out(&row, VALIDATION_SHARE);
+            let is_wanted = if held_out {
+                !is_one_held_out
+            } else {
+                rows.len() < num_rows + usize::from(is_one_held_out)
+            };
+            if !is_wanted {
+                continue;
+            }
+            is_one_held_out |= held_out;
+            row.prompt_ids = ids(timing.seq + unread - len);
+            row.response_ids = ids(len);
+            row.draft = Some(DraftColumns {
+                response_draft_log_prob: vec![-1.0; len],
+                draft_ids: ids(len),
+                draft_log_prob: vec![-1.0; len],
+                target_log_prob: (0..len).map(|i| -1.0 - (i % 7) as f32 / 4.0).collect(),
+                overlap: vec![0.5; len],
+                draft_entropy: vec![1.0; len],
+                draft_target_cross_entropy: vec![1.0; len],
+                draft_top_ids: vec![0; len],
+                target_top_ids: vec![0; len],
+                draft_top_log_prob: vec![-1.0; len],
+            });
+            rows.push(row);
+        }
+        rows
+    }
+}
+
+/// The losses of the steps that a training wrote down.
+fn read_losses(path: &std::path::Path) -> Result<Vec<f64>> {
+    #[derive(Deserialize)]
+    struct Line {
+        loss: f64,
+    }
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read `{}`", path.display()))?;
+    text.lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.loss)).collect()
+}
+
+/// Notes when each training batch was done, and what the device's allocator held then.
+#[derive(Clone)]
+struct Clock {
+    device: Device,
+    noted: Arc<Mutex<(Vec<Instant>, Option<u64>)>>,
+}
+
+impl Clock {
+    fn new(device: Device) -> Self {
+        Self { device, noted: Arc::default() }
+    }
+
+    fn read(&self) -> (Vec<Instant>, Option<u64>) {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl TrainingProgressLogger for Clock {
+    fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
+
+    fn update_epoch(&mut self, _epoch: usize) {}
+
+    fn start_split(&mut self, _split: &str, _total_items: usize) {}
+
+    /// Comes after each batch; the last of a step waits for the device, and so for all before it.
+    fn update_split(&mut self, _items_processed: usize) {
+        let now = Instant::now();
+        let reserved = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.0.push(now);
+        noted.1 = noted.1.max(reserved);
+    }
+
+    fn end_split(&mut self) {}
+
+    fn end(&mut self) {}
+
+    fn log_event_training(&mut self, _event: String) {}
+}
+
+impl MetricsRendererTraining for Clock {
+    fn update_train(&mut self, _state: MetricState) {}
+
+    fn update_valid(&mut self, _state: MetricState) {}
+}
+
+impl MetricsRendererEvaluation for Clock {
+    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
+}
+
+impl EvaluationProgressLogger for Clock {
+    fn start_global_progress(&mut self, _total_tests: usize) {}
+
+    fn start_test(&mut self, _name: &str, _total_items: usize) {}
+
+    fn update_test_progress(&mut self, _items_processed: usize) {}
+
+    fn end_test(&mut self) {}
+
+    fn end_global_progress(&mut self) {}
+
+    fn log_event_evaluation(&mut self, _event: String) {}
+}
+
+impl MetricsRenderer for Clock {
+    fn manual_close(&mut self) {}
+
+    fn register_metric(&mut self, _definition: MetricDefinition) {}
+}
