@@ -58,8 +58,10 @@ impl Positions {
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
     pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
-        if dtype == FloatDType::BF16 && !hidden.device().is_autodiff() {
-            return Self { rope: rope.window(0, hidden.dims()[1], dtype), mask: Mask::Fused };
+        let window = rope.window(0, hidden.dims()[1], dtype);
+        // The layers' device: what they read may be a constant to what is trained.
+        if dtype == FloatDType::BF16 && !window.device().is_autodiff() {
+            return Self { rope: window, mask: Mask::Fused };
         }
         Self::following(rope, 0, hidden)
     }
