@@ -108,14 +108,14 @@ pub enum TrainError {
     /// The adapter does not fit the target.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A loss or a prediction is NaN or infinite.
+    /// A loss, a gradient or a prediction is NaN or infinite.
     #[error(
         "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
          high (`{section}.learning_rate`), or the {frozen}'s hidden states are broken there",
         quoted(.row_ids)
     )]
     NotFinite {
-        /// `training loss` or `prediction`, and of which member if there are several.
+        /// `training loss`, `gradient` or `prediction`, and of which member if there are several.
         what: String,
         /// The epoch, counted from 1.
         epoch: usize,

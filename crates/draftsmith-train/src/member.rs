@@ -118,7 +118,8 @@ pub(crate) fn not_finite<L: Trainee>(
 /// rows: one wait for the device.
 ///
 /// # Errors
-/// [`TrainError::NotFinite`] for the first batch of a member whose loss is not finite.
+/// [`TrainError::NotFinite`] for the first batch of a member whose loss is not finite, or for the step's
+/// batches together if only their gradients are not.
 pub(crate) fn count_step<L: Trainee>(
     members: &mut [&mut Member<L>],
     num_supervised: usize,
@@ -141,6 +142,9 @@ pub(crate) fn count_step<L: Trainee>(
         }
         // Without a gradient there is nothing to move along.
         let gradient_norm = step.norm.and_then(|_| numbers.next()).unwrap_or(0.0);
+        if !gradient_norm.is_finite() {
+            return Err(not_finite::<L>("gradient", &member.name, epoch, row_ids.concat()));
+        }
         let loss_sum = losses.iter().sum::<f64>();
         let standing = &mut member.standing;
         standing.num_steps += 1;
@@ -182,5 +186,42 @@ impl<S> Default for MemberStanding<S> {
             best: None,
             epochs: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use draftsmith_model::AcceptanceHeadConfig;
+
+    use super::*;
+    use crate::HeadTraining;
+    use crate::head_learner::HeadLearner;
+
+    #[test]
+    fn a_step_whose_gradients_alone_are_not_finite_names_its_batches() {
+        let training = HeadTraining::default();
+        let (device, optimiser) = (Device::flex(), training.optimiser());
+        let learner = HeadLearner {
+            head: AcceptanceHeadConfig::new(4, 1, true).init(&device.clone().autodiff()),
+            rejection_weight: training.rejection_weight,
+            clipping: optimiser.clipping,
+        };
+        let mut member = Member::new("layer-1".to_owned(), learner, optimiser.adam_w());
+        let rows = [vec!["set#1".to_owned()], vec!["set#2".to_owned()]];
+        let number = |number: f32| Tensor::<1>::from_floats([number], &device);
+        let mut step = |norm: f32| {
+            member.unfinished.losses = vec![number(0.5), number(0.25)];
+            member.unfinished.norm = Some(number(norm));
+            count_step(&mut [&mut member], 7, 2, &rows)
+        };
+        assert_eq!(step(3.0).unwrap()[0].gradient_norm, 3.0);
+        for norm in [f32::NAN, f32::INFINITY] {
+            let message = step(norm).map(|_| ()).unwrap_err().to_string();
+            let said =
+                "the gradient of `layer-1` is not finite in epoch 2, at rows `set#1`, `set#2`";
+            assert!(message.starts_with(said), "{message}");
+        }
+        assert_eq!(member.standing.num_steps, 1);
     }
 }
