@@ -1,78 +1,160 @@
-//! What a caller needs to show progress: burn-train's renderer traits and the types in their
-//! methods, and a renderer that shows nothing.
+//! What a caller needs to show progress: [`Listener`], which is told what matters of a training, and
+//! [`Told`], which makes one of burn-train's renderers of it.
 //!
-//! A renderer implements [`MetricsRenderer`] and its four parents. During
-//! [`train_head`](crate::train_head) and [`train_adapter`](crate::train_adapter) it is told `start`,
-//! then for each epoch `start_split` ("train", then "valid"), `update_split` (rows so far) and
-//! `update_train` or `update_valid` after each batch, `end_split`, `update_epoch`; and `end`. The
-//! metrics are named `Loss`, `Learning Rate` (training), and in validation `Loss`, `training loss` (of
-//! the whole epoch), and `KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`,
-//! `agreement`, `overlap` for adapters (all but the `Loss` come once, at the end of the split, as
-//! [`NumericEntry::Final`]). A run that goes on begins in the epoch that `start` names.
+//! burn-train's renderer is five traits with a score of methods, some for what we never do. Here one
+//! place satisfies them; whoever shows something writes the methods that it needs.
+//!
+//! During [`train_head`](crate::train_head) and [`train_adapter`](crate::train_adapter) a listener is
+//! told `start`, then for each half of an epoch `start_half`, `processed` and `number` after each batch,
+//! `end_half`, and `end_epoch` after both. The numbers are named `Loss`, `Learning Rate`
+//! (training), and in validation `Loss`, `training loss` (of the whole epoch), and `KL`, `BCE`,
+//! `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap` for adapters.
 
-pub use burn_train::LearnerSummary;
-pub use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
-pub use burn_train::metric::{
-    MetricAttributes, MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry,
-    SerializedEntry,
+use std::collections::HashMap;
+use std::error::Error;
+
+use burn_train::LearnerSummary;
+use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
+use burn_train::metric::{MetricDefinition, MetricId, NumericEntry};
+pub use burn_train::renderer::MetricsRenderer;
+use burn_train::renderer::{
+    EvaluationName, MetricState, MetricsRendererEvaluation, MetricsRendererTraining,
 };
-pub use burn_train::renderer::{
-    EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining,
-};
 
-/// A renderer that shows nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SilentRenderer;
+/// The two halves of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    /// The rows that are learnt from.
+    Training,
+    /// Those that are held out.
+    Validation,
+}
 
-impl MetricsRendererTraining for SilentRenderer {
-    fn update_train(&mut self, _state: MetricState) {}
+/// What a number is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// The batches so far, or the latest.
+    SoFar,
+    /// The whole half of the epoch.
+    Whole,
+}
 
-    fn update_valid(&mut self, _state: MetricState) {}
+/// Is told how a training goes, on a thread of its own. What is not written does nothing.
+#[expect(unused_variables, reason = "the defaults name what they do nothing with")]
+pub trait Listener: Send + Sync {
+    /// It begins, in an epoch counted from 1: a training that goes on, in a later one.
+    fn start(&mut self, epoch: usize) {}
 
-    fn on_train_end(
-        &mut self,
-        _summary: Option<LearnerSummary>,
-    ) -> Result<(), Box<dyn std::error::Error>> {
+    /// A half of an epoch begins, of so many rows.
+    fn start_half(&mut self, half: Half, num_rows: usize) {}
+
+    /// So many rows of the half are done.
+    fn processed(&mut self, num_rows: usize) {}
+
+    /// A loss, a rate or a score.
+    fn number(&mut self, half: Half, name: &str, number: f64, extent: Extent) {}
+
+    /// The half ends.
+    fn end_half(&mut self) {}
+
+    /// The epoch ends.
+    fn end_epoch(&mut self, epoch: usize) {}
+}
+
+/// Hears nothing.
+impl Listener for () {}
+
+/// A listener as burn-train's renderer.
+#[derive(Debug, Default)]
+pub struct Told<L> {
+    listener: L,
+    names: HashMap<MetricId, String>,
+}
+
+impl<L: Listener> Told<L> {
+    /// Tells `listener`.
+    pub fn new(listener: L) -> Self {
+        Self { listener, names: HashMap::new() }
+    }
+
+    fn number(&mut self, half: Half, state: &MetricState) {
+        let MetricState::Numeric(entry, Some(number)) = state else { return };
+        let Some(name) = self.names.get(&entry.metric_id) else { return };
+        let (number, extent) = match number {
+            NumericEntry::Value(number) => (*number, Extent::SoFar),
+            NumericEntry::Aggregated { aggregated_value, .. } => (*aggregated_value, Extent::SoFar),
+            NumericEntry::Final(number) => (*number, Extent::Whole),
+        };
+        self.listener.number(half, name, number, extent);
+    }
+}
+
+impl<L: Listener> MetricsRendererTraining for Told<L> {
+    fn update_train(&mut self, state: MetricState) {
+        self.number(Half::Training, &state);
+    }
+
+    fn update_valid(&mut self, state: MetricState) {
+        self.number(Half::Validation, &state);
+    }
+
+    // burn-train's default prints.
+    fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
         Ok(())
     }
 }
 
-impl MetricsRendererEvaluation for SilentRenderer {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-
-    fn on_test_end(
-        &mut self,
-        _summary: Option<LearnerSummary>,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        Ok(())
-    }
-}
-
-impl TrainingProgressLogger for SilentRenderer {
+impl<L: Listener> TrainingProgressLogger for Told<L> {
     fn start(
         &mut self,
         _total_epochs: usize,
-        _starting_epoch: usize,
+        starting_epoch: usize,
         _total_items: Option<usize>,
         _label: Option<&str>,
     ) {
+        self.listener.start(starting_epoch);
     }
 
-    fn update_epoch(&mut self, _epoch: usize) {}
+    fn update_epoch(&mut self, epoch: usize) {
+        self.listener.end_epoch(epoch);
+    }
 
-    fn start_split(&mut self, _split: &str, _total_items: usize) {}
+    fn start_split(&mut self, split: &str, total_items: usize) {
+        let half = if split == "train" { Half::Training } else { Half::Validation };
+        self.listener.start_half(half, total_items);
+    }
 
-    fn update_split(&mut self, _items_processed: usize) {}
+    fn update_split(&mut self, items_processed: usize) {
+        self.listener.processed(items_processed);
+    }
 
-    fn end_split(&mut self) {}
+    fn end_split(&mut self) {
+        self.listener.end_half();
+    }
 
     fn end(&mut self) {}
 
     fn log_event_training(&mut self, _event: String) {}
 }
 
-impl EvaluationProgressLogger for SilentRenderer {
+impl<L: Listener> MetricsRenderer for Told<L> {
+    fn manual_close(&mut self) {}
+
+    fn register_metric(&mut self, definition: MetricDefinition) {
+        self.names.insert(definition.metric_id, definition.name.to_string());
+    }
+}
+
+// Nothing is tested after training; the renderer's trait asks for these all the same.
+impl<L: Listener> MetricsRendererEvaluation for Told<L> {
+    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
+
+    fn on_test_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
+        Ok(())
+    }
+}
+
+impl<L: Listener> EvaluationProgressLogger for Told<L> {
     fn start_global_progress(&mut self, _total_tests: usize) {}
 
     fn start_test(&mut self, _name: &str, _total_items: usize) {}
@@ -84,10 +166,4 @@ impl EvaluationProgressLogger for SilentRenderer {
     fn end_global_progress(&mut self) {}
 
     fn log_event_evaluation(&mut self, _event: String) {}
-}
-
-impl MetricsRenderer for SilentRenderer {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }

@@ -202,7 +202,7 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
                 num_updates: num_updates.clone(),
                 num_final_scores: Arc::default(),
             };
-            let renderer = Box::new(watcher);
+            let renderer = watcher.renderer();
             let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "f") };
             let ending = train(RATE, stint).unwrap();
             if let Ending::Stopped { num_steps, best: None, .. } = &ending {

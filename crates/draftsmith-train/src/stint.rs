@@ -8,7 +8,7 @@ use burn_train::renderer::MetricsRenderer;
 
 use crate::epochs::{History, Trainee};
 use crate::member::{Member, MemberStanding};
-use crate::renderer::SilentRenderer;
+use crate::renderer::Told;
 
 /// How long a run goes on by default before it saves its state again.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ impl<'a> Stint<'a> {
             fingerprint,
             max_steps: None,
             save_interval: SAVE_INTERVAL,
-            renderer: Box::new(SilentRenderer),
+            renderer: Box::new(Told::new(())),
             interrupter: Interrupter::new(),
         }
     }

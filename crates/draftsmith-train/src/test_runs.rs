@@ -7,10 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_train::Interrupter;
 
-use crate::renderer::{
-    EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState, MetricsRenderer,
-    MetricsRendererEvaluation, MetricsRendererTraining, NumericEntry, TrainingProgressLogger,
-};
+use crate::renderer::{Extent, Half, Listener, MetricsRenderer, Told};
 use crate::stint::Ending;
 
 /// What a training that was not stopped left.
@@ -47,7 +44,7 @@ pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
     files
 }
 
-/// Stops the run when `update_split` has been called a number of times, and counts what it is
+/// Stops the run when it was told of a number of batches, and counts what it is
 /// told.
 pub(crate) struct Watcher {
     pub(crate) interrupter: Interrupter,
@@ -56,59 +53,24 @@ pub(crate) struct Watcher {
     pub(crate) num_final_scores: Arc<AtomicUsize>,
 }
 
-impl MetricsRendererTraining for Watcher {
-    fn update_train(&mut self, _state: MetricState) {}
-
-    fn update_valid(&mut self, state: MetricState) {
-        // A validation that is interrupted has no scores.
-        if let MetricState::Numeric(_, Some(NumericEntry::Final(value))) = state
-            && value.is_finite()
-        {
-            self.num_final_scores.fetch_add(1, Ordering::SeqCst);
-        }
+impl Watcher {
+    /// As burn-train's renderer.
+    pub(crate) fn renderer(self) -> Box<dyn MetricsRenderer> {
+        Box::new(Told::new(self))
     }
 }
 
-impl MetricsRendererEvaluation for Watcher {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-}
-
-impl TrainingProgressLogger for Watcher {
-    fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
-
-    fn update_epoch(&mut self, _epoch: usize) {}
-
-    fn start_split(&mut self, _split: &str, _total_items: usize) {}
-
-    fn update_split(&mut self, _items_processed: usize) {
+impl Listener for Watcher {
+    fn processed(&mut self, _num_rows: usize) {
         if self.num_updates.fetch_add(1, Ordering::SeqCst) + 1 == self.stop_after {
             self.interrupter.stop(Some("enough"));
         }
     }
 
-    fn end_split(&mut self) {}
-
-    fn end(&mut self) {}
-
-    fn log_event_training(&mut self, _event: String) {}
-}
-
-impl EvaluationProgressLogger for Watcher {
-    fn start_global_progress(&mut self, _total_tests: usize) {}
-
-    fn start_test(&mut self, _name: &str, _total_items: usize) {}
-
-    fn update_test_progress(&mut self, _items_processed: usize) {}
-
-    fn end_test(&mut self) {}
-
-    fn end_global_progress(&mut self) {}
-
-    fn log_event_evaluation(&mut self, _event: String) {}
-}
-
-impl MetricsRenderer for Watcher {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
+    fn number(&mut self, half: Half, _name: &str, number: f64, extent: Extent) {
+        // A validation that is interrupted has no scores.
+        if half == Half::Validation && extent == Extent::Whole && number.is_finite() {
+            self.num_final_scores.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }

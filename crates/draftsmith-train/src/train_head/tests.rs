@@ -228,12 +228,13 @@ fn the_last_state_holds_the_head_alone() {
 fn stopped_after(num_batches: usize) -> (Option<TrainedHead>, usize) {
     let interrupter = Interrupter::new();
     let num_final_scores = Arc::new(AtomicUsize::new(0));
-    let renderer = Box::new(Watcher {
+    let renderer = Watcher {
         interrupter: interrupter.clone(),
         stop_after: num_batches,
         num_updates: Arc::default(),
         num_final_scores: num_final_scores.clone(),
-    });
+    }
+    .renderer();
     if num_batches == 0 {
         interrupter.stop(None);
     }

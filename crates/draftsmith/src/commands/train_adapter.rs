@@ -125,11 +125,11 @@ impl Pass<'_> {
         let resumable =
             Resumable::find(console, "train-adapter", checkpoint_dir, &fingerprint, self.rows)?;
         let told = &["cross-entropy", "agreement", "overlap"];
-        let renderer = EpochProgress::new(console, "train-adapter", told, self.training.num_epochs);
+        let progress = EpochProgress::new(console, "train-adapter", told, self.training.num_epochs);
         let training =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..self.training.clone() };
         let data = (self.rows, self.provenance);
-        let trained = resumable.train(steps_left, renderer, data, |stint| {
+        let trained = resumable.train(steps_left, progress, data, |stint| {
             train_adapters(self.target, self.rows, &training, self.recipe.seed, stint)
         })?;
         let Some(trained) = trained else {

@@ -74,9 +74,9 @@ pub(crate) fn run(
     let draft = CausalLm::from_model_dir_in(draft_dir, training.dtype, device)?;
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
-    let renderer =
+    let progress =
         EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
-    let trained = resumable.train(steps_left, renderer, (&rows, &provenance), |stint| {
+    let trained = resumable.train(steps_left, progress, (&rows, &provenance), |stint| {
         train_heads(&draft, &rows, std::slice::from_ref(training), recipe.seed, stint)
     })?;
     let Some(mut trained) = trained.and_then(|mut heads| heads.pop()) else {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes, read_dir, write_shard};
+use draftsmith_train::renderer::Told;
 use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, discard};
 
 pub(super) use self::show::EpochProgress;
@@ -80,7 +81,7 @@ impl<'a> Resumable<'a> {
     pub(super) fn train<T>(
         &self,
         steps_left: &mut StepsLeft,
-        renderer: EpochProgress,
+        progress: EpochProgress,
         (rows, provenance): (&[ResponseRow], &Provenance),
         train: impl FnOnce(Stint<'_>) -> Result<Ending<T>, TrainError>,
     ) -> Result<Option<T>> {
@@ -88,7 +89,7 @@ impl<'a> Resumable<'a> {
         let watch = Watch::start(self.console, &interrupter);
         let ending = train(Stint {
             max_steps: *steps_left,
-            renderer: Box::new(renderer),
+            renderer: Box::new(Told::new(progress)),
             interrupter,
             ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
         });
