@@ -1,5 +1,5 @@
-//! What is timed: the shipped trainers on made-up rows, watched through the renderer that they tell
-//! of every batch.
+//! What is timed: the shipped trainers on made-up rows, watched by a listener that they tell of every
+//! batch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -9,10 +9,7 @@ use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
-use draftsmith_train::renderer::{
-    EvaluationName, EvaluationProgressLogger, MetricDefinition, MetricState, MetricsRenderer,
-    MetricsRendererEvaluation, MetricsRendererTraining, TrainingProgressLogger,
-};
+use draftsmith_train::renderer::{Listener, Told};
 use draftsmith_train::{
     AdapterTraining, Ending, ExitLayers, HeadTraining, Stint, is_held_out, train_adapters,
     train_heads,
@@ -81,7 +78,7 @@ impl Work {
         let clock = Clock::new(frozen.device());
         let stint = Stint {
             max_steps: Some(num_steps),
-            renderer: Box::new(clock.clone()),
+            renderer: Box::new(Told::new(clock.clone())),
             ..Stint::new(dir.path(), "")
         };
         self.train(frozen, &rows, timing, stint)?;
@@ -227,55 +224,13 @@ impl Clock {
     }
 }
 
-impl TrainingProgressLogger for Clock {
-    fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
-
-    fn update_epoch(&mut self, _epoch: usize) {}
-
-    fn start_split(&mut self, _split: &str, _total_items: usize) {}
-
+impl Listener for Clock {
     /// Comes after each batch; the last of a step waits for the device, and so for all before it.
-    fn update_split(&mut self, _items_processed: usize) {
+    fn processed(&mut self, _num_rows: usize) {
         let now = Instant::now();
         let reserved = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         noted.0.push(now);
         noted.1 = noted.1.max(reserved);
     }
-
-    fn end_split(&mut self) {}
-
-    fn end(&mut self) {}
-
-    fn log_event_training(&mut self, _event: String) {}
-}
-
-impl MetricsRendererTraining for Clock {
-    fn update_train(&mut self, _state: MetricState) {}
-
-    fn update_valid(&mut self, _state: MetricState) {}
-}
-
-impl MetricsRendererEvaluation for Clock {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-}
-
-impl EvaluationProgressLogger for Clock {
-    fn start_global_progress(&mut self, _total_tests: usize) {}
-
-    fn start_test(&mut self, _name: &str, _total_items: usize) {}
-
-    fn update_test_progress(&mut self, _items_processed: usize) {}
-
-    fn end_test(&mut self) {}
-
-    fn end_global_progress(&mut self) {}
-
-    fn log_event_evaluation(&mut self, _event: String) {}
-}
-
-impl MetricsRenderer for Clock {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
