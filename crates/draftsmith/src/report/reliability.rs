@@ -7,7 +7,7 @@ use minijinja::{Value, context};
 use super::axis::{Axis, tenth};
 use super::key::{ADVANCE, circle};
 use super::{FRAMES, Frame, counted, number, percent, sentence_case};
-use crate::results::{HeadPredictions, JudgedHead};
+use crate::results::HeadPredictions;
 use crate::table::calibration_text;
 
 const LEFT: f64 = 44.0;
@@ -20,9 +20,11 @@ const KEY: f64 = 62.0;
 const SWATCH: f64 = 34.0;
 const GAP: f64 = 18.0;
 /// The radius of a point that stands for all predictions.
-const WHOLE: f64 = 13.0;
+const WHOLE: f64 = 10.0;
 /// The least radius.
 const LEAST: f64 = 2.4;
+/// The fewest predictions that a point stands for: what came of less is luck.
+const LEAST_LABELS: usize = 50;
 
 /// Predictions as the head says them.
 const RAW: Series = Series { class: "plain hollow", name: "as the head says" };
@@ -93,10 +95,14 @@ fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
         Some((RAW, &predictions.before)),
         predictions.after.as_ref().map(|after| (CALIBRATED, after)),
     ];
-    let judged: Vec<(Series, &JudgedHead)> = judged.into_iter().flatten().collect();
+    let judged: Vec<(Series, Vec<ReliabilityBin>)> = judged
+        .into_iter()
+        .flatten()
+        .map(|(series, judged)| (series, gathered(&judged.bins)))
+        .collect();
     let place = |bin: &ReliabilityBin| (x.place(bin.mean_predicted), y.place(bin.mean_label));
-    let series = judged.iter().map(|(series, judged)| {
-        let line = judged.bins.iter().map(|bin| {
+    let series = judged.iter().map(|(series, bins)| {
+        let line = bins.iter().map(|bin| {
             let (x, y) = place(bin);
             format!("{x},{y}")
         });
@@ -110,7 +116,7 @@ fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
             class => series.class,
             title => series.name,
             line => line.collect::<Vec<_>>().join(" "),
-            points => judged.bins.iter().map(point).collect::<Vec<_>>(),
+            points => bins.iter().map(point).collect::<Vec<_>>(),
         }
     });
     let mut at = LEFT;
@@ -147,10 +153,40 @@ fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
     }
 }
 
-/// `0.42 predicted, 0.61 came of it, 12.3 % of the predictions`.
+/// Neighbouring bins together, until they hold enough predictions.
+fn gathered(bins: &[ReliabilityBin]) -> Vec<ReliabilityBin> {
+    let mut gathered: Vec<ReliabilityBin> = Vec::new();
+    for bin in bins {
+        match gathered.last_mut() {
+            Some(last) if last.num_labels < LEAST_LABELS => *last = together(last, bin),
+            _ => gathered.push(*bin),
+        }
+    }
+    if let [.., before, last] = &mut gathered[..]
+        && last.num_labels < LEAST_LABELS
+    {
+        *before = together(before, last);
+        gathered.pop();
+    }
+    gathered
+}
+
+fn together(one: &ReliabilityBin, other: &ReliabilityBin) -> ReliabilityBin {
+    let share = one.share + other.share;
+    let mean =
+        |of: fn(&ReliabilityBin) -> f64| (one.share * of(one) + other.share * of(other)) / share;
+    ReliabilityBin {
+        mean_predicted: mean(|bin| bin.mean_predicted),
+        mean_label: mean(|bin| bin.mean_label),
+        share,
+        num_labels: one.num_labels + other.num_labels,
+    }
+}
+
+/// `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
 fn told(bin: &ReliabilityBin) -> String {
     format!(
-        "{} predicted, {} accepted, {} of the weight of {}",
+        "{} predicted, {} accepted, {} of all weight, {}",
         number(bin.mean_predicted, 2),
         number(bin.mean_label, 2),
         percent(bin.share),
@@ -158,11 +194,38 @@ fn told(bin: &ReliabilityBin) -> String {
     )
 }
 
-fn description(judged: &[(Series, &JudgedHead)], name: &str) -> String {
+fn description(judged: &[(Series, Vec<ReliabilityBin>)], name: &str) -> String {
     let mut text = format!("Share accepted against the head's prediction, {name}.");
-    for (series, judged) in judged {
-        let bins: Vec<String> = judged.bins.iter().map(told).collect();
+    for (series, bins) in judged {
+        let bins: Vec<String> = bins.iter().map(told).collect();
         text += &format!(" {}: {}.", sentence_case(series.name), bins.join("; "));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_stands_for_enough_predictions_and_none_is_lost() {
+        let bin = |mean_predicted: f64, num_labels: usize| ReliabilityBin {
+            mean_predicted,
+            mean_label: 1.0 - mean_predicted,
+            share: num_labels as f64 / 256.0,
+            num_labels,
+        };
+        let found = gathered(&[bin(0.25, 16), bin(0.5, 48), bin(0.75, 128), bin(1.0, 64)]);
+        assert_eq!(found.len(), 3);
+        assert_eq!(found[0].num_labels, 64);
+        assert_eq!((found[0].mean_predicted, found[0].mean_label), (0.4375, 0.5625));
+        assert_eq!(found[1..], [bin(0.75, 128), bin(1.0, 64)]);
+
+        let found = gathered(&[bin(0.25, 96), bin(0.5, 96), bin(0.75, 32)]);
+        assert_eq!(found.iter().map(|bin| bin.num_labels).collect::<Vec<_>>(), [96, 128]);
+        let whole: f64 = found.iter().map(|bin| bin.share).sum();
+        assert_eq!(whole, 224.0 / 256.0);
+        assert_eq!(gathered(&[bin(0.5, 3)]), [bin(0.5, 3)]);
+        assert_eq!(gathered(&[]), []);
+    }
 }
