@@ -224,7 +224,8 @@ impl Look {
 
 /// A circle's outline, as an SVG path.
 pub(super) fn circle(centre: (f64, f64), radius: f64) -> String {
-    Shape::Circle.path(centre, radius)
+    // Two arcs of a radius that is rounded otherwise than what they span are no circle.
+    Shape::Circle.path(centre, tenth(radius))
 }
 
 impl Shape {

@@ -6,10 +6,10 @@ use draftsmith_theory::{Calibration, CalibrationKind, HeadScores};
 use super::{counted, number};
 use crate::results::HeadPredictions;
 
-/// A calibration in words: `platt, scale 0.930, bias +1.104`.
+/// A calibration in words: `platt, scale 0.930, bias +1.104`; `none` of none.
 pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
     match calibration {
-        None => kind_text(None).to_owned(),
+        None => "none".to_owned(),
         Some(Calibration::Platt(platt)) => format!(
             "{}, scale {}, bias {:+.3}",
             kind_text(Some(CalibrationKind::Platt)),
@@ -38,11 +38,11 @@ pub(crate) fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &HeadPredictions| {
         let map = one.calibration.as_ref().map(|fitted| &fitted.map);
         let heading = format!(
-            "{}, {}: the head's predictions, {}, on {}",
+            "{}, {}: the head's predictions on {}\ncalibration: {}",
             one.drafter.text(),
             one.decoding.text(),
+            counted(one.num_test_prompts, "test prompt"),
             calibration_text(map),
-            counted(one.num_test_prompts, "test prompt")
         );
         let mut rows = vec![("as they are", &one.before.scores, "")];
         rows.extend(one.after.as_ref().map(|after| ("calibrated", &after.scores, "")));
@@ -76,4 +76,28 @@ pub(crate) fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -
     let lines: Vec<String> =
         table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn predictions_are_told_before_and_after() {
+        let text = render_predictions(&fixture::replay().predictions);
+        insta::assert_snapshot!(text, @"
+        separate draft, greedy: the head's predictions on 240 test prompts
+        calibration: platt, scale 1.000, bias +1.386
+                         ECE   Brier      KL   AUROC   mean   true
+         as they are  0.1937  0.0510  0.1388  0.8716  0.473  0.667
+         calibrated   0.0123  0.0007  0.0057  0.8716  0.667  0.667
+
+        separate draft, sampled: the head's predictions on 240 test prompts
+        calibration: none
+                         ECE   Brier      KL   AUROC   mean   true
+         as they are  0.0123  0.0007  0.0057  0.8716  0.667  0.667
+        ");
+        assert_eq!(render_predictions(&[]), "");
+    }
 }

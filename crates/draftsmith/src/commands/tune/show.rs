@@ -95,7 +95,7 @@ fn calibration(calibrating: &Calibrating) -> String {
     });
     let rows: Vec<_> = rows.collect();
     let mut text = format!(
-        "\nthe head's predictions are used {}\n",
+        "\ncalibration of the head's predictions: {}\n",
         calibration_text(chosen.map(|chosen| &chosen.map))
     );
     if !rows.is_empty() {
