@@ -72,8 +72,8 @@ impl TrainedAdapter {
 /// give the same adapters, bit for bit, on the same CPU build.
 ///
 /// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step; several adapters have one each, in `exit-2/` and the like), `train/`
-/// and `valid/` (burn-train's metrics, of the first adapter that is still trained). A call that finds
+/// `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have their own, in
+/// `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first adapter that is still trained). A call that finds
 /// a state with its fingerprint goes on from it, and the adapters end with the same bits as if
 /// training had never stopped, on the same CPU build; a state with another is removed. After a call of
 /// `interrupter.stop` or the last step that the stint allows, training stops between two steps, with

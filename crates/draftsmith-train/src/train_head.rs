@@ -66,8 +66,8 @@ impl TrainedHead {
 /// same CPU build.
 ///
 /// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step; several heads have one each, in a directory of their
-/// [name](HeadTraining::name)), `train/` and `valid/` (burn-train's metrics, of the first head that is
+/// `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their own, in a
+/// directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's metrics, of the first head that is
 /// still trained). A call that finds a state with its fingerprint goes on from it, and the heads end
 /// with the same bits as if training had never stopped, on the same CPU build; a state with another
 /// is removed. After a call of `interrupter.stop` or the last step that the stint allows, training
