@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tiny road and generation on a CUDA GPU, against the CPU: the same greedy tokens, and figures.
+# The tiny road and generation on a CUDA GPU, against the CPU: the same greedy tokens, and figures; then
+# both trainings in bf16.
 #
 #   crates/draftsmith/benches/cuda.sh [BINARY]
 #
@@ -49,5 +50,10 @@ for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.' \
             status=1
         fi
     done
+done
+
+echo "== both trainings in bf16 (f32's scores are above)"
+for stage in train-head train-adapter; do
+    "$binary" "$stage" cuda.toml --device cuda --set head.dtype=bf16 --set adapter.dtype=bf16
 done
 exit "$status"

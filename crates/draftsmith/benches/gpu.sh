@@ -13,7 +13,7 @@
 #       `table.md`.
 #
 # NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, or else from torch's own packages.
-# Ends with 1 where the GPU's tokens or losses are not the CPU's, or a side's count differs.
+# Ends with 1 where the GPU's tokens, losses or gradients are not the CPU's, or a side's count differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 manifest="$here/../Cargo.toml"

@@ -34,7 +34,7 @@ struct Arguments {
     #[arg(long)]
     work: Option<WorkName>,
     /// Instead of timing: whether small models trained on the device, in f32 and in bf16, have the
-    /// losses of the CPU in f32.
+    /// losses and gradients of the CPU in f32.
     #[arg(long)]
     check: bool,
     /// What the frozen model and the trained part are computed in.
@@ -178,6 +178,8 @@ impl Arguments {
             warm_up: self.warm_up,
             steps: self.steps,
             dtype,
+            // The default of both.
+            learning_rate: 5e-5,
         };
         let timed = work.time(&model, &timing)?;
         let total: f64 = timed.step_seconds.iter().sum();
@@ -194,8 +196,8 @@ impl Arguments {
             most_step_seconds: timed.step_seconds.iter().copied().fold(0.0, f64::max),
             tokens_per_second: tokens_per_step as f64 / seconds_per_step,
             mfu: flops_per_step / seconds_per_step / (self.peak_tflops * 1e12),
-            first_loss: timed.losses[0],
-            last_loss: timed.losses[timed.losses.len() - 1],
+            first_loss: timed.steps[0].loss,
+            last_loss: timed.steps[timed.steps.len() - 1].loss,
             reserved_bytes: timed.reserved_bytes,
         })
     }

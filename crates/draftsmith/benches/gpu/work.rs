@@ -1,6 +1,7 @@
 //! What is timed: the shipped trainers on made-up rows, watched by a listener that they tell of every
 //! batch.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -42,6 +43,7 @@ pub(crate) struct Timing {
     pub(crate) warm_up: usize,
     pub(crate) steps: usize,
     pub(crate) dtype: WeightDtype,
+    pub(crate) learning_rate: f64,
 }
 
 /// What came of it.
@@ -49,9 +51,16 @@ pub(crate) struct Timing {
 pub(crate) struct Timed {
     /// Of each step after the warm-up, from the end of the one before.
     pub(crate) step_seconds: Vec<f64>,
-    /// Of every step.
-    pub(crate) losses: Vec<f64>,
+    /// Every step, those of the warm-up too.
+    pub(crate) steps: Vec<Step>,
     pub(crate) reserved_bytes: Option<u64>,
+}
+
+/// A line of `metrics.jsonl`, as far as it is of use here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) loss: f64,
+    pub(crate) gradient_norm: f64,
 }
 
 impl Work {
@@ -82,17 +91,17 @@ impl Work {
             ..Stint::new(dir.path(), "")
         };
         self.train(frozen, &rows, timing, stint)?;
-        let losses = read_losses(&dir.path().join("metrics.jsonl"))?;
+        let steps = read_steps(&dir.path().join("metrics.jsonl"))?;
         let (batch_ends, reserved_bytes) = clock.read();
         let ends: Vec<Instant> =
             batch_ends.into_iter().skip(batches_per_step - 1).step_by(batches_per_step).collect();
-        if ends.len() != num_steps || losses.len() != num_steps {
-            bail!("{} steps were seen, and {} losses, of {num_steps}", ends.len(), losses.len());
+        if ends.len() != num_steps || steps.len() != num_steps {
+            bail!("{} steps were seen, {} written down, of {num_steps}", ends.len(), steps.len());
         }
         // Without a warm-up there is nothing to measure the first step from.
         let ends = &ends[timing.warm_up.saturating_sub(1)..];
         let step_seconds = ends.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
-        Ok(Timed { step_seconds, losses, reserved_bytes })
+        Ok(Timed { step_seconds, steps, reserved_bytes })
     }
 
     fn train(
@@ -110,6 +119,7 @@ impl Work {
                     batch_size: timing.rows,
                     gradient_accumulation: 1,
                     loss_chunk,
+                    learning_rate: timing.learning_rate,
                     max_len: timing.seq + 1,
                     dtype: timing.dtype,
                     validation_share: VALIDATION_SHARE,
@@ -123,6 +133,7 @@ impl Work {
                     num_layers,
                     // Every response token has a label, so that every step has as many.
                     mixing_ratio: 0.0,
+                    learning_rate: timing.learning_rate,
                     num_epochs: 1,
                     batch_size: timing.rows,
                     gradient_accumulation: accumulation,
@@ -196,15 +207,11 @@ impl Work {
     }
 }
 
-/// The losses of the steps that a training wrote down.
-fn read_losses(path: &std::path::Path) -> Result<Vec<f64>> {
-    #[derive(Deserialize)]
-    struct Line {
-        loss: f64,
-    }
+/// The steps that a training wrote down.
+fn read_steps(path: &Path) -> Result<Vec<Step>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read `{}`", path.display()))?;
-    text.lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.loss)).collect()
+    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
 /// Notes when each training batch was done, and what the device's allocator held then.
