@@ -17,6 +17,7 @@ const ROWS: usize = 2;
 const SEQ: usize = 320;
 const SUPERVISED: usize = 200;
 const EXIT_LAYER: usize = 1;
+const SEED: u64 = 3;
 /// So large that later losses show whether earlier steps went the same way.
 const LEARNING_RATE: f64 = 1e-2;
 /// What first weights are multiplied by: as they are, every token is as probable as any other,
@@ -24,8 +25,10 @@ const LEARNING_RATE: f64 = 1e-2;
 const WEIGHT_SCALE: f32 = 8.0;
 /// Sums of hundreds of numbers in another order, or of products that keep 11 bits.
 const F32_TOLERANCE: f64 = 1e-3;
-/// bf16 keeps 8 bits; a loss is a mean of hundreds of numbers, a norm that of thousands.
+/// bf16 keeps 8 bits; a loss is a mean of hundreds of numbers. On the CPU 0.003 was seen.
 const BF16_TOLERANCE: f64 = 0.02;
+/// Of a gradient norm, which small numbers make up after a few steps; 0.013 was seen.
+const BF16_NORM_TOLERANCE: f64 = 0.04;
 /// Of hidden states, number by number, weights as large as these make more of each rounding: torch's
 /// own bf16 is off from its f32 by 2 % after one layer and 4 % after three. A wrong mask or rotation
 /// is off by more than half.
@@ -40,7 +43,6 @@ const BF16_STATES_TOLERANCE: f64 = 0.08;
 pub(crate) fn check(device: &Device) -> Result<()> {
     let dir = tempfile::tempdir()?;
     write_model(dir.path())?;
-    let tolerances = [(WeightDtype::F32, F32_TOLERANCE), (WeightDtype::Bf16, BF16_TOLERANCE)];
     let mut is_near = true;
     let expected = hidden_states(dir.path(), WeightDtype::F32, &Device::flex())?;
     for (dtype, tolerance) in
@@ -74,14 +76,20 @@ pub(crate) fn check(device: &Device) -> Result<()> {
             anyhow::Ok(work.time(&model, &timing)?.steps)
         };
         let expected = steps(&Device::flex(), WeightDtype::F32)?;
-        for (dtype, tolerance) in tolerances {
+        for (dtype, tolerance, norm_tolerance) in [
+            (WeightDtype::F32, F32_TOLERANCE, F32_TOLERANCE),
+            (WeightDtype::Bf16, BF16_TOLERANCE, BF16_NORM_TOLERANCE),
+        ] {
             let found = steps(device, dtype)?;
             let name = format!("{} in {}", work.name(), dtype.config_name());
             is_near &= compare(&format!("{name}, loss"), &found, &expected, tolerance, |s| s.loss);
-            is_near &=
-                compare(&format!("{name}, gradient norm"), &found, &expected, tolerance, |s| {
-                    s.gradient_norm
-                });
+            is_near &= compare(
+                &format!("{name}, gradient norm"),
+                &found,
+                &expected,
+                norm_tolerance,
+                |s| s.gradient_norm,
+            );
         }
     }
     if is_near { Ok(()) } else { bail!("the device does not train as the CPU does") }
@@ -131,7 +139,9 @@ fn compare(
 
 /// A checkpoint of random weights that are large enough to matter.
 fn write_model(dir: &Path) -> Result<()> {
-    SHAPE.config(SEQ + 1).init(&Device::flex()).write_model_dir(dir, WeightDtype::F32)?;
+    let device = Device::flex();
+    device.seed(SEED);
+    SHAPE.config(SEQ + 1).init(&device).write_model_dir(dir, WeightDtype::F32)?;
     let path = dir.join("model.safetensors");
     let mut reader = WeightReader::open_file(&path)?;
     let names: Vec<String> = reader.names().map(str::to_owned).collect();
