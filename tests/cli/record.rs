@@ -95,7 +95,7 @@ fn inspect_explains_rollouts() {
     assert!(shown["mean_rollout_length"].as_f64().unwrap() >= 1.0, "{shown}");
     let provenance = &shown["provenance"];
     assert_eq!((&provenance["max_length"], &provenance["limit"]), (&6.into(), &5.into()));
-    assert!(provenance["head"].is_string() && provenance["draft"].is_string());
+    assert!(provenance["head"]["hash"].is_string() && provenance["draft"].is_string());
     assert!(place.run(&["inspect", &path]).ok().contains("share_accepted"));
 
     let shown = place.run(&["inspect", "data/small", "--json"]).json();

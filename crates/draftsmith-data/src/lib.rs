@@ -26,8 +26,8 @@ pub use provenance::{Difference, PromptFile, Provenance};
 pub use record::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use responses::{read_dir, read_provenance, read_shard, shard_path, shard_paths, write_shard};
 pub use rollouts::{
-    RolloutCandidates, RolloutDecoding, RolloutProvenance, RolloutRow, is_rollouts_path,
-    read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths, validate_rollouts,
-    write_rollouts,
+    RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,
+    is_rollouts_path, read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths,
+    validate_rollouts, write_rollouts,
 };
 pub use tokenizer::{TextStream, TextTokenizer};

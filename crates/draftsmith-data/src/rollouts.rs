@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
 
-pub use provenance::{RolloutDecoding, RolloutProvenance};
+pub use provenance::{RolloutDecoding, RolloutHead, RolloutProvenance};
 pub use read::{read_rollout_provenance, read_rollouts};
 pub use row::{RolloutCandidates, RolloutRow};
 pub use validate::validate_rollouts;

@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, Decoding, Oracle, Sampling, SeededDraws,
-    StepFunction, StopRule, StopRuleConfig, argmax, enumerate, law,
+    AcceptanceSignal, Bounds, CostOptimalConfig, Decoding, HeadTiming, Oracle, Sampling,
+    SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, enumerate, law,
 };
 
-use self::tables::{Advanced, Advancing, Asked, StopMap, Table};
+use self::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
 use crate::round::{Drafter, Limits, Target, decode_plain, decode_speculative};
 
 /// Rounding of sums of some thousand products of f64.
@@ -33,13 +33,19 @@ struct Case {
 
 impl Case {
     fn new(vocab_size: usize, max_new_tokens: usize, eos: Option<u32>, seed: u64) -> Self {
-        let table = |seed| Table { vocab_size, seed, context: 64 };
+        let table = |seed| Table { vocab_size, seed, context: 64, head: HeadTiming::AfterRead };
         Self {
             target: table(2 * seed),
             draft: table(2 * seed + 1),
             sampling: Sampling::default(),
             limits: Limits { max_new_tokens, eos_token_ids: eos.into_iter().collect() },
         }
+    }
+
+    /// The same with another head.
+    fn with_head(mut self, head: HeadTiming) -> Self {
+        self.draft.head = head;
+        self
     }
 
     /// The law of the target alone, multiplied out without any decoding loop.
@@ -64,7 +70,7 @@ impl Case {
     }
 
     fn speculative_law(&self, rule: &StopMap) -> BTreeMap<Vec<u32>, f64> {
-        self.law_of(&self.target, &self.draft, &|| Box::new(rule.clone()))
+        self.law_of(&self.target, &Drafting::from(&self.draft), &|| Box::new(rule.clone()))
     }
 
     /// The same with the tables as a target and the self-draft that advances it.
@@ -197,15 +203,24 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
+/// Those that a head of some timing tells something; to all others every head is as good.
+fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
+    let mut rules = rules(depth);
+    rules.retain(|config| head == HeadTiming::AfterRead || config.needs().acceptance_prob);
+    rules
+}
+
 #[test]
 fn every_rule_leaves_the_targets_law_with_either_drafter() {
     for (vocab_size, max_new_tokens, eos) in [(2, 5, None), (3, 4, Some(1))] {
-        let case = Case::new(vocab_size, max_new_tokens, eos, 700);
-        let expected = case.target_law();
-        for config in rules(3) {
-            let rule = || config.init().expect("a valid rule");
-            assert_same_law(&case.law_of(&case.target, &case.draft, &rule), &expected);
-            assert_same_law(&case.self_speculative_law(&rule), &expected);
+        for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
+            let case = Case::new(vocab_size, max_new_tokens, eos, 700).with_head(head);
+            let (expected, draft) = (case.target_law(), Drafting::from(&case.draft));
+            for config in rules_with(head, 3) {
+                let rule = || config.init().expect("a valid rule");
+                assert_same_law(&case.law_of(&case.target, &draft, &rule), &expected);
+                assert_same_law(&case.self_speculative_law(&rule), &expected);
+            }
         }
     }
 }
@@ -216,7 +231,7 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
     let limits = Limits { max_new_tokens: 40, eos_token_ids: Vec::new() };
     for seed in 0..20 {
         let case = Case::new(2, 40, None, 900 + seed);
-        let (mut target, mut draft) = (case.target.clone(), case.draft.clone());
+        let (mut target, mut draft) = (case.target.clone(), Drafting::from(&case.draft));
         let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
         let greedy = Decoding::Greedy;
         let plain = decode_plain(&mut target, &greedy, &[0], &limits, &mut draws, observe)
@@ -347,7 +362,7 @@ fn greedy_output_is_plain_greedy_output_for_every_stop_map_limit_and_context() {
                 for bits in (0..1 << 12).step_by(97) {
                     let speculative = decode_speculative(
                         &mut case.target.clone(),
-                        &mut case.draft.clone(),
+                        &mut Drafting::from(&case.draft),
                         &mut StopMap::new(3, 3, bits),
                         &Decoding::Greedy,
                         &[0],

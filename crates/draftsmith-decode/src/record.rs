@@ -4,8 +4,8 @@
 //! would be rejected, it is let go on from its own candidate, and then called back.
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, RecordedCandidate, RecordedPlace, Recording, Sampling,
-    SignalNeeds, argmax, largest_prob,
+    Decoding, DraftSignals, Draws, HeadEstimate, RecordedCandidate, RecordedPlace, Recording,
+    Sampling, SignalNeeds, argmax, largest_prob,
 };
 
 use crate::error::DecodeError;
@@ -20,7 +20,8 @@ pub struct RecordOptions {
     pub limits: Limits,
     /// The greatest number of candidates a round can later be replayed with.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, which is then asked about every candidate.
+    /// Whether the drafter has an acceptance head, which is then asked about every candidate. What it says may not
+    /// depend on where a round began.
     pub has_head: bool,
 }
 
@@ -55,17 +56,17 @@ pub fn record<T: Target, D: Drafter<T>>(
     for (at, &token) in response.iter().enumerate() {
         let step = recorder.step(&tokens, at)?;
         if let Some(last) = places.last_mut() {
-            last.candidate.predicted_acceptance_prob = step.signals.acceptance_prob;
+            step.tells_of(&mut last.candidate);
         }
         let target_logits = recorder.target.logits(&tokens, 1)?;
         let target_logits = target_logits.row(0);
-        let candidate = step.candidate(token, target_logits, options);
+        let candidate = recorder.candidate(&step, token, target_logits)?;
         // The last token that the limit allows is the target's own in any case.
         let room = limit.saturating_sub(at + 1).min(options.max_length);
         let rejected = (room > 0).then(|| recorder.rejected(&step, token, target_logits)).flatten();
         let rollout = match rejected {
             Some(rejected) => {
-                let first = step.candidate(rejected, target_logits, options);
+                let first = recorder.candidate(&step, rejected, target_logits)?;
                 Some(recorder.roll_out(&mut tokens, first, room)?)
             }
             None => None,
@@ -100,6 +101,23 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         Ok(Step { logits: drafted.logits, signals: drafted.signals, probs })
     }
 
+    /// A token as the candidate of the last draft forward.
+    fn candidate(
+        &mut self,
+        step: &Step,
+        token: u32,
+        target_logits: &[f32],
+    ) -> Result<RecordedCandidate, DecodeError> {
+        let mut candidate = step.candidate(token, target_logits, self.options);
+        candidate.predicted_acceptance_prob = self.assess(step, token)?;
+        Ok(candidate)
+    }
+
+    /// What a head that looks ahead says of a token as the candidate of the last draft forward.
+    fn assess(&mut self, step: &Step, token: u32) -> Result<Option<f64>, DecodeError> {
+        if self.options.has_head { self.drafter.assess(&step.logits, token) } else { Ok(None) }
+    }
+
     /// The candidate that is drafted instead of the response's `token` and then rejected, if one is.
     fn rejected(&mut self, step: &Step, token: u32, target_logits: &[f32]) -> Option<u32> {
         let (Decoding::Sampled(sampling), Some(q)) = (self.options.decoding, &step.probs) else {
@@ -126,7 +144,7 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         room: usize,
     ) -> Result<Vec<RecordedCandidate>, DecodeError> {
         let len = tokens.len();
-        let mut steps: Vec<(Step, u32)> = Vec::with_capacity(room - 1);
+        let mut steps: Vec<(Step, u32, Option<f64>)> = Vec::with_capacity(room - 1);
         let mut last = rejected.token_id;
         while steps.len() + 1 < room && !self.options.limits.eos_token_ids.contains(&last) {
             tokens.push(last);
@@ -135,15 +153,17 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
                 None => argmax(&step.logits),
                 Some(probs) => self.draws.categorical(probs) as u32,
             };
-            steps.push((step, last));
+            let predicted = self.assess(&step, last)?;
+            steps.push((step, last, predicted));
         }
         let mut rollout = vec![rejected];
         if !steps.is_empty() {
             let rows = self.target.logits(tokens, steps.len())?;
-            for ((step, token), row) in steps.iter().zip(rows.rows()) {
-                let previous = rollout.last_mut().expect("the rejected candidate is there");
-                previous.predicted_acceptance_prob = step.signals.acceptance_prob;
-                rollout.push(step.candidate(*token, row, self.options));
+            for ((step, token, predicted), row) in steps.iter().zip(rows.rows()) {
+                step.tells_of(rollout.last_mut().expect("the rejected candidate is there"));
+                let mut candidate = step.candidate(*token, row, self.options);
+                candidate.predicted_acceptance_prob = *predicted;
+                rollout.push(candidate);
             }
         }
         tokens.truncate(len);
@@ -162,6 +182,13 @@ struct Step {
 }
 
 impl Step {
+    /// Enters what the head says of `read`, the candidate that this forward has read, if that is when it speaks.
+    fn tells_of(&self, read: &mut RecordedCandidate) {
+        if let Some(HeadEstimate::OfRead(prob)) = self.signals.acceptance_prob {
+            read.predicted_acceptance_prob = Some(prob);
+        }
+    }
+
     /// A token as this forward's candidate.
     fn candidate(
         &self,

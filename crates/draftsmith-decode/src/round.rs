@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, Round, RoundEnd, SignalNeeds, StopRule, Trace, Verdict, argmax,
-    largest_prob, verify_greedy, verify_sampled,
+    Decoding, DraftSignals, Draws, HeadEstimate, Round, RoundEnd, SignalNeeds, StopRule, Trace,
+    Verdict, argmax, largest_prob, verify_greedy, verify_sampled,
 };
 
 use crate::error::DecodeError;
@@ -59,6 +59,17 @@ pub trait Drafter<T> {
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError>;
+
+    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the last
+    /// [`draft`](Self::draft): the word of an acceptance head that looks ahead, which does not wait for the candidate
+    /// to be read. None without such a head. Asked where the rule reads an acceptance head.
+    ///
+    /// # Errors
+    /// If the head's word is not a number or the device fails.
+    fn assess(&mut self, logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
+        let _ = (logits, candidate);
+        Ok(None)
+    }
 
     /// Forgets all tokens from position `len` on.
     fn roll_back(&mut self, len: usize);
@@ -335,6 +346,11 @@ fn draft_phase<T: Target, D: Drafter<T>>(
         // Nothing after an end token can be kept.
         if sequence.limits.eos_token_ids.contains(&candidate) {
             break;
+        }
+        if needs.acceptance_prob
+            && let Some(prob) = drafter.assess(&logits, candidate)?
+        {
+            signals.acceptance_prob = Some(HeadEstimate::OfDrawn(prob));
         }
         let stops = rule.stops(&sequence.tokens[confirmed..], &signals);
         if stops && num_candidates + 1 >= bounds.min {

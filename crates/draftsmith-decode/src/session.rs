@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod counting;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 

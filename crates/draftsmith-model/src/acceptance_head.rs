@@ -1,127 +1,54 @@
 //! The acceptance-prediction head of SpecDec++ (Huang et al. 2024, section 3): a small residual
-//! network on the draft's final hidden state, `D` blocks `x + SiLU(W x + b)` and a linear layer to
-//! two logits, reject and accept.
+//! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer to
+//! two logits, reject and accept. What else is read of a candidate, z, enters before the first block
+//! as x₀ = h + U z; see [`HeadReads`].
 //!
-//! Two schemas on disk. `tied` is the authors': one block applied `D` times, stored once, readable
-//! by their class. `untied` is ours: a block of its own for each depth; their class would load such
-//! a file silently and keep only the last block, so it goes under other tensor names.
+//! Two schemas on disk. The authors' is for what their class can load: one block applied `D` times,
+//! stored once, on the candidate's own hidden state alone. All else goes under ours, with other
+//! tensor names: their class would load untied blocks silently and keep only the last.
+
+mod config;
+mod reads;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
-use serde::{Deserialize, Serialize};
 
-use crate::error::{ModelError, read_json};
+pub use self::config::AcceptanceHeadConfig;
+pub use self::reads::{
+    DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads, LAST_POSITION,
+};
+use crate::error::ModelError;
 use crate::host::{self, Panels, Threads};
 use crate::llama::{linear, pretty, transposed};
 use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
-/// What our untied heads call their schema in `config.json`.
-const UNTIED_SCHEMA: &str = "draftsmith.untied-head.v1";
-
-/// The shape of a head, and where it came from: `config.json` of a head directory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AcceptanceHeadConfig {
-    /// Width of the draft's hidden states.
-    pub hidden_size: usize,
-    /// Number of residual blocks, 0 to 64.
-    pub num_layers: usize,
-    /// `None` for tied blocks, the authors' schema; our schema's name for untied ones.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub schema: Option<String>,
-    /// SHA-256 of the draft the head was trained on, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draft_hash: Option<String>,
-    /// SHA-256 of the target whose verdicts the head predicts, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target_hash: Option<String>,
-    /// Everything else that training recorded.
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
-    pub training: serde_json::Map<String, serde_json::Value>,
-}
-
-/// A residual network from a hidden state to the chance that its token is accepted.
+/// A residual network from what is read of a candidate to the chance that it is accepted.
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
+    /// U, without bias; None where a hidden state is all that is read.
+    input: Option<Linear>,
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
     blocks: Vec<Linear>,
     output: Linear,
     num_layers: usize,
-    /// Blocks and output once more, for few rows on the CPU.
     #[module(skip)]
-    host: Option<Arc<(Vec<Panels>, Panels)>>,
+    reads: HeadReads,
+    /// The layers once more, for few rows on the CPU.
+    #[module(skip)]
+    host: Option<Arc<HostHead>>,
 }
 
-impl AcceptanceHeadConfig {
-    /// A head of `num_layers` tied or untied blocks.
-    pub fn new(hidden_size: usize, num_layers: usize, tied: bool) -> Self {
-        Self {
-            hidden_size,
-            num_layers,
-            schema: (!tied).then(|| UNTIED_SCHEMA.to_owned()),
-            draft_hash: None,
-            target_hash: None,
-            training: serde_json::Map::new(),
-        }
-    }
-
-    /// Whether one block serves every depth.
-    pub fn is_tied(&self) -> bool {
-        self.schema.is_none()
-    }
-
-    fn num_stored_blocks(&self) -> usize {
-        if self.is_tied() { self.num_layers.min(1) } else { self.num_layers }
-    }
-
-    /// Initialises a head with PyTorch's default for linear layers: uniform in ±1/√in.
-    pub fn init(&self, device: &Device) -> AcceptanceHead {
-        let hidden = self.hidden_size;
-        AcceptanceHead {
-            blocks: (0..self.num_stored_blocks())
-                .map(|_| LinearConfig::new(hidden, hidden).init(device))
-                .collect(),
-            output: LinearConfig::new(hidden, 2).init(device),
-            num_layers: self.num_layers,
-            host: None,
-        }
-    }
-
-    /// Reads a head's `config.json`.
-    ///
-    /// # Errors
-    /// If it is missing, not JSON, or of another schema.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("config.json");
-        let config: Self = read_json(&path)?;
-        if let Some(schema) = config.schema.as_deref().filter(|s| *s != UNTIED_SCHEMA) {
-            return Err(ModelError::Config {
-                path,
-                key: "schema",
-                problem: format!("is `{schema}`: `{UNTIED_SCHEMA}` and none are known"),
-            });
-        }
-        if config.hidden_size == 0 {
-            return Err(ModelError::Config {
-                path,
-                key: "hidden_size",
-                problem: "is 0, expected the draft's hidden size".to_owned(),
-            });
-        }
-        if config.num_layers > 64 {
-            return Err(ModelError::Config {
-                path,
-                key: "num_layers",
-                problem: format!("is {}, expected 0 to 64", config.num_layers),
-            });
-        }
-        Ok(config)
-    }
+#[derive(Debug)]
+struct HostHead {
+    input: Option<Panels>,
+    blocks: Vec<Panels>,
+    output: Panels,
 }
 
 impl AcceptanceHead {
@@ -131,14 +58,26 @@ impl AcceptanceHead {
         cast_parameters(Self { host: None, ..self.clone() }, dtype)
     }
 
+    /// What is read of a candidate.
+    pub fn reads(&self) -> &HeadReads {
+        &self.reads
+    }
+
     /// The two logits, reject and accept.
     ///
     /// # Shapes
-    /// - hidden: `[rows, hidden]`, the draft's hidden states after its final norm, at the
-    ///   candidates' own positions
+    /// - features: `[rows, hidden]`, and `[rows, extra]` if more is read than a hidden state
     /// - output: `[rows, 2]`
-    pub fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let mut x = hidden;
+    ///
+    /// # Panics
+    /// If the features are another head's.
+    pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
+        let HeadFeatures { hidden: mut x, extra } = features.into();
+        match (&self.input, extra) {
+            (Some(input), Some(extra)) => x = x + input.forward(extra),
+            (None, None) => {}
+            _ => panic!("a head is given what it reads"),
+        }
         for depth in 0..self.num_layers {
             x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
         }
@@ -154,37 +93,73 @@ impl AcceptanceHead {
     /// The logit of acceptance: accept minus reject, so that its sigmoid is the chance.
     ///
     /// # Shapes
-    /// - hidden: `[rows, hidden]`
+    /// - features: as for [`AcceptanceHead::forward`]
     /// - output: `[rows]`, f32: a difference of large bf16 numbers would be coarse
-    pub fn acceptance_logit(&self, hidden: Tensor<2>) -> Tensor<1> {
-        let logits = self.forward(hidden).cast(FloatDType::F32);
+    pub fn acceptance_logit(&self, features: impl Into<HeadFeatures>) -> Tensor<1> {
+        let logits = self.forward(features).cast(FloatDType::F32);
         let [rows, _] = logits.dims();
         let column = |i: usize| logits.clone().slice([0..rows, i..i + 1]).reshape([rows]);
         column(1) - column(0)
     }
 
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
-    pub fn acceptance_logits(&self, hidden: &Rows) -> Rows {
-        match (&self.host, hidden) {
-            (Some(host), Rows(Place::Host(rows))) => {
-                let (blocks, output) = &**host;
-                let (mut x, mut y) = (rows.values.clone(), Vec::new());
-                for depth in 0..self.num_layers {
-                    blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
-                    host::add_silu(&mut x, &y);
-                }
-                output.multiply(&x, &mut y, Threads::All);
-                let values = y.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect();
-                HostRows { values, width: 1 }.into()
+    ///
+    /// # Shapes
+    /// - hidden: a row a candidate
+    /// - embedding: the draft's embedding of each candidate, if the head looks ahead
+    /// - scalars: `[rows, scalars]`, one after the other: [`HeadReads::scalars`] of each candidate
+    ///
+    /// # Panics
+    /// If these are not what the head reads.
+    pub fn acceptance_logits(
+        &self,
+        hidden: &Rows,
+        embedding: Option<&Rows>,
+        scalars: &[f32],
+    ) -> Rows {
+        let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
+        assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
+        assert_eq!(embedding.is_some(), self.reads.looks_ahead(), "a head is given what it reads");
+        let on_host = match (&self.host, &hidden.0, embedding.map(|rows| &rows.0)) {
+            (Some(host), Place::Host(hidden), None) => Some((host, hidden, None)),
+            (Some(host), Place::Host(hidden), Some(Place::Host(embedding))) => {
+                Some((host, hidden, Some(embedding)))
             }
-            _ => {
-                let device = self.output.weight.val().device();
-                let hidden = hidden.clone().into_tensor(&device);
-                let [_, rows, width] = hidden.dims();
-                let logits = self.acceptance_logit(hidden.reshape([rows, width]));
-                logits.reshape([1, rows, 1]).into()
-            }
+            _ => None,
+        };
+        if let Some((host, hidden, embedding)) = on_host {
+            let extra = beside(embedding, scalars, num_rows);
+            return self.on_host(host, hidden.values.clone(), &extra).into();
         }
+        let device = self.output.weight.val().device();
+        let flat = |rows: &Rows| {
+            let rows = rows.clone().into_tensor(&device);
+            let [_, num_rows, width] = rows.dims();
+            rows.reshape([num_rows, width])
+        };
+        let mut extra: Vec<Tensor<2>> = embedding.into_iter().map(flat).collect();
+        if num_scalars > 0 {
+            extra.push(host::tensor(scalars.to_vec(), [num_rows, num_scalars], &device));
+        }
+        let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
+        let logits = self.acceptance_logit(HeadFeatures { hidden: flat(hidden), extra });
+        logits.reshape([1, num_rows, 1]).into()
+    }
+
+    /// The same in host memory, from x and z.
+    fn on_host(&self, host: &HostHead, mut x: Vec<f32>, extra: &[f32]) -> HostRows {
+        let mut y = Vec::new();
+        if let Some(input) = &host.input {
+            input.multiply(extra, &mut y, Threads::All);
+            host::add(&mut x, &y);
+        }
+        for depth in 0..self.num_layers {
+            host.blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
+            host::add_silu(&mut x, &y);
+        }
+        host.output.multiply(&x, &mut y, Threads::All);
+        let values = y.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect();
+        HostRows { values, width: 1 }
     }
 
     /// Loads a head directory for a draft of width `draft_hidden_size`.
@@ -209,7 +184,7 @@ impl AcceptanceHead {
         let mut reader = WeightReader::open_file(&path)?;
         let hidden = config.hidden_size;
         let mut blocks = Vec::with_capacity(config.num_stored_blocks());
-        if config.is_tied() {
+        if config.is_authors() {
             // The authors' files hold block 0 and name the others in their metadata; a reader
             // fills missing indices from the one that is present.
             let present: Vec<usize> = (0..config.num_layers)
@@ -239,20 +214,35 @@ impl AcceptanceHead {
                 });
             }
         } else {
-            for i in 0..config.num_layers {
+            for i in 0..config.num_stored_blocks() {
                 blocks.push(read_linear(&mut reader, &format!("blocks.{i}"), hidden, device)?);
             }
         }
-        let output_name =
-            if config.is_tied() { format!("model.{}", config.num_layers) } else { "output".into() };
+        let num_extra = config.reads.num_extra(hidden);
+        let input = match num_extra {
+            0 => None,
+            _ => {
+                let weight = reader.take("input.weight", &[hidden, num_extra])?;
+                let weight = transposed(&weight, hidden, num_extra);
+                Some(linear(weight, [num_extra, hidden], None, device))
+            }
+        };
+        let output_name = match config.is_authors() {
+            true => format!("model.{}", config.num_layers),
+            false => "output".to_owned(),
+        };
         let output = read_linear_shaped(&mut reader, &output_name, hidden, 2, device)?;
         reader.finish()?;
         let num_layers = config.num_layers;
         let host = host::runs_on(device).then(|| {
-            let blocks = blocks.iter().map(|block| host::pack(&[block])).collect();
-            Arc::new((blocks, host::pack(&[&output])))
+            Arc::new(HostHead {
+                input: input.as_ref().map(|input| host::pack(&[input])),
+                blocks: blocks.iter().map(|block| host::pack(&[block])).collect(),
+                output: host::pack(&[&output]),
+            })
         });
-        Ok((config, Self { blocks, output, num_layers, host }))
+        let reads = config.reads.clone();
+        Ok((config, Self { input, blocks, output, num_layers, reads, host }))
     }
 
     /// Writes `model.safetensors`, then `config.json`, each under a temporary name first.
@@ -262,12 +252,15 @@ impl AcceptanceHead {
     pub fn write_dir(&self, dir: &Path, config: &AcceptanceHeadConfig) -> Result<(), ModelError> {
         let mut tensors = Vec::new();
         let mut metadata = Vec::new();
+        if let Some(input) = &self.input {
+            push_linear(&mut tensors, "input", input);
+        }
+        let is_authors = config.is_authors();
         for (i, block) in self.blocks.iter().enumerate() {
-            let name =
-                if config.is_tied() { format!("model.{i}.linear") } else { format!("blocks.{i}") };
+            let name = if is_authors { format!("model.{i}.linear") } else { format!("blocks.{i}") };
             push_linear(&mut tensors, &name, block);
         }
-        if config.is_tied() {
+        if is_authors {
             for i in 1..config.num_layers {
                 for part in ["weight", "bias"] {
                     metadata.push((
@@ -286,6 +279,16 @@ impl AcceptanceHead {
             .map_err(|source| ModelError::Json { path: path.clone(), source })?;
         write_whole(&path, pretty(&json).as_bytes())
     }
+}
+
+/// The embeddings and scalars of each row side by side.
+fn beside(embedding: Option<&HostRows>, scalars: &[f32], num_rows: usize) -> Vec<f32> {
+    let Some(HostRows { values, width }) = embedding else {
+        return scalars.to_vec();
+    };
+    let num_scalars = scalars.len() / num_rows;
+    let rows = values.chunks_exact(*width).zip(scalars.chunks_exact(num_scalars));
+    rows.flat_map(|(embedding, scalars)| embedding.iter().chain(scalars)).copied().collect()
 }
 
 fn same(a: &Linear, b: &Linear) -> bool {
@@ -324,102 +327,4 @@ fn push_linear(tensors: &mut Vec<NamedTensor>, name: &str, linear: &Linear) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use burn::tensor::TensorData;
-
-    /// What a head says of three rows, as tensors and as rows in host memory.
-    fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 2] {
-        let device = Device::flex();
-        let values: Vec<f32> = (0..3 * hidden).map(|i| (i as f32 * 0.37).sin()).collect();
-        let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [3, hidden]), &device);
-        let rows = HostRows { values, width: hidden }.into();
-        let of_tensors = head.acceptance_logit(x).into_data().try_into_vec().expect("f32");
-        let [of_rows] = Rows::to_host([head.acceptance_logits(&rows)]).expect("in host memory");
-        [of_tensors, of_rows]
-    }
-
-    /// Asserts that two heads have the same weights, and say the same of rows but for the order of
-    /// sums: one that was read goes another way through few rows than one that is trained.
-    fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize) {
-        assert_eq!(found.blocks.len(), expected.blocks.len());
-        assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
-        assert!(same(&found.output, &expected.output));
-        let [expected, _] = outputs(expected, hidden);
-        for found in outputs(found, hidden) {
-            for (a, b) in found.iter().zip(&expected) {
-                assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
-            }
-        }
-    }
-
-    #[test]
-    fn heads_round_trip_tied_and_untied_at_every_depth() {
-        let device = Device::flex();
-        for tied in [true, false] {
-            for num_layers in 0..=4 {
-                let config = AcceptanceHeadConfig::new(8, num_layers, tied);
-                let head = config.init(&device);
-                let dir = tempfile::tempdir().expect("a temporary directory");
-                head.write_dir(dir.path(), &config).expect("written");
-                let (read_config, read) =
-                    AcceptanceHead::from_dir(dir.path(), 8, &device).expect("reads");
-                assert_eq!(read_config, config);
-                assert_same(&read, &head, 8);
-            }
-        }
-    }
-
-    #[test]
-    fn a_tied_file_has_the_authors_names_and_metadata() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let config = AcceptanceHeadConfig::new(4, 3, true);
-        config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
-        let path = dir.path().join("model.safetensors");
-        let reader = WeightReader::open_file(&path).expect("opens");
-        let names: Vec<&str> = reader.names().collect();
-        assert_eq!(
-            names,
-            ["model.0.linear.bias", "model.0.linear.weight", "model.3.bias", "model.3.weight"]
-        );
-        let metadata = crate::read_metadata(&path).expect("reads");
-        assert_eq!(metadata["model.2.linear.weight"], "model.0.linear.weight");
-    }
-
-    #[test]
-    fn a_block_under_a_later_index_fills_the_missing_ones() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let device = Device::flex();
-        let config = AcceptanceHeadConfig::new(4, 3, true);
-        let head = config.init(&device);
-        head.write_dir(dir.path(), &config).expect("written");
-        let mut tensors = Vec::new();
-        push_linear(&mut tensors, "model.2.linear", &head.blocks[0]);
-        push_linear(&mut tensors, "model.3", &head.output);
-        write_safetensors(&dir.path().join("model.safetensors"), &tensors, WeightDtype::F32, &[])
-            .expect("written");
-        let (_, read) = AcceptanceHead::from_dir(dir.path(), 4, &device).expect("reads");
-        assert_same(&read, &head, 4);
-    }
-
-    #[test]
-    fn wrong_widths_and_untied_blocks_under_the_tied_schema_are_refused() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let device = Device::flex();
-        let config = AcceptanceHeadConfig::new(4, 2, true);
-        config.init(&device).write_dir(dir.path(), &config).expect("written");
-        let message =
-            AcceptanceHead::from_dir(dir.path(), 8, &device).expect_err("refused").to_string();
-        assert!(message.contains("hidden_size") && message.contains('8'), "{message}");
-        let untied = AcceptanceHeadConfig::new(4, 2, false).init(&device);
-        let mut tensors = Vec::new();
-        push_linear(&mut tensors, "model.0.linear", &untied.blocks[0]);
-        push_linear(&mut tensors, "model.1.linear", &untied.blocks[1]);
-        push_linear(&mut tensors, "model.2", &untied.output);
-        write_safetensors(&dir.path().join("model.safetensors"), &tensors, WeightDtype::F32, &[])
-            .expect("written");
-        let message =
-            AcceptanceHead::from_dir(dir.path(), 4, &device).expect_err("refused").to_string();
-        assert!(message.contains("untied"), "{message}");
-    }
-}
+mod tests;

@@ -305,3 +305,11 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
         || steps::add_silu(x, y),
     );
 }
+
+/// Adds `y` to `x`: what an acceptance head reads beside a hidden state.
+pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+    vectorized(
+        #[inline(always)]
+        || steps::add(x, y),
+    );
+}

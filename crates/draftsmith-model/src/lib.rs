@@ -15,7 +15,10 @@ mod precision;
 mod rows;
 mod weights;
 
-pub use acceptance_head::{AcceptanceHead, AcceptanceHeadConfig};
+pub use acceptance_head::{
+    AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
+    HeadReads, LAST_POSITION,
+};
 pub use adapter::{Adapter, AdapterConfig};
 pub use config::{LlamaConfig, RopeConfig, RopeScaling};
 pub use error::ModelError;

@@ -136,7 +136,10 @@ impl Rows {
     }
 
     /// The rows as a tensor, brought to `device` if they are in host memory.
-    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<3> {
+    ///
+    /// # Shapes
+    /// - output: `[1, rows, width]`
+    pub fn into_tensor(self, device: &Device) -> Tensor<3> {
         match self.0 {
             Place::Host(HostRows { values, width }) => {
                 let num_rows = values.len() / width;

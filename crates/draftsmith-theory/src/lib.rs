@@ -82,9 +82,9 @@ pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
 pub use stop_rule::{
     AcceptanceSignal, Bounds, CandidateProbThreshold, ConfidenceThreshold, CostOptimal,
-    CostOptimalConfig, DraftSignals, EntropyThreshold, FixedLength, Heuristic, JointConfidence,
-    Oracle, RejectionThreshold, RoundEnd, SignalNeeds, StepFunction, StopRule, StopRuleConfig,
-    largest_prob,
+    CostOptimalConfig, DraftSignals, EntropyThreshold, FixedLength, HeadEstimate, HeadTiming,
+    Heuristic, JointConfidence, Oracle, RejectionThreshold, RoundEnd, SignalNeeds, SoftmaxSummary,
+    StepFunction, StopRule, StopRuleConfig, largest_prob,
 };
 pub use threshold_policy::{AcceptanceLevel, Assessed, Decision, OptimalPolicy, optimal_stopping};
 pub use trace::{Counts, Round, Trace};

@@ -16,8 +16,8 @@ mod judged;
 mod steps;
 
 use crate::{
-    CostModel, Counts, DraftSignals, Oracle, RoundCosts, RoundEnd, StopRule, StopRuleConfig,
-    TheoryError, acceptance_prob,
+    CostModel, Counts, DraftSignals, HeadEstimate, HeadTiming, Oracle, RoundCosts, RoundEnd,
+    StopRule, StopRuleConfig, TheoryError, acceptance_prob,
 };
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
@@ -33,8 +33,8 @@ pub struct RecordedCandidate {
     pub confidence: f64,
     /// [`DraftSignals::entropy`].
     pub entropy: f64,
-    /// What the acceptance head says of this candidate, once the draft has read it. None without a head, and of a
-    /// rollout's last candidate, which nobody asks about.
+    /// What the acceptance head says of this candidate. None without a head, and of a rollout's or a response's last
+    /// candidate where the head speaks once it is read, which then nobody asks about.
     pub predicted_acceptance_prob: Option<f64>,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
@@ -48,14 +48,30 @@ impl RecordedCandidate {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
     }
 
-    /// What the drafter tells a rule when this candidate follows `previous`, the round's candidate before it.
-    fn signals(&self, previous: Option<&Self>) -> DraftSignals {
+    /// What the drafter tells a rule before this candidate is drawn, which follows `previous` in the round.
+    fn signals_before_draw(
+        &self,
+        previous: Option<&Self>,
+        head: Option<HeadTiming>,
+    ) -> DraftSignals {
+        let of_read = previous.filter(|_| head == Some(HeadTiming::AfterRead));
         DraftSignals {
-            acceptance_prob: previous.and_then(|previous| previous.predicted_acceptance_prob),
+            acceptance_prob: of_read
+                .and_then(|read| read.predicted_acceptance_prob)
+                .map(HeadEstimate::OfRead),
             confidence: Some(self.confidence),
             candidate_prob: Some(self.candidate_prob),
             entropy: Some(self.entropy),
         }
+    }
+
+    /// What the drafter adds to `signals` once the candidate is drawn.
+    fn signals_after_draw(&self, signals: DraftSignals, head: Option<HeadTiming>) -> DraftSignals {
+        if head != Some(HeadTiming::AtDraw) {
+            return signals;
+        }
+        let acceptance_prob = self.predicted_acceptance_prob.map(HeadEstimate::OfDrawn);
+        DraftSignals { acceptance_prob, ..signals }
     }
 }
 
@@ -100,8 +116,8 @@ pub struct Recordings {
     pub max_length: usize,
     /// Tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// Whether an acceptance head spoke of the candidates.
-    pub has_head: bool,
+    /// When the acceptance head speaks of candidates; None without one.
+    pub head: Option<HeadTiming>,
     /// The responses.
     pub responses: Vec<Recording>,
 }
@@ -123,7 +139,7 @@ impl Recordings {
         if longest > self.max_length {
             return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
         }
-        if config.needs().acceptance_prob && !self.has_head {
+        if config.needs().acceptance_prob && self.head.is_none() {
             return Err(TheoryError::NoHeadRecorded);
         }
         let mut spend = |response| self.replay_one(response, &mut *rule, costs);
@@ -162,9 +178,11 @@ impl Recordings {
     }
 
     /// The same recordings with a perfect acceptance head, one that predicts every candidate's true acceptance
-    /// probability: what a rule gains with it is the most that a head can give that rule.
+    /// probability: what a rule gains with it is the most that a head can give that rule. It speaks when the recorded
+    /// head does; where there was none, once a candidate is read.
     pub fn with_perfect_head(&self) -> Self {
-        let mut recordings = Self { has_head: true, ..self.clone() };
+        let head = self.head.or(Some(HeadTiming::AfterRead));
+        let mut recordings = Self { head, ..self.clone() };
         for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
             let rollout = place.rollout.iter_mut().flatten();
             for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
@@ -246,7 +264,8 @@ impl Round<'_> {
                     }
                 }
             };
-            let signals = candidate.signals(previous);
+            let head = self.recordings.head;
+            let signals = candidate.signals_before_draw(previous, head);
             if rule.stops_before_draw(candidates, &signals) && num_candidates >= bounds.min {
                 break;
             }
@@ -255,7 +274,7 @@ impl Round<'_> {
             if self.recordings.eos_token_ids.contains(&candidate.token_id) {
                 break;
             }
-            let stops = rule.stops(candidates, &signals);
+            let stops = rule.stops(candidates, &candidate.signals_after_draw(signals, head));
             if stops && num_candidates + 1 >= bounds.min {
                 break;
             }
@@ -343,6 +362,25 @@ mod tests {
     }
 
     #[test]
+    fn a_head_that_looks_ahead_saves_the_forwards_that_nothing_is_drawn_from() {
+        let late = random(2, 40, 0.7);
+        let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
+        let bounds = Bounds { min: 1, max: 8 };
+        let counts = |recordings: &Recordings, without_lag| {
+            let rule =
+                StopRuleConfig::RejectionThreshold { stop_threshold: 0.4, without_lag, bounds };
+            total(recordings.replay_counts(&rule).expect("replays"))
+        };
+        let (own, early) = (counts(&late, true), counts(&ahead, true));
+        assert_eq!(early, counts(&ahead, false));
+        // The same rounds, but for those at the bound, and each without the forward that only asked.
+        assert_eq!(early.num_drafted, own.num_drafted);
+        assert_eq!(early.num_accepted, own.num_accepted);
+        assert!(early.num_draft_forwards < own.num_draft_forwards);
+        early.check_forward_identity().expect("a forward a candidate");
+    }
+
+    #[test]
     fn longer_rounds_verify_less_often_and_discard_more() {
         let recordings = random(3, 60, 0.6);
         let counts: Vec<Counts> =
@@ -385,7 +423,7 @@ mod tests {
         let mut recordings = random(6, 2, 0.5);
         let refused = recordings.replay_counts(&fixed(9));
         assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
-        recordings.has_head = false;
+        recordings.head = None;
         let rule = StopRuleConfig::RejectionThreshold {
             stop_threshold: 0.5,
             without_lag: false,

@@ -39,13 +39,9 @@ pub use rejection_threshold::RejectionThreshold;
 /// What the drafter knows when it has just drawn a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftSignals {
-    /// The acceptance head's estimate for the candidate *before* this one in the round; None at the round's first
-    /// candidate, or without a head.
-    ///
-    /// This one-token lag is the paper's (SpecDec++, Algorithm 2): at step s the draft's forward reads candidate
-    /// s − 1, whose hidden state gives that candidate's acceptance probability, and yields q_s, from which
-    /// candidate s is drawn at no further cost.
-    pub acceptance_prob: Option<f64>,
+    /// The acceptance head's estimate. None without a head, where the head has yet to speak of a candidate of the
+    /// round, and unless the rule needs it.
+    pub acceptance_prob: Option<HeadEstimate>,
     /// The largest probability of the distribution this candidate was drawn from, raw: at temperature 1, before top-k
     /// and top-p. Of a greedy candidate it is the candidate's own. None unless the rule needs it.
     pub confidence: Option<f64>,
@@ -54,6 +50,31 @@ pub struct DraftSignals {
     pub candidate_prob: Option<f64>,
     /// The entropy, in nats, of the raw distribution this candidate was drawn from. None unless the rule needs it.
     pub entropy: Option<f64>,
+}
+
+/// An acceptance head's word on one candidate of the round: min(1, p/q), estimated.
+///
+/// Which candidate that is, is said in terms of the draft forward that the signals are of, and so it is the same before
+/// the draw from it and after.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum HeadEstimate {
+    /// Of the candidate that the forward has read, the one before the one drawn from it: the paper's head, with its
+    /// lag of one token (SpecDec++, Algorithm 2). At step s the draft's forward reads candidate s − 1, whose hidden
+    /// state gives that candidate's acceptance probability, and yields q_s, from which candidate s is drawn at no
+    /// further cost.
+    OfRead(f64),
+    /// Of the candidate that was drawn from the forward. Such a head looks ahead: it needs no forward that reads the
+    /// candidate, and there is none of its words before the draw.
+    OfDrawn(f64),
+}
+
+/// When an acceptance head speaks of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadTiming {
+    /// Once the draft has read it: [`HeadEstimate::OfRead`].
+    AfterRead,
+    /// As soon as it is drawn: [`HeadEstimate::OfDrawn`].
+    AtDraw,
 }
 
 /// Which signals a rule reads. Drafters give these and need not work out the others.
@@ -78,9 +99,9 @@ impl SignalNeeds {
     pub fn signals_of_logits(self, logits: &[f32]) -> DraftSignals {
         let mut signals = DraftSignals::default();
         if self.entropy {
-            let (confidence, entropy) = confidence_and_entropy(logits);
-            signals.entropy = Some(entropy);
-            signals.confidence = self.confidence.then_some(confidence);
+            let softmax = SoftmaxSummary::of(logits);
+            signals.entropy = Some(softmax.entropy);
+            signals.confidence = self.confidence.then_some(softmax.largest_prob);
         } else if self.confidence {
             signals.confidence = Some(largest_prob(logits));
         }
@@ -100,19 +121,45 @@ pub fn largest_prob(logits: &[f32]) -> f64 {
     total.recip()
 }
 
-/// The largest probability, and the entropy log Σ e^d − Σ d e^d / Σ e^d with d a logit's distance to the largest.
-fn confidence_and_entropy(logits: &[f32]) -> (f64, f64) {
-    let largest = f64::from(checked_max(logits));
-    let (mut total, mut weighted) = (0.0, 0.0);
-    for &logit in logits {
-        let distance = f64::from(logit) - largest;
-        let weight = distance.exp();
-        total += weight;
-        // A token of probability 0 adds nothing.
-        weighted += if weight > 0.0 { weight * distance } else { 0.0 };
+/// What one pass over logits tells of their softmax, in f64.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftmaxSummary {
+    /// The largest probability.
+    pub largest_prob: f64,
+    /// The entropy, in nats.
+    pub entropy: f64,
+    /// log Σ e^logit.
+    log_total: f64,
+}
+
+impl SoftmaxSummary {
+    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d with d a logit's distance to
+    /// the largest.
+    ///
+    /// # Panics
+    /// If no logit is finite, or any is NaN or +∞.
+    pub fn of(logits: &[f32]) -> Self {
+        let largest = f64::from(checked_max(logits));
+        let (mut total, mut weighted) = (0.0, 0.0);
+        for &logit in logits {
+            let distance = f64::from(logit) - largest;
+            let weight = distance.exp();
+            total += weight;
+            // A token of probability 0 adds nothing.
+            weighted += if weight > 0.0 { weight * distance } else { 0.0 };
+        }
+        assert!(f64::is_finite(total), "logits must not be NaN");
+        Self {
+            largest_prob: total.recip(),
+            entropy: total.ln() - weighted / total,
+            log_total: largest + total.ln(),
+        }
     }
-    assert!(f64::is_finite(total), "logits must not be NaN");
-    (total.recip(), total.ln() - weighted / total)
+
+    /// The log-probability of the token with this logit.
+    pub fn log_prob(&self, logit: f32) -> f64 {
+        f64::from(logit) - self.log_total
+    }
 }
 
 /// How a round went, as a rule may learn from it.
@@ -207,8 +254,9 @@ pub trait StopRule {
     /// True ends the round after the last of `candidates` although the draft has read it and could name another: that
     /// one is not drawn, so it is not withheld either.
     ///
-    /// `signals` are those of the draft forward that read the last candidate: [`DraftSignals::acceptance_prob`] is
-    /// about that very candidate. Called before every draw, also below the minimum, where the answer is not heeded.
+    /// `signals` are those of the draft forward that read the last candidate, which is the one that
+    /// [`HeadEstimate::OfRead`] is about. Called before every draw, also below the minimum, where the answer is not
+    /// heeded.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         let _ = (candidates, signals);
         false
@@ -228,7 +276,7 @@ pub trait StopRule {
 /// Rounds as the round loop asks about them.
 #[cfg(test)]
 mod test_rounds {
-    use super::{DraftSignals, StopRule};
+    use super::{DraftSignals, HeadEstimate, StopRule};
 
     /// The candidate length of a round whose draft forwards give `signals`, the first about candidate 1; None if the
     /// rule would go on.
@@ -236,7 +284,10 @@ mod test_rounds {
         rule.begin_round();
         let mut candidates = Vec::new();
         for signals in signals {
-            if rule.stops_before_draw(&candidates, signals) {
+            let of_drawn = |estimate: &HeadEstimate| matches!(estimate, HeadEstimate::OfDrawn(_));
+            let told = signals.acceptance_prob.filter(|estimate| !of_drawn(estimate));
+            let before_draw = DraftSignals { acceptance_prob: told, ..*signals };
+            if rule.stops_before_draw(&candidates, &before_draw) {
                 return Some(candidates.len());
             }
             candidates.push(0);
@@ -271,5 +322,11 @@ mod tests {
         let entropy = crate::entropy_of_log_probs(&log_probs);
         // A sum of five terms below 1, rounded in another order.
         assert!((both.entropy.expect("needed") - entropy).abs() < 1e-14, "{both:?} for {entropy}");
+        let softmax = SoftmaxSummary::of(&logits);
+        for (logit, log_prob) in logits.iter().zip(&log_probs) {
+            // Two roundings of numbers near 80.
+            let found = softmax.log_prob(*logit);
+            assert!(found == *log_prob || (found - log_prob).abs() < 1e-13, "{found}, {log_prob}");
+        }
     }
 }

@@ -49,6 +49,14 @@ pub enum TrainError {
         /// The draft's.
         draft: f32,
     },
+    /// What was recorded is not of the responses.
+    #[error("row `{id}`: of the rollouts to learn from, {problem}; record them again")]
+    Rollouts {
+        /// The row.
+        id: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// One side of the split has nothing to learn or to measure.
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \

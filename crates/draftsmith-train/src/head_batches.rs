@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
-use draftsmith_model::CausalLm;
+use draftsmith_model::{CausalLm, HeadFeatures, HeadReads};
 
 use crate::batches::{BatchSource, TrainingBatch};
 use crate::features::labelled_features;
@@ -12,8 +12,8 @@ use crate::rows::{Mixture, TrainingRow};
 /// The labelled positions of a few rows.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadBatch {
-    /// `[labels, hidden]`: the frozen draft's hidden states.
-    pub(crate) features: Tensor<2>,
+    /// Of the frozen draft, a row a label.
+    pub(crate) features: HeadFeatures,
     /// `[labels]`: acceptance probabilities.
     pub(crate) labels: Tensor<1>,
     /// The rows' ids, for messages.
@@ -42,6 +42,7 @@ impl TrainingBatch for HeadBatch {
 #[derive(Clone)]
 pub(crate) struct HeadSource {
     pub(crate) draft: CausalLm,
+    pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
     pub(crate) mixing_ratio: f64,
@@ -68,14 +69,16 @@ impl BatchSource for HeadSource {
             .flatten()
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
-        let mut features = labelled_features(&self.draft, &mixtures, self.batch_size).into_iter();
+        let mut features =
+            labelled_features(&self.draft, &self.reads, &mixtures, self.batch_size).into_iter();
         let mut mixtures = mixtures.into_iter();
         let device = self.draft.device();
         step.iter().enumerate().map(move |(nth, rows)| {
+            let of_rows = mixtures.by_ref().take(rows.len());
             let labels: Vec<f32> =
-                mixtures.by_ref().take(rows.len()).flat_map(|mixture| mixture.labels).collect();
+                of_rows.flat_map(|mixture| mixture.all_labels().collect::<Vec<_>>()).collect();
             HeadBatch {
-                features: Tensor::cat(features.by_ref().take(rows.len()).collect(), 0),
+                features: HeadFeatures::cat(features.by_ref().take(rows.len()).collect()),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
                 row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
                 step_share: 1.0 / step.len() as f64,
@@ -94,7 +97,10 @@ mod tests {
     use burn::data::dataloader::DataLoader;
 
     use super::*;
+    use draftsmith_model::{HeadForm, HeadInput};
+
     use crate::batches::{BatchSettings, Loader, Start};
+    use crate::head_training::MixedLabels;
     use crate::test_pair::{responses, tiny_draft};
 
     const SETTINGS: BatchSettings =
@@ -102,9 +108,10 @@ mod tests {
 
     fn source(num_rows: usize, mixing_ratio: f64) -> HeadSource {
         let rows = responses(num_rows, 12, 5);
-        let row = |row| Arc::new(TrainingRow::new(row, 64).unwrap().unwrap());
+        let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
             draft: tiny_draft(16, 64),
+            reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,
             mixing_ratio,
@@ -124,6 +131,12 @@ mod tests {
         tensor.clone().into_data().try_into_vec().unwrap()
     }
 
+    /// Hidden states and what is read beside them, row by row.
+    fn both(features: &HeadFeatures) -> Vec<f32> {
+        let extra = features.extra.clone().expect("more is read");
+        values(&Tensor::cat(vec![features.hidden.clone(), extra], 1))
+    }
+
     #[test]
     fn batches_hold_the_features_and_labels_of_their_rows() {
         let source = source(31, 0.15);
@@ -135,11 +148,16 @@ mod tests {
             assert_eq!(values(&batch.labels), labels);
             let expected: Vec<f32> = mixtures
                 .iter()
-                .flat_map(|m| labelled_features(&source.draft, std::slice::from_ref(m), 1))
-                .flat_map(|features| values(&features))
+                .flat_map(|m| {
+                    labelled_features(&source.draft, &source.reads, std::slice::from_ref(m), 1)
+                })
+                .flat_map(|features| both(&features))
                 .collect();
-            assert_eq!(batch.features.dims(), [labels.len(), 16]);
-            for (found, expected) in values(&batch.features).into_iter().zip(expected) {
+            assert_eq!(batch.features.hidden.dims(), [labels.len(), 16]);
+            let whole = (0..labels.len()).map(|row| batch.features.slice(row..row + 1));
+            let found: Vec<f32> = whole.flat_map(|row| both(&row)).collect();
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.into_iter().zip(expected) {
                 // Another batch shape may sum in another order: f32 rounding of numbers near 1.
                 assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
             }

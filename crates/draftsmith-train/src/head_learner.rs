@@ -39,7 +39,7 @@ pub(crate) struct HeadOutput {
 impl HeadLearner {
     fn output(&self, batch: &HeadBatch) -> HeadOutput {
         // In the features' type; logits are f32.
-        let head = self.head.to_dtype(batch.features.dtype().into());
+        let head = self.head.to_dtype(batch.features.hidden.dtype().into());
         let logit = head.acceptance_logit(batch.features.clone());
         let loss = weighted_bce(logit.clone(), batch.labels.clone(), self.rejection_weight);
         HeadOutput { loss, logit, labels: batch.labels.clone() }

@@ -3,7 +3,7 @@
 //! The defaults are the SpecDec++ authors' run: what their script sets, and the defaults of the
 //! Hugging Face Trainer for what it leaves open.
 
-use draftsmith_model::WeightDtype;
+use draftsmith_model::{HeadForm, HeadInput, HeadReads, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
@@ -11,6 +11,43 @@ use crate::error::TrainError;
 use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
 use crate::schedule::Schedule;
+
+/// What a head learns to predict at a token of the draft's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadLabels {
+    /// min(1, p/q) at a token that the draft drew, of the distributions as served: SpecDec++'s.
+    #[default]
+    Sampled,
+    /// Σ min(p, q) at its position, the mean of that over what the draft could have drawn: less noise, but nothing of
+    /// the token itself.
+    Overlap,
+    /// Whether the draft's most probable token is the target's: what greedy decoding accepts.
+    Greedy,
+    /// What became of the candidates that rounds along the data's responses would meet, whether they were decoded
+    /// greedily or sampled: the distribution met in use. Nothing is mixed.
+    Rollouts,
+}
+
+/// The labels that tokens of the draft's have in a mixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MixedLabels {
+    Sampled,
+    Overlap,
+    Greedy,
+}
+
+impl HeadLabels {
+    /// The labels in a mixture; None where nothing is mixed.
+    pub(crate) fn mixed(self) -> Option<MixedLabels> {
+        match self {
+            Self::Sampled => Some(MixedLabels::Sampled),
+            Self::Overlap => Some(MixedLabels::Overlap),
+            Self::Greedy => Some(MixedLabels::Greedy),
+            Self::Rollouts => None,
+        }
+    }
+}
 
 /// The settings of [`train_head`](crate::train_head). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +58,21 @@ pub struct HeadTraining {
     /// Whether one block serves every depth. True: the authors' code, and the only form that their
     /// class can load.
     pub tied: bool,
+    /// Which hidden state the head reads: `candidate`, the one at the candidate's own position, or `look-ahead`, the
+    /// one it was drawn from, with its embedding and log-probability, which ends rounds one draft forward earlier.
+    /// Candidate: the authors'.
+    pub form: HeadForm,
+    /// What the head is told besides: any of `entropy` and `top_prob`, of the distribution that the candidate was drawn
+    /// from, and `position`, its place in the round, with which nothing can be recorded for replay. Empty: the
+    /// authors'.
+    pub inputs: Vec<HeadInput>,
+    /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q); `greedy`, whether
+    /// both models' most probable tokens are one; or `rollouts`, what became of the candidates that rounds along the
+    /// responses meet, which are then recorded first. Sampled: the authors'.
+    pub labels: HeadLabels,
+    /// Of labels from rollouts: how many candidates are recorded from each rejected one on, itself included, 1 or more.
+    /// 1: ours; those behind a rejected one are met by rounds, but not by verification.
+    pub rollout_length: usize,
     /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
     /// 1, 3, 6 and 12.
     pub rejection_weight: f64,
@@ -70,6 +122,10 @@ impl Default for HeadTraining {
         Self {
             num_layers: 3,
             tied: true,
+            form: HeadForm::Candidate,
+            inputs: Vec::new(),
+            labels: HeadLabels::Sampled,
+            rollout_length: 1,
             rejection_weight: 6.0,
             mixing_ratio: 0.15,
             learning_rate: 5e-5,
@@ -120,6 +176,11 @@ impl HeadTraining {
         *self == Self { num_layers, tied, rejection_weight, ..other.clone() }
     }
 
+    /// What the head reads.
+    pub fn reads(&self) -> HeadReads {
+        HeadReads::new(self.form, &self.inputs)
+    }
+
     /// Checks every setting's range.
     ///
     /// # Errors
@@ -146,6 +207,7 @@ impl HeadTraining {
             "head",
             &[
                 ("num_epochs", self.num_epochs),
+                ("rollout_length", self.rollout_length),
                 ("patience", self.patience.unwrap_or(1)),
                 ("batch_size", self.batch_size),
                 ("gradient_accumulation", self.gradient_accumulation),
@@ -163,6 +225,12 @@ mod tests {
         let read = |text: &str| toml::from_str::<HeadTraining>(text);
         assert_eq!(read("").unwrap(), HeadTraining::default());
         assert_eq!(read("num_layers = 1\nepsilon = 1e-6").unwrap().num_layers, 1);
+        let ahead = read("form = 'look-ahead'\ninputs = ['top_prob', 'entropy']").unwrap().reads();
+        assert!(ahead.looks_ahead() && ahead.inputs() == [HeadInput::Entropy, HeadInput::TopProb]);
+        for (text, expected) in [("inputs = ['x']", "top_prob"), ("labels = 'x'", "overlap")] {
+            let message = read(text).unwrap_err().to_string();
+            assert!(message.contains("`x`") && message.contains(expected), "{message}");
+        }
         let message = read("learning_rat = 1.0").unwrap_err().to_string();
         assert!(message.contains("learning_rat"), "{message}");
     }
@@ -176,6 +244,7 @@ mod tests {
         };
         let default = HeadTraining::default;
         check("num_layers", HeadTraining { num_layers: 65, ..default() });
+        check("rollout_length", HeadTraining { rollout_length: 0, ..default() });
         check("num_epochs", HeadTraining { num_epochs: 0, ..default() });
         check("patience", HeadTraining { patience: Some(0), ..default() });
         check("batch_size", HeadTraining { batch_size: 0, ..default() });

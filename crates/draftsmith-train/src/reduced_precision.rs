@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
 
-use draftsmith_model::WeightDtype;
+use draftsmith_model::{HeadForm, WeightDtype};
 
 use crate::adapter_training::{AdapterTraining, ExitLayers};
 use crate::head_training::HeadTraining;
@@ -57,9 +57,10 @@ fn adapter(dtype: WeightDtype) -> TrainedAdapter {
     train_adapters(&early_target(), &rows, &training, 3, stint).map(finished).unwrap().remove(0)
 }
 
-fn head(dtype: WeightDtype) -> TrainedHead {
+fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
     let training = HeadTraining {
         dtype,
+        form,
         num_layers: 2,
         learning_rate: 1e-2,
         num_epochs: 3,
@@ -90,12 +91,15 @@ fn an_adapter_trained_in_bf16_is_f32_and_nearly_the_same() {
 
 #[test]
 fn a_head_trained_in_bf16_is_f32_and_nearly_the_same() {
-    let [expected, found] = [WeightDtype::F32, WeightDtype::Bf16].map(head);
-    assert_eq!(dtypes(&found.head), [DType::F32]);
-    assert_eq!(found.num_labels, expected.num_labels);
-    for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
-        assert_near("loss", found.training_loss, expected.training_loss);
-        assert_near("BCE", found.validation.bce, expected.validation.bce);
+    for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+        let [expected, found] =
+            [WeightDtype::F32, WeightDtype::Bf16].map(|dtype| head(dtype, form));
+        assert_eq!(dtypes(&found.head), [DType::F32]);
+        assert_eq!(found.num_labels, expected.num_labels);
+        for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
+            assert_near("loss", found.training_loss, expected.training_loss);
+            assert_near("BCE", found.validation.bce, expected.validation.bce);
+        }
+        assert_eq!(found.config.training["dtype"], "bf16");
     }
-    assert_eq!(found.config.training["dtype"], "bf16");
 }

@@ -16,8 +16,30 @@ use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
+use crate::recorded::{RecordedRollouts, RolloutsById};
 use crate::rows::{Split, TrainingRow};
 use crate::stint::{BestOf, Ending, Stint};
+
+/// What heads are trained on.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadData<'a> {
+    /// The responses.
+    pub rows: &'a [ResponseRow],
+    /// What the draft would say along them: labels from rollouts need it.
+    pub rollouts: Option<RecordedRollouts<'a>>,
+}
+
+impl<'a> From<&'a [ResponseRow]> for HeadData<'a> {
+    fn from(rows: &'a [ResponseRow]) -> Self {
+        Self { rows, rollouts: None }
+    }
+}
+
+impl<'a> From<&'a Vec<ResponseRow>> for HeadData<'a> {
+    fn from(rows: &'a Vec<ResponseRow>) -> Self {
+        rows.as_slice().into()
+    }
+}
 
 /// A trained head and how it came about.
 #[derive(Debug)]
@@ -81,9 +103,9 @@ impl TrainedHead {
 /// # Panics
 /// If there are no heads, or two that differ in more than `num_layers`, `tied` and
 /// `rejection_weight`: they would not see the same batches and learning rates.
-pub fn train_heads(
+pub fn train_heads<'a>(
     draft: &CausalLm,
-    rows: &[ResponseRow],
+    data: impl Into<HeadData<'a>>,
     heads: &[HeadTraining],
     seed: u64,
     stint: Stint<'_>,
@@ -92,7 +114,17 @@ pub fn train_heads(
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
     let context = draft.config().max_position_embeddings;
-    let split = Split::new(rows, shared.validation_share, |row| TrainingRow::new(row, context))?;
+    let HeadData { rows, rollouts } = data.into();
+    let rollouts = rollouts.map(RolloutsById::from);
+    let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
+        (Some(labels), _) => TrainingRow::new(row, context, labels),
+        (None, Some(rollouts)) => {
+            let recorded = rollouts.mixture(row, context)?;
+            Ok(recorded.map(|recorded| TrainingRow::recorded(row, recorded)))
+        }
+        (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
+    };
+    let split = Split::new(rows, shared.validation_share, usable)?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
@@ -105,6 +137,7 @@ pub fn train_heads(
     };
     let source = |rows| HeadSource {
         draft: draft.clone(),
+        reads: shared.reads(),
         rows,
         seed,
         mixing_ratio: shared.mixing_ratio,
@@ -125,8 +158,10 @@ pub fn train_heads(
     }
 
     let hidden_size = draft.config().hidden_size;
-    let config =
-        |head: &HeadTraining| AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
+    let config = |head: &HeadTraining| {
+        let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
+        config.with_reads(head.reads())
+    };
     let learner = |head: &HeadTraining| HeadLearner {
         head: initial_head(&config(head), seed, &device),
         rejection_weight: head.rejection_weight,
@@ -162,7 +197,8 @@ pub fn train_heads(
 }
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the
-/// seed. Every layer's `in` is the hidden size.
+/// seed. Every layer's `in` is the hidden size, but for what is read beside a hidden state: that
+/// begins as small.
 fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
     let bound = 1.0 / (config.hidden_size as f64).sqrt();
     let mut draws = SeededDraws::new(seed, &["head"]);
@@ -183,7 +219,7 @@ fn record_of(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<S
         ("validation", json!(trained.scores)),
         ("epochs", json!(trained.epochs)),
     ];
-    record(training, &["num_layers", "tied"], outcome)
+    record(training, &["num_layers", "tied", "form", "inputs"], outcome)
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@
 use std::time::Instant;
 
 use draftsmith_theory::{
-    Bounds, Counts, Draws, RecordedCandidate, RecordedPlace, Recording, Recordings, SeededDraws,
-    StopRuleConfig,
+    Bounds, Counts, Draws, HeadTiming, RecordedCandidate, RecordedPlace, Recording, Recordings,
+    SeededDraws, StopRuleConfig,
 };
 use rayon::prelude::*;
 
@@ -92,7 +92,12 @@ fn recordings() -> Recordings {
         }
         responses.push(Recording { places, limit: RESPONSE_LEN });
     }
-    Recordings { max_length: MAX_LENGTH, eos_token_ids: Vec::new(), has_head: true, responses }
+    Recordings {
+        max_length: MAX_LENGTH,
+        eos_token_ids: Vec::new(),
+        head: Some(HeadTiming::AfterRead),
+        responses,
+    }
 }
 
 fn candidate(draws: &mut SeededDraws) -> RecordedCandidate {

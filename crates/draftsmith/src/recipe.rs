@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
+use draftsmith_model::HeadInput;
 use draftsmith_theory::{Decoding, Sampling};
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining};
 use serde::{Deserialize, Serialize};
@@ -215,6 +216,14 @@ impl Recipe {
         }
         if let Some(head) = &self.head {
             head.validate()?;
+            // Found after training, this would come late.
+            require(
+                self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
+                "head.inputs",
+                "has `position`, with which nothing can be recorded for the section `[tune]`: what \
+                 such a head says of a candidate depends on where its round began; drop the one or \
+                 the other",
+            )?;
         }
         if let Some(adapter) = &self.adapter {
             adapter.validate()?;
@@ -340,6 +349,9 @@ mod tests {
         assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
         assert!(message(RECIPE, &["head.clipping.norm=0"]).contains("`head.clipping.norm`"));
         assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
+        let position = ["head.inputs=['position']", "tune.max_length=5"];
+        assert!(message(RECIPE, &position).contains("`head.inputs` has `position`"));
+        read(RECIPE, &position[..1]).expect("nothing is recorded");
         assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
         assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
         assert!(message(RECIPE, &["seed.x=1"]).len() > 5);

@@ -5,13 +5,15 @@
 
 mod files;
 mod rows;
+mod training;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{RolloutProvenance, RolloutRow};
-use draftsmith_theory::{Decoding, JudgedPrediction, Recordings};
+use draftsmith_data::{RolloutHead, RolloutProvenance, RolloutRow};
+use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey, held_out_share};
+pub(crate) use self::training::TrainingRollouts;
 
 /// The two sets of prompts that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -42,6 +44,11 @@ pub(crate) struct RecordedSet {
     pub(crate) recordings: Recordings,
 }
 
+/// When a recorded head spoke.
+fn timing(head: &RolloutHead) -> HeadTiming {
+    if head.looks_ahead { HeadTiming::AtDraw } else { HeadTiming::AfterRead }
+}
+
 /// What a set of recordings comes to.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RolloutSummary {
@@ -64,7 +71,7 @@ impl RecordedSet {
         let recordings = Recordings {
             max_length: provenance.max_length as usize,
             eos_token_ids: provenance.eos_token_ids.clone(),
-            has_head: provenance.head.is_some(),
+            head: provenance.head.as_ref().map(timing),
             responses,
         };
         Self { ids, recordings }

@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, EntropyThreshold, Recordings, SignalNeeds, Spending, StopRuleConfig,
-    cost_optimal, seconds_per_token,
+    AcceptanceSignal, Bounds, EntropyThreshold, HeadTiming, Recordings, SignalNeeds, Spending,
+    StopRuleConfig, cost_optimal, seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -32,7 +32,7 @@ pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
 }
 
 /// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping, which is fitted.
-pub(crate) fn settings(max_length: usize, has_head: bool) -> Vec<StopRuleConfig> {
+pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings: Vec<StopRuleConfig> = fixed_lengths(max_length)
         .map(|candidate_length| StopRuleConfig::FixedLength { candidate_length })
         .collect();
@@ -42,17 +42,19 @@ pub(crate) fn settings(max_length: usize, has_head: bool) -> Vec<StopRuleConfig>
         initial_lengths
             .map(|initial_length| StopRuleConfig::Heuristic { initial_length, bounds: whole }),
     );
+    // To a head that looks ahead both forms are one.
+    let lags: &[bool] = match head {
+        None => &[],
+        Some(HeadTiming::AfterRead) => &[false, true],
+        Some(HeadTiming::AtDraw) => &[false],
+    };
     for bounds in caps(max_length) {
         for threshold in thresholds() {
-            if has_head {
-                settings.extend([false, true].map(|without_lag| {
-                    StopRuleConfig::RejectionThreshold {
-                        stop_threshold: threshold,
-                        without_lag,
-                        bounds,
-                    }
-                }));
-            }
+            settings.extend(lags.iter().map(|without_lag| StopRuleConfig::RejectionThreshold {
+                stop_threshold: threshold,
+                without_lag: *without_lag,
+                bounds,
+            }));
             let confidence_threshold = threshold;
             settings.extend([
                 StopRuleConfig::ConfidenceThreshold {
@@ -118,13 +120,13 @@ fn best_of(
         let seconds_per_token = seconds_per_token(&spent);
         Ok(Choice { name: StopRuleName::of(&config), config, seconds_per_token })
     };
-    let mut choices: Vec<Choice> = settings(max_length, recordings.has_head)
+    let mut choices: Vec<Choice> = settings(max_length, recordings.head)
         .into_par_iter()
         .filter(|config| belongs(config.needs()))
         .map(cost)
         .collect::<Result<_>>()?;
     let mut signals = vec![AcceptanceSignal::Confidence, AcceptanceSignal::Entropy];
-    if recordings.has_head {
+    if recordings.head.is_some() {
         signals.push(AcceptanceSignal::AcceptanceProb);
     }
     let fits: Vec<(AcceptanceSignal, Bounds)> = signals
@@ -173,16 +175,18 @@ mod tests {
     #[test]
     fn every_rule_is_tried_and_stays_within_what_was_recorded() {
         for max_length in [1, 4, 20, 25] {
-            for has_head in [false, true] {
-                let settings = settings(max_length, has_head);
+            for (head, num_names) in
+                [(None, 6), (Some(HeadTiming::AfterRead), 8), (Some(HeadTiming::AtDraw), 7)]
+            {
+                let settings = settings(max_length, head);
                 let mut names: Vec<StopRuleName> = settings.iter().map(StopRuleName::of).collect();
                 names.sort();
                 names.dedup();
-                assert_eq!(names.len(), if has_head { 8 } else { 6 });
+                assert_eq!(names.len(), num_names);
                 for config in &settings {
                     let rule = config.init().expect("a valid setting");
                     assert!(rule.bounds().max <= max_length);
-                    assert!(has_head || !config.needs().acceptance_prob);
+                    assert!(head.is_some() || !config.needs().acceptance_prob);
                 }
             }
         }

@@ -19,8 +19,8 @@ pub struct RolloutProvenance {
     pub drafter: String,
     /// The prompt set's name, as in the file's name: `validation`, `test`.
     pub set: String,
-    /// Hash of the acceptance head's weights and config; `None` where there was none.
-    pub head: Option<String>,
+    /// The acceptance head; `None` where there was none.
+    pub head: Option<RolloutHead>,
     /// The greatest number of candidates of a rollout.
     pub max_length: u32,
     /// The most tokens that a prompt and its response may have together.
@@ -29,13 +29,23 @@ pub struct RolloutProvenance {
     pub eos_token_ids: Vec<u32>,
 }
 
+/// The acceptance head that spoke of the candidates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RolloutHead {
+    /// Hash of its weights and shape.
+    pub hash: String,
+    /// Whether it spoke of candidates as they were drawn; else once the draft had read them.
+    pub looks_ahead: bool,
+}
+
 /// The fields of [`RolloutProvenance`] that responses do not have, as they stand in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OwnFields {
     drafter: String,
     set: String,
-    head: Option<String>,
+    head: Option<RolloutHead>,
     max_length: u32,
     context: u32,
     eos_token_ids: Vec<u32>,

@@ -23,7 +23,7 @@ fn provenance(with_head: bool) -> RolloutProvenance {
         responses: provenance_tests::provenance(),
         drafter: "self_draft_2".into(),
         set: "validation".into(),
-        head: with_head.then(|| "ee".into()),
+        head: with_head.then(|| RolloutHead { hash: "ee".into(), looks_ahead: true }),
         max_length: MAX_LENGTH as u32,
         context: 4096,
         eos_token_ids: vec![2, 7],
@@ -233,7 +233,10 @@ fn differences_of_provenance_are_named() {
     assert_eq!(one.difference(&one.clone()), None);
     let mut other = provenance(false);
     let difference = one.difference(&other).unwrap();
-    assert_eq!(difference.to_string(), "`head` is \"ee\" in the one and null in the other");
+    assert_eq!(
+        difference.to_string(),
+        "`head` is {\"hash\":\"ee\",\"looks_ahead\":true} in the one and null in the other"
+    );
     other.responses.temperature = 0.0;
     assert_eq!(one.difference(&other).unwrap().key, "temperature");
     assert_eq!(one.decoding(), RolloutDecoding::Sampled);

@@ -4,14 +4,16 @@
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    CostModel, Counts, Decoding, Draws, Oracle, Recordings, SeededDraws, StopRule, enumerate, law,
+    CostModel, Counts, Decoding, Draws, HeadTiming, Oracle, Recordings, SeededDraws, StopRule,
+    enumerate, law,
 };
 
-use super::tables::{Advanced, Advancing, Table};
-use super::{Case, assert_same_law, rules};
+use super::tables::{Advanced, Advancing, Drafting, Table};
+use super::{Case, assert_same_law, rules_with};
 use crate::record::{RecordOptions, record};
 use crate::round::{Drafter, RoundTokens, Target, decode_plain, decode_speculative};
 
+const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 /// The greatest number of candidates that is recorded.
 const MAX_LENGTH: usize = 3;
 
@@ -58,7 +60,7 @@ impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
         let recordings = Recordings {
             max_length: MAX_LENGTH,
             eos_token_ids: limits.eos_token_ids.clone(),
-            has_head: true,
+            head: Some(self.case.draft.head),
             responses: vec![recording],
         };
         (plain.token_ids, recordings)
@@ -67,7 +69,7 @@ impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
-        for config in rules(MAX_LENGTH) {
+        for config in rules_with(self.case.draft.head, MAX_LENGTH) {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
@@ -84,7 +86,7 @@ impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
     /// The joint law of tokens and counts, decoded and replayed.
     fn assert_same_laws(&self) {
         let recorded = enumerate(|draws| self.record(draws));
-        for config in rules(MAX_LENGTH) {
+        for config in rules_with(self.case.draft.head, MAX_LENGTH) {
             let decoded = law(enumerate(|draws| {
                 let mut rule = config.init().expect("valid");
                 joint(self.decode(&mut *rule, draws))
@@ -126,8 +128,8 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-fn separate(case: &Case, decoding: Decoding) -> Models<'_, Table, Table> {
-    Models { case, decoding, target: case.target.clone(), drafter: case.draft.clone() }
+fn separate(case: &Case, decoding: Decoding) -> Models<'_, Table, Drafting> {
+    Models { case, decoding, target: case.target.clone(), drafter: Drafting::from(&case.draft) }
 }
 
 fn self_draft(case: &Case, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
@@ -144,9 +146,11 @@ fn self_draft(case: &Case, decoding: Decoding) -> Models<'_, Advanced, Advancing
 fn greedy_replay_is_decoding_count_for_count() {
     for seed in 0..30 {
         for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
-            let case = Case::new(3, max_new_tokens, eos, 1000 + seed);
-            separate(&case, Decoding::Greedy).assert_same_counts();
-            self_draft(&case, Decoding::Greedy).assert_same_counts();
+            for head in HEADS {
+                let case = Case::new(3, max_new_tokens, eos, 1000 + seed).with_head(head);
+                separate(&case, Decoding::Greedy).assert_same_counts();
+                self_draft(&case, Decoding::Greedy).assert_same_counts();
+            }
         }
     }
 }
@@ -154,18 +158,22 @@ fn greedy_replay_is_decoding_count_for_count() {
 #[test]
 fn the_context_limits_replay_as_it_limits_decoding() {
     for seed in 0..10 {
-        let mut case = Case::new(3, 20, Some(2), 1100 + seed);
-        case.draft.context = 9;
-        separate(&case, Decoding::Greedy).assert_same_counts();
+        for head in HEADS {
+            let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
+            case.draft.context = 9;
+            separate(&case, Decoding::Greedy).assert_same_counts();
+        }
     }
 }
 
 #[test]
 fn sampled_replay_has_the_law_of_decoding() {
     for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(1))] {
-        let case = Case::new(vocab_size, max_new_tokens, eos, 1200);
-        let decoding = Decoding::Sampled(case.sampling);
-        separate(&case, decoding).assert_same_laws();
-        self_draft(&case, decoding).assert_same_laws();
+        for head in HEADS {
+            let case = Case::new(vocab_size, max_new_tokens, eos, 1200).with_head(head);
+            let decoding = Decoding::Sampled(case.sampling);
+            separate(&case, decoding).assert_same_laws();
+            self_draft(&case, decoding).assert_same_laws();
+        }
     }
 }

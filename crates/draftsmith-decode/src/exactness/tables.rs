@@ -1,7 +1,8 @@
 //! Models, drafters and stop rules that are tables: what the shipped loop is enumerated over.
 
 use draftsmith_theory::{
-    Bounds, DraftSignals, Draws, RoundEnd, SeededDraws, SignalNeeds, StopRule,
+    Bounds, DraftSignals, Draws, HeadEstimate, HeadTiming, RoundEnd, SeededDraws, SignalNeeds,
+    StopRule,
 };
 
 use crate::error::DecodeError;
@@ -14,6 +15,8 @@ pub(super) struct Table {
     pub(super) vocab_size: usize,
     pub(super) seed: u64,
     pub(super) context: usize,
+    /// When its acceptance head speaks, as a draft.
+    pub(super) head: HeadTiming,
 }
 
 impl Table {
@@ -29,8 +32,15 @@ impl Table {
 
     /// The signals of a draft forward that has read the prefix.
     fn signals(&self, prefix: &[u32], logits: &[f32], needs: SignalNeeds) -> DraftSignals {
-        let acceptance_prob = needs.acceptance_prob.then(|| self.acceptance_prob(prefix));
+        let speaks = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
+        let acceptance_prob = speaks.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
         DraftSignals { acceptance_prob, ..needs.signals_of_logits(logits) }
+    }
+
+    /// What the head says of a candidate drawn behind the prefix.
+    fn assess(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
+        let speaks = self.head == HeadTiming::AtDraw;
+        speaks.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
     }
 
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
@@ -63,7 +73,21 @@ impl Target for Table {
     }
 }
 
-impl<T> Drafter<T> for Table {
+/// A table as a drafter.
+#[derive(Clone)]
+pub(super) struct Drafting {
+    pub(super) table: Table,
+    /// What it has read last.
+    read: Vec<u32>,
+}
+
+impl From<&Table> for Drafting {
+    fn from(table: &Table) -> Self {
+        Self { table: table.clone(), read: Vec::new() }
+    }
+}
+
+impl<T> Drafter<T> for Drafting {
     fn begin(&mut self, _target: &mut T, _prompt: &[u32]) -> Result<(), DecodeError> {
         Ok(())
     }
@@ -75,15 +99,20 @@ impl<T> Drafter<T> for Table {
         _num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let logits = self.row(tokens);
-        let signals = self.signals(tokens, &logits, needs);
+        self.read = tokens.to_vec();
+        let logits = self.table.row(tokens);
+        let signals = self.table.signals(tokens, &logits, needs);
         Ok(Drafted { logits, signals, num_forwards: 1 })
+    }
+
+    fn assess(&mut self, _logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
+        Ok(self.table.assess(&self.read, candidate))
     }
 
     fn roll_back(&mut self, _len: usize) {}
 
     fn context(&self) -> usize {
-        self.context
+        self.table.context
     }
 }
 
@@ -154,6 +183,10 @@ impl Drafter<Advanced> for Advancing {
         let logits = self.table.row(&self.read);
         let signals = self.table.signals(&self.read, &logits, needs);
         Ok(Drafted { logits, signals, num_forwards: 1 })
+    }
+
+    fn assess(&mut self, _logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
+        Ok(self.table.assess(&self.read, candidate))
     }
 
     fn roll_back(&mut self, len: usize) {

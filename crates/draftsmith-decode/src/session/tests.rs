@@ -3,10 +3,10 @@
 
 use burn::tensor::Device;
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, LlamaConfig,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadReads, LlamaConfig,
     RopeConfig, RopeScaling, WeightDtype,
 };
-use draftsmith_theory::{Calibration, Platt, SignalNeeds};
+use draftsmith_theory::{Calibration, HeadEstimate, Platt, SignalNeeds};
 
 use super::ModelSession;
 use super::counting::bytes;
@@ -18,16 +18,16 @@ const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
 const CAPACITY: usize = 512;
 
 /// A model with its head and adapter.
-struct Models {
-    target: CausalLm,
-    head: AcceptanceHead,
+pub(crate) struct Models {
+    pub(crate) target: CausalLm,
+    pub(crate) head: AcceptanceHead,
     adapter: Adapter,
 }
 
 impl Models {
     /// As they are initialised, through tensors alone, and as they are read from files, with a host
-    /// path.
-    fn both(name: &str) -> [Self; 2] {
+    /// path. `name` is the test's own.
+    pub(crate) fn both(name: &str, seed: u64, reads: &HeadReads) -> [Self; 2] {
         let device = Device::flex();
         let config = LlamaConfig {
             vocab_size: 100,
@@ -52,8 +52,8 @@ impl Models {
         for dir in [&target, &head, &adapter] {
             std::fs::create_dir_all(dir).expect("a temporary directory");
         }
-        device.seed(1);
-        let of_head = AcceptanceHeadConfig::new(32, 3, true);
+        device.seed(seed);
+        let of_head = AcceptanceHeadConfig::new(32, 3, true).with_reads(reads.clone());
         let of_adapter = AdapterConfig::new(&config, 1).expect("a valid exit layer");
         let initialised = Self {
             target: config.init(&device),
@@ -89,7 +89,8 @@ fn assert_equal_at_every_length(mut bytes_after: impl FnMut(usize) -> usize, wha
 
 #[test]
 fn no_step_allocates_more_after_more_tokens() {
-    let [_, Models { target: model, head, adapter }] = &Models::both("allocations");
+    let [_, Models { target: model, head, adapter }] =
+        &Models::both("allocations", 1, &HeadReads::default());
     let tokens = tokens();
 
     for num_rows in [1, 4, 8] {
@@ -123,14 +124,17 @@ fn no_step_allocates_more_after_more_tokens() {
 fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
-    let both = Models::both("draft-step");
+    let both = Models::both("draft-step", 1, &HeadReads::default());
     let [on_tensors, on_host] = both.each_ref().map(|models| {
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
         draft.begin(&mut (), &tokens[..30]).expect("fits");
         [30, 31, 33].map(|len| draft.draft(&mut (), &tokens[..len], 1, needs).expect("finite"))
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
-        let chance = |drafted: &Drafted| drafted.signals.acceptance_prob.expect("was needed");
+        let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+            Some(HeadEstimate::OfRead(prob)) => prob,
+            other => panic!("{other:?}"),
+        };
         // Sums of f32 in another order, of numbers near 1.
         assert!((chance(found) - chance(expected)).abs() < 1e-6);
         for (a, b) in found.logits.iter().zip(&expected.logits) {
@@ -143,7 +147,7 @@ fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
 fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
-    let [models, _] = &Models::both("calibration");
+    let [models, _] = &Models::both("calibration", 1, &HeadReads::default());
     let calibration = Calibration::Platt(Platt::new(0.5, 1.25).expect("valid"));
     let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
     let mut drafted = |calibration| {
@@ -152,7 +156,10 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
         draft.draft(&mut (), &tokens[..30], 1, needs).expect("finite")
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
-    let chance = |drafted: &Drafted| drafted.signals.acceptance_prob.expect("was needed");
+    let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+        Some(HeadEstimate::OfRead(prob)) => prob,
+        other => panic!("{other:?}"),
+    };
     assert_eq!(chance(&calibrated), calibration.apply(chance(&raw)));
     assert_ne!(chance(&calibrated), chance(&raw));
     assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));

@@ -4,7 +4,10 @@ use super::steps::fit_steps;
 use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
-use crate::{AcceptanceSignal, Bounds, CostOptimalConfig, RoundCosts, StopRuleConfig, TheoryError};
+use crate::{
+    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StopRuleConfig,
+    TheoryError,
+};
 
 /// Steps towards the fixed point; a handful are enough.
 const MOST_STEPS: usize = 30;
@@ -34,7 +37,7 @@ pub fn cost_optimal(
     costs: &RoundCosts,
     bounds: Bounds,
 ) -> Result<CostOptimum, TheoryError> {
-    if signal.needs().acceptance_prob && !recordings.has_head {
+    if signal.needs().acceptance_prob && recordings.head.is_none() {
         return Err(TheoryError::NoHeadRecorded);
     }
     let fit = |signal_of: &dyn Fn(Place<'_>) -> Option<f64>, outcome| {
@@ -42,15 +45,19 @@ pub fn cost_optimal(
     };
     let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
     let estimate = fit(&own, 0..1)?;
-    // The head speaks of a candidate once it is read: then one more can be drawn, and a forward brings a second.
-    // Confidence and entropy speak of the candidate that is drawn, and a forward brings the next.
-    let (draw_outlook, outlook, initial_outlook) = match signal {
-        AcceptanceSignal::AcceptanceProb => {
+    // A head that speaks of a candidate once it is read: then one more can be drawn, and a forward brings a second.
+    // All else speaks of the candidate that is drawn, and a forward brings the next.
+    let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
+        (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
+            let next = fit(&own, 1..2)?;
+            (next.clone(), next, 1.0)
+        }
+        (AcceptanceSignal::AcceptanceProb, _) => {
             let first_two = outcomes(recordings, &|_| Some(0.0), 0..2);
             let initial = mean(&first_two).ok_or(TheoryError::NothingRecorded)?;
             (fit(&own, 1..2)?, fit(&own, 1..3)?, initial)
         }
-        AcceptanceSignal::Confidence | AcceptanceSignal::Entropy => {
+        (AcceptanceSignal::Confidence | AcceptanceSignal::Entropy, _) => {
             (estimate.clone(), fit(&own, 1..2)?, 1.0)
         }
     };
@@ -177,6 +184,17 @@ mod tests {
             let again = cost(&recordings, &StopRuleConfig::CostOptimal(found.config), COSTS);
             assert_eq!(again, found.seconds_per_token);
         }
+    }
+
+    #[test]
+    fn a_head_that_looks_ahead_gains_more_than_the_same_words_later() {
+        let late = random(1, 400, 0.75);
+        let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
+        let [late, ahead] = [late, ahead].map(|recordings| {
+            let signal = AcceptanceSignal::AcceptanceProb;
+            cost_optimal(&recordings, signal, &COSTS.into(), bounds()).expect("fits")
+        });
+        assert!(ahead.seconds_per_token < late.seconds_per_token, "{ahead:?} for {late:?}");
     }
 
     #[test]

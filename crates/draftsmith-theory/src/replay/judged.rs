@@ -62,7 +62,7 @@ impl Recordings {
             }
             judged
         };
-        if self.has_head {
+        if self.head.is_some() {
             self.responses.iter().map(of_response).collect()
         } else {
             vec![Vec::new(); self.responses.len()]
@@ -97,7 +97,7 @@ mod tests {
     use super::super::test_recordings::random;
     use super::super::{RecordedPlace, Recording};
     use super::*;
-    use crate::{CalibrationKind, Sampling};
+    use crate::{CalibrationKind, HeadTiming, Sampling};
 
     const Q: [f64; 4] = [0.5, 0.125, 0.375, 0.0];
     const P: [f64; 4] = [0.25, 0.25, 0.125, 0.375];
@@ -126,7 +126,7 @@ mod tests {
         Recordings {
             max_length: 4,
             eos_token_ids: vec![9],
-            has_head: true,
+            head: Some(HeadTiming::AfterRead),
             responses: vec![recording],
         }
     }
@@ -178,7 +178,7 @@ mod tests {
         let mut recordings = recordings(0, None);
         recordings.responses[0].places[0].candidate.predicted_acceptance_prob = None;
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
-        let recordings = Recordings { has_head: false, ..random(1, 3, 0.5) };
+        let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
         assert_eq!(recordings.judged_predictions(Decoding::Greedy), vec![Vec::new(); 3]);
     }
 

@@ -1,7 +1,7 @@
 //! Recordings made up for tests.
 
 use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
-use crate::{Draws, SeededDraws};
+use crate::{Draws, HeadTiming, SeededDraws};
 
 /// The token that ends responses short of their limit.
 const END: u32 = 9;
@@ -33,7 +33,12 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
             Recording { places, limit }
         })
         .collect();
-    Recordings { max_length, eos_token_ids: vec![END], has_head: true, responses }
+    Recordings {
+        max_length,
+        eos_token_ids: vec![END],
+        head: Some(HeadTiming::AfterRead),
+        responses,
+    }
 }
 
 fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bounds, DraftSignals, SignalNeeds, StopRule};
+use super::{Bounds, DraftSignals, HeadEstimate, SignalNeeds, StopRule};
 use crate::TheoryError;
 
 /// A function of a signal that is constant between steps.
@@ -63,7 +63,7 @@ impl StepFunction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcceptanceSignal {
-    /// The acceptance head, which speaks of a candidate once the draft has read it.
+    /// The acceptance head, which speaks of a candidate once the draft has read it, or as it is drawn.
     AcceptanceProb,
     /// The draft's confidence where the candidate is drawn.
     Confidence,
@@ -100,12 +100,14 @@ pub struct CostOptimalConfig {
     pub least_draw_worth: f64,
     /// A candidate's chance, given the signal of it.
     pub estimate: StepFunction,
-    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its own signal.
+    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its own signal. With a
+    /// head that looks ahead nothing new is known before the draw, and it is not asked.
     pub draw_outlook: StepFunction,
     /// The chance of all candidates up to the one that another forward would bring: two beyond the one that the head
-    /// last spoke of, or one beyond the one whose own signal this is.
+    /// last spoke of, or one beyond the one that this signal is of, where it is known as that is drawn.
     pub outlook: StepFunction,
-    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence and entropy have.
+    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence, entropy and heads
+    /// that look ahead have.
     pub initial_outlook: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -127,14 +129,17 @@ impl CostOptimal {
         Ok(Self { config, all_accepted_prob: 1.0, outlook })
     }
 
-    /// The signal that is read of `signals`: of the last candidate once it was read, or of the one at hand.
-    fn read(&self, signals: &DraftSignals) -> f64 {
-        let signal = match self.config.signal {
-            AcceptanceSignal::AcceptanceProb => signals.acceptance_prob,
-            AcceptanceSignal::Confidence => signals.confidence,
-            AcceptanceSignal::Entropy => signals.entropy,
-        };
-        signal.expect("a rule is run with what gives the signal it reads")
+    /// The signal of the candidate at hand, drawn or about to be; None where it is the head's, which does not know yet.
+    fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
+        let given = "a rule is run with what gives the signal it reads";
+        match self.config.signal {
+            AcceptanceSignal::AcceptanceProb => match signals.acceptance_prob {
+                Some(HeadEstimate::OfDrawn(prob)) => Some(prob),
+                Some(HeadEstimate::OfRead(_)) | None => None,
+            },
+            AcceptanceSignal::Confidence => Some(signals.confidence.expect(given)),
+            AcceptanceSignal::Entropy => Some(signals.entropy.expect(given)),
+        }
     }
 
     fn takes_in(&mut self, signal: f64) {
@@ -157,17 +162,26 @@ impl StopRule for CostOptimal {
         if candidates.is_empty() {
             return false;
         }
-        let signal = self.read(signals);
-        if self.config.signal == AcceptanceSignal::AcceptanceProb {
-            self.takes_in(signal);
-        }
+        let signal = match (self.config.signal, signals.acceptance_prob) {
+            (AcceptanceSignal::AcceptanceProb, Some(HeadEstimate::OfRead(prob))) => {
+                self.takes_in(prob);
+                prob
+            }
+            _ => match self.own_signal(signals) {
+                Some(signal) => signal,
+                // A head that looks ahead speaks after the draw.
+                None => return false,
+            },
+        };
         self.all_accepted_prob * self.config.draw_outlook.at(signal) < self.config.least_draw_worth
     }
 
-    fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
-        if self.config.signal != AcceptanceSignal::AcceptanceProb {
-            let signal = self.read(signals);
+    fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
+        if let Some(signal) = self.own_signal(signals) {
             self.takes_in(signal);
+        } else {
+            let has_spoken = candidates.len() == 1 || signals.acceptance_prob.is_some();
+            assert!(has_spoken, "a rule that needs an acceptance head is run with one");
         }
         self.all_accepted_prob * self.outlook < self.config.least_worth
     }
@@ -223,10 +237,39 @@ mod tests {
     }
 
     fn spoken(acceptance_probs: &[f64]) -> Vec<DraftSignals> {
-        let heard = |p: &f64| DraftSignals { acceptance_prob: Some(*p), ..Default::default() };
         let mut signals = vec![DraftSignals::default()];
-        signals.extend(acceptance_probs.iter().map(heard));
+        signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));
         signals
+    }
+
+    fn heard(estimate: HeadEstimate) -> DraftSignals {
+        DraftSignals { acceptance_prob: Some(estimate), ..Default::default() }
+    }
+
+    #[test]
+    fn a_head_that_looks_ahead_is_taken_at_its_word_before_the_next_forward() {
+        let head = CostOptimalConfig {
+            least_draw_worth: 0.3,
+            initial_outlook: 0.0,
+            ..config(AcceptanceSignal::AcceptanceProb)
+        };
+        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. No draw is asked about, though
+        // its outlook given 0.2 is 0.05.
+        let ahead = [0.9, 0.9, 0.2, 0.9].map(|prob| heard(HeadEstimate::OfDrawn(prob)));
+        assert_eq!(round_length(&mut rule(head.clone()), &ahead), Some(3));
+        let sure = [heard(HeadEstimate::OfDrawn(0.9)); 4];
+        assert_eq!(round_length(&mut rule(head), &sure), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "run with one")]
+    fn a_rule_without_its_head_is_a_bug() {
+        let head = CostOptimalConfig {
+            least_worth: 0.0,
+            least_draw_worth: 0.0,
+            ..config(AcceptanceSignal::AcceptanceProb)
+        };
+        round_length(&mut rule(head), &[DraftSignals::default(); 2]);
     }
 
     fn rule(config: CostOptimalConfig) -> CostOptimal {

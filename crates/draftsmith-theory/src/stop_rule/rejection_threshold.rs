@@ -1,6 +1,6 @@
 //! SpecDec++: stopping by what an acceptance head predicts.
 
-use super::{Bounds, DraftSignals, SignalNeeds, StopRule, check_probability};
+use super::{Bounds, DraftSignals, HeadEstimate, SignalNeeds, StopRule, check_probability};
 use crate::TheoryError;
 
 /// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏ p̂, exceeds the
@@ -10,6 +10,9 @@ use crate::TheoryError;
 /// at the first candidate is 1 (the paper's e_0 is undefined), so a round never stops at one candidate of its own
 /// accord. The form [without lag](Self::without_lag) asks once the draft has read the last candidate, and then draws no
 /// further one: the same draft forwards, one verified row fewer, and one candidate that came for free not drawn.
+///
+/// With a head that looks ahead the product runs over all candidates, the last included, and both forms are one: a
+/// round ends one draft forward earlier than in either.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RejectionThreshold {
     stop_threshold: f64,
@@ -35,10 +38,8 @@ impl RejectionThreshold {
         Self { is_lagged: false, ..self }
     }
 
-    fn takes_in(&mut self, signals: &DraftSignals) -> bool {
-        let estimate = signals.acceptance_prob;
-        self.all_accepted_prob *=
-            estimate.expect("a rule that needs an acceptance head is run with one");
+    fn takes_in(&mut self, acceptance_prob: f64) -> bool {
+        self.all_accepted_prob *= acceptance_prob;
         1.0 - self.all_accepted_prob > self.stop_threshold
     }
 }
@@ -53,11 +54,22 @@ impl StopRule for RejectionThreshold {
     }
 
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
-        self.is_lagged && candidates.len() > 1 && self.takes_in(signals)
+        match signals.acceptance_prob {
+            Some(HeadEstimate::OfDrawn(prob)) => self.takes_in(prob),
+            // What was read before the round's first candidate is none.
+            _ if candidates.len() == 1 => false,
+            Some(HeadEstimate::OfRead(prob)) => self.is_lagged && self.takes_in(prob),
+            None => panic!("a rule that needs an acceptance head is run with one"),
+        }
     }
 
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
-        !self.is_lagged && !candidates.is_empty() && self.takes_in(signals)
+        match signals.acceptance_prob {
+            Some(HeadEstimate::OfRead(prob)) if !self.is_lagged && !candidates.is_empty() => {
+                self.takes_in(prob)
+            }
+            _ => false,
+        }
     }
 
     fn needs(&self) -> SignalNeeds {
@@ -77,9 +89,33 @@ mod tests {
     /// The candidate length of a round in which the head says `acceptance_probs` of candidates 1, 2, …
     fn length(mut rule: RejectionThreshold, acceptance_probs: &[f64]) -> Option<usize> {
         let mut signals = vec![DraftSignals::default()];
-        let heard = |p: &f64| DraftSignals { acceptance_prob: Some(*p), ..DraftSignals::default() };
-        signals.extend(acceptance_probs.iter().map(heard));
+        signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));
         round_length(&mut rule, &signals)
+    }
+
+    fn heard(estimate: HeadEstimate) -> DraftSignals {
+        DraftSignals { acceptance_prob: Some(estimate), ..DraftSignals::default() }
+    }
+
+    #[test]
+    fn a_head_that_looks_ahead_ends_a_round_with_the_candidate_it_doubts() {
+        for stop_threshold in [0.1, 0.3, 0.55, 0.7] {
+            for acceptance_probs in [[0.5, 0.5, 0.5], [0.95, 0.2, 0.9], [0.99, 0.98, 0.05]] {
+                let lagged = length(threshold(stop_threshold), &acceptance_probs);
+                let ahead = acceptance_probs.map(|prob| heard(HeadEstimate::OfDrawn(prob)));
+                for mut rule in [threshold(stop_threshold), threshold(stop_threshold).without_lag()]
+                {
+                    let own = round_length(&mut rule, &ahead);
+                    assert_eq!(own, lagged.map(|length| length - 1), "{stop_threshold}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "run with one")]
+    fn a_rule_without_its_head_is_a_bug() {
+        round_length(&mut threshold(0.5), &[DraftSignals::default(); 2]);
     }
 
     #[test]
@@ -115,7 +151,7 @@ mod tests {
         let mut rule = threshold(0.0);
         assert!(!rule.stops(&[5], &DraftSignals::default()));
         // A head may have read the token before the round; it is no candidate and does not count.
-        let read_before = DraftSignals { acceptance_prob: Some(0.0), ..DraftSignals::default() };
+        let read_before = heard(HeadEstimate::OfRead(0.0));
         assert!(!rule.stops(&[5], &read_before));
         assert!(!rule.without_lag().stops_before_draw(&[], &read_before));
         assert!(rule.without_lag().stops_before_draw(&[5], &read_before));
@@ -124,10 +160,11 @@ mod tests {
     #[test]
     fn rounds_do_not_leak_into_each_other() {
         let mut rule = threshold(0.7);
-        let heard = DraftSignals { acceptance_prob: Some(0.6), ..DraftSignals::default() };
-        let first = round_length(&mut rule, &[heard; 4]);
-        assert_eq!(first, round_length(&mut rule, &[heard; 4]));
-        assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+        for heard in [HeadEstimate::OfRead(0.6), HeadEstimate::OfDrawn(0.6)].map(heard) {
+            let first = round_length(&mut rule, &[heard; 4]);
+            assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+            assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+        }
     }
 
     #[test]

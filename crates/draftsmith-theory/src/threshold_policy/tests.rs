@@ -3,7 +3,7 @@ mod game;
 use self::game::{Game, node};
 use super::*;
 use crate::{
-    DraftSignals, Draws, RejectionThreshold, SeededDraws, StopRule, enumerate,
+    DraftSignals, Draws, HeadEstimate, RejectionThreshold, SeededDraws, StopRule, enumerate,
     expected_tokens_per_round,
 };
 
@@ -234,7 +234,7 @@ fn the_head_s_rule_at_this_threshold_is_the_optimal_policy() {
             rule.begin_round();
             let mut stops = rule.stops(&[0], &DraftSignals::default());
             for (index, &level) in assessed.iter().enumerate() {
-                let acceptance_prob = Some(game.probs[level]);
+                let acceptance_prob = Some(HeadEstimate::OfRead(game.probs[level]));
                 let signals = DraftSignals { acceptance_prob, ..DraftSignals::default() };
                 stops = rule.stops(&vec![0; index + 2], &signals);
             }

@@ -10,6 +10,8 @@ use burn::tensor::{Int, Tensor, TensorData, activation::sigmoid};
 use burn_train::Interrupter;
 
 use super::*;
+use crate::features::labelled_features;
+use crate::head_training::{HeadLabels, MixedLabels};
 use crate::rows::is_held_out;
 use crate::test_pair::{response_row, responses, tiny_draft};
 use crate::test_runs::{Watcher, files_under, only};
@@ -105,12 +107,14 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
     let held_out = rows.iter().filter(|row| is_held_out(row, 0.3));
     let mut metrics = draftsmith_theory::HeadMetrics::default();
     for row in held_out {
-        let mixture = TrainingRow::new(row, 64).unwrap().unwrap().mixture(3, 0, 0.15);
+        let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
+        let mixture = row.mixture(3, 0, 0.15);
         if mixture.labels.is_empty() {
             continue;
         }
+        let reads = training.reads();
         let features =
-            crate::features::labelled_features(&draft, std::slice::from_ref(&mixture), 1).remove(0);
+            labelled_features(&draft, &reads, std::slice::from_ref(&mixture), 1).remove(0);
         let probs: Vec<f32> =
             sigmoid(trained.head.acceptance_logit(features)).into_data().try_into_vec().unwrap();
         for (prob, label) in probs.into_iter().zip(mixture.labels) {
@@ -287,6 +291,8 @@ fn data_that_cannot_be_trained_on_is_refused() {
     assert_says(&error(&rows, &quick()), &["`set#7`", "models.draft"]);
     let too_long = [response_row("set#0", &[1; 64], &[2], &[3], &[0.5])];
     assert_says(&error(&too_long, &quick()), &["(1 are empty or begin past", "64 tokens"]);
+    let recorded = HeadTraining { labels: HeadLabels::Rollouts, ..quick() };
+    assert_says(&error(&responses(20, 10, 6), &recorded), &["`set#", "rollouts", "there are none"]);
     let bad = HeadTraining { batch_size: 0, ..quick() };
     assert_says(&error(&rows, &bad), &["`head.batch_size` is 0"]);
 }

@@ -7,8 +7,9 @@ mod prompts;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
+use draftsmith_model::HeadInput;
 use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -61,6 +62,16 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
     let test = Sources::read(recipe, PromptSet::Test)?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let trained = Trained::read(recipe, evaluate, &pair, device)?;
+    if let Some(head) = &trained.head
+        && head.config.reads.inputs().contains(&HeadInput::Position)
+    {
+        bail!(
+            "the head in `{}` reads `position`, so what it says of a candidate depends on where the \
+             round began, and cannot be recorded once; hint: train it without `position` in \
+             `head.inputs`, or leave out record, tune and replay",
+            head.dir.display()
+        );
+    }
     let sets = [
         (PromptSet::Validation, validation.choose(recipe, &pair, console)?),
         (PromptSet::Test, test.choose(recipe, &pair, console)?),

@@ -46,7 +46,7 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
-            let fitted = calibration.of(*decoding).filter(|_| test.recordings.has_head);
+            let fitted = calibration.of(*decoding).filter(|_| test.recordings.head.is_some());
             let served = evaluate.decoding(*decoding);
             replay.predictions.extend(predictions(drafter, served, &test, fitted));
             let calibrated = |set: RecordedSet| match fitted {
@@ -146,7 +146,7 @@ impl Sets<'_> {
         let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
         let fixed = self.spent(self.test, fixed.context("fixed lengths are among the rules")?)?;
         let plain = self.test.plain(&self.costs.rounds);
-        let perfect = self.validation.has_head.then(|| {
+        let perfect = self.validation.head.is_some().then(|| {
             let validation = self.validation.with_perfect_head();
             let choices = best_with_head(&validation, &self.costs)?;
             anyhow::Ok((self.test.with_perfect_head(), choices))

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::HeadScores;
-use draftsmith_train::{HeadTraining, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,6 +16,7 @@ use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
+use crate::rollouts::TrainingRollouts;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -71,13 +72,29 @@ pub(crate) fn run(
         return Ok(kept);
     }
 
+    let rollouts = match training.labels {
+        HeadLabels::Rollouts => {
+            let length = training.rollout_length;
+            Some(TrainingRollouts::read_or_record(
+                recipe,
+                &rows,
+                &provenance,
+                length,
+                device,
+                console,
+            )?)
+        }
+        HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => None,
+    };
+    let data =
+        HeadData { rows: &rows, rollouts: rollouts.as_ref().map(TrainingRollouts::recorded) };
     let draft = CausalLm::from_model_dir_in(draft_dir, training.dtype, device)?;
     let checkpoint_dir = head_dir.with_file_name("head-training");
     let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
     let progress =
         EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
     let trained = resumable.train(steps_left, progress, (&rows, &provenance), |stint| {
-        train_heads(&draft, &rows, std::slice::from_ref(training), recipe.seed, stint)
+        train_heads(&draft, data, std::slice::from_ref(training), recipe.seed, stint)
     })?;
     let Some(mut trained) = trained.and_then(|mut heads| heads.pop()) else {
         return Err(Interrupted.into());

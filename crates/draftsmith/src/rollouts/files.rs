@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{
-    ChatTemplate, PromptFile, Provenance, RolloutDecoding, RolloutProvenance, TextTokenizer,
-    hash_bytes, hash_file, read_provenance, read_rollouts, rollouts_path, shard_paths,
-    write_rollouts,
+    ChatTemplate, PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance,
+    TextTokenizer, hash_bytes, hash_file, read_provenance, read_rollouts, rollouts_path,
+    shard_paths, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig};
 use draftsmith_theory::{Decoding, Recording};
@@ -66,7 +66,7 @@ pub(crate) struct RolloutFiles<'a> {
 struct Drafting {
     name: DrafterName,
     hash: String,
-    head: Option<String>,
+    head: Option<RolloutHead>,
 }
 
 impl<'a> RolloutFiles<'a> {
@@ -247,9 +247,10 @@ fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>>
             Some(dir) => {
                 need_head(&dir)?;
                 let config = AcceptanceHeadConfig::from_dir(&dir)?;
-                let shape =
-                    format!("{} {} {}", config.hidden_size, config.num_layers, config.is_tied());
-                Some(hash_export(&dir, &shape)?)
+                let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
+                let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
+                let hash = hash_export(&dir, &shape)?;
+                Some(RolloutHead { hash, looks_ahead: reads.looks_ahead() })
             }
             None => None,
         };

@@ -45,11 +45,14 @@ pub(super) fn write(
     }
     if let Some(head) = head {
         let kind = if head.config.is_tied() { "tied" } else { "untied" };
+        let form = if head.config.reads.looks_ahead() { " that looks ahead" } else { "" };
+        let inputs = head.config.reads.inputs().iter();
+        let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
         models.push(ModelSummary {
             role: "head".to_owned(),
             name: head.dir.display().to_string(),
             description: format!(
-                "acceptance head, {} {kind} blocks of width {}",
+                "acceptance head{form}, {} {kind} blocks of width {}{more}",
                 head.config.num_layers, head.config.hidden_size
             ),
             hash: hash_dir(&head.dir)?,

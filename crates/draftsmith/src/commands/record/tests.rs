@@ -3,7 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use draftsmith_theory::{Bounds, Calibration, Counts, Platt, Recordings, StopRuleConfig};
+use draftsmith_model::{HeadForm, HeadInput};
+use draftsmith_theory::{
+    Bounds, Calibration, Counts, HeadTiming, Platt, Recordings, StopRuleConfig,
+};
+use draftsmith_train::HeadLabels;
 use serde_json::json;
 
 use super::*;
@@ -133,7 +137,7 @@ fn replay_counts_what_evaluation_counts() {
         let test = read_recordings(&recipe, row.drafter, PromptSet::Test, DecodingName::Greedy)
             .expect("recorded");
         assert_eq!(test.ids.len(), 4, "two prompts and two turns");
-        assert_eq!(test.recordings.has_head, row.drafter == DrafterName::Draft);
+        assert_eq!(test.recordings.head.is_some(), row.drafter == DrafterName::Draft);
         let replayed = |recordings: &Recordings| -> Counts {
             recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
         };
@@ -175,6 +179,79 @@ fn calibrate(recipe: &Recipe) -> Calibration {
     let calibration = json!({ "greedy": fitted, "sampled": null });
     write_keys(&recipe.head_dir(), vec![(HeadCalibration::KEY, calibration)]).expect("written");
     map
+}
+
+#[test]
+fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut recipe = recipe(dir.path());
+    recipe.adapter = None;
+    let head = recipe.head.as_mut().expect("a section");
+    head.form = HeadForm::LookAhead;
+    head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
+    head.labels = HeadLabels::Rollouts;
+    let evaluate = recipe.evaluate.as_mut().expect("a section");
+    for rules in [
+        &mut evaluate.draft_confidence_thresholds,
+        &mut evaluate.candidate_prob_thresholds,
+        &mut evaluate.joint_confidence_thresholds,
+        &mut evaluate.entropy_thresholds,
+    ] {
+        rules.clear();
+    }
+    let (device, console) = (Device::flex(), Console::silent());
+    build_data::run(&recipe, &device, &console).expect("data");
+    let trained = train_head::run(&recipe, &device, &mut None, &console).expect("a head");
+    let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
+    let (rows, provenance) = draftsmith_data::read_rollouts(&path).expect("rollouts");
+    assert_eq!((provenance.head, provenance.max_length), (None, 1));
+    let responses = rows.iter().filter(|row| row.is_response).count();
+    assert_eq!(responses, 40);
+    assert!(trained.scores.num_labels > 0);
+
+    // Other settings of the head need no other rollouts; other rollouts are recorded again.
+    let changed = |path: &Path| path.metadata().expect("a file").modified().expect("a time");
+    let written = changed(&path);
+    let mut other = recipe.clone();
+    other.head.as_mut().expect("a section").rejection_weight = 2.0;
+    train_head::run(&other, &device, &mut None, &console).expect("another head");
+    assert_eq!(changed(&path), written);
+    other.head.as_mut().expect("a section").rollout_length = 2;
+    train_head::run(&other, &device, &mut None, &console).expect("another head");
+    let (longer, _) = draftsmith_data::read_rollouts(&path).expect("rollouts");
+    let longest = longer.iter().filter(|row| !row.is_response);
+    assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
+
+    record(&other, &device, &console).expect("recorded");
+    let rows = evaluate::run(&other, &device, &console).expect("results").rows;
+    let greedy = rows.iter().filter(|row| {
+        row.category == ALL_CATEGORIES
+            && row.decoding == DecodingName::Greedy
+            && row.drafter == DrafterName::Draft
+    });
+    let test = read_recordings(&other, DrafterName::Draft, PromptSet::Test, DecodingName::Greedy)
+        .expect("recorded");
+    assert_eq!(test.recordings.head, Some(HeadTiming::AtDraw));
+    let mut num_compared = 0;
+    for row in greedy {
+        let replayed = test.recordings.replay_counts(&rule(row)).expect("replays");
+        assert_eq!(replayed.into_iter().sum::<Counts>(), counts(row), "{:?}", rule(row));
+        num_compared += 1;
+    }
+    assert_eq!(num_compared, 3 + 2 + 2 + 2);
+}
+
+#[test]
+fn what_cannot_be_recorded_is_refused() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut recipe = recipe(dir.path());
+    recipe.adapter = None;
+    recipe.head.as_mut().expect("a section").inputs = vec![HeadInput::Position];
+    let (device, console) = (Device::flex(), Console::silent());
+    build_data::run(&recipe, &device, &console).expect("data");
+    train_head::run(&recipe, &device, &mut None, &console).expect("a head");
+    let error = record(&recipe, &device, &console).expect_err("refused").to_string();
+    assert!(error.contains("reads `position`") && error.contains("hint:"), "{error}");
 }
 
 /// Reads rollouts after something they depend on has changed.

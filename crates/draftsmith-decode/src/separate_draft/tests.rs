@@ -1,0 +1,196 @@
+//! Heads of every form: what they say while drafting is what they say of whole sequences, and replay is decoding.
+
+use std::ops::ControlFlow;
+
+use burn::tensor::{Int, Tensor, TensorData};
+use draftsmith_model::{HeadFeatures, HeadForm, HeadInput, HeadReads};
+use draftsmith_theory::{
+    Bounds, Decoding, HeadTiming, Recordings, SeededDraws, StopRuleConfig, entropy_of_log_probs,
+    log_softmax,
+};
+
+use super::*;
+use crate::record::{RecordOptions, record};
+use crate::round::{Limits, RoundTokens, decode_plain, decode_speculative};
+use crate::session::Logits;
+use crate::session::tests::Models;
+
+const VOCAB_SIZE: usize = 100;
+
+fn all_reads() -> Vec<HeadReads> {
+    use HeadInput::{Entropy, Position, TopProb};
+    let inputs: [&[HeadInput]; 3] = [&[], &[Entropy, TopProb], &[Entropy, TopProb, Position]];
+    let forms = [HeadForm::Candidate, HeadForm::LookAhead];
+    forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
+}
+
+/// What the head says of each token of `ids` behind the first `num_before`, candidates of one round, from one pass over
+/// the whole.
+fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
+    let Models { target: draft, head, .. } = models;
+    let tensor = |ids: &[u32]| {
+        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &draft.device())
+    };
+    let hidden = draft.hidden_states(tensor(ids));
+    let logits = draft.lm_head(hidden.clone()).into_data().try_into_vec::<f32>().expect("f32");
+    let (reads, num) = (head.reads(), ids.len() - num_before);
+    let first = if reads.looks_ahead() { num_before - 1 } else { num_before };
+    let hidden = hidden.squeeze_dim::<2>(0).slice(first..first + num);
+    let scalars: Vec<f32> = (num_before..ids.len())
+        .flat_map(|at| {
+            let row = &logits[(at - 1) * VOCAB_SIZE..at * VOCAB_SIZE];
+            let log_probs = log_softmax(row);
+            let candidate = DrawnCandidate {
+                entropy: entropy_of_log_probs(&log_probs),
+                top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+                log_prob: Some(log_probs[ids[at] as usize]),
+                position: at - num_before,
+            };
+            reads.scalars(&candidate, VOCAB_SIZE).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut extra = Vec::new();
+    if reads.looks_ahead() {
+        extra.push(draft.embed(tensor(&ids[num_before..])).squeeze_dim::<2>(0));
+    }
+    if reads.num_scalars() > 0 {
+        let data = TensorData::new(scalars, [num, reads.num_scalars()]);
+        extra.push(Tensor::from_data(data, &draft.device()));
+    }
+    let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
+    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
+    let logits: Vec<f32> = logits.try_into_vec().expect("f32");
+    logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
+}
+
+#[test]
+fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
+    let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
+    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
+    for (nth, reads) in all_reads().iter().enumerate() {
+        for models in &Models::both(&format!("whole-{nth}"), 1, reads) {
+            let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+            draft.begin(&mut (), &ids[..8]).expect("fits");
+            // Two rounds of candidates that are what comes next, the first of which is cut back.
+            for (start, end) in [(8, 13), (10, 20)] {
+                Drafter::<()>::roll_back(&mut draft, start - 1);
+                let expected = of_whole_sequence(models, &ids[..end], start);
+                let mut found = Vec::new();
+                for at in start..end {
+                    let drafted =
+                        draft.draft(&mut (), &ids[..at], at - start, needs).expect("finite");
+                    let read = drafted.signals.acceptance_prob;
+                    found.extend(read.map(|estimate| match estimate {
+                        HeadEstimate::OfRead(prob) => prob,
+                        HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
+                    }));
+                    let drawn = Drafter::<()>::assess(&mut draft, &drafted.logits, ids[at]);
+                    found.extend(drawn.expect("finite"));
+                }
+                // A head that does not look ahead has yet to read the last candidate.
+                assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
+                for (found, expected) in found.iter().zip(expected) {
+                    // Sums of f32 in another order, of numbers near 1.
+                    assert!((found - expected).abs() < 1e-5, "{reads:?}: {found} for {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// A target that says what the draft's own model does, but for one prefix in four.
+struct Whimsical<'m>(ModelSession<'m>);
+
+impl Target for Whimsical<'_> {
+    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.0.begin(prompt)
+    }
+
+    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
+        let logits = self.0.logits(tokens, num_rows)?;
+        let mut rows = logits.rows().flatten().copied().collect::<Vec<f32>>();
+        let first = tokens.len() - num_rows + 1;
+        for (row, end) in rows.chunks_exact_mut(VOCAB_SIZE).zip(first..) {
+            let mix = |mixed: u64, token: &u32| {
+                (mixed ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+            };
+            let mixed = tokens[..end].iter().fold(7, mix);
+            if mixed % 4 == 0 {
+                row[2 + (mixed / 4 % 97) as usize] = 50.0;
+            }
+        }
+        Ok(Logits::new(rows, VOCAB_SIZE))
+    }
+
+    fn roll_back(&mut self, len: usize) {
+        self.0.roll_back(len);
+    }
+
+    fn context(&self) -> usize {
+        self.0.context()
+    }
+}
+
+/// The rules that read a head, at settings that stop now and then.
+fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
+    let threshold = |stop_threshold, without_lag| StopRuleConfig::RejectionThreshold {
+        stop_threshold,
+        without_lag,
+        bounds,
+    };
+    [0.3, 0.6, 0.8].into_iter().flat_map(|h| [threshold(h, false), threshold(h, true)]).collect()
+}
+
+#[test]
+fn replay_is_decoding_with_a_head_of_any_form() {
+    let bounds = Bounds { min: 1, max: 5 };
+    let limits = Limits { max_new_tokens: 24, eos_token_ids: vec![1] };
+    let go_on = &mut |_: RoundTokens<'_>| ControlFlow::Continue(());
+    let (greedy, prompt) = (Decoding::Greedy, [5, 17, 42]);
+    let recorded = all_reads().into_iter().filter(|reads| reads.inputs().len() < 3);
+    for (nth, reads) in recorded.enumerate() {
+        let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
+        let mut target = Whimsical(ModelSession::new(&models.target, 64, "target"));
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+        let draws = &mut SeededDraws::new(0, &["unused"]);
+        let plain = decode_plain(&mut target, &greedy, &prompt, &limits, draws, go_on)
+            .expect("finite")
+            .token_ids;
+        let options = RecordOptions {
+            decoding: greedy,
+            limits: limits.clone(),
+            max_length: bounds.max,
+            has_head: true,
+        };
+        let recording =
+            record(&mut target, &mut draft, &options, &prompt, &plain, draws).expect("finite");
+        let timing = if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
+        let recordings = Recordings {
+            max_length: bounds.max,
+            eos_token_ids: limits.eos_token_ids.clone(),
+            head: Some(timing),
+            responses: vec![recording],
+        };
+        let places = &recordings.responses[0].places;
+        let num_rejected = places.iter().filter(|place| place.rollout.is_some()).count();
+        assert!((3..places.len() - 3).contains(&num_rejected), "{num_rejected}");
+        for config in rules(bounds) {
+            let rule = &mut *config.init().expect("valid");
+            let decoded = decode_speculative(
+                &mut target,
+                &mut draft,
+                rule,
+                &greedy,
+                &prompt,
+                &limits,
+                draws,
+                go_on,
+            )
+            .expect("finite");
+            let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
+            assert_eq!(decoded.token_ids, plain, "{reads:?}, {config:?}");
+            assert_eq!(decoded.trace.counts(), replayed, "{reads:?}, {config:?}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! `config.json` of a head directory, and the two schemas that it may be of.
+
+use std::path::Path;
+
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+
+use super::AcceptanceHead;
+use super::reads::{HeadForm, HeadInput, HeadReads};
+use crate::error::{ModelError, read_json};
+
+/// What heads that are not the authors' call their schema in `config.json`.
+const OWN_SCHEMA: &str = "draftsmith.head.v2";
+
+/// The shape of a head, and where it came from: `config.json` of a head directory.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "Stored")]
+pub struct AcceptanceHeadConfig {
+    /// Width of the draft's hidden states.
+    pub hidden_size: usize,
+    /// Number of residual blocks, 0 to 64.
+    pub num_layers: usize,
+    /// Whether one block serves every depth.
+    pub tied: bool,
+    /// What is read of a candidate.
+    pub reads: HeadReads,
+    /// SHA-256 of the draft the head was trained on, if known.
+    pub draft_hash: Option<String>,
+    /// SHA-256 of the target whose verdicts the head predicts, if known.
+    pub target_hash: Option<String>,
+    /// Everything else that training recorded.
+    pub training: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The keys as they stand in the file. The authors' schema has no name, and its heads no keys but the first two.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    hidden_size: usize,
+    num_layers: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    schema: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tied: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    form: Option<HeadForm>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inputs: Option<Vec<HeadInput>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    draft_hash: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_hash: Option<String>,
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    training: serde_json::Map<String, serde_json::Value>,
+}
+
+impl From<AcceptanceHeadConfig> for Stored {
+    fn from(config: AcceptanceHeadConfig) -> Self {
+        let own = !config.is_authors();
+        Self {
+            hidden_size: config.hidden_size,
+            num_layers: config.num_layers,
+            schema: own.then(|| OWN_SCHEMA.to_owned()),
+            tied: own.then_some(config.tied),
+            form: own.then(|| config.reads.form()),
+            inputs: own.then(|| config.reads.inputs().to_vec()),
+            draft_hash: config.draft_hash,
+            target_hash: config.target_hash,
+            training: config.training,
+        }
+    }
+}
+
+impl Stored {
+    /// The config.
+    ///
+    /// # Errors
+    /// The key that is wrong, and how.
+    fn check(self) -> Result<AcceptanceHeadConfig, (&'static str, String)> {
+        if let Some(schema) = self.schema.as_deref().filter(|schema| *schema != OWN_SCHEMA) {
+            return Err(("schema", format!("is `{schema}`: `{OWN_SCHEMA}` and none are known")));
+        }
+        if self.hidden_size == 0 {
+            return Err(("hidden_size", "is 0, expected the draft's hidden size".to_owned()));
+        }
+        if self.num_layers > 64 {
+            return Err(("num_layers", format!("is {}, expected 0 to 64", self.num_layers)));
+        }
+        let (tied, form, inputs) = if self.schema.is_some() {
+            let missing = |key| (key, format!("is missing, which `{OWN_SCHEMA}` has"));
+            let tied = self.tied.ok_or_else(|| missing("tied"))?;
+            let form = self.form.ok_or_else(|| missing("form"))?;
+            (tied, form, self.inputs.ok_or_else(|| missing("inputs"))?)
+        } else {
+            let own = [
+                ("tied", self.tied.is_some()),
+                ("form", self.form.is_some()),
+                ("inputs", self.inputs.is_some()),
+            ];
+            if let Some((key, _)) = own.into_iter().find(|(_, is_there)| *is_there) {
+                return Err((key, format!("is there, but not `schema` = `{OWN_SCHEMA}`")));
+            }
+            (true, HeadForm::Candidate, Vec::new())
+        };
+        Ok(AcceptanceHeadConfig {
+            hidden_size: self.hidden_size,
+            num_layers: self.num_layers,
+            tied,
+            reads: HeadReads::new(form, &inputs),
+            draft_hash: self.draft_hash,
+            target_hash: self.target_hash,
+            training: self.training,
+        })
+    }
+}
+
+impl AcceptanceHeadConfig {
+    /// A head of `num_layers` tied or untied blocks that reads a hidden state alone.
+    pub fn new(hidden_size: usize, num_layers: usize, tied: bool) -> Self {
+        Self {
+            hidden_size,
+            num_layers,
+            tied,
+            reads: HeadReads::default(),
+            draft_hash: None,
+            target_hash: None,
+            training: serde_json::Map::new(),
+        }
+    }
+
+    /// The same with other things to read.
+    pub fn with_reads(self, reads: HeadReads) -> Self {
+        Self { reads, ..self }
+    }
+
+    /// Whether one block serves every depth.
+    pub fn is_tied(&self) -> bool {
+        self.tied
+    }
+
+    /// Whether the authors' class has such heads, which are then stored as it stores them.
+    pub fn is_authors(&self) -> bool {
+        self.tied && self.reads.is_hidden_alone()
+    }
+
+    pub(super) fn num_stored_blocks(&self) -> usize {
+        if self.tied { self.num_layers.min(1) } else { self.num_layers }
+    }
+
+    /// Initialises a head with PyTorch's default for linear layers: uniform in ±1/√in.
+    pub fn init(&self, device: &Device) -> AcceptanceHead {
+        let hidden = self.hidden_size;
+        let num_extra = self.reads.num_extra(hidden);
+        let input = LinearConfig::new(num_extra, hidden).with_bias(false);
+        AcceptanceHead {
+            input: (num_extra > 0).then(|| input.init(device)),
+            blocks: (0..self.num_stored_blocks())
+                .map(|_| LinearConfig::new(hidden, hidden).init(device))
+                .collect(),
+            output: LinearConfig::new(hidden, 2).init(device),
+            num_layers: self.num_layers,
+            reads: self.reads.clone(),
+            host: None,
+        }
+    }
+
+    /// Reads a head's `config.json`.
+    ///
+    /// # Errors
+    /// If it is missing, not JSON, or of another schema.
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        let path = dir.join("config.json");
+        let stored: Stored = read_json(&path)?;
+        stored.check().map_err(|(key, problem)| ModelError::Config { path, key, problem })
+    }
+}

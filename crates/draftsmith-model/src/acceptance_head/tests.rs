@@ -1,0 +1,190 @@
+//! Files that come back, the authors' names, and one answer by either path.
+
+use super::*;
+use burn::tensor::TensorData;
+
+/// What a head says of three rows, as training asks it, and as decoding does of rows on the device and in host memory.
+fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
+    let device = Device::flex();
+    let rows = |from: usize| {
+        let values = (0..3 * hidden).map(|i| ((from + i) as f32 * 0.37).sin()).collect();
+        HostRows { values, width: hidden }
+    };
+    let (own, embedding) = (rows(0), head.reads().looks_ahead().then(|| rows(100)));
+    let scalars: Vec<f32> = (0..3)
+        .flat_map(|row| {
+            let share = f64::from(row) / 3.0;
+            let candidate = DrawnCandidate {
+                entropy: 2.0 * share,
+                top_prob: share,
+                log_prob: Some(-share),
+                position: row as usize,
+            };
+            head.reads().scalars(&candidate, 50).collect::<Vec<_>>()
+        })
+        .collect();
+    let tensor = |values: &[f32]| {
+        let shape = [3, values.len() / 3];
+        Tensor::<2>::from_data(TensorData::new(values.to_vec(), shape), &device)
+    };
+    let extra = beside(embedding.as_ref(), &scalars, 3);
+    let extra = (!extra.is_empty()).then(|| tensor(&extra));
+    let features = HeadFeatures { hidden: tensor(&own.values), extra };
+    let trained = head.acceptance_logit(features).into_data().try_into_vec().expect("f32");
+    let on_device = |rows: &HostRows| Rows::from(tensor(&rows.values).unsqueeze::<3>());
+    let decoded = |place: &dyn Fn(&HostRows) -> Rows| {
+        let (own, embedding) = (place(&own), embedding.as_ref().map(place));
+        let logits = head.acceptance_logits(&own, embedding.as_ref(), &scalars);
+        let [logits] = Rows::to_host([logits]).expect("brought");
+        logits
+    };
+    [trained, decoded(&on_device), decoded(&|rows| rows.clone().into())]
+}
+
+/// Everything that a head can read.
+fn all_reads() -> Vec<HeadReads> {
+    use HeadInput::{Entropy, Position, TopProb};
+    let inputs: [&[HeadInput]; 3] = [&[], &[TopProb], &[Entropy, TopProb, Position]];
+    let forms = [HeadForm::Candidate, HeadForm::LookAhead];
+    forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
+}
+
+/// Asserts that two heads have the same weights, and say the same of rows but for the order of
+/// sums: one that was read goes another way through few rows than one that is trained.
+fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize) {
+    assert_eq!(found.blocks.len(), expected.blocks.len());
+    assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
+    assert!(same(&found.output, &expected.output));
+    let same_input = match (&found.input, &expected.input) {
+        (Some(a), Some(b)) => same(a, b),
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    assert!(same_input && found.reads == expected.reads);
+    let [expected, ..] = outputs(expected, hidden);
+    for found in outputs(found, hidden) {
+        for (a, b) in found.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+        }
+    }
+}
+
+#[test]
+fn heads_of_every_kind_round_trip_at_every_depth() {
+    let device = Device::flex();
+    for reads in all_reads() {
+        for tied in [true, false] {
+            for num_layers in 0..=3 {
+                let config =
+                    AcceptanceHeadConfig::new(8, num_layers, tied).with_reads(reads.clone());
+                let head = config.init(&device);
+                let dir = tempfile::tempdir().expect("a temporary directory");
+                head.write_dir(dir.path(), &config).expect("written");
+                let (read_config, read) =
+                    AcceptanceHead::from_dir(dir.path(), 8, &device).expect("reads");
+                assert_eq!(read_config, config);
+                assert_same(&read, &head, 8);
+                let [logits, ..] = outputs(&head, 8);
+                assert!(logits.iter().any(|logit| *logit != logits[0]), "{logits:?}");
+            }
+        }
+    }
+}
+
+/// The keys of `config.json`, and the names of the tensors.
+fn names(config: &AcceptanceHeadConfig) -> (Vec<String>, Vec<String>) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    config.init(&Device::flex()).write_dir(dir.path(), config).expect("written");
+    let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+    let json: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&text).expect("an object");
+    let reader = WeightReader::open_file(&dir.path().join("model.safetensors")).expect("opens");
+    (json.keys().cloned().collect(), reader.names().map(str::to_owned).collect())
+}
+
+#[test]
+fn what_the_authors_class_would_misread_has_names_that_it_does_not_know() {
+    let (keys, _) = names(&AcceptanceHeadConfig::new(4, 2, true));
+    assert_eq!(keys, ["hidden_size", "num_layers"]);
+    let mut configs = vec![AcceptanceHeadConfig::new(4, 2, false)];
+    let more = all_reads().into_iter().filter(|reads| !reads.is_hidden_alone());
+    configs.extend(more.map(|reads| AcceptanceHeadConfig::new(4, 2, true).with_reads(reads)));
+    for config in configs {
+        let (mut keys, tensors) = names(&config);
+        keys.sort();
+        assert_eq!(keys, ["form", "hidden_size", "inputs", "num_layers", "schema", "tied"]);
+        assert!(tensors.iter().all(|name| !name.starts_with("model")), "{tensors:?}");
+    }
+}
+
+#[test]
+fn a_config_that_makes_no_sense_is_refused_with_its_key() {
+    let own = r#""hidden_size": 4, "num_layers": 1, "schema": "draftsmith.head.v2""#;
+    let authors = r#""hidden_size": 4, "num_layers": 1"#;
+    for (text, parts) in [
+        (format!(r#"{{{own}, "form": "candidate", "inputs": []}}"#), ["`tied`", "is missing"]),
+        (format!(r#"{{{own}, "tied": true, "form": "candidate"}}"#), ["`inputs`", "is missing"]),
+        (format!(r#"{{{authors}, "form": "look-ahead"}}"#), ["`form`", "`schema`"]),
+        (format!(r#"{{{authors}, "schema": "draftsmith.head.v3"}}"#), ["`schema`", "v3"]),
+        (format!(r#"{{{own}, "tied": true, "form": "x", "inputs": []}}"#), ["`x`", "look-ahead"]),
+    ] {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("config.json"), &text).expect("written");
+        let error = AcceptanceHeadConfig::from_dir(dir.path()).expect_err("refused");
+        let sources = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+        let message: String = sources.map(|error| format!("{error} ")).collect();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+}
+
+#[test]
+fn a_tied_file_has_the_authors_names_and_metadata() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let config = AcceptanceHeadConfig::new(4, 3, true);
+    config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
+    let path = dir.path().join("model.safetensors");
+    let reader = WeightReader::open_file(&path).expect("opens");
+    let names: Vec<&str> = reader.names().collect();
+    assert_eq!(
+        names,
+        ["model.0.linear.bias", "model.0.linear.weight", "model.3.bias", "model.3.weight"]
+    );
+    let metadata = crate::read_metadata(&path).expect("reads");
+    assert_eq!(metadata["model.2.linear.weight"], "model.0.linear.weight");
+}
+
+#[test]
+fn a_block_under_a_later_index_fills_the_missing_ones() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let device = Device::flex();
+    let config = AcceptanceHeadConfig::new(4, 3, true);
+    let head = config.init(&device);
+    head.write_dir(dir.path(), &config).expect("written");
+    let mut tensors = Vec::new();
+    push_linear(&mut tensors, "model.2.linear", &head.blocks[0]);
+    push_linear(&mut tensors, "model.3", &head.output);
+    write_safetensors(&dir.path().join("model.safetensors"), &tensors, WeightDtype::F32, &[])
+        .expect("written");
+    let (_, read) = AcceptanceHead::from_dir(dir.path(), 4, &device).expect("reads");
+    assert_same(&read, &head, 4);
+}
+
+#[test]
+fn wrong_widths_and_untied_blocks_under_the_tied_schema_are_refused() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let device = Device::flex();
+    let config = AcceptanceHeadConfig::new(4, 2, true);
+    config.init(&device).write_dir(dir.path(), &config).expect("written");
+    let message =
+        AcceptanceHead::from_dir(dir.path(), 8, &device).expect_err("refused").to_string();
+    assert!(message.contains("hidden_size") && message.contains('8'), "{message}");
+    let untied = AcceptanceHeadConfig::new(4, 2, false).init(&device);
+    let mut tensors = Vec::new();
+    push_linear(&mut tensors, "model.0.linear", &untied.blocks[0]);
+    push_linear(&mut tensors, "model.1.linear", &untied.blocks[1]);
+    push_linear(&mut tensors, "model.2", &untied.output);
+    write_safetensors(&dir.path().join("model.safetensors"), &tensors, WeightDtype::F32, &[])
+        .expect("written");
+    let message =
+        AcceptanceHead::from_dir(dir.path(), 4, &device).expect_err("refused").to_string();
+    assert!(message.contains("untied"), "{message}");
+}

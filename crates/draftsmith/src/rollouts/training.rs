@@ -1,0 +1,168 @@
+//! What the draft says along the responses that were built, for labels from rollouts:
+//! `data/<recipe>/rollouts-draft-training-<decoding>.parquet`.
+//!
+//! Recorded under the data's own sampling, without a head, since this is what heads are made of. A file is whole or
+//! absent, and one of other data, models or settings is recorded again.
+
+use std::collections::HashSet;
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{
+    Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow, read_rollouts,
+    rollouts_path, write_rollouts,
+};
+use draftsmith_theory::{Decoding, Recording, Sampling, SeededDraws};
+use draftsmith_train::RecordedRollouts;
+use rayon::prelude::*;
+
+use super::rows::rows_of;
+use crate::console::{Console, Interrupted};
+use crate::decoders::Decoders;
+use crate::device::{DeviceChoice, on_pool};
+use crate::pair::{Pair, hash_dir};
+use crate::progress::Progress;
+use crate::recipe::{Recipe, decoding};
+use crate::results::DrafterName;
+use crate::trained::Trained;
+
+/// The set's name in files.
+const SET: &str = "training";
+
+/// The rollouts along a recipe's built data.
+pub(crate) struct TrainingRollouts {
+    rows: Vec<RolloutRow>,
+    is_greedy: bool,
+}
+
+impl TrainingRollouts {
+    /// Reads the rollouts of `max_length` candidates along `responses`, or records them.
+    ///
+    /// # Errors
+    /// If the responses are not the target's own, it is another target than the recipe's, a model cannot be read or
+    /// fails, or the file cannot be written.
+    pub(crate) fn read_or_record(
+        recipe: &Recipe,
+        responses: &[ResponseRow],
+        provenance: &Provenance,
+        max_length: usize,
+        device: &Device,
+        console: &Console,
+    ) -> Result<Self> {
+        if provenance.existing_responses {
+            bail!(
+                "labels from rollouts need responses that the target gave, but the data in `{}` has \
+                 existing ones; hint: set `data.responses` to `generate`, or other `head.labels`",
+                recipe.data_dir().display()
+            );
+        }
+        if hash_dir(&recipe.models.target)? != provenance.target {
+            bail!(
+                "the data in `{}` was built with another target than `{}`: build it again",
+                recipe.data_dir().display(),
+                recipe.models.target.display()
+            );
+        }
+        let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+        let expected = RolloutProvenance {
+            responses: provenance.clone(),
+            drafter: DrafterName::Draft.to_string(),
+            set: SET.to_owned(),
+            head: None,
+            max_length: max_length as u32,
+            context: pair.context() as u32,
+            eos_token_ids: pair.target.config().eos_token_ids.clone(),
+        };
+        let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
+        let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());
+        if path.exists() {
+            match read_rollouts(&path) {
+                Ok((rows, found)) if found == expected && are_of(&rows, responses, &pair) => {
+                    return Ok(Self { rows, is_greedy });
+                }
+                _ => console.note(format!(
+                    "train-head: `{}` is broken or of other data or settings: it is recorded again",
+                    path.display()
+                )),
+            }
+        }
+        let progress = Progress::new(console, "train-head", "responses", responses.len() as u64);
+        progress.message("recording rollouts");
+        let job = Job { pair: &pair, expected: &expected, console, progress: &progress };
+        let recorded = on_pool(|| job.record(responses, DeviceChoice::is_cpu(device)))?;
+        progress.clear();
+        let rows: Vec<RolloutRow> =
+            recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, false)).collect();
+        write_rollouts(&path, &rows, &expected)?;
+        Ok(Self { rows, is_greedy })
+    }
+
+    /// The rollouts as training takes them.
+    pub(crate) fn recorded(&self) -> RecordedRollouts<'_> {
+        RecordedRollouts { rows: &self.rows, is_greedy: self.is_greedy }
+    }
+}
+
+/// Whether rollouts are there of all responses and no others: data may have been built further since.
+fn are_of(rows: &[RolloutRow], responses: &[ResponseRow], pair: &Pair) -> bool {
+    let found: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+    let usable = responses.iter().filter(|response| is_usable(response, pair));
+    usable.map(|response| response.id.as_str()).collect::<HashSet<_>>() == found
+}
+
+/// Whether there is a place at which the draft can say something.
+fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
+    let num_prompt_tokens = response.prompt_ids.len();
+    !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)
+}
+
+struct Job<'a> {
+    pair: &'a Pair,
+    expected: &'a RolloutProvenance,
+    console: &'a Console,
+    progress: &'a Progress,
+}
+
+impl Job<'_> {
+    fn record(&self, responses: &[ResponseRow], on_cpu: bool) -> Result<Vec<(String, Recording)>> {
+        let trained = Trained { head: None, adapters: Vec::new() };
+        let max_new_tokens = self.expected.responses.max_new_tokens as usize;
+        let decoders = || Decoders::new(self.pair, &trained, max_new_tokens);
+        let one = |decoders: &mut Decoders<'_>, response: &ResponseRow| {
+            if self.console.is_interrupted() {
+                return Err(Interrupted.into());
+            }
+            self.progress.advance(1);
+            if !is_usable(response, self.pair) {
+                return Ok(None);
+            }
+            let recording = self.record_one(decoders, response)?;
+            Ok(Some((response.id.clone(), recording)))
+        };
+        let recorded: Vec<Option<(String, Recording)>> = if on_cpu {
+            responses.par_iter().map_init(decoders, one).collect::<Result<_>>()?
+        } else {
+            let mut decoders = decoders();
+            responses.iter().map(|row| one(&mut decoders, row)).collect::<Result<_>>()?
+        };
+        Ok(recorded.into_iter().flatten().collect())
+    }
+
+    fn record_one(&self, decoders: &mut Decoders<'_>, response: &ResponseRow) -> Result<Recording> {
+        let Provenance { temperature, top_p, top_k, seed, .. } = self.expected.responses;
+        let decoding: Decoding =
+            decoding(Sampling { temperature, top_p, top_k: top_k.map(|top_k| top_k as usize) });
+        let ResponseRow { id, prompt_ids, response_ids, .. } = response;
+        let stream = [id, "rollouts", SET, self.expected.decoding().as_str()];
+        let mut draws = SeededDraws::new(seed, &stream);
+        let len = response_ids.len().min(self.pair.context() - prompt_ids.len());
+        decoders.record(
+            DrafterName::Draft,
+            &decoding,
+            self.expected.max_length as usize,
+            prompt_ids,
+            &response_ids[..len],
+            &mut draws,
+        )
+    }
+}
