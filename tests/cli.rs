@@ -17,5 +17,7 @@ mod resume;
 mod road;
 #[path = "cli/support.rs"]
 mod support;
+#[path = "cli/sweep.rs"]
+mod sweep;
 #[path = "cli/tune.rs"]
 mod tune;

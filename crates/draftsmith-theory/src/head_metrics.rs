@@ -1,7 +1,9 @@
 //! How good an acceptance head's predictions are, against soft labels.
 //!
 //! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight y and negative
-//! with weight 1 − y; none of them carries the training loss's rejection weight, so scores compare across weights.
+//! with weight 1 − y; none of them carries the training loss's rejection weight. A head that is trained with one
+//! predicts less than the label all the same, by a known shift of its logit: what compares heads of several weights
+//! is the order of their predictions, and [`HeadScores::unshifted_kl`].
 //! A row may count for more or less than one: as many rows as its weight says.
 
 use serde::{Deserialize, Serialize};
@@ -18,9 +20,11 @@ const LEAST_LOG: f64 = -100.0;
 /// Sums are kept as they are; the ranking score needs every row, 24 bytes a label.
 #[derive(Debug, Clone, Default)]
 pub struct HeadMetrics {
+    rejection_weight: Option<f64>,
     rows: Vec<Row>,
     weight: f64,
     sum_kl: f64,
+    sum_unshifted_kl: f64,
     sum_bce: f64,
     sum_squares: f64,
     bins: [Bin; NUM_BINS],
@@ -64,6 +68,11 @@ pub struct HeadScores {
     pub num_labels: usize,
     /// Mean binary KL(label ‖ prediction) in nats: 0 for a perfect head. The authors' `KL` metric.
     pub kl: f64,
+    /// The same after ln w was added to each logit, w the loss's rejection weight. The weighted loss is least where
+    /// the odds of acceptance are y / (w (1 − y)), not y / (1 − y): this takes the shift back, so that heads trained
+    /// with several weights compare. At a weight of 1 it is `kl`; none where the weight is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unshifted_kl: Option<f64>,
     /// Mean binary cross-entropy in nats, unweighted: `kl` and the labels' own entropy.
     pub bce: f64,
     /// The chance that an accepted token is predicted above a rejected one, ties counting half. 0.5 is blind; a
@@ -81,6 +90,15 @@ pub struct HeadScores {
 }
 
 impl HeadMetrics {
+    /// Of a head whose loss weighed rejections with `rejection_weight`.
+    ///
+    /// # Panics
+    /// If that is not above 0.
+    pub fn unshifting(rejection_weight: f64) -> Self {
+        assert!(rejection_weight > 0.0, "a weight is above 0, not {rejection_weight}");
+        Self { rejection_weight: Some(rejection_weight), ..Self::default() }
+    }
+
     /// Adds one prediction and its label, both probabilities; exactly 0 and 1 are fine.
     ///
     /// # Panics
@@ -101,10 +119,17 @@ impl HeadMetrics {
         );
         assert!((0.0..=1.0).contains(&label), "a label is a probability, not {label}");
         let bce = binary_cross_entropy(predicted_prob, label);
+        let entropy = binary_entropy(label);
         self.weight += weight;
         self.sum_bce += weight * bce;
         // Never negative but for rounding, when the prediction is the label.
-        self.sum_kl += weight * (bce - binary_entropy(label)).max(0.0);
+        self.sum_kl += weight * (bce - entropy).max(0.0);
+        if let Some(rejection_weight) = self.rejection_weight {
+            let accepted = rejection_weight * predicted_prob;
+            let unshifted = accepted / (accepted + (1.0 - predicted_prob));
+            let kl = binary_cross_entropy(unshifted, label) - entropy;
+            self.sum_unshifted_kl += weight * kl.max(0.0);
+        }
         self.sum_squares += weight * (predicted_prob - label).powi(2);
         let bin = &mut self.bins[((predicted_prob * NUM_BINS as f64) as usize).min(NUM_BINS - 1)];
         bin.num_labels += 1;
@@ -133,6 +158,7 @@ impl HeadMetrics {
         HeadScores {
             num_labels,
             kl: mean(self.sum_kl),
+            unshifted_kl: self.rejection_weight.map(|_| mean(self.sum_unshifted_kl)),
             bce: mean(self.sum_bce),
             auroc: auroc(&mut self.rows),
             brier: mean(self.sum_squares),
@@ -311,5 +337,35 @@ mod tests {
         let found = scores(&[(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (1.0, 0.5)]);
         close(found.bce, (100.0 + 100.0 + 50.0) / 5.0);
         assert!(found.kl.is_finite() && found.kl < found.bce);
+    }
+
+    #[test]
+    fn the_shift_of_a_rejection_weight_is_taken_back() {
+        let mut draws = SeededDraws::new(5, &["shift"]);
+        for weight in [0.5_f64, 1.0, 6.0, 12.0] {
+            let [mut shifted, mut plain] =
+                [HeadMetrics::unshifting(weight), HeadMetrics::unshifting(1.0)];
+            for _ in 0..200 {
+                let (predicted_prob, label) = (draws.uniform(), draws.uniform());
+                plain.update(predicted_prob, label);
+                // What a head says whose logit is lower by ln w.
+                let logit = (predicted_prob / (1.0 - predicted_prob)).ln() - weight.ln();
+                shifted.update(1.0 / (1.0 + (-logit).exp()), label);
+            }
+            // The optimum of the weighted loss at a label of 0.7, found by looking.
+            let loss = |p: f64| -(weight * 0.3 * (1.0 - p).ln() + 0.7 * p.ln());
+            let least = (1..10_000).map(|n| n as f64 / 1e4);
+            let least = least.min_by(|a, b| loss(*a).total_cmp(&loss(*b))).unwrap();
+            let mut optimal = HeadMetrics::unshifting(weight);
+            optimal.update(least, 0.7);
+            // A grid of 1e-4 costs its square.
+            assert!(optimal.finish().unshifted_kl.unwrap() < 1e-6, "w {weight}");
+            let (shifted, plain) = (shifted.finish(), plain.finish());
+            assert_eq!(plain.unshifted_kl, Some(plain.kl));
+            let unshifted = shifted.unshifted_kl.unwrap();
+            // Logarithms and exponentials of f64.
+            assert!((unshifted - plain.kl).abs() < 1e-9, "w {weight}");
+            assert!(weight == 1.0 || shifted.kl > unshifted + 0.01, "w {weight}");
+        }
     }
 }

@@ -118,6 +118,10 @@ impl Trainee for AdapterLearner {
         output.0.clone()
     }
 
+    fn tally(&self) -> AdapterTally {
+        AdapterTally::default()
+    }
+
     fn count(output: &AdapterSums, tally: &mut AdapterTally) -> Result<bool, TrainError> {
         let sums = to_host(output.sums.clone())?;
         for (total, sum) in tally.sums.iter_mut().zip(&sums) {

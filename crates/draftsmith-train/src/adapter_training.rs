@@ -11,7 +11,7 @@ use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
 use crate::schedule::Schedule;
 
-/// The settings of [`train_adapter`](crate::train_adapter). Every key may be left out.
+/// The settings of [`train_adapters`](crate::train_adapters). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterTraining {

@@ -49,7 +49,7 @@ pub(crate) trait Trainee:
     /// What the caller wants of it in the end.
     type Part: Module + 'static;
     /// What validation adds up.
-    type Tally: Default + Send;
+    type Tally: Send;
     /// What it makes of that.
     type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
 
@@ -68,6 +68,9 @@ pub(crate) trait Trainee:
 
     /// `[1]`, without a graph.
     fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
+
+    /// Nothing added.
+    fn tally(&self) -> Self::Tally;
 
     /// Adds a validation batch, with one wait for the device; false if a prediction is not finite.
     fn count(
@@ -388,7 +391,8 @@ struct Scored<L: Trainee> {
 impl<L: Trainee> Scored<L> {
     fn new(member: &mut Member<L>) -> Self {
         let (name, model) = (member.name.clone(), member.model.valid());
-        Self { name, model, tally: L::Tally::default() }
+        let tally = model.tally();
+        Self { name, model, tally }
     }
 
     /// Adds a batch, with one wait for the device.

@@ -99,6 +99,10 @@ impl Trainee for HeadLearner {
         output.loss.clone()
     }
 
+    fn tally(&self) -> HeadMetrics {
+        HeadMetrics::unshifting(self.rejection_weight)
+    }
+
     fn count(output: &HeadOutput, tally: &mut HeadMetrics) -> Result<bool, TrainError> {
         let logits = to_host(output.logit.clone())?;
         if !logits.iter().all(|logit| logit.is_finite()) {

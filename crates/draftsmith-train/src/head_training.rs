@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
 use crate::error::TrainError;
+use crate::head_sweep::HeadSweep;
 use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
 use crate::schedule::Schedule;
@@ -49,7 +50,7 @@ impl HeadLabels {
     }
 }
 
-/// The settings of [`train_head`](crate::train_head). Every key may be left out.
+/// The settings of [`train_heads`](crate::train_heads). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadTraining {
@@ -115,6 +116,8 @@ pub struct HeadTraining {
     /// The share of conversations held out for validation, between 0 and 1. 0.1: ours; the authors
     /// hold out a fixed number of an unseeded shuffle.
     pub validation_share: f64,
+    /// Heads of several depths, rejection weights and mixing ratios, in place of one.
+    pub sweep: Option<HeadSweep>,
 }
 
 impl Default for HeadTraining {
@@ -143,6 +146,7 @@ impl Default for HeadTraining {
             gradient_accumulation: 8,
             dtype: WeightDtype::F32,
             validation_share: 0.1,
+            sweep: None,
         }
     }
 }
@@ -186,15 +190,9 @@ impl HeadTraining {
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of its range.
     pub fn validate(&self) -> Result<(), TrainError> {
-        if self.num_layers > 64 {
-            return Err(TrainError::Setting {
-                section: "head",
-                key: "num_layers",
-                value: self.num_layers.to_string(),
-                expected: "0 to 64",
-            });
-        }
+        check_num_layers("num_layers", self.num_layers)?;
         self.optimiser().check("head")?;
+        self.sweep.iter().try_for_each(HeadSweep::validate)?;
         check_numbers(
             "head",
             &[
@@ -214,6 +212,18 @@ impl HeadTraining {
             ],
         )
     }
+}
+
+/// Checks a depth.
+///
+/// # Errors
+/// [`TrainError::Setting`] if it is out of its range.
+pub(crate) fn check_num_layers(key: &'static str, num_layers: usize) -> Result<(), TrainError> {
+    if num_layers <= 64 {
+        return Ok(());
+    }
+    let (value, expected) = (num_layers.to_string(), "0 to 64");
+    Err(TrainError::Setting { section: "head", key, value, expected })
 }
 
 #[cfg(test)]

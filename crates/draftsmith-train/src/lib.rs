@@ -9,6 +9,7 @@
 //! | module | what it owns |
 //! |---|---|
 //! | `head_training`, `adapter_training` | the recipe's settings |
+//! | `head_sweep` | those of a sweep, and the heads that it stands for |
 //! | `ranges` | the ranges of settings, and the error that names one outside |
 //! | `rows` | a response as head training sees it: the mixture of an epoch and its labels; the split |
 //! | `features` | the frozen draft's hidden states at labelled positions |
@@ -48,6 +49,7 @@ mod features;
 mod fit;
 mod head_batches;
 mod head_learner;
+mod head_sweep;
 mod head_training;
 mod loss;
 mod member;
@@ -80,6 +82,7 @@ pub use checkpoint::{Resumption, discard};
 pub use clipping::Clipping;
 pub use epochs::EpochScores;
 pub use error::TrainError;
+pub use head_sweep::HeadSweep;
 pub use head_training::{HeadLabels, HeadTraining};
 pub use recorded::RecordedRollouts;
 pub use rows::is_held_out;

@@ -219,7 +219,7 @@ fn record_of(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<S
         ("validation", json!(trained.scores)),
         ("epochs", json!(trained.epochs)),
     ];
-    record(training, &["num_layers", "tied", "form", "inputs"], outcome)
+    record(training, &["num_layers", "tied", "form", "inputs", "sweep"], outcome)
 }
 
 #[cfg(test)]

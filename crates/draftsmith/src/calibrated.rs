@@ -83,6 +83,7 @@ mod tests {
         HeadScores {
             num_labels: 640,
             kl: 0.25,
+            unshifted_kl: None,
             bce: 0.5,
             auroc: Some(0.75),
             brier: 0.125,

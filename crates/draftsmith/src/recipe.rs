@@ -140,6 +140,11 @@ impl Recipe {
         Path::new("checkpoints").join(&self.name).join("head")
     }
 
+    /// Where train-head writes the heads of a sweep.
+    pub(crate) fn sweep_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name).join("sweep")
+    }
+
     /// Where train-adapter writes.
     pub(crate) fn adapter_root(&self) -> PathBuf {
         Path::new("checkpoints").join(&self.name).join("adapter")

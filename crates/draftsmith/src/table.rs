@@ -3,10 +3,12 @@
 //! One aligned table for each dataset and way of decoding, over all prompts; the rows by category are for the report.
 //! Where several drafters are there, each has its heading. The fastest row of all is marked `fastest`, the fastest of
 //! the other road `best`, and the fastest of any other drafter and stop rule `*`. Nothing is said by colour alone.
-//! `table/replay.rs` shows what replay found in the same manner, `table/calibration.rs` how good a head's predictions are.
+//! `table/replay.rs` shows what replay found in the same manner, `table/calibration.rs` how good a head's predictions are,
+//! and `table/sweep.rs` the heads of a sweep.
 
 mod calibration;
 mod replay;
+mod sweep;
 
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
@@ -14,6 +16,7 @@ use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
 
 pub(crate) use calibration::{calibration_text, kind_text, render_predictions, render_scores};
 pub(crate) use replay::render_replay_table;
+pub(crate) use sweep::render_sweep_table;
 
 /// A column: its heading, its text in a row, and when it goes if the terminal is too narrow.
 struct Column<Row> {

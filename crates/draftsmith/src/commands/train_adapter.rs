@@ -137,7 +137,8 @@ impl Pass<'_> {
         };
         let is_interrupted = trained.iter().any(|adapter| adapter.interrupted);
         let written = missing.iter().zip(trained);
-        let written = written.map(|(missing, trained)| self.write(missing, trained));
+        let written =
+            written.map(|(missing, trained)| self.write(missing, trained, is_interrupted));
         let written = written.collect::<Result<Vec<_>>>()?;
         if is_interrupted {
             return Err(Interrupted.into());
@@ -146,11 +147,17 @@ impl Pass<'_> {
         Ok(written)
     }
 
-    fn write(&self, missing: &Missing, mut trained: TrainedAdapter) -> Result<Trained> {
+    /// Writes an adapter. Of an interrupted pass, none is taken for a finished one, though it may have
+    /// come to its own end: the pass is gone on with as a whole.
+    fn write(
+        &self,
+        missing: &Missing,
+        mut trained: TrainedAdapter,
+        is_interrupted: bool,
+    ) -> Result<Trained> {
         let Missing { exit_layer, adapter_dir, fingerprint } = missing;
         trained.config.target_hash = Some(self.provenance.target.clone());
-        // An interrupted adapter is kept, but not taken for a finished one.
-        if !trained.interrupted {
+        if !is_interrupted {
             trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
         }
         trained.adapter.write_dir(adapter_dir, &trained.config)?;

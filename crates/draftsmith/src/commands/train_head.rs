@@ -1,22 +1,31 @@
 //! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
+//!
+//! With `[head.sweep]`, every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those of one
+//! mixing ratio side by side, and the best of them into `head/`, where the other stages look for one.
+//! A head that is there already is not trained again, whatever is trained beside it: each is what it
+//! would be alone.
+
+mod sweep;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{Provenance, hash_bytes};
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::HeadScores;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainedHead, train_heads};
 use serde::Serialize;
 use serde_json::json;
 
+pub(crate) use self::sweep::SweptHead;
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 use crate::rollouts::TrainingRollouts;
+use crate::table::render_sweep_table;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -27,8 +36,10 @@ pub(crate) struct Trained {
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
     pub(crate) scores: HeadScores,
-    /// Labelled tokens a second while it was trained; null where it was kept.
+    /// Labelled tokens a second while it was trained, beside others if it was; null where it was kept.
     pub(crate) labels_per_second: Option<f64>,
+    /// Every head of a sweep, of which this one is the best; null without a sweep.
+    pub(crate) sweep: Option<Vec<SweptHead>>,
 }
 
 /// Runs the stage.
@@ -60,78 +71,231 @@ pub(crate) fn run(
             data_dir.display()
         ),
     }
-    let head_dir = recipe.head_dir();
-    let fingerprint = fingerprint(training, recipe.seed, &provenance)?;
-    if let Some(scores) = finished(&head_dir, &fingerprint) {
-        console.note(format!(
-            "train-head: `{}` is there, trained with these settings on this data",
-            head_dir.display()
-        ));
-        let kept = Trained { head_dir, kept: true, scores, labels_per_second: None };
-        report(&kept, console)?;
-        return Ok(kept);
+    let stage = Stage { recipe, device, draft_dir, draft_hash, rows, provenance, console };
+    let mut heads = Vec::new();
+    for pass in training.passes() {
+        heads.extend(stage.pass(pass, steps_left)?);
     }
-
-    let rollouts = match training.labels {
-        HeadLabels::Rollouts => {
-            let length = training.rollout_length;
-            Some(TrainingRollouts::read_or_record(
-                recipe,
-                &rows,
-                &provenance,
-                length,
-                device,
-                console,
-            )?)
-        }
-        HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => None,
+    let trained = match training.sweep {
+        Some(_) => sweep::finish(recipe, heads, console)?,
+        None => heads.remove(0).trained(None),
     };
-    let data =
-        HeadData { rows: &rows, rollouts: rollouts.as_ref().map(TrainingRollouts::recorded) };
-    let draft = CausalLm::from_model_dir_in(draft_dir, training.dtype, device)?;
-    let checkpoint_dir = head_dir.with_file_name("head-training");
-    let resumable = Resumable::find(console, "train-head", checkpoint_dir, &fingerprint, &rows)?;
-    let progress =
-        EpochProgress::new(console, "train-head", &["KL", "AUROC", "ECE"], training.num_epochs);
-    let trained = resumable.train(steps_left, progress, (&rows, &provenance), |stint| {
-        train_heads(&draft, data, std::slice::from_ref(training), recipe.seed, stint)
-    })?;
-    let Some(mut trained) = trained.and_then(|mut heads| heads.pop()) else {
-        return Err(Interrupted.into());
-    };
-    trained.config.draft_hash = Some(draft_hash);
-    trained.config.target_hash = Some(provenance.target.clone());
-    // An interrupted head is kept, but not taken for a finished one.
-    if !trained.interrupted {
-        trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
-    }
-    trained.head.write_dir(&head_dir, &trained.config)?;
-    recipe.write_beside(&head_dir)?;
-    write_text(
-        &head_dir.join("scores.json"),
-        &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
-    )?;
-    let done = Trained {
-        head_dir,
-        kept: false,
-        scores: trained.scores,
-        labels_per_second: Some(trained.labels_per_second()),
-    };
-    report(&done, console)?;
-    if trained.interrupted {
-        return Err(Interrupted.into());
-    }
-    resumable.discard()?;
-    Ok(done)
+    report(&trained, console)?;
+    Ok(trained)
 }
 
+/// What every pass over the data needs.
+struct Stage<'a> {
+    recipe: &'a Recipe,
+    device: &'a Device,
+    draft_dir: &'a Path,
+    draft_hash: String,
+    rows: Vec<ResponseRow>,
+    provenance: Provenance,
+    console: &'a Console,
+}
+
+/// A head that is to be there.
+struct Planned {
+    settings: HeadTraining,
+    dir: PathBuf,
+    fingerprint: String,
+}
+
+/// A head that is there.
+struct Done {
+    planned: Planned,
+    scores: HeadScores,
+    best_epoch: usize,
+    /// None where it was kept.
+    speed: Option<Speed>,
+}
+
+/// How long a head took, beside those that were trained with it.
+#[derive(Debug, Clone, Copy)]
+struct Speed {
+    seconds: f64,
+    labels_per_second: f64,
+}
+
+impl Done {
+    fn trained(self, sweep: Option<Vec<SweptHead>>) -> Trained {
+        Trained {
+            head_dir: self.planned.dir,
+            kept: self.speed.is_none(),
+            scores: self.scores,
+            labels_per_second: self.speed.map(|speed| speed.labels_per_second),
+            sweep,
+        }
+    }
+}
+
+impl Stage<'_> {
+    /// Trains what is missing of heads that share a mixing ratio, side by side.
+    fn pass(&self, heads: Vec<HeadTraining>, steps_left: &mut StepsLeft) -> Result<Vec<Done>> {
+        let mut done: Vec<Option<Done>> = Vec::with_capacity(heads.len());
+        let mut missing: Vec<(usize, Planned)> = Vec::new();
+        let num_heads = heads.len();
+        for (place, settings) in heads.into_iter().enumerate() {
+            let planned = self.planned(settings)?;
+            match finished(&planned.dir, &planned.fingerprint) {
+                Some(Finished { scores, best_epoch }) => {
+                    if num_heads == 1 {
+                        self.note(format!("`{}` is there, {KEPT}", planned.dir.display()));
+                    }
+                    done.push(Some(Done { planned, scores, best_epoch, speed: None }));
+                }
+                None => {
+                    done.push(None);
+                    missing.push((place, planned));
+                }
+            }
+        }
+        let num_kept = num_heads - missing.len();
+        if num_heads > 1 && num_kept > 0 {
+            self.note(format!("{num_kept} heads of the sweep are there, {KEPT}"));
+        }
+        for (place, head) in self.train(missing, steps_left)? {
+            done[place] = Some(head);
+        }
+        Ok(done.into_iter().flatten().collect())
+    }
+
+    fn planned(&self, settings: HeadTraining) -> Result<Planned> {
+        let is_swept = self.recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
+        let dir = match is_swept {
+            true => self.recipe.sweep_dir().join(settings.name()),
+            false => self.recipe.head_dir(),
+        };
+        // Heads of a sweep and alone have the same fingerprint: they have the same weights.
+        let fingerprint = fingerprint(&settings, self.recipe.seed, &self.provenance)?;
+        Ok(Planned { settings, dir, fingerprint })
+    }
+
+    fn train(
+        &self,
+        missing: Vec<(usize, Planned)>,
+        steps_left: &mut StepsLeft,
+    ) -> Result<Vec<(usize, Done)>> {
+        let Some((_, first)) = missing.first() else { return Ok(Vec::new()) };
+        let heads: Vec<HeadTraining> =
+            missing.iter().map(|(_, head)| head.settings.clone()).collect();
+        let fingerprints: Vec<&str> =
+            missing.iter().map(|(_, head)| head.fingerprint.as_str()).collect();
+        let training_dir = self.recipe.head_dir().with_file_name("head-training");
+        let training_dir = match first.dir == self.recipe.head_dir() {
+            true => training_dir,
+            false => training_dir.join(format!("r{}", first.settings.mixing_ratio)),
+        };
+        if heads.len() > 1 {
+            self.note(format!(
+                "{} heads in one pass, with a mixing ratio of {}; what is told of its epochs is \
+                 of the first that is still trained, now `{}`",
+                heads.len(),
+                first.settings.mixing_ratio,
+                first.settings.name(),
+            ));
+        }
+        let rollouts = self.rollouts(&first.settings)?;
+        let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
+        let head_data = HeadData { rows: &self.rows, rollouts: recorded };
+        let dtype = first.settings.dtype;
+        let draft = CausalLm::from_model_dir_in(self.draft_dir, dtype, self.device)?;
+        let (console, rows) = (self.console, &self.rows);
+        let resumable =
+            Resumable::find(console, COMMAND, training_dir, &fingerprints.join("\n"), rows)?;
+        let num_epochs = first.settings.num_epochs;
+        let progress = EpochProgress::new(console, COMMAND, &["KL", "AUROC", "ECE"], num_epochs);
+        let data = (rows.as_slice(), &self.provenance);
+        let trained = resumable.train(steps_left, progress, data, |stint| {
+            train_heads(&draft, head_data, &heads, self.recipe.seed, stint)
+        })?;
+        let Some(trained) = trained else {
+            return Err(Interrupted.into());
+        };
+        let is_interrupted = trained.iter().any(|head| head.interrupted);
+        let mut done = Vec::with_capacity(missing.len());
+        for ((place, planned), trained) in missing.into_iter().zip(trained) {
+            done.push((place, self.write(planned, trained, is_interrupted)?));
+        }
+        if is_interrupted {
+            if let [(_, head)] = done.as_slice() {
+                tell(&head.planned.dir, &head.scores, console)?;
+            }
+            return Err(Interrupted.into());
+        }
+        resumable.discard()?;
+        Ok(done)
+    }
+
+    /// The rollouts that heads are trained on, where their labels are of those.
+    fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
+        match settings.labels {
+            HeadLabels::Rollouts => TrainingRollouts::read_or_record(
+                self.recipe,
+                &self.rows,
+                &self.provenance,
+                settings.rollout_length,
+                self.device,
+                self.console,
+            )
+            .map(Some),
+            HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => Ok(None),
+        }
+    }
+
+    /// Writes a head. Of an interrupted pass, none is taken for a finished one, though it may have come
+    /// to its own end: the pass is gone on with as a whole.
+    fn write(
+        &self,
+        planned: Planned,
+        mut trained: TrainedHead,
+        is_interrupted: bool,
+    ) -> Result<Done> {
+        trained.config.draft_hash = Some(self.draft_hash.clone());
+        trained.config.target_hash = Some(self.provenance.target.clone());
+        if !is_interrupted {
+            let fingerprint = json!(planned.fingerprint);
+            trained.config.training.insert("fingerprint".to_owned(), fingerprint);
+        }
+        trained.head.write_dir(&planned.dir, &trained.config)?;
+        self.recipe.write_beside(&planned.dir)?;
+        write_text(
+            &planned.dir.join(SCORES),
+            &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
+        )?;
+        let (seconds, labels_per_second) =
+            (trained.duration.as_secs_f64(), trained.labels_per_second());
+        Ok(Done {
+            planned,
+            scores: trained.scores,
+            best_epoch: trained.best_epoch,
+            speed: Some(Speed { seconds, labels_per_second }),
+        })
+    }
+
+    fn note(&self, text: String) {
+        self.console.note(format!("{COMMAND}: {text}"));
+    }
+}
+
+const COMMAND: &str = "train-head";
+const KEPT: &str = "trained with these settings on this data";
+const SCORES: &str = "scores.json";
+
 fn report(trained: &Trained, console: &Console) -> Result<()> {
-    let scores = &trained.scores;
     console.document(trained)?;
+    if let Some(rows) = &trained.sweep {
+        console.text(render_sweep_table(rows, console.width(), console.colour()))?;
+    }
+    tell(&trained.head_dir, &trained.scores, console)
+}
+
+fn tell(head_dir: &Path, scores: &HeadScores, console: &Console) -> Result<()> {
     console.text(format!(
         "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE {:.4} \
          (mean label {:.3}, mean prediction {:.3})\n",
-        trained.head_dir.display(),
+        head_dir.display(),
         scores.num_labels,
         scores.kl,
         scores.bce,
@@ -149,12 +313,20 @@ fn fingerprint(training: &HeadTraining, seed: u64, provenance: &Provenance) -> R
     Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
 }
 
-/// The scores of a head that was trained to its end with the same fingerprint.
-fn finished(dir: &Path, fingerprint: &str) -> Option<HeadScores> {
+/// What a head that was trained to its end says of itself.
+struct Finished {
+    scores: HeadScores,
+    best_epoch: usize,
+}
+
+/// That of a head with the same fingerprint.
+fn finished(dir: &Path, fingerprint: &str) -> Option<Finished> {
     let config = AcceptanceHeadConfig::from_dir(dir).ok()?;
     let same = config.training.get("fingerprint").is_some_and(|found| found == fingerprint);
     if !same || !dir.join("model.safetensors").is_file() {
         return None;
     }
-    serde_json::from_slice(&std::fs::read(dir.join("scores.json")).ok()?).ok()
+    let scores = serde_json::from_slice(&std::fs::read(dir.join(SCORES)).ok()?).ok()?;
+    let best_epoch = usize::try_from(config.training.get("best_epoch")?.as_u64()?).ok()?;
+    Some(Finished { scores, best_epoch })
 }

@@ -1,0 +1,120 @@
+//! A sweep of acceptance heads: each is what it would be alone, the best is where one is looked for, and
+//! what is there is not trained again.
+
+use std::path::PathBuf;
+
+use crate::support::{Place, model};
+
+const BASE: &str = "num_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
+                    gradient_accumulation = 2\nvalidation_share = 0.3\n";
+
+/// A place with built data, a recipe of a sweep, and one that trains the head of its `head`.
+fn place(sweep: &str) -> Place {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", 40);
+    let models = format!(
+        "name = 'swept'\n[models]\ntarget = '{}'\ndraft = '{}'\n",
+        model("target").display(),
+        model("draft").display()
+    );
+    let data = "[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n";
+    place.write("sweep.toml", format!("{models}{data}[head]\n{BASE}[head.sweep]\n{sweep}"));
+    place.write("one.toml", format!("{models}{data}[head]\n{BASE}"));
+    place.run(&["build-data", "sweep.toml"]).ok();
+    place
+}
+
+fn bytes(place: &Place, dir: &str) -> [Vec<u8>; 3] {
+    let read = |name: &str| -> Vec<u8> {
+        let path: PathBuf = place.path("checkpoints/swept").join(dir).join(name);
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    ["model.safetensors", "config.json", "scores.json"].map(read)
+}
+
+#[test]
+fn every_head_is_the_one_it_would_be_alone_and_the_best_is_exported() {
+    let place =
+        place("num_layers = [0, 2]\nrejection_weight = [1, 6]\nmixing_ratio = [0.15, 0.4]\n");
+    let shown = place.run(&["train-head", "sweep.toml"]);
+    assert!(shown.stderr.contains("4 heads in one pass"), "{}", shown.stderr);
+    let shown = shown.ok();
+    assert!(shown.lines().take(10).all(|line| line.chars().count() <= 80), "{shown}");
+    let heads = shown.lines().filter(|line| line.starts_with('d'));
+    assert_eq!(heads.clone().count(), 8, "{shown}");
+    assert_eq!(heads.filter(|line| line.ends_with("best")).count(), 1, "{shown}");
+
+    let told = place.run(&["train-head", "sweep.toml", "--json"]).json();
+    assert_eq!(told["kept"], true);
+    let rows = std::fs::read(place.path("checkpoints/swept/sweep/sweep.json")).unwrap();
+    let rows: serde_json::Value = serde_json::from_slice(&rows).unwrap();
+    assert_eq!(rows, told["sweep"]);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0), "kept, and still told");
+    let comparable = |row: &serde_json::Value| row["scores"]["unshifted_kl"].as_f64().unwrap();
+    let lowest = rows.iter().map(comparable).fold(f64::INFINITY, f64::min);
+    let best: Vec<_> = rows.iter().filter(|row| row["best"] == true).collect();
+    assert_eq!(best.len(), 1);
+    assert_eq!(comparable(best[0]), lowest);
+    let best = format!("sweep/{}", best[0]["name"].as_str().unwrap());
+    let exported = bytes(&place, "head");
+    assert!(exported == bytes(&place, &best), "`head` is not the best");
+
+    for (name, settings) in [
+        ("d0-w6-r0.15", ["head.num_layers=0", "head.rejection_weight=6", "head.mixing_ratio=0.15"]),
+        ("d2-w1-r0.4", ["head.num_layers=2", "head.rejection_weight=1", "head.mixing_ratio=0.4"]),
+    ] {
+        let swept = bytes(&place, &format!("sweep/{name}"));
+        let mut arguments = vec!["train-head", "one.toml"];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        std::fs::remove_dir_all(place.path("checkpoints/swept/head")).unwrap();
+        place.run(&arguments).ok();
+        assert!(bytes(&place, "head") == swept, "{name} is another than alone");
+    }
+    // The best is put back, and a larger sweep trains only what it adds.
+    let larger = "head.sweep.num_layers=[0, 1, 2]";
+    let ran = place.run(&["train-head", "sweep.toml", "--json", "--set", larger]);
+    assert!(ran.stderr.contains("4 heads of the sweep are there"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("2 heads in one pass"), "{}", ran.stderr);
+    let told = ran.json();
+    assert_eq!(told["sweep"].as_array().unwrap().len(), 12);
+    assert!(place.path("checkpoints/swept/sweep/d1-w6-r0.4/model.safetensors").exists());
+}
+
+#[test]
+fn a_sweep_that_is_stopped_goes_on_to_the_same_bytes() {
+    let place = place("num_layers = [0, 1]\nmixing_ratio = [0.15, 0.4]\n");
+    place.run(&["train-head", "sweep.toml"]).ok();
+    let names = ["d0-w6-r0.15", "d1-w6-r0.15", "d0-w6-r0.4", "d1-w6-r0.4"];
+    let all = |place: &Place| names.map(|name| bytes(place, &format!("sweep/{name}")));
+    let (whole, best) = (all(&place), bytes(&place, "head"));
+    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
+    let mut num_runs = 1;
+    loop {
+        let ran = place.run(&["train-head", "sweep.toml", "--steps", "9"]);
+        if ran.code == Some(0) {
+            break;
+        }
+        assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+        assert!(!place.path("checkpoints/swept/head").exists(), "not all are trained");
+        num_runs += 1;
+        assert!(num_runs < 30, "it never ends");
+    }
+    assert!(num_runs > 2, "{num_runs}");
+    assert!(all(&place) == whole, "other bytes");
+    assert!(bytes(&place, "head") == best, "other bytes");
+}
+
+#[test]
+fn a_sweep_without_sense_is_refused() {
+    let place = Place::new();
+    place.write_small_recipe();
+    for (setting, named) in [
+        ("head.sweep.num_layers=[]", "head.sweep.num_layers"),
+        ("head.sweep.rejection_weight=[1, 1]", "head.sweep.rejection_weight"),
+        ("head.sweep.depth=[1]", "`depth`"),
+    ] {
+        place.run(&["train-head", "small.toml", "--set", setting]).fails_naming(&[named]);
+    }
+}
