@@ -15,54 +15,24 @@ mod attention;
 mod panels;
 mod steps;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use burn::nn::{Linear, RmsNorm};
-use burn::tensor::{Device, Tensor, TensorData};
-use pulp::Arch;
 use rayon::prelude::*;
 
 pub(crate) use attention::{HostAttention, HostLayerCache, Scratch};
 pub(crate) use panels::{Panels, Threads};
 
 use crate::config::LlamaConfig;
+pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// The most rows that are run here: beyond, general products are as good.
 pub(crate) const MOST_ROWS: usize = 256;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 20;
-
-/// Runs `work` with the best vector instructions that this processor has.
-#[inline(always)]
-pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
-    Arch::new().dispatch(work)
-}
-
-/// Whether a model on `device` gets a host path: on the CPU, not to be trained, and where the processor fuses a product
-/// and a sum. Without that each would be a call.
-pub(crate) fn runs_on(device: &Device) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let fuses = matches!(Arch::new(), Arch::V3(_));
-    #[cfg(not(target_arch = "x86_64"))]
-    let fuses = cfg!(target_arch = "aarch64");
-    fuses && *device == Device::flex() && !device.is_autodiff()
-}
-
-/// The values of a tensor in host memory, row by row; without a copy where nobody else holds them.
-pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().expect("tensors on the CPU are f32")
-}
-
-/// A tensor of values in host memory.
-pub(crate) fn tensor<const D: usize>(
-    values: Vec<f32>,
-    shape: [usize; D],
-    device: &Device,
-) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values, shape), device)
-}
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
@@ -162,20 +132,48 @@ impl HostLayer {
     }
 }
 
-/// Runs layers on whole sequences, one a thread, in place, and forgets their keys and values.
+/// Rows of a sequence that go through a layer at once. Fewer share weights that are in the caches
+/// less often; more push each other out of them, and score more keys that they may not see.
+const MOST_ROWS_AT_ONCE: usize = 64;
+
+/// Runs layers on whole sequences of one length, one a thread, in place, and forgets their keys and
+/// values.
+///
+/// `wanted` has the positions of each sequence whose result is read: those behind it stay as they
+/// are, and where `are_last`, those before it come out of the last layer as they went in.
 ///
 /// # Shapes
 /// - x: `[batch, seq, hidden]`, one after the other
-pub(crate) fn forward_sequences(layers: &[HostLayer], x: &mut [f32], seq: usize, rope: &RopeTable) {
+pub(crate) fn forward_sequences(
+    layers: &[HostLayer],
+    x: &mut [f32],
+    wanted: &[Range<usize>],
+    are_last: bool,
+    rope: &RopeTable,
+) {
     let Some(first) = layers.first() else { return };
     let attention = &first.attention;
     let (kv_heads, head_dim) = (attention.num_kv_heads, attention.head_dim);
-    x.par_chunks_mut(seq * attention.norm.width()).for_each(|x| {
+    let width = attention.norm.width();
+    let sequences = x.par_chunks_mut(x.len() / wanted.len()).zip(wanted).with_max_len(1);
+    sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
         // No layer looks at another's keys, so one cache serves all in turn.
-        let mut cache = HostLayerCache::new(kv_heads, head_dim, seq);
-        for layer in layers {
-            layer.forward(x, 0, &mut cache, rope, scratch);
+        let mut cache = HostLayerCache::new(kv_heads, head_dim, wanted.end);
+        for (number, layer) in layers.iter().enumerate() {
+            let is_last = are_last && number + 1 == layers.len();
+            let mut start = if is_last { wanted.start } else { 0 };
+            let (only_seen, x) = x[..wanted.end * width].split_at_mut(start * width);
+            if !only_seen.is_empty() {
+                layer.attention.fill(only_seen, 0, &mut cache, rope, scratch);
+            }
+            let num_rows = x.len() / width;
+            let rows_at_once =
+                num_rows.div_ceil(num_rows.div_ceil(MOST_ROWS_AT_ONCE).max(1)).max(1);
+            for rows in x.chunks_mut(rows_at_once * width) {
+                layer.forward(rows, start, &mut cache, rope, scratch);
+                start += rows.len() / width;
+            }
         }
     });
 }

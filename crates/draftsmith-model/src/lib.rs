@@ -13,6 +13,7 @@ mod kv_cache;
 mod llama;
 mod precision;
 mod rows;
+pub mod vectors;
 mod weights;
 
 pub use acceptance_head::{

@@ -298,28 +298,36 @@ impl CausalLm {
     /// final norm), over whole sequences in one pass, without a cache. No other layer's states are
     /// kept.
     ///
+    /// `wanted` names, for each sequence, the positions whose final states somebody reads. What lies
+    /// behind them is padding, and what lies before them is only ever looked at: where that saves
+    /// time, neither is computed to its end. So the exits' states hold before the end of `wanted`,
+    /// the final ones within it; elsewhere they are finite and mean nothing.
+    ///
     /// # Shapes
     /// - ids: `[batch, seq]`
+    /// - wanted: `batch` of them, within `seq`
     /// - output: `[batch, seq, hidden]` for each of `exit_layers`, in their order, and once more
     ///
     /// # Panics
-    /// If there are fewer layers than one of `exit_layers`.
+    /// If there are fewer layers than one of `exit_layers`, or not one of `wanted` a sequence.
     pub fn hidden_states_at(
         &self,
         ids: Tensor<2, Int>,
         exit_layers: &[usize],
+        wanted: &[Range<usize>],
     ) -> (Vec<Tensor<3>>, Tensor<3>) {
+        assert_eq!(ids.dims()[0], wanted.len(), "positions are wanted of every sequence");
         let mut rising: Vec<usize> = (0..exit_layers.len()).collect();
         rising.sort_by_key(|place| exit_layers[*place]);
         let mut hidden = self.embed(ids);
         let mut num_run = 0;
         let mut exits = vec![hidden.clone(); exit_layers.len()];
         for place in rising {
-            hidden = self.run_layers(num_run..exit_layers[place], hidden);
+            hidden = self.run_layers(num_run..exit_layers[place], hidden, wanted);
             num_run = exit_layers[place];
             exits[place] = hidden.clone();
         }
-        let last = self.run_layers(num_run..self.layers.len(), hidden);
+        let last = self.run_layers(num_run..self.layers.len(), hidden, wanted);
         (exits, self.final_norm(last))
     }
 
@@ -330,17 +338,23 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let hidden = self.run_layers(0..self.layers.len(), self.embed(ids));
+        let [batch, seq] = ids.dims();
+        let hidden = self.run_layers(0..self.layers.len(), self.embed(ids), &vec![0..seq; batch]);
         self.final_norm(hidden)
     }
 
-    /// Runs layers over whole sequences, without a cache.
-    fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
-        let [_, seq, _] = hidden.dims();
-        if let Some(host) = self.host.as_deref().filter(|_| seq <= host::MOST_ROWS) {
+    /// Runs layers over whole sequences, without a cache. `wanted`: see
+    /// [`CausalLm::hidden_states_at`].
+    fn run_layers(
+        &self,
+        layers: Range<usize>,
+        hidden: Tensor<3>,
+        wanted: &[Range<usize>],
+    ) -> Tensor<3> {
+        if let Some(host) = &self.host {
             let (shape, device) = (hidden.dims(), hidden.device());
             let mut x = host::values(hidden);
-            host.run_sequences(layers, &mut x, seq);
+            host.run_sequences(layers, &mut x, wanted);
             return host::tensor(x, shape, &device);
         }
         let positions = Positions::whole(&self.rope, &hidden);

@@ -7,8 +7,8 @@ use draftsmith_data::ResponseRow;
 use draftsmith_model::CausalLm;
 
 use crate::batches::{BatchSource, TrainingBatch};
+use crate::distillation::LmHead;
 use crate::error::TrainError;
-use crate::soft_cross_entropy::LmHead;
 
 /// What adapter training needs of a [`ResponseRow`]. At least one position is supervised.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,17 +136,19 @@ impl AdapterSource {
         let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
         let mut ids: Vec<i32> = Vec::with_capacity(rows.len() * seq);
         let mut supervised: Vec<i32> = Vec::new();
+        let mut wanted = Vec::with_capacity(rows.len());
         for (nth, row) in rows.iter().enumerate() {
             let start = nth * seq;
             let positions = start + row.first_supervised..start + row.input_ids.len();
             supervised.extend(positions.map(|position| position as i32));
+            wanted.push(row.first_supervised..row.input_ids.len());
             ids.extend(row.input_ids.iter().map(|id| *id as i32));
             // The model is causal: padding on the right changes nothing to its left.
             ids.resize(start + seq, 0);
         }
         let device = self.target.device();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows.len(), seq]), &device);
-        let (features, last) = self.target.hidden_states_at(ids, &self.exit_layers);
+        let (features, last) = self.target.hidden_states_at(ids, &self.exit_layers, &wanted);
         let num_tokens = supervised.len();
         let supervised =
             Tensor::<1, Int>::from_data(TensorData::new(supervised, [num_tokens]), &device);

@@ -9,6 +9,7 @@ use draftsmith_model::Adapter;
 use crate::adapter_batches::{AdapterBatch, at_positions};
 use crate::adapter_scores::AdapterScores;
 use crate::clipping::Clipping;
+use crate::distillation::{DistillationLoss, NUM_SCORES};
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::metrics::Score;
@@ -22,6 +23,8 @@ pub(crate) struct AdapterLearner {
     #[module(skip)]
     pub(crate) place: usize,
     #[module(skip)]
+    pub(crate) loss: DistillationLoss,
+    #[module(skip)]
     pub(crate) loss_chunk: usize,
     #[module(skip)]
     pub(crate) clipping: Clipping,
@@ -34,7 +37,7 @@ pub(crate) struct AdapterLoss(Tensor<1>);
 /// What a validation batch gives back.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterSums {
-    /// `[4]`: see [`LmHead::score_sums`](crate::soft_cross_entropy::LmHead::score_sums).
+    /// `[NUM_SCORES]`: see [`LmHead::score_sums`](crate::distillation::LmHead::score_sums).
     sums: Tensor<1>,
     num_tokens: usize,
 }
@@ -42,7 +45,7 @@ pub(crate) struct AdapterSums {
 /// The sums of a validation so far, in f64.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterTally {
-    sums: [f64; 4],
+    sums: [f64; NUM_SCORES],
     num_tokens: usize,
 }
 
@@ -63,6 +66,7 @@ impl TrainStep for AdapterLearner {
     fn step(&self, batch: AdapterBatch) -> TrainOutput<AdapterLoss> {
         let student = self.student(&batch);
         let (loss, gradient) = batch.lm_head.loss_and_gradient(
+            self.loss,
             student.clone().without_autodiff(),
             batch.teacher,
             self.loss_chunk,
@@ -102,6 +106,7 @@ impl Trainee for AdapterLearner {
             pick: |scores| scores.cross_entropy,
         },
         Score { name: "KL", higher_is_better: false, pick: AdapterScores::kl },
+        Score { name: "reverse KL", higher_is_better: false, pick: |scores| scores.reverse_kl },
         Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
@@ -132,14 +137,14 @@ impl Trainee for AdapterLearner {
     }
 
     fn scores(tally: AdapterTally) -> AdapterScores {
-        let [cross_entropy, target_entropy, agreement, overlap] =
+        let [cross_entropy, target_entropy, agreement, overlap, reverse_kl] =
             tally.sums.map(|sum| sum / tally.num_tokens as f64);
         let num_tokens = tally.num_tokens;
-        AdapterScores { num_tokens, cross_entropy, target_entropy, agreement, overlap }
+        AdapterScores { num_tokens, cross_entropy, target_entropy, reverse_kl, agreement, overlap }
     }
 
-    fn to_minimise(scores: &AdapterScores) -> f64 {
-        scores.cross_entropy
+    fn to_minimise(&self, scores: &AdapterScores) -> f64 {
+        scores.loss(self.loss)
     }
 }
 
@@ -177,7 +182,7 @@ mod tests {
     use super::*;
     use crate::adapter_batches::{AdapterRow, AdapterSource};
     use crate::batches::BatchSource;
-    use crate::soft_cross_entropy::LmHead;
+    use crate::distillation::LmHead;
     use crate::test_pair::{responses, tiny_draft};
 
     /// The gradient of every parameter, in order.
@@ -213,6 +218,7 @@ mod tests {
                 .unwrap()
                 .init(&target.device().autodiff()),
             place: 0,
+            loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
             clipping: Clipping::Norm(1.0),
         };

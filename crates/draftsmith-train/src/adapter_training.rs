@@ -6,6 +6,7 @@ use draftsmith_model::WeightDtype;
 use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
+use crate::distillation::DistillationLoss;
 use crate::error::TrainError;
 use crate::optimiser::Optimiser;
 use crate::ranges::{Range, check_counts, check_numbers};
@@ -43,7 +44,7 @@ pub struct AdapterTraining {
     pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 10: the paper (20 in the authors' script).
     pub num_epochs: usize,
-    /// Epochs in a row without a lower validation cross-entropy after which an adapter's training
+    /// Epochs in a row without a lower loss on the validation rows after which an adapter's training
     /// ends, 1 or more; never if absent. The learning rate is planned for all epochs all the same.
     /// Absent: the authors' code.
     pub patience: Option<usize>,
@@ -56,6 +57,10 @@ pub struct AdapterTraining {
     /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
     /// the target's context. 2048: the authors' code.
     pub max_len: usize,
+    /// What is minimised: `"cross-entropy"` (the paper), `"forward-kl"` (the same adapter, another
+    /// number), `"reverse-kl"`, or `"total-variation"`, the share of sampled candidates that are
+    /// rejected. The epoch that is kept is the one whose validation rows have the lowest mean of it.
+    pub loss: DistillationLoss,
     /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
     /// vocabulary × this many floats, and does not change the result. 256: ours.
     pub loss_chunk: usize,
@@ -106,6 +111,7 @@ impl Default for AdapterTraining {
             batch_size: 4,
             gradient_accumulation: 1,
             max_len: 2048,
+            loss: DistillationLoss::CrossEntropy,
             loss_chunk: 256,
             dtype: WeightDtype::F32,
             validation_share: 0.1,
@@ -195,6 +201,23 @@ mod tests {
         }
         let written = toml::to_string(&read("exit_layer = [1, 2]").unwrap()).unwrap();
         assert_eq!(read(&written).unwrap().exit_layer, ExitLayers::Many(vec![1, 2]));
+    }
+
+    #[test]
+    fn a_loss_is_one_of_four() {
+        let read = |text: &str| toml::from_str::<AdapterTraining>(text);
+        for (name, loss) in [
+            ("cross-entropy", DistillationLoss::CrossEntropy),
+            ("forward-kl", DistillationLoss::ForwardKl),
+            ("reverse-kl", DistillationLoss::ReverseKl),
+            ("total-variation", DistillationLoss::TotalVariation),
+        ] {
+            let training = read(&format!("loss = \"{name}\"")).unwrap();
+            assert_eq!(training.loss, loss);
+            assert!(toml::to_string(&training).unwrap().contains(name));
+        }
+        let message = read("loss = \"kl\"").unwrap_err().to_string();
+        assert!(message.contains("`total-variation`"), "{message}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! (the Hugging Face Trainer of the SpecDec++ authors' time carried the remainder into the next
 //! epoch, and lost it after the last).
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -193,13 +193,14 @@ impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
         let (sender, receiver) = sync_channel(QUEUE_LEN);
         let source = self.source.clone();
         let producer = std::thread::spawn(move || {
-            for step in plan {
-                for batch in source.step_batches(epoch, &step) {
-                    // The iterator is gone: nobody wants the rest.
-                    if sender.send(batch).is_err() {
-                        return;
-                    }
-                }
+            // The frozen model's sequences are long work: on the learner's pool, each of its short
+            // products would wait behind one. Without a pool of its own it shares that one.
+            let num_threads = rayon::current_num_threads();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build();
+            let deliver = || deliver(&source, epoch, plan, &sender);
+            match &pool {
+                Ok(pool) => pool.install(deliver),
+                Err(_) => deliver(),
             }
         });
         Box::new(Batches {
@@ -220,6 +221,18 @@ impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<S::Batch>> {
         Arc::new(Self { source: self.source.slice(start, end), ..self.clone() })
+    }
+}
+
+/// Makes the batches of the steps of a plan and sends them, as long as somebody wants them.
+fn deliver<S: BatchSource>(source: &S, epoch: u64, plan: Plan, sender: &SyncSender<S::Batch>) {
+    for step in plan {
+        for batch in source.step_batches(epoch, &step) {
+            // The iterator is gone: nobody wants the rest.
+            if sender.send(batch).is_err() {
+                return;
+            }
+        }
     }
 }
 

@@ -82,7 +82,7 @@ pub(crate) trait Trainee:
     fn scores(tally: Self::Tally) -> Self::Scores;
 
     /// The number that the best epoch has the lowest of.
-    fn to_minimise(scores: &Self::Scores) -> f64;
+    fn to_minimise(&self, scores: &Self::Scores) -> f64;
 }
 
 /// How one epoch went.

@@ -119,7 +119,7 @@ impl Trainee for HeadLearner {
         tally.finish()
     }
 
-    fn to_minimise(scores: &HeadScores) -> f64 {
+    fn to_minimise(&self, scores: &HeadScores) -> f64 {
         scores.kl
     }
 }

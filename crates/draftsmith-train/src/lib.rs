@@ -17,7 +17,7 @@
 //! | `head_batches` | batches of labelled positions |
 //! | `adapter_batches` | batches of sequences: hidden states at the exit layer and at the end |
 //! | `loss` | the head's: weighted binary cross-entropy with soft labels |
-//! | `soft_cross_entropy` | the adapter's: through the target's LM head, a chunk at a time |
+//! | `distillation` | the adapter's four: through the target's LM head, a chunk at a time |
 //! | `optimiser` | AdamW, rates and clipping, as both sections have them |
 //! | `clipping` | gradients cut to a global norm, or each to a value |
 //! | `schedule` | the learning rate of each step |
@@ -42,6 +42,7 @@ mod adapter_training;
 mod batches;
 mod checkpoint;
 mod clipping;
+mod distillation;
 mod epochs;
 mod error;
 mod event_file;
@@ -64,7 +65,6 @@ pub mod renderer;
 mod resuming;
 mod rows;
 mod schedule;
-mod soft_cross_entropy;
 mod step_log;
 mod stint;
 #[cfg(test)]
@@ -80,6 +80,7 @@ pub use adapter_training::{AdapterTraining, ExitLayers};
 pub use burn_train::Interrupter;
 pub use checkpoint::{Resumption, discard};
 pub use clipping::Clipping;
+pub use distillation::DistillationLoss;
 pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_sweep::HeadSweep;

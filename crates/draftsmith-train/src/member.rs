@@ -94,8 +94,9 @@ impl<L: Trainee> Member<L> {
         let training_loss = standing.training_loss();
         standing.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
         (standing.loss_sum, standing.num_losses) = (0.0, 0);
-        let best = standing.best.map(|place| L::to_minimise(&standing.epochs[place].validation));
-        if best.is_none_or(|best| L::to_minimise(&validation) < best) {
+        let model = &self.model;
+        let best = standing.best.map(|place| model.to_minimise(&standing.epochs[place].validation));
+        if best.is_none_or(|best| model.to_minimise(&validation) < best) {
             standing.best = Some(standing.epochs.len() - 1);
             self.best = Some(self.model.valid().part());
         }

@@ -15,17 +15,17 @@ use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
 use crate::adapter_training::AdapterTraining;
 use crate::batches::{BatchSettings, Loaders};
+use crate::distillation::LmHead;
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::rows::Split;
-use crate::soft_cross_entropy::LmHead;
 use crate::stint::{BestOf, Ending, Stint};
 
 /// A trained adapter and how it came about.
 #[derive(Debug)]
 pub struct TrainedAdapter {
-    /// The weights after the epoch whose validation cross-entropy is the lowest.
+    /// The weights after the epoch whose mean loss on the validation rows is the lowest.
     pub adapter: Adapter,
     /// The adapter's shape and exit layer. `training` records the settings, the seed, the rows and
     /// every epoch's scores; `target_hash` is left to the caller, who knows the files.
@@ -64,9 +64,10 @@ impl TrainedAdapter {
 /// `target`, on the target's device. Each adapter is, bit for bit, what it would be if it were
 /// trained alone.
 ///
-/// The adapter A learns −Σ m · softmax(head(h)) · log softmax(head(A(h_ℓ))) / Σ m (Kangaroo,
-/// section 3.1), where h_ℓ is the target's hidden state after ℓ layers, h its final one after the
-/// final norm, and head its LM head; m is 1 at the positions that predict a token of the response.
+/// The adapter A learns to say softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
+/// distance is `training.loss`), where h_ℓ is the target's hidden state after ℓ layers, h its final
+/// one after the final norm, and head its LM head, at the positions that predict a token of the
+/// response.
 /// The target is frozen and only read; rows need no draft columns. Rows are split by a hash of
 /// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
 /// give the same adapters, bit for bit, on the same CPU build.
@@ -139,6 +140,7 @@ pub fn train_adapters(
         let learner = AdapterLearner {
             adapter: initial_adapter(config, seed, &device),
             place,
+            loss: training.loss,
             loss_chunk: training.loss_chunk,
             clipping: training.clipping,
         };

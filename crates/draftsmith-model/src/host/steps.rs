@@ -8,8 +8,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
 
-/// Sums that run side by side.
-const STRANDS: usize = 8;
+use crate::vectors::{STRANDS, exp, sum};
 
 /// `Σ x²`.
 #[inline(always)]
@@ -25,40 +24,6 @@ fn sum_of_squares(x: &[f32]) -> f32 {
         }
     }
     sum(strands)
-}
-
-#[inline(always)]
-fn sum(strands: [f32; STRANDS]) -> f32 {
-    let mut total = 0.0;
-    for strand in strands {
-        total += strand;
-    }
-    total
-}
-
-/// `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above: branchless,
-/// so that it vectorises, as the C library's does not.
-///
-/// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is
-/// its Taylor polynomial of degree 7 (Cody and Waite 1980).
-#[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
-    /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
-    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// Added and subtracted again, it rounds to an integer.
-    const ROUNDER: f32 = 12_582_912.0;
-    let clamped = x.clamp(-87.3, 88.7);
-    let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER);
-    let num_doublings = rounded - ROUNDER;
-    let rest = num_doublings.mul_add(-LN_2[0], clamped);
-    let rest = num_doublings.mul_add(-LN_2[1], rest);
-    let mut series = 1.0 / 5040.0;
-    for factorial in [720.0_f32, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
-        series = rest.mul_add(series, 1.0 / factorial);
-    }
-    // The integer stands in the lowest bits of the rounded sum; what else is there is shifted out.
-    let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
-    series * power
 }
 
 #[inline(always)]
@@ -167,22 +132,6 @@ pub(super) fn softmax(scores: &mut [f32], len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::vectorized;
-
-    #[test]
-    fn the_exponential_is_within_two_units_in_the_last_place() {
-        let mut worst: f64 = 0.0;
-        for i in -87_000..=88_000 {
-            let x = i as f32 / 1000.0;
-            let found = f64::from(vectorized(|| exp(x)));
-            let expected = f64::from(x).exp();
-            worst = worst.max(((found - expected) / expected).abs());
-        }
-        assert!(worst <= 2.0 * f64::from(f32::EPSILON), "off by {worst}");
-        assert_eq!(exp(0.0), 1.0);
-        assert!(exp(-200.0) < 2e-38 && exp(-1e30) < 2e-38);
-        assert!(exp(f32::NAN).is_nan());
-    }
 
     #[test]
     fn hidden_scores_have_no_share() {

@@ -92,8 +92,15 @@ impl HostModel {
         HostRows { values, width: self.lm_head.num_outputs() }
     }
 
-    /// Runs layers over whole sequences of `seq` tokens, without a cache, in place.
-    pub(super) fn run_sequences(&self, layers: Range<usize>, x: &mut [f32], seq: usize) {
-        host::forward_sequences(&self.layers[layers], x, seq, &self.rope);
+    /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
+    /// [`CausalLm::hidden_states_at`].
+    pub(super) fn run_sequences(
+        &self,
+        layers: Range<usize>,
+        x: &mut [f32],
+        wanted: &[Range<usize>],
+    ) {
+        let are_last = layers.end == self.layers.len();
+        host::forward_sequences(&self.layers[layers], x, wanted, are_last, &self.rope);
     }
 }

@@ -98,9 +98,11 @@ fn logits_and_hidden_states_agree_with_transformers() {
         assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
         let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
         assert_close(&direct, &expected.hidden_states[3], &format!("{name} hidden_states"));
+        let wanted = 0..expected.ids.len();
         // The last entry is normed, the others are not.
         for layer in 0..4 {
-            let (mut exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[layer]);
+            let ids = ids_tensor(&expected.ids);
+            let (mut exits, last) = model.hidden_states_at(ids, &[layer], &[wanted.clone()]);
             let exit = exits.remove(0);
             let what = format!("{name} hidden_states_at {layer}");
             assert_close(&values(last), &expected.hidden_states[3], &what);
@@ -108,13 +110,49 @@ fn logits_and_hidden_states_agree_with_transformers() {
             assert_close(&values(exit), &expected.hidden_states[layer], &what);
         }
         // Several at once are each alone, in the order asked for.
-        let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2]);
+        let (exits, last) =
+            model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], &[wanted.clone()]);
         for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
             let (mut alone, alone_last) =
-                model.hidden_states_at(ids_tensor(&expected.ids), &[layer]);
+                model.hidden_states_at(ids_tensor(&expected.ids), &[layer], &[wanted.clone()]);
             assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
             assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
         }
+    }
+}
+
+#[test]
+fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
+    let mut config = load(FIXTURES[0]).config().clone();
+    config.max_position_embeddings = 300;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let device = Device::flex();
+    config.init(&device).write_model_dir(dir.path(), WeightDtype::F32).expect("written");
+    let model = CausalLm::from_model_dir(dir.path(), &device).expect("reads back");
+    let mut on_tensors = model.clone();
+    on_tensors.host = None;
+    let (seq, width) = (300, config.hidden_size);
+    let all_wanted = [120..300, 0..70, 64..65, 2..2];
+    let padded: Vec<u32> = (0..4 * seq as u32).map(|i| i * 37 % 96).collect();
+    let ids = ids_tensor(&padded).reshape([4, seq]);
+    let (exits, last) = model.hidden_states_at(ids, &[2, 0, 1], &all_wanted);
+    let exits: Vec<Vec<f32>> = exits.into_iter().map(values).collect();
+    let last = values(last);
+    assert!(exits.iter().flatten().chain(&last).all(|x| x.is_finite()));
+    for (nth, wanted) in all_wanted.into_iter().enumerate() {
+        if wanted.is_empty() {
+            continue;
+        }
+        let alone = &padded[nth * seq..][..wanted.end];
+        let rows = |from: usize| (nth * seq + from) * width..(nth * seq + wanted.end) * width;
+        let states = on_tensors.all_hidden_states(ids_tensor(alone));
+        for (layer, exit) in [2, 0, 1].into_iter().zip(&exits) {
+            let expected = values(states[layer].clone());
+            assert_close(&exit[rows(0)], &expected, &format!("sequence {nth} exit {layer}"));
+        }
+        let expected = values(on_tensors.hidden_states(ids_tensor(alone)));
+        let expected = &expected[wanted.start * width..];
+        assert_close(&last[rows(wanted.start)], expected, &format!("sequence {nth}"));
     }
 }
 

@@ -11,6 +11,7 @@ use burn_train::Interrupter;
 
 use super::*;
 use crate::adapter_training::ExitLayers;
+use crate::distillation::DistillationLoss;
 use crate::rows::is_held_out;
 use crate::test_pair::{early_target, response_row, responses, tiny_draft};
 use crate::test_runs::{Watcher, files_under, only};
@@ -66,6 +67,30 @@ fn an_adapter_learns_to_speak_for_the_target() {
     assert!(trained.epochs[14].training_loss < trained.epochs[0].training_loss);
     assert!(!trained.interrupted);
     assert!(trained.tokens_per_second() > 0.0);
+}
+
+#[test]
+fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
+    let rows = undrafted(80, 30, 22);
+    for loss in [
+        DistillationLoss::CrossEntropy,
+        DistillationLoss::ForwardKl,
+        DistillationLoss::ReverseKl,
+        DistillationLoss::TotalVariation,
+    ] {
+        let training = AdapterTraining { loss, num_epochs: 5, ..quick() };
+        let dir = tempfile::tempdir().unwrap();
+        let trained = train(&early_target(), &rows, &training, dir.path()).unwrap();
+        let losses: Vec<f64> =
+            trained.epochs.iter().map(|epoch| epoch.validation.loss(loss)).collect();
+        let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
+        assert_eq!(trained.scores.loss(loss), lowest, "{loss:?}: {losses:?}");
+        // What is trained is what is measured: after an epoch each training loss is about the
+        // validation's.
+        let training_loss = trained.epochs[4].training_loss;
+        assert!((training_loss - losses[4]).abs() < 0.2 * losses[4], "{loss:?}: {losses:?}");
+        assert!(losses[4] < 0.98 * losses[0], "{loss:?}: {losses:?}");
+    }
 }
 
 /// The scores of an adapter on one row after another, from logits of whole sequences.

@@ -1,0 +1,97 @@
+//! Vector instructions chosen at run time, and the arithmetic that goes with them: for what is done
+//! in host memory instead of with tensors, here and in the crates above.
+//!
+//! What is handed to [`vectorized`] is compiled once more for the processor's instructions, provided
+//! that everything it calls is inlined into it. So innermost loops are plain `for` loops over arrays
+//! of [`STRANDS`] numbers: the closure of an iterator's `fold` or `map`, and what `zip` calls, may be
+//! compiled on their own, without those instructions.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use pulp::Arch;
+
+/// Sums that run side by side, so that they vectorise.
+pub const STRANDS: usize = 8;
+
+/// Runs `work` with the best vector instructions that this processor has.
+#[inline(always)]
+pub fn vectorized<R>(work: impl FnOnce() -> R) -> R {
+    Arch::new().dispatch(work)
+}
+
+/// Whether what is computed on `device` may be computed here instead: on the CPU, without autodiff,
+/// and where the processor fuses a product and a sum. Without that each would be a call.
+pub fn reach(device: &Device) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let fuses = matches!(Arch::new(), Arch::V3(_));
+    #[cfg(not(target_arch = "x86_64"))]
+    let fuses = cfg!(target_arch = "aarch64");
+    fuses && *device == Device::flex() && !device.is_autodiff()
+}
+
+/// The values of a tensor in host memory, row by row; without a copy where nobody else holds them.
+///
+/// # Panics
+/// If the tensor is not one of f32 on the CPU.
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("tensors on the CPU are f32")
+}
+
+/// A tensor of values in host memory.
+pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+/// The sum of strands.
+#[inline(always)]
+pub fn sum(strands: [f32; STRANDS]) -> f32 {
+    let mut total = 0.0;
+    for strand in strands {
+        total += strand;
+    }
+    total
+}
+
+/// `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above: branchless,
+/// so that it vectorises, as the C library's does not.
+///
+/// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is
+/// its Taylor polynomial of degree 7 (Cody and Waite 1980).
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    /// Added and subtracted again, it rounds to an integer.
+    const ROUNDER: f32 = 12_582_912.0;
+    let clamped = x.clamp(-87.3, 88.7);
+    let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER);
+    let num_doublings = rounded - ROUNDER;
+    let rest = num_doublings.mul_add(-LN_2[0], clamped);
+    let rest = num_doublings.mul_add(-LN_2[1], rest);
+    let mut series = 1.0 / 5040.0;
+    for factorial in [720.0_f32, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
+        series = rest.mul_add(series, 1.0 / factorial);
+    }
+    // The integer stands in the lowest bits of the rounded sum; what else is there is shifted out.
+    let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
+    series * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exponential_is_within_two_units_in_the_last_place() {
+        let mut worst: f64 = 0.0;
+        for i in -87_000..=88_000 {
+            let x = i as f32 / 1000.0;
+            let found = f64::from(vectorized(|| exp(x)));
+            let expected = f64::from(x).exp();
+            worst = worst.max(((found - expected) / expected).abs());
+        }
+        assert!(worst <= 2.0 * f64::from(f32::EPSILON), "off by {worst}");
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(-200.0) < 2e-38 && exp(-1e30) < 2e-38);
+        assert!(exp(f32::NAN).is_nan());
+    }
+}

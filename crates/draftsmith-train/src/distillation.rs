@@ -1,0 +1,173 @@
+//! What an adapter learns from its target: four distances between their distributions, through the
+//! target's LM head, a chunk of tokens at a time.
+//!
+//! The logits of every token are too many to hold, and autodiff would hold several copies of them.
+//! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
+//! formula, and the learner goes on from there. On the CPU the formulas are passes over one token's
+//! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's type,
+//! everything between them in f32.
+
+mod on_device;
+mod on_host;
+#[cfg(test)]
+mod tests;
+
+use burn::tensor::{FloatDType, Tensor};
+use draftsmith_model::{CausalLm, vectors};
+use serde::{Deserialize, Serialize};
+
+/// What is minimised, as the mean over supervised tokens: of the target's distribution p and the
+/// adapter's q, both raw (T = 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DistillationLoss {
+    /// −Σ p log q in nats (Kangaroo, section 3.1).
+    CrossEntropy,
+    /// KL(p ‖ q) = Σ p log(p / q) in nats: the cross-entropy less the target's own entropy. The
+    /// gradient is the same, so is the adapter; 0 is the best there is.
+    ForwardKl,
+    /// KL(q ‖ p) = Σ q log(q / p) in nats: it punishes what the target would not say, and forgives
+    /// what the adapter leaves out.
+    ReverseKl,
+    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP,
+    /// section 2.1). Where p and q are far apart its gradient is next to nothing.
+    TotalVariation,
+}
+
+/// The target's frozen LM head.
+#[derive(Debug, Clone)]
+pub(crate) struct LmHead {
+    /// `[hidden, vocab]`
+    weight: Tensor<2>,
+}
+
+/// The sums that [`LmHead::score_sums`] gives.
+pub(crate) const NUM_SCORES: usize = 5;
+
+/// What the target says of a chunk's tokens.
+enum Teacher {
+    OnHost(on_host::Teacher),
+    OnDevice(on_device::Teacher),
+}
+
+impl Teacher {
+    /// Takes the target's logits, `[tokens, vocab]`.
+    fn new(logits: Tensor<2>, loss: DistillationLoss) -> Self {
+        if vectors::reach(&logits.device()) {
+            let [_, vocab_size] = logits.dims();
+            Self::OnHost(on_host::Teacher::new(vectors::values(logits), vocab_size, loss))
+        } else {
+            Self::OnDevice(on_device::Teacher::new(logits, loss))
+        }
+    }
+
+    /// `token_share` times the sum of the tokens' losses, and its gradient with respect to the
+    /// student's logits.
+    ///
+    /// # Shapes
+    /// - logits: `[tokens, vocab]`
+    /// - output: `[1]` and `[tokens, vocab]`
+    fn loss_and_gradient(&self, logits: Tensor<2>, token_share: f64) -> (Tensor<1>, Tensor<2>) {
+        match self {
+            Self::OnHost(teacher) => {
+                let (shape, device) = (logits.dims(), logits.device());
+                let mut logits = vectors::values(logits);
+                let sum = teacher.loss_and_gradient(&mut logits, token_share as f32);
+                let loss = vectors::tensor(vec![(sum * token_share) as f32], [1], &device);
+                (loss, vectors::tensor(logits, shape, &device))
+            }
+            Self::OnDevice(teacher) => {
+                let (sum, gradient) = teacher.loss_and_gradient(logits);
+                (sum * token_share, gradient * token_share)
+            }
+        }
+    }
+}
+
+impl LmHead {
+    /// The head of a target that does not record autodiff.
+    pub(crate) fn of(target: &CausalLm) -> Self {
+        Self { weight: target.lm_head_weight() }
+    }
+
+    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student)), and
+    /// its gradient with respect to `student`. Nothing is recorded.
+    ///
+    /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
+    ///
+    /// # Shapes
+    /// - student, teacher: `[tokens, hidden]`, normed; at least one token
+    /// - output: `[1]` and `[tokens, hidden]`
+    pub(crate) fn loss_and_gradient(
+        &self,
+        loss: DistillationLoss,
+        student: Tensor<2>,
+        teacher: Tensor<2>,
+        loss_chunk: usize,
+    ) -> (Tensor<1>, Tensor<2>) {
+        let [num_tokens, _] = student.dims();
+        let token_share = 1.0 / num_tokens as f64;
+        let transposed = self.weight.clone().transpose();
+        let mut losses = Vec::new();
+        let mut gradients = Vec::new();
+        for (student, teacher) in chunks(student, teacher, loss_chunk) {
+            let teacher = Teacher::new(logits(teacher, &self.weight), loss);
+            let logits = logits(student, &self.weight);
+            let (loss, gradient) = teacher.loss_and_gradient(logits, token_share);
+            losses.push(loss);
+            gradients.push(gradient.cast(self.weight.dtype()).matmul(transposed.clone()));
+        }
+        (Tensor::cat(losses, 0).sum(), Tensor::cat(gradients, 0))
+    }
+
+    /// Sums over tokens of: −Σ p log q, −Σ p log p (nats), whether p and q have the same most
+    /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
+    ///
+    /// # Shapes
+    /// - student, teacher: `[tokens, hidden]`, normed; at least one token
+    /// - output: `[NUM_SCORES]`
+    pub(crate) fn score_sums(
+        &self,
+        student: Tensor<2>,
+        teacher: Tensor<2>,
+        loss_chunk: usize,
+    ) -> Tensor<1> {
+        let device = student.device();
+        let sums = chunks(student, teacher, loss_chunk).map(|(student, teacher)| {
+            let [student, teacher] = [student, teacher].map(|hidden| logits(hidden, &self.weight));
+            if vectors::reach(&device) {
+                let [_, vocab_size] = student.dims();
+                let [student, teacher] = [student, teacher].map(vectors::values);
+                let sums = on_host::score_sums(student, teacher, vocab_size);
+                let sums = sums.map(|sum| sum as f32).to_vec();
+                vectors::tensor(sums, [NUM_SCORES], &device)
+            } else {
+                on_device::score_sums(student, teacher)
+            }
+        });
+        sums.reduce(|sums, more| sums + more).expect("there is a token")
+    }
+}
+
+/// What a head says of hidden states, in f32.
+///
+/// # Shapes
+/// - hidden: `[tokens, hidden]`, in the head's type
+/// - head: `[hidden, vocab]`
+fn logits(hidden: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
+    hidden.matmul(head.clone()).cast(FloatDType::F32)
+}
+
+/// Both, cut into the same runs of tokens.
+fn chunks(
+    student: Tensor<2>,
+    teacher: Tensor<2>,
+    loss_chunk: usize,
+) -> impl Iterator<Item = (Tensor<2>, Tensor<2>)> {
+    let [num_tokens, _] = student.dims();
+    assert_eq!(student.dims(), teacher.dims(), "a teacher for each token");
+    (0..num_tokens).step_by(loss_chunk).map(move |start| {
+        let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
+        (student.clone().slice(rows.clone()), teacher.clone().slice(rows))
+    })
+}

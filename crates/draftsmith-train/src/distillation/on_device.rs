@@ -1,0 +1,75 @@
+//! The losses of a chunk as tensors, on whatever device they are. Each exponential is taken once.
+
+use burn::tensor::Tensor;
+
+use super::DistillationLoss;
+
+/// What the target says of a chunk's tokens.
+pub(super) struct Teacher {
+    loss: DistillationLoss,
+    softmax: Softmax,
+}
+
+/// `[tokens, vocab]` each.
+struct Softmax {
+    probs: Tensor<2>,
+    log_probs: Tensor<2>,
+}
+
+impl Softmax {
+    fn of(logits: Tensor<2>) -> Self {
+        let largest = logits.clone().max_dim(1);
+        let shifted = logits - largest;
+        let exp = shifted.clone().exp();
+        let sum = exp.clone().sum_dim(1);
+        Self { probs: exp / sum.clone(), log_probs: shifted - sum.log() }
+    }
+}
+
+impl Teacher {
+    /// Takes the target's logits, `[tokens, vocab]`.
+    pub(super) fn new(logits: Tensor<2>, loss: DistillationLoss) -> Self {
+        Self { loss, softmax: Softmax::of(logits) }
+    }
+
+    /// The sum of the tokens' losses, and its gradient with respect to the student's logits.
+    ///
+    /// # Shapes
+    /// - logits: `[tokens, vocab]`
+    /// - output: `[1]` and `[tokens, vocab]`
+    pub(super) fn loss_and_gradient(&self, logits: Tensor<2>) -> (Tensor<1>, Tensor<2>) {
+        let Softmax { probs, log_probs } = Softmax::of(logits);
+        let (p, log_p) = (self.softmax.probs.clone(), self.softmax.log_probs.clone());
+        match self.loss {
+            DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum().neg(), probs - p),
+            DistillationLoss::ForwardKl => ((p.clone() * (log_p - log_probs)).sum(), probs - p),
+            DistillationLoss::ReverseKl => {
+                let log_ratio = log_probs - log_p;
+                let kl = (probs.clone() * log_ratio.clone()).sum_dim(1);
+                (kl.clone().sum(), probs * (log_ratio - kl))
+            }
+            DistillationLoss::TotalVariation => {
+                let difference = probs.clone() - p;
+                // 0 where there is none, which is a subgradient of |x| there.
+                let sign = difference.clone().sign();
+                let lean = (probs.clone() * sign.clone()).sum_dim(1);
+                (difference.abs().sum() * 0.5, probs * (sign - lean) * 0.5)
+            }
+        }
+    }
+}
+
+/// The sums over tokens that [`LmHead::score_sums`](super::LmHead::score_sums) promises.
+///
+/// # Shapes
+/// - student, teacher: logits, `[tokens, vocab]`
+/// - output: `[NUM_SCORES]`
+pub(super) fn score_sums(student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+    let agreement = student.clone().argmax(1).equal(teacher.clone().argmax(1));
+    let (q, p) = (Softmax::of(student), Softmax::of(teacher));
+    let cross_entropy = (p.probs.clone() * q.log_probs.clone()).sum().neg();
+    let entropy = (p.probs.clone() * p.log_probs.clone()).sum().neg();
+    let reverse_kl = (q.probs.clone() * (q.log_probs - p.log_probs)).sum();
+    let overlap = p.probs.min_pair(q.probs).sum();
+    Tensor::cat(vec![cross_entropy, entropy, agreement.float().sum(), overlap, reverse_kl], 0)
+}

@@ -1,0 +1,399 @@
+//! The losses of a chunk in host memory: a token's logits stay in the processor's nearest cache
+//! while one pass after another goes over them, each vectorised, and the gradient takes the place of
+//! the logits. Tensors would pass through memory at each step, and take exponentials one by one.
+
+use draftsmith_model::vectors::{STRANDS, exp, sum, vectorized};
+use rayon::prelude::*;
+
+use super::{DistillationLoss, NUM_SCORES};
+
+/// Tokens from which on another thread is worth its start.
+const TOKENS_A_TASK: usize = 16;
+
+/// What the target says of a chunk's tokens, as a loss reads it.
+pub(super) struct Teacher {
+    loss: DistillationLoss,
+    /// `[tokens, vocab]`: logarithms of probabilities for [`DistillationLoss::ReverseKl`],
+    /// probabilities for the others.
+    rows: Vec<f32>,
+    /// Of each token −Σ p log p; of those that need it.
+    entropies: Vec<f32>,
+    vocab_size: usize,
+}
+
+impl Teacher {
+    /// Takes the target's logits.
+    ///
+    /// # Shapes
+    /// - logits: `[tokens, vocab]`
+    pub(super) fn new(mut logits: Vec<f32>, vocab_size: usize, loss: DistillationLoss) -> Self {
+        let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_A_TASK);
+        let entropies = if loss == DistillationLoss::ReverseKl {
+            rows.for_each(|row| {
+                vectorized(
+                    #[inline(always)]
+                    || log_softmax(row),
+                );
+            });
+            Vec::new()
+        } else {
+            let entropy_of = |row: &mut [f32]| {
+                vectorized(
+                    #[inline(always)]
+                    || softmax(row),
+                )
+            };
+            rows.map(entropy_of).collect()
+        };
+        Self { loss, rows: logits, entropies, vocab_size }
+    }
+
+    /// The sum of the tokens' losses in nats (total variation has no unit), and the gradient of
+    /// `token_share` times that sum with respect to the student's logits, in their place.
+    ///
+    /// # Shapes
+    /// - logits: `[tokens, vocab]`
+    pub(super) fn loss_and_gradient(&self, logits: &mut [f32], token_share: f32) -> f64 {
+        let rows = logits.par_chunks_exact_mut(self.vocab_size);
+        let rows = rows.zip(self.rows.par_chunks_exact(self.vocab_size));
+        let of_row = |(row, teacher): (&mut [f32], &[f32])| {
+            vectorized(
+                #[inline(always)]
+                || match self.loss {
+                    DistillationLoss::CrossEntropy | DistillationLoss::ForwardKl => {
+                        cross_entropy(row, teacher, token_share)
+                    }
+                    DistillationLoss::ReverseKl => reverse_kl(row, teacher, token_share),
+                    DistillationLoss::TotalVariation => total_variation(row, teacher, token_share),
+                },
+            )
+        };
+        // Summed in order, so that threads change nothing.
+        let losses: Vec<f32> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
+        let entropies = match self.loss {
+            DistillationLoss::ForwardKl => self.entropies.as_slice(),
+            _ => &[],
+        };
+        total(&losses) - total(entropies)
+    }
+}
+
+/// The sums over tokens that [`LmHead::score_sums`](super::LmHead::score_sums) promises.
+///
+/// # Shapes
+/// - student, teacher: logits, `[tokens, vocab]`
+pub(super) fn score_sums(
+    mut student: Vec<f32>,
+    mut teacher: Vec<f32>,
+    vocab_size: usize,
+) -> [f64; NUM_SCORES] {
+    let rows = student.par_chunks_exact_mut(vocab_size);
+    let rows = rows.zip(teacher.par_chunks_exact_mut(vocab_size));
+    let of_row = |(student, teacher): (&mut [f32], &mut [f32])| {
+        let agree = vectorized(
+            #[inline(always)]
+            || {
+                let places = [place_of_largest(student), place_of_largest(teacher)];
+                log_softmax(student);
+                log_softmax(teacher);
+                places[0] == places[1]
+            },
+        );
+        let [cross_entropy, entropy, overlap, reverse_kl] = vectorized(
+            #[inline(always)]
+            || pass(Scores, student, teacher),
+        );
+        [cross_entropy, entropy, f32::from(agree), overlap, reverse_kl]
+    };
+    let all: Vec<[f32; NUM_SCORES]> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
+    let mut sums = [0.0; NUM_SCORES];
+    for scores in all {
+        for (sum, score) in sums.iter_mut().zip(scores) {
+            *sum += f64::from(score);
+        }
+    }
+    sums
+}
+
+fn total(values: &[f32]) -> f64 {
+    values.iter().map(|value| f64::from(*value)).sum()
+}
+
+/// What a pass does at each number of a token: what takes its place, and what is summed.
+trait Pass<const SUMS: usize>: Copy {
+    /// `teacher` is the other row's number at the same place.
+    fn at(self, x: f32, teacher: f32) -> (f32, [f32; SUMS]);
+}
+
+/// Goes over a token's numbers and the target's beside them.
+#[inline(always)]
+fn pass<P: Pass<SUMS>, const SUMS: usize>(
+    pass: P,
+    row: &mut [f32],
+    teacher: &[f32],
+) -> [f32; SUMS] {
+    let mut strands = [[0.0; STRANDS]; SUMS];
+    let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
+    let (teachers, teachers_rest) = teacher.as_chunks::<STRANDS>();
+    let teachers = &teachers[..chunks.len()];
+    for nth in 0..chunks.len() {
+        let (chunk, teacher) = (&mut chunks[nth], &teachers[nth]);
+        for i in 0..STRANDS {
+            let (x, terms) = pass.at(chunk[i], teacher[i]);
+            chunk[i] = x;
+            for s in 0..SUMS {
+                strands[s][i] += terms[s];
+            }
+        }
+    }
+    for i in 0..rest.len() {
+        let (x, terms) = pass.at(rest[i], teachers_rest[i]);
+        rest[i] = x;
+        for s in 0..SUMS {
+            strands[s][i] += terms[s];
+        }
+    }
+    let mut sums = [0.0; SUMS];
+    for s in 0..SUMS {
+        sums[s] = sum(strands[s]);
+    }
+    sums
+}
+
+/// Goes over a token's numbers alone.
+#[inline(always)]
+fn pass_alone<P: Pass<SUMS>, const SUMS: usize>(pass: P, row: &mut [f32]) -> [f32; SUMS] {
+    let mut strands = [[0.0; STRANDS]; SUMS];
+    let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
+    for chunk in chunks {
+        for i in 0..STRANDS {
+            let (x, terms) = pass.at(chunk[i], 0.0);
+            chunk[i] = x;
+            for s in 0..SUMS {
+                strands[s][i] += terms[s];
+            }
+        }
+    }
+    for i in 0..rest.len() {
+        let (x, terms) = pass.at(rest[i], 0.0);
+        rest[i] = x;
+        for s in 0..SUMS {
+            strands[s][i] += terms[s];
+        }
+    }
+    let mut sums = [0.0; SUMS];
+    for s in 0..SUMS {
+        sums[s] = sum(strands[s]);
+    }
+    sums
+}
+
+#[inline(always)]
+fn largest(row: &[f32]) -> f32 {
+    let mut strands = [f32::NEG_INFINITY; STRANDS];
+    let (chunks, rest) = row.as_chunks::<STRANDS>();
+    for chunk in chunks {
+        for i in 0..STRANDS {
+            strands[i] = if chunk[i] > strands[i] { chunk[i] } else { strands[i] };
+        }
+    }
+    let mut largest = f32::NEG_INFINITY;
+    for x in strands {
+        largest = largest.max(x);
+    }
+    for x in rest {
+        largest = largest.max(*x);
+    }
+    largest
+}
+
+/// The first place of the largest number; `None` where there is none but NaN.
+#[inline(always)]
+fn place_of_largest(row: &[f32]) -> Option<usize> {
+    let largest = largest(row);
+    row.iter().position(|x| *x == largest)
+}
+
+/// Turns logits into probabilities, and returns their entropy in nats.
+#[inline(always)]
+fn softmax(row: &mut [f32]) -> f32 {
+    let [sum, weighted] = pass_alone(Exponentials { largest: largest(row) }, row);
+    let [] = pass_alone(Scale(1.0 / sum), row);
+    sum.ln() - weighted / sum
+}
+
+/// Turns logits into logarithms of probabilities.
+#[inline(always)]
+fn log_softmax(row: &mut [f32]) {
+    let largest = largest(row);
+    let [sum] = pass_alone(SumOfExponentials { largest }, row);
+    let [] = pass_alone(Less(largest + sum.ln()), row);
+}
+
+/// −Σ p log q, and q − p in place of the logits: the gradient of forward KL too.
+#[inline(always)]
+fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
+    let [sum, weighted] = pass(WeightedExponentials { largest: largest(row) }, row, probs);
+    let [] = pass(Difference { inverse_sum: 1.0 / sum, token_share }, row, probs);
+    // log sum − Σ p · shifted, because p sums to 1.
+    sum.ln() - weighted
+}
+
+/// Σ q log(q / p), and q ∘ (log(q / p) − the sum).
+#[inline(always)]
+fn reverse_kl(row: &mut [f32], log_probs: &[f32], token_share: f32) -> f32 {
+    log_softmax(row);
+    let [kl] = pass(LogRatio, row, log_probs);
+    let [] = pass(ReverseKlGradient { kl, token_share }, row, log_probs);
+    kl
+}
+
+/// ½ Σ |p − q|, and ½ q ∘ (sign(q − p) − Σ q · sign(q − p)).
+#[inline(always)]
+fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
+    softmax(row);
+    let [distance, lean] = pass(SignedDifference, row, probs);
+    let [] = pass(TotalVariationGradient { lean, token_share }, row, probs);
+    0.5 * distance
+}
+
+/// 1, 0 or −1: 0 where there is no difference, which is a subgradient of |x| there.
+#[inline(always)]
+fn sign(x: f32) -> f32 {
+    let above = if x > 0.0 { 1.0 } else { 0.0 };
+    let below = if x < 0.0 { 1.0 } else { 0.0 };
+    above - below
+}
+
+#[derive(Clone, Copy)]
+struct Exponentials {
+    largest: f32,
+}
+
+impl Pass<2> for Exponentials {
+    #[inline(always)]
+    fn at(self, x: f32, _: f32) -> (f32, [f32; 2]) {
+        let shifted = x - self.largest;
+        let exp = exp(shifted);
+        (exp, [exp, exp * shifted])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SumOfExponentials {
+    largest: f32,
+}
+
+impl Pass<1> for SumOfExponentials {
+    #[inline(always)]
+    fn at(self, x: f32, _: f32) -> (f32, [f32; 1]) {
+        (x, [exp(x - self.largest)])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct WeightedExponentials {
+    largest: f32,
+}
+
+impl Pass<2> for WeightedExponentials {
+    #[inline(always)]
+    fn at(self, x: f32, prob: f32) -> (f32, [f32; 2]) {
+        let shifted = x - self.largest;
+        let exp = exp(shifted);
+        (exp, [exp, prob * shifted])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Scale(f32);
+
+impl Pass<0> for Scale {
+    #[inline(always)]
+    fn at(self, x: f32, _: f32) -> (f32, [f32; 0]) {
+        (x * self.0, [])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Less(f32);
+
+impl Pass<0> for Less {
+    #[inline(always)]
+    fn at(self, x: f32, _: f32) -> (f32, [f32; 0]) {
+        (x - self.0, [])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Difference {
+    inverse_sum: f32,
+    token_share: f32,
+}
+
+impl Pass<0> for Difference {
+    #[inline(always)]
+    fn at(self, exp: f32, prob: f32) -> (f32, [f32; 0]) {
+        // As `softmax` scales, so that equal logits have no difference.
+        ((exp * self.inverse_sum - prob) * self.token_share, [])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct LogRatio;
+
+impl Pass<1> for LogRatio {
+    #[inline(always)]
+    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 1]) {
+        (log_q, [exp(log_q) * (log_q - log_p)])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ReverseKlGradient {
+    kl: f32,
+    token_share: f32,
+}
+
+impl Pass<0> for ReverseKlGradient {
+    #[inline(always)]
+    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 0]) {
+        (exp(log_q) * (log_q - log_p - self.kl) * self.token_share, [])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SignedDifference;
+
+impl Pass<2> for SignedDifference {
+    #[inline(always)]
+    fn at(self, q: f32, p: f32) -> (f32, [f32; 2]) {
+        (q, [(q - p).abs(), q * sign(q - p)])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct TotalVariationGradient {
+    lean: f32,
+    token_share: f32,
+}
+
+impl Pass<0> for TotalVariationGradient {
+    #[inline(always)]
+    fn at(self, q: f32, p: f32) -> (f32, [f32; 0]) {
+        (0.5 * self.token_share * q * (sign(q - p) - self.lean), [])
+    }
+}
+
+/// Of logarithms: −Σ p log q, −Σ p log p, Σ min(p, q), Σ q log(q / p).
+#[derive(Clone, Copy)]
+struct Scores;
+
+impl Pass<4> for Scores {
+    #[inline(always)]
+    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 4]) {
+        let (q, p) = (exp(log_q), exp(log_p));
+        let smaller = if q < p { q } else { p };
+        (log_q, [-p * log_q, -p * log_p, smaller, q * (log_q - log_p)])
+    }
+}
