@@ -2,7 +2,7 @@
 //! drafter.
 //!
 //! A draft step runs the target's layers `0..exit_layer` on the newest token, the adapter on the
-//! features that come out, and the target's LM head on what the adapter says. The features stay
+//! features that come out, and the target's LM head, or the adapter's own, on what the adapter says. The features stay
 //! with the target's session: verification runs `exit_layer..num_layers` over all of the round's at
 //! once, and no token passes the shallow layers twice. The second early exit, ending a round at a
 //! low confidence, is the stop rule's.
@@ -21,7 +21,7 @@ use draftsmith_theory::SignalNeeds;
 
 use crate::error::DecodeError;
 use crate::round::{Drafted, Drafter};
-use crate::session::{ModelSession, check_fits, head_logits};
+use crate::session::{ModelSession, check_fits, checked};
 
 /// What errors call the adapter.
 const ROLE: &str = "adapter";
@@ -71,7 +71,9 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     ) -> Result<Drafted, DecodeError> {
         let features = target.features(tokens, self.cache.len(0));
         let normed = self.adapter.forward_cached(features, &mut self.cache).last(1);
-        let logits = head_logits(target.model(), &normed, ROLE, tokens.len())?.into_values();
+        let model = target.model();
+        let logits = self.adapter.logits(&normed, model);
+        let logits = checked(logits, model.config().vocab_size, ROLE, tokens.len())?.into_values();
         let signals = needs.signals_of_logits(&logits);
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }

@@ -205,7 +205,8 @@ impl<'m> ModelSession<'m> {
 
     /// Logits of normed hidden states, brought to the host: the one sync of a forward.
     pub(crate) fn logits_of(&self, normed: &Rows) -> Result<Logits, DecodeError> {
-        head_logits(self.model, normed, self.role, self.num_read())
+        let vocab_size = self.model.config().vocab_size;
+        checked(self.model.logits(normed), vocab_size, self.role, self.num_read())
     }
 
     /// Checks that a prompt can be read with room for one more token.
@@ -248,20 +249,19 @@ pub(crate) fn check_fits(
     Err(DecodeError::PromptTooLong { prompt: prompt.len(), context, role })
 }
 
-/// What a model's LM head says of normed hidden states, brought to the host: the one sync of a
-/// forward.
+/// Rows of logits, brought to the host: the one sync of a forward.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, of which `role` is then told, or the device fails.
-pub(crate) fn head_logits(
-    model: &CausalLm,
-    normed: &Rows,
+pub(crate) fn checked(
+    logits: Rows,
+    vocab_size: usize,
     role: &'static str,
     num_tokens: usize,
 ) -> Result<Logits, DecodeError> {
-    let [values] = to_host([model.logits(normed)], role)?;
+    let [values] = to_host([logits], role)?;
     check_logits(&values, role, num_tokens)?;
-    Ok(Logits::new(values, model.config().vocab_size))
+    Ok(Logits::new(values, vocab_size))
 }
 
 /// Checks that logits make a distribution: that none is NaN or +∞.

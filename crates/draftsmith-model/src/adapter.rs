@@ -1,37 +1,91 @@
-//! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): one attention layer that turns
-//! a target's own shallow layers into its draft.
+//! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): a small layer that turns a
+//! target's own shallow layers into its draft.
 //!
-//! `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden state after its
-//! first `exit_layer` layers; the target's own LM head turns `y` into logits. There is no MLP and no
-//! norm after the attention. Tensor names on disk are Kangaroo's; `config.json` has the shape of a
-//! one-layer Llama's, with our keys beside it.
+//! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
+//! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits. Its
+//! ablation (Table 2) has three others, [`AdapterArchitecture`]: each is a part or the whole of a
+//! Llama layer, so that a target's own layer can give the first weights.
+
+mod files;
+mod on_host;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{Initializer, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::LlamaConfig;
-use crate::error::{ModelError, read_json};
-use crate::host::{self, HostAttention, HostNorm, RopeTable};
+use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::llama::attention::{Attention, Positions};
 use crate::llama::rope::Rope;
-use crate::llama::{LinearShape, build_from, pretty, read_norm};
+use crate::llama::{CausalLm, LinearShape, Mlp};
 use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows};
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
+use on_host::HostAdapter;
+
+/// What an adapter is made of (Kangaroo, Table 2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdapterArchitecture {
+    /// `norm(x + attention(input_layernorm(x)))`, with the target's LM head: the paper's.
+    #[default]
+    Attention,
+    /// The same with an LM head of its own.
+    AttentionWithHead,
+    /// A whole Llama layer: the paper's with an MLP behind its own norm, `h + mlp(norm(h))`.
+    DecoderLayer,
+    /// `norm(x + mlp(post_attention_layernorm(x)))`: a token at a time, without a cache.
+    Mlp,
+}
+
+impl AdapterArchitecture {
+    /// All of them, in the paper's order of parameters.
+    pub const ALL: [Self; 4] =
+        [Self::Attention, Self::Mlp, Self::AttentionWithHead, Self::DecoderLayer];
+
+    /// Whether a token looks at those before it.
+    pub fn has_attention(self) -> bool {
+        self != Self::Mlp
+    }
+
+    /// Whether there is an MLP.
+    pub fn has_mlp(self) -> bool {
+        matches!(self, Self::DecoderLayer | Self::Mlp)
+    }
+
+    /// Whether it has an LM head of its own.
+    pub fn has_head(self) -> bool {
+        self == Self::AttentionWithHead
+    }
+}
+
+impl std::fmt::Display for AdapterArchitecture {
+    /// As in recipes and files.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Attention => "attention",
+            Self::AttentionWithHead => "attention-with-head",
+            Self::DecoderLayer => "decoder-layer",
+            Self::Mlp => "mlp",
+        })
+    }
+}
 
 /// An adapter's shape, and where it came from: `config.json` of an adapter directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
     /// The target's layers that run before the adapter: 1 to one less than all of them.
     pub exit_layer: usize,
-    /// The target's shape with one layer: what the adapter's attention, norms and rotation take
+    /// What it is made of.
+    pub architecture: AdapterArchitecture,
+    /// The target's shape with one layer: what the adapter's attention, MLP, norms and rotation take
     /// after.
     pub llama: LlamaConfig,
     /// SHA-256 of the target the adapter was trained for, if known.
@@ -40,21 +94,14 @@ pub struct AdapterConfig {
     pub training: Map<String, Value>,
 }
 
-/// Our keys of an adapter's `config.json`.
-#[derive(Deserialize)]
-struct OwnKeys {
-    exit_layer: Option<usize>,
-    target_hash: Option<String>,
-    #[serde(default)]
-    training: Map<String, Value>,
-}
-
-/// One attention layer between a target's shallow layers and its LM head.
+/// A small layer between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
+    attention: Option<NormedAttention>,
+    mlp: Option<NormedMlp>,
     norm: RmsNorm,
+    /// `[hidden, vocab]`; `None` where the target's serves.
+    lm_head: Option<Linear>,
     rope: Rope,
     /// The same once more, for few rows on the CPU.
     #[module(skip)]
@@ -63,16 +110,22 @@ pub struct Adapter {
     config: LlamaConfig,
 }
 
-/// An adapter as `host` runs it.
-#[derive(Debug)]
-struct HostAdapter {
-    attention: HostAttention,
-    norm: HostNorm,
-    rope: RopeTable,
+/// Attention behind its norm.
+#[derive(Module, Debug)]
+struct NormedAttention {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+}
+
+/// The gated MLP behind its norm.
+#[derive(Module, Debug)]
+struct NormedMlp {
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
 }
 
 impl AdapterConfig {
-    /// An adapter for `target` behind its first `exit_layer` layers.
+    /// The paper's adapter for `target` behind its first `exit_layer` layers.
     ///
     /// # Errors
     /// If `exit_layer` is not between 1 and the target's layers less one.
@@ -80,8 +133,14 @@ impl AdapterConfig {
         if exit_layer == 0 || exit_layer >= target.num_hidden_layers {
             return Err(ModelError::ExitLayer { exit_layer, num_layers: target.num_hidden_layers });
         }
-        let llama = LlamaConfig { num_hidden_layers: 1, attention_bias: false, ..target.clone() };
-        Ok(Self { exit_layer, llama, target_hash: None, training: Map::new() })
+        let llama = LlamaConfig {
+            num_hidden_layers: 1,
+            attention_bias: false,
+            mlp_bias: false,
+            ..target.clone()
+        };
+        let architecture = AdapterArchitecture::Attention;
+        Ok(Self { exit_layer, architecture, llama, target_hash: None, training: Map::new() })
     }
 
     /// Initialises an adapter as Kangaroo does: linear layers with a normal distribution of
@@ -98,44 +157,42 @@ impl AdapterConfig {
         let norm = || {
             RmsNormConfig::new(config.hidden_size).with_epsilon(config.rms_norm_eps).init(device)
         };
-        Adapter {
+        let attention = self.architecture.has_attention().then(|| NormedAttention {
             input_layernorm: norm(),
             self_attn: Attention::new(config, &mut build),
+        });
+        let mlp = self.architecture.has_mlp().then(|| NormedMlp {
+            post_attention_layernorm: norm(),
+            mlp: Mlp::new(config, &mut build),
+        });
+        let (input, output) = (config.hidden_size, config.vocab_size);
+        let lm_head = LinearShape { name: "lm_head", input, output, bias: false };
+        Adapter {
+            attention,
+            mlp,
             norm: norm(),
+            lm_head: self.architecture.has_head().then(|| build(lm_head)),
             rope: Rope::new(config, device),
             host: None,
             config: config.clone(),
         }
     }
 
-    /// Reads an adapter's `config.json`.
-    ///
-    /// # Errors
-    /// If it is missing, not of a one-layer Llama's shape, or has no `exit_layer`.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("config.json");
-        let llama = LlamaConfig::from_model_dir(dir)?;
-        let OwnKeys { exit_layer, target_hash, training } = read_json(&path)?;
-        let Some(exit_layer) = exit_layer else {
-            return Err(ModelError::Config {
-                path,
-                key: "exit_layer",
-                problem: "is missing: give the number of the target's layers that run before the \
-                          adapter (Kangaroo's own adapters: 2 for 7B, 3 for 13B models)"
-                    .to_owned(),
-            });
-        };
-        if llama.num_hidden_layers != 1 {
-            return Err(ModelError::Config {
-                path,
-                key: "num_hidden_layers",
-                problem: format!(
-                    "is {}, expected 1: this is no adapter's directory",
-                    llama.num_hidden_layers
-                ),
-            });
-        }
-        Ok(Self { exit_layer, llama, target_hash, training })
+    /// The number of parameters: hidden sizes H, q and kv of all heads, intermediate size I and
+    /// vocabulary V make attention 2H(q + kv) + H, an MLP 3HI + H, an LM head HV, and the last norm H.
+    pub fn num_parameters(&self) -> usize {
+        let LlamaConfig { hidden_size, intermediate_size, vocab_size, head_dim, .. } = self.llama;
+        let (q, kv) =
+            (self.llama.num_attention_heads * head_dim, self.llama.num_key_value_heads * head_dim);
+        let attention = 2 * hidden_size * (q + kv) + hidden_size;
+        let mlp = 3 * hidden_size * intermediate_size + hidden_size;
+        let parts = [
+            (self.architecture.has_attention(), attention),
+            (self.architecture.has_mlp(), mlp),
+            (self.architecture.has_head(), hidden_size * vocab_size),
+            (true, hidden_size),
+        ];
+        parts.into_iter().filter(|(has, _)| *has).map(|(_, size)| size).sum()
     }
 
     /// Checks that the adapter fits a target.
@@ -189,13 +246,47 @@ impl AdapterConfig {
 }
 
 impl Adapter {
+    /// The same adapter, its parts with the weights of the target's layer `number` (its biases are
+    /// left out), and its last norm with those of the target's.
+    ///
+    /// # Panics
+    /// If the target has no such layer, or another shape.
+    pub fn with_layer_of(self, target: &CausalLm, number: usize) -> Self {
+        let device = self.device();
+        let (layer, norm) = target.layer_and_norm(number);
+        let linear = |from: &Linear| copied_linear(from.weight.val(), &device);
+        let norm_of = |from: &RmsNorm| RmsNorm {
+            gamma: copied(from.gamma.val(), &device),
+            epsilon: from.epsilon,
+        };
+        let attention = self.attention.map(|_| NormedAttention {
+            input_layernorm: norm_of(&layer.input_layernorm),
+            self_attn: layer.self_attn.map_projections(linear),
+        });
+        let mlp = self.mlp.map(|_| NormedMlp {
+            post_attention_layernorm: norm_of(&layer.post_attention_layernorm),
+            mlp: layer.mlp.map_projections(linear),
+        });
+        Self { attention, mlp, norm: norm_of(norm), ..self }
+    }
+
+    /// The same adapter, its own LM head, if it has one, with the weights of the target's.
+    pub fn with_head_of(self, target: &CausalLm) -> Self {
+        let device = self.device();
+        let lm_head = self.lm_head.map(|_| copied_linear(target.lm_head_weight(), &device));
+        Self { lm_head, ..self }
+    }
+
     /// A cache for one sequence of up to `capacity` tokens.
     pub fn new_cache(&self, capacity: usize) -> KvCache {
-        KvCache::new(&self.config, capacity, &self.device(), self.host.is_some())
+        match self.attention {
+            Some(_) => KvCache::new(&self.config, capacity, &self.device(), self.host.is_some()),
+            None => KvCache::without_attention(capacity),
+        }
     }
 
     fn device(&self) -> Device {
-        self.input_layernorm.gamma.val().device()
+        self.norm.gamma.val().device()
     }
 
     /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
@@ -209,8 +300,31 @@ impl Adapter {
         self.num_params()
     }
 
-    /// What the target's LM head reads, over whole sequences, without a cache. Causal, so padding
-    /// on the right changes nothing to its left.
+    /// The LM head that turns what the adapter says into logits, where it is its own and not the
+    /// target's.
+    ///
+    /// # Shapes
+    /// - output: `[hidden, vocab]`
+    pub fn own_head(&self) -> Option<Tensor<2>> {
+        self.lm_head.as_ref().map(|head| head.weight.val())
+    }
+
+    /// Logits of what the adapter says, one row each: by its own LM head or the target's.
+    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        let Some(head) = &self.lm_head else { return target.logits(normed) };
+        if let (Some(host), Rows(Place::Host(rows))) = (&self.host, normed)
+            && let Some(logits) = host.logits(rows)
+        {
+            return logits.into();
+        }
+        let normed = normed.clone().into_tensor(&self.device());
+        let [batch, seq, width] = normed.dims();
+        let logits = normed.reshape([batch * seq, width]).matmul(head.weight.val());
+        logits.reshape([batch, seq, self.config.vocab_size]).into()
+    }
+
+    /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the right
+    /// changes nothing to its left.
     ///
     /// # Shapes
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
@@ -226,15 +340,8 @@ impl Adapter {
     /// If the cache is full.
     pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
         let start = cache.len(0);
-        let num_rows = features.num_rows();
         match (&self.host, features) {
-            (Some(host), Rows(Place::Host(mut rows))) => {
-                let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
-                let memory = memory.next().expect("an adapter's cache has one layer");
-                host.attention.forward(&mut rows.values, start, memory, &host.rope, scratch);
-                host.norm.forward(&mut rows.values);
-                rows.into()
-            }
+            (Some(host), Rows(Place::Host(rows))) => host.forward(rows, cache).into(),
             (_, features) => {
                 let features = features.into_tensor(&self.device());
                 let positions = Positions::following(&self.rope, start, &features);
@@ -248,19 +355,17 @@ impl Adapter {
     /// # Panics
     /// If the cache is full.
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
+        let Some(attention) = &self.attention else {
+            return cache.layer_mut(0).count(features.num_rows());
+        };
         let start = cache.len(0);
-        let num_rows = features.num_rows();
         match (&self.host, features) {
-            (Some(host), Rows(Place::Host(rows))) => {
-                let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
-                let memory = memory.next().expect("an adapter's cache has one layer");
-                host.attention.fill(&rows.values, start, memory, &host.rope, scratch);
-            }
+            (Some(host), Rows(Place::Host(rows))) => host.fill(&rows, cache),
             (_, features) => {
                 let features = features.into_tensor(&self.device());
                 let positions = Positions::following(&self.rope, start, &features);
-                let normed = self.input_layernorm.forward(features);
-                self.self_attn.fill(normed, &positions, cache.layer_mut(0));
+                let normed = attention.input_layernorm.forward(features);
+                attention.self_attn.fill(normed, &positions, cache.layer_mut(0));
             }
         }
     }
@@ -271,192 +376,28 @@ impl Adapter {
         positions: &Positions,
         cache: Option<&mut KvCache>,
     ) -> Tensor<3> {
-        let normed = self.input_layernorm.forward(features.clone());
-        let cache = cache.map(|cache| cache.layer_mut(0));
-        self.norm.forward(features + self.self_attn.forward(normed, positions, cache))
-    }
-
-    /// Loads an adapter directory for a target of shape `target`. On an autodiff device the
-    /// adapter can be trained further.
-    ///
-    /// # Errors
-    /// If a file is missing or broken, a tensor missing, extra or misshapen, or the adapter does
-    /// not fit the target.
-    pub fn from_dir(
-        dir: &Path,
-        target: &LlamaConfig,
-        device: &Device,
-    ) -> Result<(AdapterConfig, Self), ModelError> {
-        let config = AdapterConfig::from_dir(dir)?;
-        config.check_target(dir, target)?;
-        let mut reader = WeightReader::open_dir(dir)?;
-        let llama = &config.llama;
-        let self_attn = build_from("layers.0", &mut reader, device, |mut linear| {
-            Attention::new(llama, &mut linear)
-        })?;
-        let mut norm = |name| read_norm(llama, name, &mut reader, device);
-        let input_layernorm = norm("layers.0.input_layernorm.weight")?;
-        let norm = norm("norm.weight")?;
-        reader.ignore(|name| name.ends_with("rotary_emb.inv_freq"));
-        reader.finish()?;
-        let rope = Rope::new(llama, device);
-        let host = host::runs_on(device).then(|| {
-            Arc::new(HostAdapter {
-                attention: HostAttention::new(llama, &input_layernorm, self_attn.projections()),
-                norm: HostNorm::of(&norm),
-                rope: rope.table(),
-            })
-        });
-        let adapter = Self { input_layernorm, self_attn, norm, rope, host, config: llama.clone() };
-        Ok((config, adapter))
-    }
-
-    /// Writes `model.safetensors` in f32, then `config.json`, each under a temporary name first.
-    ///
-    /// # Errors
-    /// If the directory cannot be written.
-    pub fn write_dir(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
-        let mut tensors = vec![
-            NamedTensor::from_tensor(
-                "layers.0.input_layernorm.weight",
-                self.input_layernorm.gamma.val(),
-            ),
-            NamedTensor::from_tensor("norm.weight", self.norm.gamma.val()),
-        ];
-        let names = ["q_proj", "k_proj", "v_proj", "o_proj"];
-        for (name, linear) in names.iter().zip(self.self_attn.projections()) {
-            let name = format!("layers.0.self_attn.{name}.weight");
-            tensors.push(NamedTensor::from_tensor(&name, linear.weight.val().transpose()));
+        let [_, seq, _] = features.dims();
+        let mut cache = cache.map(|cache| cache.layer_mut(0));
+        let mut hidden = features;
+        if let Some(NormedAttention { input_layernorm, self_attn }) = &self.attention {
+            let normed = input_layernorm.forward(hidden.clone());
+            hidden = hidden + self_attn.forward(normed, positions, cache);
+        } else if let Some(cache) = &mut cache {
+            cache.count(seq);
         }
-        write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])?;
-        let mut json = config.llama.to_json(WeightDtype::F32.config_name());
-        json["exit_layer"] = config.exit_layer.into();
-        if let Some(hash) = &config.target_hash {
-            json["target_hash"] = hash.as_str().into();
+        if let Some(NormedMlp { post_attention_layernorm, mlp }) = &self.mlp {
+            hidden = hidden.clone() + mlp.forward(post_attention_layernorm.forward(hidden));
         }
-        if !config.training.is_empty() {
-            json["training"] = Value::Object(config.training.clone());
-        }
-        write_whole(&dir.join("config.json"), pretty(&json).as_bytes())
+        self.norm.forward(hidden)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::CausalLm;
-    use crate::rows::HostRows;
-    use burn::tensor::{Distribution, Int, TensorData};
+/// A linear layer with a copy of `[in, out]` weights, on `device`.
+fn copied_linear(weight: Tensor<2>, device: &Device) -> Linear {
+    Linear { weight: copied(weight, device), bias: None }
+}
 
-    fn target() -> CausalLm {
-        let dir =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
-        CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
-    }
-
-    fn values(tensor: Tensor<3>) -> Vec<f32> {
-        tensor.into_data().try_into_vec().expect("f32")
-    }
-
-    fn assert_close(found: &[f32], expected: &[f32]) {
-        assert_eq!(found.len(), expected.len());
-        for (a, b) in found.iter().zip(expected) {
-            // Sums in another order, of numbers near 1.
-            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
-        }
-    }
-
-    /// A directory with a random adapter for the fixture.
-    fn written() -> (tempfile::TempDir, AdapterConfig, Adapter) {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut config = AdapterConfig::new(target().config(), 1).expect("a valid exit layer");
-        config.target_hash = Some("abc".to_owned());
-        config.training.insert("seed".to_owned(), 7.into());
-        let mut adapter = config.init(&Device::flex());
-        // Norms of ones would hide a norm that is not applied.
-        let random = |norm: RmsNorm| RmsNorm {
-            gamma: norm.gamma.map(|g| g.random_like(Distribution::Uniform(0.5, 1.5))),
-            ..norm
-        };
-        adapter.input_layernorm = random(adapter.input_layernorm);
-        adapter.norm = random(adapter.norm);
-        adapter.write_dir(dir.path(), &config).expect("written");
-        (dir, config, adapter)
-    }
-
-    #[test]
-    fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
-        let (dir, config, adapter) = written();
-        let target = target();
-        let (read_config, read) =
-            Adapter::from_dir(dir.path(), target.config(), &Device::flex()).expect("reads");
-        assert_eq!(read_config, config);
-        let ids: Vec<i32> = (0..30).map(|i| i * 7 % 40).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 30]), &Device::flex());
-        let features = target.all_hidden_states(ids).swap_remove(1);
-        let [_, _, width] = features.dims();
-        let expected = values(adapter.forward(features.clone()));
-        assert_close(&values(read.forward(features.clone())), &expected);
-        let on_device: Rows = features.clone().into();
-        let on_host: Rows = HostRows { values: values(features), width }.into();
-        // The one that was read has a host path, the other has none; each takes both.
-        for (adapter, features) in
-            [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
-        {
-            let forward = |from: usize, to: usize, cache: &mut KvCache| {
-                let rows = adapter.forward_cached(features.slice(from..to), cache);
-                values(rows.into_tensor(&Device::flex()))
-            };
-            let mut cache = adapter.new_cache(30);
-            let mut found = Vec::new();
-            for (from, to) in [(0, 1), (1, 4), (4, 25), (25, 26), (26, 30)] {
-                found.extend(forward(from, to, &mut cache));
-            }
-            assert_close(&found, &expected);
-            cache.truncate(0);
-            adapter.fill_cache(features.slice(0..9), &mut cache);
-            assert_close(&forward(9, 30, &mut cache), &expected[9 * width..]);
-        }
-    }
-
-    #[test]
-    fn files_have_kangaroos_names() {
-        let (dir, ..) = written();
-        let reader = WeightReader::open_dir(dir.path()).expect("opens");
-        let names: Vec<&str> = reader.names().collect();
-        assert_eq!(
-            names,
-            [
-                "layers.0.input_layernorm.weight",
-                "layers.0.self_attn.k_proj.weight",
-                "layers.0.self_attn.o_proj.weight",
-                "layers.0.self_attn.q_proj.weight",
-                "layers.0.self_attn.v_proj.weight",
-                "norm.weight",
-            ]
-        );
-        let json: Value = read_json(&dir.path().join("config.json")).expect("JSON");
-        assert_eq!((&json["num_hidden_layers"], &json["exit_layer"]), (&1.into(), &1.into()));
-    }
-
-    #[test]
-    fn what_fits_no_target_is_refused_and_says_why() {
-        let (dir, ..) = written();
-        let target = target();
-        let refused = |dir: &Path, config: &LlamaConfig| {
-            Adapter::from_dir(dir, config, &Device::flex()).expect_err("refused").to_string()
-        };
-        let wider = LlamaConfig { hidden_size: 4096, ..target.config().clone() };
-        assert!(refused(dir.path(), &wider).contains("another target"));
-        let shallow = LlamaConfig { num_hidden_layers: 1, ..target.config().clone() };
-        assert!(refused(dir.path(), &shallow).contains("exit_layer"));
-        for exit_layer in [0, target.config().num_hidden_layers] {
-            assert!(AdapterConfig::new(target.config(), exit_layer).is_err());
-        }
-        let path = dir.path().join("config.json");
-        let mut json: Value = read_json(&path).expect("JSON");
-        json.as_object_mut().expect("an object").remove("exit_layer");
-        std::fs::write(&path, json.to_string()).expect("written");
-        assert!(refused(dir.path(), target.config()).contains("exit_layer"));
-    }
+/// A copy in f32, as what is trained is.
+fn copied<const D: usize>(values: Tensor<D>, device: &Device) -> Param<Tensor<D>> {
+    Param::from_data(values.cast(FloatDType::F32).into_data(), device)
 }

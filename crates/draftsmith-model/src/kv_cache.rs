@@ -37,6 +37,8 @@ enum Store {
     Device(Box<[Option<Tensor<4>>; 2]>),
     /// In host memory, for a model that runs few rows there.
     Host(HostLayerCache),
+    /// Nowhere: the layer has no attention, and only counts its tokens.
+    Nowhere,
 }
 
 impl KvCache {
@@ -59,6 +61,12 @@ impl KvCache {
         let layers = (0..config.num_hidden_layers)
             .map(|_| LayerCache { store: store(), len: 0, capacity })
             .collect();
+        Self { layers, capacity, scratch: Scratch::default() }
+    }
+
+    /// The cache of a layer without attention, which counts up to `capacity` tokens.
+    pub(crate) fn without_attention(capacity: usize) -> Self {
+        let layers = vec![LayerCache { store: Store::Nowhere, len: 0, capacity }];
         Self { layers, capacity, scratch: Scratch::default() }
     }
 
@@ -103,9 +111,16 @@ impl KvCache {
         }
         let memory = layers.iter_mut().map(|layer| match &mut layer.store {
             Store::Host(store) => store,
-            Store::Device(_) => panic!("a model with a host path has its cache there"),
+            Store::Device(_) | Store::Nowhere => {
+                panic!("a model with a host path has its cache there")
+            }
         });
         (memory, &mut self.scratch)
+    }
+
+    /// The buffers of the host path's forwards, for what runs beside attention.
+    pub(crate) fn scratch_mut(&mut self) -> &mut Scratch {
+        &mut self.scratch
     }
 
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
@@ -144,6 +159,7 @@ impl LayerCache {
                 let [all_keys, all_values] = &mut **slots;
                 (append(all_keys, keys), append(all_values, values))
             }
+            Store::Nowhere => panic!("a layer without attention has no keys"),
             Store::Host(store) => {
                 store.write_all(start, &self::values(keys.clone()), &self::values(values.clone()));
                 if start == 0 {
@@ -155,6 +171,14 @@ impl LayerCache {
                 (tensor(keys, shape, &device), tensor(values, shape, &device))
             }
         }
+    }
+
+    /// Counts new tokens as read by a layer without attention.
+    ///
+    /// # Panics
+    /// If there is no room left.
+    pub(crate) fn count(&mut self, new: usize) {
+        self.extend(new);
     }
 
     fn extend(&mut self, new: usize) -> usize {

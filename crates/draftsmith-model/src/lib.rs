@@ -20,7 +20,7 @@ pub use acceptance_head::{
     AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
     HeadReads, LAST_POSITION,
 };
-pub use adapter::{Adapter, AdapterConfig};
+pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 pub use config::{LlamaConfig, RopeConfig, RopeScaling};
 pub use error::ModelError;
 pub use kv_cache::KvCache;

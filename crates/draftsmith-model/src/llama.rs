@@ -54,10 +54,10 @@ pub struct CausalLm {
 /// One decoder layer: attention and MLP, each after a norm and around a residual.
 #[derive(Module, Debug)]
 pub(crate) struct DecoderLayer {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    pub(crate) input_layernorm: RmsNorm,
+    pub(crate) self_attn: Attention,
+    pub(crate) post_attention_layernorm: RmsNorm,
+    pub(crate) mlp: Mlp,
 }
 
 /// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
@@ -126,7 +126,10 @@ impl LlamaConfig {
 }
 
 impl Mlp {
-    fn new(config: &LlamaConfig, linear: &mut impl FnMut(LinearShape) -> Linear) -> Self {
+    pub(crate) fn new(
+        config: &LlamaConfig,
+        linear: &mut impl FnMut(LinearShape) -> Linear,
+    ) -> Self {
         let (hidden, wide, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
         let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
         Self {
@@ -136,7 +139,20 @@ impl Mlp {
         }
     }
 
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    /// The projections of gate, up and down.
+    pub(crate) fn projections(&self) -> [&Linear; 3] {
+        [&self.gate_proj, &self.up_proj, &self.down_proj]
+    }
+
+    /// The same MLP of other projections, each made of the one here.
+    pub(crate) fn map_projections(&self, map: impl Fn(&Linear) -> Linear) -> Self {
+        let [gate_proj, up_proj, down_proj] = self.projections().map(map);
+        Self { gate_proj, up_proj, down_proj }
+    }
+
+    /// # Shapes
+    /// - x, output: `[batch, seq, hidden]`
+    pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = x.reshape([batch * seq, hidden]);
         let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
@@ -163,6 +179,11 @@ impl CausalLm {
         }
         // Packed weights are f32.
         cast_parameters(Self { host: None, ..self }, dtype.float_dtype())
+    }
+
+    /// One layer, and the final norm: what an adapter can begin with.
+    pub(crate) fn layer_and_norm(&self, number: usize) -> (&DecoderLayer, &RmsNorm) {
+        (&self.layers[number], &self.norm)
     }
 
     /// A cache for one sequence of up to `capacity` tokens.

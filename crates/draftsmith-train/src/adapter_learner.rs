@@ -9,7 +9,7 @@ use draftsmith_model::Adapter;
 use crate::adapter_batches::{AdapterBatch, at_positions};
 use crate::adapter_scores::AdapterScores;
 use crate::clipping::Clipping;
-use crate::distillation::{DistillationLoss, NUM_SCORES};
+use crate::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
 use crate::epochs::Trainee;
 use crate::error::{TrainError, to_host};
 use crate::metrics::Score;
@@ -50,12 +50,14 @@ pub(crate) struct AdapterTally {
 }
 
 impl AdapterLearner {
-    /// What the LM head reads at the batch's supervised positions, `[tokens, hidden]`, computed in
-    /// the features' type.
-    fn student(&self, batch: &AdapterBatch) -> Tensor<2> {
+    /// What the adapter says at the batch's supervised positions, computed in the features' type.
+    fn student(&self, batch: &AdapterBatch) -> Student {
         let features = batch.features[self.place].clone();
         let adapter = self.adapter.to_dtype(features.dtype().into());
-        at_positions(adapter.forward(features), batch.supervised.clone())
+        Student {
+            hidden: at_positions(adapter.forward(features), batch.supervised.clone()),
+            own_head: adapter.own_head(),
+        }
     }
 }
 
@@ -65,17 +67,21 @@ impl TrainStep for AdapterLearner {
 
     fn step(&self, batch: AdapterBatch) -> TrainOutput<AdapterLoss> {
         let student = self.student(&batch);
-        let (loss, gradient) = batch.lm_head.loss_and_gradient(
+        let LossAndGradients { loss, hidden, own_head } = batch.lm_head.loss_and_gradients(
             self.loss,
-            student.clone().without_autodiff(),
+            student.without_autodiff(),
             batch.teacher,
             self.loss_chunk,
         );
         // The gradient of Σ student ∘ gradient with respect to the student is `gradient`: so the
         // loss's own is what goes back through the adapter. Accumulation sums: each batch brings
         // its share, so that a step has the mean over its tokens.
-        let grads = (student * (gradient * batch.step_share)).sum().backward();
-        TrainOutput::new(self, grads, AdapterLoss(loss))
+        let mut sum = (student.hidden * (hidden * batch.step_share)).sum();
+        if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
+            let gradient = (gradient * batch.step_share).cast(head.dtype());
+            sum = sum + (head * gradient).sum();
+        }
+        TrainOutput::new(self, sum.backward(), AdapterLoss(loss))
     }
 }
 
@@ -85,7 +91,7 @@ impl InferenceStep for AdapterLearner {
 
     fn step(&self, batch: AdapterBatch) -> AdapterSums {
         let student = self.student(&batch).without_autodiff();
-        let [num_tokens, _] = student.dims();
+        let [num_tokens, _] = student.hidden.dims();
         let sums = batch.lm_head.score_sums(student, batch.teacher, self.loss_chunk);
         AdapterSums { sums, num_tokens }
     }
@@ -177,7 +183,7 @@ mod tests {
     use burn::module::{ModuleVisitor, Param};
     use burn::optim::GradientsParams;
     use burn::tensor::activation::{log_softmax, softmax};
-    use draftsmith_model::AdapterConfig;
+    use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 
     use super::*;
     use crate::adapter_batches::{AdapterRow, AdapterSource};
@@ -206,6 +212,12 @@ mod tests {
 
     #[test]
     fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
+        for architecture in AdapterArchitecture::ALL {
+            check_gradients(architecture);
+        }
+    }
+
+    fn check_gradients(architecture: AdapterArchitecture) {
         let target = tiny_draft(16, 64);
         let lm_head = LmHead::of(&target);
         let rows = responses(6, 20, 5)
@@ -213,10 +225,10 @@ mod tests {
             .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
             .collect();
         let source = AdapterSource { target: target.clone(), lm_head, exit_layers: vec![1], rows };
+        let config = AdapterConfig::new(target.config(), 1).unwrap();
+        let config = AdapterConfig { architecture, ..config };
         let mut learner = AdapterLearner {
-            adapter: AdapterConfig::new(target.config(), 1)
-                .unwrap()
-                .init(&target.device().autodiff()),
+            adapter: config.init(&target.device().autodiff()),
             place: 0,
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
@@ -226,10 +238,9 @@ mod tests {
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
         let batch = batches.remove(0);
         assert!(batches.is_empty() && batch.step_share == 1.0);
-        let log_probs = log_softmax(
-            target.clone().lm_head(learner.student(&batch).unsqueeze()).squeeze_dim::<2>(0),
-            1,
-        );
+        let student = learner.student(&batch);
+        let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
+        let log_probs = log_softmax(student.hidden.matmul(head), 1);
         let logits = target.lm_head(batch.teacher.clone().unsqueeze()).squeeze_dim::<2>(0);
         let num_tokens = batch.supervised.dims()[0] as f64;
         assert!(num_tokens > 16.0, "so few rows of a target are not recorded");

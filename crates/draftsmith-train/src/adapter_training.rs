@@ -2,7 +2,7 @@
 //!
 //! The defaults are the Kangaroo authors' run where ours can be theirs, and say so where not.
 
-use draftsmith_model::WeightDtype;
+use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 use crate::clipping::Clipping;
@@ -19,6 +19,12 @@ pub struct AdapterTraining {
     /// How many of the target's layers run before the adapter, or a list of such numbers: an
     /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B).
     pub exit_layer: ExitLayers,
+    /// What the adapter is made of: `"attention"` (the paper's), `"mlp"`, `"attention-with-head"` or
+    /// `"decoder-layer"` (its ablation, Table 2).
+    pub architecture: AdapterArchitecture,
+    /// The first weights: `"random"`, as the authors', or `"target"`. A head of its own begins as
+    /// the target's either way.
+    pub initial: InitialWeights,
     /// The peak learning rate of AdamW, above 0. 5e-5: the authors' script.
     pub learning_rate: f64,
     /// Decoupled weight decay of AdamW, 0 or more. 0.01: the authors' (torch's default).
@@ -73,6 +79,17 @@ pub struct AdapterTraining {
     pub validation_share: f64,
 }
 
+/// Where an adapter's first weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InitialWeights {
+    /// Linear layers from a normal distribution of standard deviation 0.02, norms of ones.
+    Random,
+    /// The target's own layer behind the exit, the first that drafting leaves out, and its final
+    /// norm. Biases are left out.
+    Target,
+}
+
 /// One exit layer, or several: an adapter each. In a recipe, `2` or `[1, 2]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
@@ -97,6 +114,8 @@ impl Default for AdapterTraining {
     fn default() -> Self {
         Self {
             exit_layer: ExitLayers::One(2),
+            architecture: AdapterArchitecture::Attention,
+            initial: InitialWeights::Random,
             learning_rate: 5e-5,
             weight_decay: 0.01,
             beta_1: 0.9,
@@ -201,6 +220,23 @@ mod tests {
         }
         let written = toml::to_string(&read("exit_layer = [1, 2]").unwrap()).unwrap();
         assert_eq!(read(&written).unwrap().exit_layer, ExitLayers::Many(vec![1, 2]));
+    }
+
+    #[test]
+    fn an_architecture_is_one_of_four_and_first_weights_of_two() {
+        let read = |text: &str| toml::from_str::<AdapterTraining>(text);
+        for architecture in AdapterArchitecture::ALL {
+            let training = read(&format!("architecture = \"{architecture}\"")).unwrap();
+            assert_eq!(training.architecture, architecture);
+            assert_eq!(read(&toml::to_string(&training).unwrap()).unwrap(), training);
+        }
+        assert_eq!(read("initial = \"target\"").unwrap().initial, InitialWeights::Target);
+        assert_eq!(read("initial = \"random\"").unwrap(), AdapterTraining::default());
+        for (wrong, known) in [("architecture = \"ffn\"", "mlp"), ("initial = \"draft\"", "target")]
+        {
+            let message = read(wrong).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{known}`")), "{message}");
+        }
     }
 
     #[test]

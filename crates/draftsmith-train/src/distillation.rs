@@ -41,13 +41,43 @@ pub(crate) struct LmHead {
     weight: Tensor<2>,
 }
 
+/// What an adapter says at a batch's tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct Student {
+    /// `[tokens, hidden]`, normed.
+    pub(crate) hidden: Tensor<2>,
+    /// `[hidden, vocab]`; `None` where the target's LM head serves.
+    pub(crate) own_head: Option<Tensor<2>>,
+}
+
+/// A loss, and its gradients with respect to what a [`Student`] is made of.
+#[derive(Debug, Clone)]
+pub(crate) struct LossAndGradients {
+    /// `[1]`
+    pub(crate) loss: Tensor<1>,
+    /// `[tokens, hidden]`
+    pub(crate) hidden: Tensor<2>,
+    /// `[hidden, vocab]`, f32
+    pub(crate) own_head: Option<Tensor<2>>,
+}
+
+impl Student {
+    /// The same without a graph.
+    pub(crate) fn without_autodiff(&self) -> Self {
+        Self {
+            hidden: self.hidden.clone().without_autodiff(),
+            own_head: self.own_head.clone().map(Tensor::without_autodiff),
+        }
+    }
+}
+
 /// The sums that [`LmHead::score_sums`] gives.
 pub(crate) const NUM_SCORES: usize = 5;
 
 /// What the target says of a chunk's tokens.
 enum Teacher {
     OnHost(on_host::Teacher),
-    OnDevice(on_device::Teacher),
+    OnDevice(Box<on_device::Teacher>),
 }
 
 impl Teacher {
@@ -57,7 +87,7 @@ impl Teacher {
             let [_, vocab_size] = logits.dims();
             Self::OnHost(on_host::Teacher::new(vectors::values(logits), vocab_size, loss))
         } else {
-            Self::OnDevice(on_device::Teacher::new(logits, loss))
+            Self::OnDevice(Box::new(on_device::Teacher::new(logits, loss)))
         }
     }
 
@@ -90,51 +120,68 @@ impl LmHead {
         Self { weight: target.lm_head_weight() }
     }
 
-    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student)), and
-    /// its gradient with respect to `student`. Nothing is recorded.
+    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student)) with
+    /// the student's own head or this one, and its gradients. Nothing is recorded.
     ///
     /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     ///
     /// # Shapes
-    /// - student, teacher: `[tokens, hidden]`, normed; at least one token
-    /// - output: `[1]` and `[tokens, hidden]`
-    pub(crate) fn loss_and_gradient(
+    /// - teacher: `[tokens, hidden]`, normed; at least one token
+    pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
-        student: Tensor<2>,
+        student: Student,
         teacher: Tensor<2>,
         loss_chunk: usize,
-    ) -> (Tensor<1>, Tensor<2>) {
-        let [num_tokens, _] = student.dims();
+    ) -> LossAndGradients {
+        let Student { hidden, own_head } = student;
+        let [num_tokens, _] = hidden.dims();
         let token_share = 1.0 / num_tokens as f64;
-        let transposed = self.weight.clone().transpose();
+        let students_head = own_head.clone().unwrap_or_else(|| self.weight.clone());
+        let transposed = students_head.clone().transpose();
         let mut losses = Vec::new();
         let mut gradients = Vec::new();
-        for (student, teacher) in chunks(student, teacher, loss_chunk) {
+        let mut heads_gradient: Option<Tensor<2>> = None;
+        for (hidden, teacher) in chunks(hidden, teacher, loss_chunk) {
             let teacher = Teacher::new(logits(teacher, &self.weight), loss);
-            let logits = logits(student, &self.weight);
+            let logits = logits(hidden.clone(), &students_head);
             let (loss, gradient) = teacher.loss_and_gradient(logits, token_share);
             losses.push(loss);
-            gradients.push(gradient.cast(self.weight.dtype()).matmul(transposed.clone()));
+            let gradient = gradient.cast(self.weight.dtype());
+            if own_head.is_some() {
+                let more = hidden.transpose().matmul(gradient.clone()).cast(FloatDType::F32);
+                heads_gradient = Some(match heads_gradient {
+                    Some(sum) => sum + more,
+                    None => more,
+                });
+            }
+            gradients.push(gradient.matmul(transposed.clone()));
         }
-        (Tensor::cat(losses, 0).sum(), Tensor::cat(gradients, 0))
+        LossAndGradients {
+            loss: Tensor::cat(losses, 0).sum(),
+            hidden: Tensor::cat(gradients, 0),
+            own_head: heads_gradient,
+        }
     }
 
     /// Sums over tokens of: −Σ p log q, −Σ p log p (nats), whether p and q have the same most
     /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
     ///
     /// # Shapes
-    /// - student, teacher: `[tokens, hidden]`, normed; at least one token
+    /// - teacher: `[tokens, hidden]`, normed; at least one token
     /// - output: `[NUM_SCORES]`
     pub(crate) fn score_sums(
         &self,
-        student: Tensor<2>,
+        student: Student,
         teacher: Tensor<2>,
         loss_chunk: usize,
     ) -> Tensor<1> {
-        let device = student.device();
-        let sums = chunks(student, teacher, loss_chunk).map(|(student, teacher)| {
-            let [student, teacher] = [student, teacher].map(|hidden| logits(hidden, &self.weight));
+        let Student { hidden, own_head } = student;
+        let device = hidden.device();
+        let students_head = own_head.unwrap_or_else(|| self.weight.clone());
+        let sums = chunks(hidden, teacher, loss_chunk).map(|(student, teacher)| {
+            let student = logits(student, &students_head);
+            let teacher = logits(teacher, &self.weight);
             if vectors::reach(&device) {
                 let [_, vocab_size] = student.dims();
                 let [student, teacher] = [student, teacher].map(vectors::values);

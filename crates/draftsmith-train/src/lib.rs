@@ -76,7 +76,7 @@ mod train_head;
 mod trainer;
 
 pub use adapter_scores::AdapterScores;
-pub use adapter_training::{AdapterTraining, ExitLayers};
+pub use adapter_training::{AdapterTraining, ExitLayers, InitialWeights};
 pub use burn_train::Interrupter;
 pub use checkpoint::{Resumption, discard};
 pub use clipping::Clipping;

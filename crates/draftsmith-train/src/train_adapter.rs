@@ -4,7 +4,6 @@ use std::f64::consts::TAU;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::SeededDraws;
@@ -13,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::adapter_batches::{AdapterRow, AdapterSource};
 use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
-use crate::adapter_training::AdapterTraining;
+use crate::adapter_training::{AdapterTraining, InitialWeights};
 use crate::batches::{BatchSettings, Loaders};
 use crate::distillation::LmHead;
 use crate::epochs::EpochScores;
@@ -94,8 +93,11 @@ pub fn train_adapters(
 ) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
     let exit_layers = training.exit_layer.to_vec();
-    let configs = exit_layers.iter().map(|layer| AdapterConfig::new(target.config(), *layer));
-    let configs: Vec<AdapterConfig> = configs.collect::<Result<_, _>>()?;
+    let config = |layer: &usize| {
+        let config = AdapterConfig::new(target.config(), *layer)?;
+        Ok(AdapterConfig { architecture: training.architecture, ..config })
+    };
+    let configs = exit_layers.iter().map(config).collect::<Result<Vec<_>, TrainError>>()?;
     let max_len = training.max_len.min(target.config().max_position_embeddings);
     let vocab_size = target.config().vocab_size;
     let split = Split::new(rows, training.validation_share, |row| {
@@ -114,16 +116,15 @@ pub fn train_adapters(
     }
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
-    let target = target.valid().to_dtype(training.dtype);
-    let device = target.device().autodiff();
+    let frozen = target.valid().to_dtype(training.dtype);
     let settings = BatchSettings {
         seed,
         batch_size: training.batch_size,
         gradient_accumulation: training.gradient_accumulation,
     };
-    let lm_head = LmHead::of(&target);
+    let lm_head = LmHead::of(&frozen);
     let source = |rows| AdapterSource {
-        target: target.clone(),
+        target: frozen.clone(),
         lm_head: lm_head.clone(),
         exit_layers: exit_layers.clone(),
         rows,
@@ -138,7 +139,7 @@ pub fn train_adapters(
     };
     let learners = configs.iter().enumerate().map(|(place, config)| {
         let learner = AdapterLearner {
-            adapter: initial_adapter(config, seed, &device),
+            adapter: initial_adapter(config, target, training.initial, seed),
             place,
             loss: training.loss,
             loss_chunk: training.loss_chunk,
@@ -167,16 +168,25 @@ pub fn train_adapters(
     })
 }
 
-/// An adapter with Kangaroo's first weights, drawn from the seed: linear layers from a normal
-/// distribution of standard deviation 0.02, norms of ones.
-fn initial_adapter(config: &AdapterConfig, seed: u64, device: &Device) -> Adapter {
+/// An adapter with its first weights, on the target's device with autodiff: Kangaroo's, drawn from
+/// the seed, or the target's.
+fn initial_adapter(
+    config: &AdapterConfig,
+    target: &CausalLm,
+    initial: InitialWeights,
+    seed: u64,
+) -> Adapter {
+    let adapter = config.init(&target.device().autodiff());
+    if initial == InitialWeights::Target {
+        return adapter.with_layer_of(target, config.exit_layer).with_head_of(target);
+    }
     let mut draws = SeededDraws::new(seed, &["adapter"]);
     // Box and Muller's, of which one number of two is enough. 1 − u is above 0.
     let draw = move || {
         let radius = (-2.0 * (1.0 - draws.uniform()).ln()).sqrt();
         (0.02 * radius * (TAU * draws.uniform()).cos()) as f32
     };
-    redrawn(config.init(device), Redrawn::Matrices, draw)
+    redrawn(adapter, Redrawn::Matrices, draw).with_head_of(target)
 }
 
 /// What `config.json` keeps of the training.
@@ -196,7 +206,7 @@ fn record_of(
         ("validation", json!(trained.scores)),
         ("epochs", json!(trained.epochs)),
     ];
-    record(training, &["exit_layer"], outcome)
+    record(training, &["exit_layer", "architecture"], outcome)
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
-    AdapterConfig, CausalLm, NamedTensor, Rows, WeightDtype, WeightReader, write_safetensors,
+    AdapterArchitecture, AdapterConfig, CausalLm, NamedTensor, Rows, WeightDtype, WeightReader,
+    write_safetensors,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
@@ -21,6 +22,11 @@ use crate::separate_draft::SeparateDraft;
 use crate::session::Logits;
 
 const EXIT_LAYERS: [usize; 2] = [1, 2];
+/// Two behind each of them.
+const ARCHITECTURES: [[AdapterArchitecture; 2]; 2] = [
+    [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
+    [AdapterArchitecture::AttentionWithHead, AdapterArchitecture::Mlp],
+];
 
 fn target() -> CausalLm {
     let dir =
@@ -28,13 +34,29 @@ fn target() -> CausalLm {
     CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
 }
 
+fn config_of(
+    target: &CausalLm,
+    architecture: AdapterArchitecture,
+    exit_layer: usize,
+) -> AdapterConfig {
+    let config = AdapterConfig::new(target.config(), exit_layer).expect("a valid exit layer");
+    AdapterConfig { architecture, ..config }
+}
+
 /// An adapter with random weights, read from its files as a trained one is. Matrices near zero
 /// leave the features nearly as they are, and so agree with the target more often.
-fn adapter(target: &CausalLm, exit_layer: usize, largest_weight: f64, name: &str) -> Adapter {
-    let dir = std::env::temp_dir()
-        .join(format!("draftsmith-adapter-{}-{exit_layer}-{name}", std::process::id()));
+fn adapter(
+    target: &CausalLm,
+    architecture: AdapterArchitecture,
+    exit_layer: usize,
+    largest_weight: f64,
+    name: &str,
+) -> Adapter {
+    let process = std::process::id();
+    let dir = format!("draftsmith-adapter-{process}-{architecture}-{exit_layer}-{name}");
+    let dir = std::env::temp_dir().join(dir);
     let device = Device::flex();
-    let config = AdapterConfig::new(target.config(), exit_layer).expect("a valid exit layer");
+    let config = config_of(target, architecture, exit_layer);
     std::fs::create_dir_all(&dir).expect("a temporary directory");
     config.init(&device).write_dir(&dir, &config).expect("written");
     let mut reader = WeightReader::open_dir(&dir).expect("opens");
@@ -47,10 +69,19 @@ fn adapter(target: &CausalLm, exit_layer: usize, largest_weight: f64, name: &str
         .map(|(name, shape)| {
             let mut values = reader.take(&name, &shape).expect("of its own shape");
             let is_norm = shape.len() == 1;
+            // Near the target's, or nothing would ever be accepted.
+            let is_head = name == "lm_head.weight";
+            if is_head {
+                let head = target.lm_head_weight().transpose().into_data();
+                values = head.try_into_vec().expect("f32");
+            }
             for value in &mut values {
                 let unit = draws.uniform() * 2.0 - 1.0;
-                let of_norm = 1.0 + unit / 2.0;
-                *value = if is_norm { of_norm } else { unit * largest_weight } as f32;
+                *value = match (is_norm, is_head) {
+                    (true, _) => (1.0 + unit / 2.0) as f32,
+                    (_, true) => *value + (0.1 * unit * largest_weight) as f32,
+                    _ => (unit * largest_weight) as f32,
+                };
             }
             NamedTensor { name, shape, values }
         })
@@ -144,11 +175,13 @@ fn assert_greedy_is_plain(
 #[test]
 fn greedy_output_is_plain_greedy_output_for_every_rule_limit_and_context() {
     let model = target();
-    for exit_layer in EXIT_LAYERS {
+    for (exit_layer, architectures) in EXIT_LAYERS.into_iter().zip(ARCHITECTURES) {
         let mut counts = [0; 2];
-        for (name, largest_weight) in [("near", 0.02), ("far", 0.5)] {
-            let adapter = adapter(&model, exit_layer, largest_weight, name);
-            assert_greedy_is_plain(&model, &adapter, exit_layer, &mut counts);
+        for architecture in architectures {
+            for (name, largest_weight) in [("near", 0.02), ("far", 0.5)] {
+                let adapter = adapter(&model, architecture, exit_layer, largest_weight, name);
+                assert_greedy_is_plain(&model, &adapter, exit_layer, &mut counts);
+            }
         }
         // Both ways to go on were taken, each many times.
         assert!(counts.iter().all(|count| *count > 100), "{counts:?}");
@@ -161,16 +194,18 @@ fn tensors_on_a_device_give_what_host_memory_gives() {
     let device = Device::flex();
     device.seed(3);
     let model = target().config().init(&device);
-    let adapter = AdapterConfig::new(model.config(), 2).expect("a valid exit").init(&device);
     let mut counts = [0; 2];
-    assert_greedy_is_plain(&model, &adapter, 2, &mut counts);
+    for architecture in AdapterArchitecture::ALL {
+        let adapter = config_of(&model, architecture, 2).init(&device);
+        assert_greedy_is_plain(&model, &adapter, 2, &mut counts);
+    }
     assert!(counts[0] + counts[1] > 100, "{counts:?}");
 }
 
 #[test]
 fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let model = target();
-    let adapter = adapter(&model, 1, 0.02, "near");
+    let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
     let mut session = ModelSession::with_exit(&model, 1, 64, "target");
     let mut self_draft = SelfDraft::new(&adapter, 64);
@@ -199,7 +234,7 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
 #[test]
 fn prompts_that_do_not_fit_are_refused() {
     let model = target();
-    let adapter = adapter(&model, 1, 0.02, "near");
+    let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits { max_new_tokens: 4, eos_token_ids: vec![] };
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
@@ -314,8 +349,10 @@ impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
         let features = model.all_hidden_states(ids).swap_remove(self.exit_layer);
-        let normed: Rows = self.drafter.adapter.forward(features).into();
-        let expected = head_logits(model, &normed.last(1), "adapter", tokens.len())?;
+        let adapter = self.drafter.adapter;
+        let normed: Rows = adapter.forward(features).into();
+        let expected = adapter.logits(&normed.last(1), model);
+        let expected = checked(expected, model.config().vocab_size, "adapter", tokens.len())?;
         assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
         assert_eq!(self.drafter.cache.len(0), tokens.len());
@@ -340,8 +377,9 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
         Decoding::Sampled(Sampling::default()),
         Decoding::Sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None }),
     ];
-    for exit_layer in EXIT_LAYERS {
-        let adapter = adapter(&model, exit_layer, 0.1, "between");
+    for (exit_layer, architecture) in EXIT_LAYERS.into_iter().cycle().zip(AdapterArchitecture::ALL)
+    {
+        let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
         let mut drafter = WatchedDraft { drafter: SelfDraft::new(&adapter, 64), exit_layer };
         let mut counts = [0; 2];

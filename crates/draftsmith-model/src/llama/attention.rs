@@ -115,6 +115,13 @@ impl Attention {
         [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
     }
 
+    /// The same attention of other projections, each made of the one here.
+    pub(crate) fn map_projections(&self, map: impl Fn(&Linear) -> Linear) -> Self {
+        let [q_proj, k_proj, v_proj, o_proj] = self.projections().map(map);
+        let Self { num_heads, num_kv_heads, head_dim, .. } = *self;
+        Self { q_proj, k_proj, v_proj, o_proj, num_heads, num_kv_heads, head_dim }
+    }
+
     /// Attends from new tokens to all tokens read so far and themselves.
     ///
     /// # Shapes

@@ -98,11 +98,12 @@ fn logits_and_hidden_states_agree_with_transformers() {
         assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
         let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
         assert_close(&direct, &expected.hidden_states[3], &format!("{name} hidden_states"));
-        let wanted = 0..expected.ids.len();
+        let all = 0..expected.ids.len();
+        let wanted = std::slice::from_ref(&all);
         // The last entry is normed, the others are not.
         for layer in 0..4 {
             let ids = ids_tensor(&expected.ids);
-            let (mut exits, last) = model.hidden_states_at(ids, &[layer], &[wanted.clone()]);
+            let (mut exits, last) = model.hidden_states_at(ids, &[layer], wanted);
             let exit = exits.remove(0);
             let what = format!("{name} hidden_states_at {layer}");
             assert_close(&values(last), &expected.hidden_states[3], &what);
@@ -110,11 +111,10 @@ fn logits_and_hidden_states_agree_with_transformers() {
             assert_close(&values(exit), &expected.hidden_states[layer], &what);
         }
         // Several at once are each alone, in the order asked for.
-        let (exits, last) =
-            model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], &[wanted.clone()]);
+        let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], wanted);
         for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
             let (mut alone, alone_last) =
-                model.hidden_states_at(ids_tensor(&expected.ids), &[layer], &[wanted.clone()]);
+                model.hidden_states_at(ids_tensor(&expected.ids), &[layer], wanted);
             assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
             assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
         }

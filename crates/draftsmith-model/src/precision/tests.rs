@@ -42,7 +42,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 /// The hidden states after one layer, and the final ones.
 fn states(model: &CausalLm, ids: Tensor<2, Int>) -> (Tensor<3>, Tensor<3>) {
-    let (mut exits, last) = model.hidden_states_at(ids, &[1]);
+    let [batch, seq] = ids.dims();
+    let (mut exits, last) = model.hidden_states_at(ids, &[1], &vec![0..seq; batch]);
     (exits.remove(0), last)
 }
 

@@ -26,6 +26,11 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
+/// One that speaks through the target's head.
+fn headless(hidden: Tensor<2>) -> Student {
+    Student { hidden, own_head: None }
+}
+
 #[track_caller]
 fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
@@ -71,12 +76,43 @@ fn value_and_gradient_are_those_of_autodiff_whatever_the_chunk() {
         // Otherwise the comparison shows little.
         assert!(gradient.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 2, 7, 22, 23, 24, usize::MAX] {
-            let (found, found_gradient) =
-                head.loss_and_gradient(loss, student.clone(), teacher.clone(), loss_chunk);
-            assert_close(&values(found), &values(expected.clone()));
-            assert_close(&values(found_gradient), &values(gradient.clone()));
+            let student = headless(student.clone());
+            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            assert_close(&values(found.loss), &values(expected.clone()));
+            assert_close(&values(found.hidden), &values(gradient.clone()));
+            assert!(found.own_head.is_none());
         }
     }
+}
+
+#[test]
+fn a_head_of_its_own_has_the_gradient_of_autodiff_too() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let [_, vocab_size] = head.weight.dims();
+    let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
+    let own_head = random(HIDDEN, vocab_size, "own") * 0.3;
+    for loss in LOSSES {
+        let leaves = [student.clone(), own_head.clone()].map(|leaf| leaf.autodiff().require_grad());
+        let [hidden, own] = leaves.clone();
+        let logits = hidden.matmul(own);
+        let expected = direct(loss, logits, teacher.clone().matmul(head.weight.clone()));
+        let grads = expected.backward();
+        let [of_hidden, of_head] = leaves.map(|leaf| leaf.grad(&grads).unwrap());
+        assert!(of_head.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
+        for loss_chunk in [1, 7, 23] {
+            let student = Student { hidden: student.clone(), own_head: Some(own_head.clone()) };
+            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            assert_close(&values(found.loss), &values(expected.clone()));
+            assert_close(&values(found.hidden), &values(of_hidden.clone()));
+            assert_close(&values(found.own_head.unwrap()), &values(of_head.clone()));
+        }
+    }
+    // A head that is the target's scores as none does.
+    let [own, none] = [Some(head.weight.clone()), None].map(|own_head| {
+        let student = Student { hidden: student.clone(), own_head };
+        values(head.score_sums(student, teacher.clone(), 7))
+    });
+    assert_eq!(own, none);
 }
 
 #[test]
@@ -107,12 +143,13 @@ fn in_host_memory_and_as_tensors_logits_give_the_same() {
 fn the_teacher_itself_has_no_gradient_and_costs_nothing_but_its_entropy() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let teacher = random(9, HIDDEN, "teacher");
-    let sums = values(head.score_sums(teacher.clone(), teacher.clone(), 4));
+    let sums = values(head.score_sums(headless(teacher.clone()), teacher.clone(), 4));
     for loss in LOSSES {
-        let (value, gradient) = head.loss_and_gradient(loss, teacher.clone(), teacher.clone(), 4);
-        assert_close(&values(gradient), &[0.0; 9 * HIDDEN]);
+        let student = headless(teacher.clone());
+        let found = head.loss_and_gradients(loss, student, teacher.clone(), 4);
+        assert_close(&values(found.hidden), &[0.0; 9 * HIDDEN]);
         let entropy = if loss == DistillationLoss::CrossEntropy { sums[1] / 9.0 } else { 0.0 };
-        assert_close(&values(value), &[entropy]);
+        assert_close(&values(found.loss), &[entropy]);
     }
     assert_close(&[sums[0], sums[2], sums[3], sums[4]], &[sums[1], 9.0, 9.0, 0.0]);
 }
@@ -153,7 +190,8 @@ fn the_sums_are_those_of_each_token_whatever_the_chunk() {
         expected[2] += f32::from(largest(q) == largest(p));
     }
     for loss_chunk in [1, 5, 12] {
-        let sums = values(head.score_sums(student.clone(), teacher.clone(), loss_chunk));
+        let student = headless(student.clone());
+        let sums = values(head.score_sums(student, teacher.clone(), loss_chunk));
         for (found, expected) in sums.iter().zip(expected) {
             // Sums of twelve such.
             assert!((found - expected).abs() < 1e-4, "{sums:?} for {expected:?}");
@@ -167,13 +205,13 @@ fn far_apart_distributions_stay_finite_and_broken_ones_do_not() {
     let (student, teacher) =
         (random(5, HIDDEN, "student") * 1e3, random(5, HIDDEN, "teacher") * 1e3);
     for loss in LOSSES {
-        let (value, gradient) = head.loss_and_gradient(loss, student.clone(), teacher.clone(), 2);
-        assert!(value.into_scalar::<f32>().is_finite(), "{loss:?}");
-        assert!(values(gradient).iter().all(|x| x.is_finite()), "{loss:?}");
-        let broken = student.clone() * f32::NAN;
-        let (value, _) = head.loss_and_gradient(loss, broken, teacher.clone(), 2);
-        assert!(!value.into_scalar::<f32>().is_finite(), "{loss:?}");
+        let found = head.loss_and_gradients(loss, headless(student.clone()), teacher.clone(), 2);
+        assert!(found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
+        assert!(values(found.hidden).iter().all(|x| x.is_finite()), "{loss:?}");
+        let broken = headless(student.clone() * f32::NAN);
+        let found = head.loss_and_gradients(loss, broken, teacher.clone(), 2);
+        assert!(!found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
     }
-    let sums = values(head.score_sums(student, teacher, 2));
+    let sums = values(head.score_sums(headless(student), teacher, 2));
     assert!(sums.iter().all(|x| x.is_finite()), "{sums:?}");
 }

@@ -100,7 +100,9 @@ fn hidden_states(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<(Vec
     let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
     let ids = (0..ROWS * SEQ).map(|n| (n * 7919 % SHAPE.vocab) as i32).collect::<Vec<_>>();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [ROWS, SEQ]), device);
-    let (mut exits, last) = model.hidden_states_at(ids, &[EXIT_LAYER]);
+    let [batch, seq] = ids.dims();
+    let wanted = vec![0..seq; batch];
+    let (mut exits, last) = model.hidden_states_at(ids, &[EXIT_LAYER], &wanted);
     let values = |hidden: Tensor<3>| -> Result<Vec<f32>> {
         let data = hidden.cast(FloatDType::F32).try_into_data().map_err(|e| anyhow!("{e}"))?;
         data.try_into_vec().map_err(|e| anyhow!("{e:?}"))

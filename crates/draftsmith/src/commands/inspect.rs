@@ -121,6 +121,7 @@ fn adapter(dir: &Path) -> Result<Value> {
     Ok(json!({
         "kind": "self-draft adapter",
         "exit_layer": config.exit_layer,
+        "architecture": config.architecture,
         "hidden_size": config.llama.hidden_size,
         "num_attention_heads": config.llama.num_attention_heads,
         "num_key_value_heads": config.llama.num_key_value_heads,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
-use draftsmith_model::{AdapterConfig, CausalLm};
+use draftsmith_model::{AdapterArchitecture, AdapterConfig, CausalLm};
 use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, TrainedAdapter, train_adapters,
 };
@@ -26,6 +26,10 @@ pub(crate) struct Trained {
     pub(crate) adapter_dir: PathBuf,
     /// The target's layers that run before it.
     pub(crate) exit_layer: usize,
+    /// What it is made of.
+    pub(crate) architecture: AdapterArchitecture,
+    /// Its parameters.
+    pub(crate) num_parameters: usize,
     /// Whether it was there already, trained with the same settings on the same data.
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
@@ -64,18 +68,19 @@ pub(crate) fn run(
     for (exit_layer, adapter_dir) in dirs.clone() {
         let fingerprint = fingerprint(training, exit_layer, recipe.seed, &provenance)?;
         match finished(&adapter_dir, &fingerprint) {
-            Some(scores) => {
+            Some((config, scores)) => {
                 console.note(format!(
                     "train-adapter: `{}` is there, trained with these settings on this data",
                     adapter_dir.display()
                 ));
-                let tokens_per_second = None;
                 kept.push(Trained {
                     adapter_dir,
                     exit_layer,
+                    architecture: config.architecture,
+                    num_parameters: config.num_parameters(),
                     kept: true,
                     scores,
-                    tokens_per_second,
+                    tokens_per_second: None,
                 });
             }
             None => missing.push(Missing { exit_layer, adapter_dir, fingerprint }),
@@ -169,6 +174,8 @@ impl Pass<'_> {
         Ok(Trained {
             adapter_dir: adapter_dir.clone(),
             exit_layer: *exit_layer,
+            architecture: trained.config.architecture,
+            num_parameters: trained.config.num_parameters(),
             kept: false,
             tokens_per_second: Some(trained.tokens_per_second()),
             scores: trained.scores,
@@ -191,10 +198,12 @@ fn behind(exit_layers: &[usize]) -> String {
 fn tell(trained: &Trained, console: &Console) -> Result<()> {
     let scores = &trained.scores;
     console.text(format!(
-        "adapter behind layer {}: {}\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
+        "adapter behind layer {}: {}\n{}, {} parameters\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
          own {:.4}), agreement {:.4}, overlap {:.4}\n",
         trained.exit_layer,
         trained.adapter_dir.display(),
+        trained.architecture,
+        trained.num_parameters,
         scores.num_tokens,
         scores.cross_entropy,
         scores.target_entropy,
@@ -217,12 +226,13 @@ fn fingerprint(
     Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
 }
 
-/// The scores of an adapter that was trained to its end with the same fingerprint.
-fn finished(dir: &Path, fingerprint: &str) -> Option<AdapterScores> {
+/// Config and scores of an adapter that was trained to its end with the same fingerprint.
+fn finished(dir: &Path, fingerprint: &str) -> Option<(AdapterConfig, AdapterScores)> {
     let config = AdapterConfig::from_dir(dir).ok()?;
     let same = config.training.get("fingerprint").is_some_and(|found| found == fingerprint);
     if !same || !dir.join("model.safetensors").is_file() {
         return None;
     }
-    serde_json::from_slice(&std::fs::read(dir.join("scores.json")).ok()?).ok()
+    let scores = serde_json::from_slice(&std::fs::read(dir.join("scores.json")).ok()?).ok()?;
+    Some((config, scores))
 }

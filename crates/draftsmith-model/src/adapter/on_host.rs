@@ -1,0 +1,72 @@
+//! An adapter as `host` runs it: what few rows on the CPU go through instead of tensors.
+
+use super::{Adapter, NormedAttention, NormedMlp};
+use crate::host::{self, HostAttention, HostMlp, HostNorm, Panels, RopeTable, Threads};
+use crate::kv_cache::KvCache;
+use crate::rows::HostRows;
+
+/// The weights once more, packed.
+#[derive(Debug)]
+pub(super) struct HostAdapter {
+    attention: Option<HostAttention>,
+    mlp: Option<HostMlp>,
+    norm: HostNorm,
+    lm_head: Option<Panels>,
+    rope: RopeTable,
+}
+
+impl HostAdapter {
+    pub(super) fn of(adapter: &Adapter) -> Self {
+        let attention = |NormedAttention { input_layernorm, self_attn }: &NormedAttention| {
+            HostAttention::new(&adapter.config, input_layernorm, self_attn.projections())
+        };
+        let mlp = |NormedMlp { post_attention_layernorm, mlp }: &NormedMlp| {
+            let [gate, up, down] = mlp.projections();
+            HostMlp::new(post_attention_layernorm, gate, up, down)
+        };
+        Self {
+            attention: adapter.attention.as_ref().map(attention),
+            mlp: adapter.mlp.as_ref().map(mlp),
+            norm: HostNorm::of(&adapter.norm),
+            lm_head: adapter.lm_head.as_ref().map(|head| host::pack(&[head])),
+            rope: adapter.rope.table(),
+        }
+    }
+
+    /// What the LM head reads of new tokens, which follow those that the cache holds.
+    pub(super) fn forward(&self, mut rows: HostRows, cache: &mut KvCache) -> HostRows {
+        let start = cache.len(0);
+        let x = &mut rows.values;
+        let num_rows = x.len() / rows.width;
+        if let Some(attention) = &self.attention {
+            let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
+            let memory = memory.next().expect("an adapter's cache has one layer");
+            attention.forward(x, start, memory, &self.rope, scratch);
+        } else {
+            cache.layer_mut(0).count(num_rows);
+        }
+        if let Some(mlp) = &self.mlp {
+            mlp.forward(x, cache.scratch_mut());
+        }
+        self.norm.forward(x);
+        rows
+    }
+
+    /// Reads new tokens into the cache, for their keys and values alone.
+    pub(super) fn fill(&self, rows: &HostRows, cache: &mut KvCache) {
+        let start = cache.len(0);
+        let num_rows = rows.values.len() / rows.width;
+        let Some(attention) = &self.attention else { return cache.layer_mut(0).count(num_rows) };
+        let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
+        let memory = memory.next().expect("an adapter's cache has one layer");
+        attention.fill(&rows.values, start, memory, &self.rope, scratch);
+    }
+
+    /// Logits by its own LM head; `None` where it has none.
+    pub(super) fn logits(&self, normed: &HostRows) -> Option<HostRows> {
+        let lm_head = self.lm_head.as_ref()?;
+        let mut values = Vec::new();
+        lm_head.multiply(&normed.values, &mut values, Threads::All);
+        Some(HostRows { values, width: lm_head.num_outputs() })
+    }
+}

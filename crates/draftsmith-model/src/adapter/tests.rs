@@ -1,0 +1,280 @@
+//! What every adapter must hold to: files round-trip, any split of a sequence gives the same, its
+//! parts are a Llama layer's, and what fits no target is refused.
+
+use std::path::Path;
+
+use burn::module::ModuleMapper;
+use burn::tensor::{Distribution, Int, TensorData};
+
+use super::*;
+use crate::error::read_json;
+use crate::rows::HostRows;
+use crate::weights::WeightReader;
+
+fn target() -> CausalLm {
+    let dir =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
+    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("f32")
+}
+
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        // Sums in another order, of numbers near 1.
+        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+    }
+}
+
+fn config_of(architecture: AdapterArchitecture) -> AdapterConfig {
+    let config = AdapterConfig::new(target().config(), 1).expect("a valid exit layer");
+    AdapterConfig { architecture, ..config }
+}
+
+/// Norms of ones would hide a norm that is not applied.
+struct RandomNorms;
+
+impl ModuleMapper for RandomNorms {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D != 1 {
+            return param;
+        }
+        param.map(|gamma| gamma.random_like(Distribution::Uniform(0.5, 1.5)))
+    }
+}
+
+/// A directory with a random adapter for the fixture.
+fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConfig, Adapter) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut config = config_of(architecture);
+    config.target_hash = Some("abc".to_owned());
+    config.training.insert("seed".to_owned(), 7.into());
+    let adapter = config.init(&Device::flex()).map(&mut RandomNorms);
+    adapter.write_dir(dir.path(), &config).expect("written");
+    (dir, config, adapter)
+}
+
+#[test]
+fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
+    let target = target();
+    let device = Device::flex();
+    let ids: Vec<i32> = (0..30).map(|i| i * 7 % 40).collect();
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 30]), &device);
+    let features = target.all_hidden_states(ids).swap_remove(1);
+    let [_, _, width] = features.dims();
+    let on_device: Rows = features.clone().into();
+    let on_host: Rows = HostRows { values: values(features.clone()), width }.into();
+    for architecture in AdapterArchitecture::ALL {
+        let (dir, config, adapter) = written(architecture);
+        let (read_config, read) =
+            Adapter::from_dir(dir.path(), target.config(), &device).expect("reads");
+        assert_eq!(read_config, config);
+        let expected = values(adapter.forward(features.clone()));
+        assert_close(&values(read.forward(features.clone())), &expected);
+        let mut all_logits = Vec::new();
+        // The one that was read has a host path, the other has none; each takes both.
+        for (adapter, features) in
+            [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
+        {
+            let forward = |from: usize, to: usize, cache: &mut KvCache| {
+                let rows = adapter.forward_cached(features.slice(from..to), cache);
+                assert_eq!(cache.len(0), to);
+                let [logits] = Rows::to_host([adapter.logits(&rows, &target)]).expect("brought");
+                (values(rows.into_tensor(&device)), logits)
+            };
+            let mut cache = adapter.new_cache(30);
+            let (mut found, mut logits) = (Vec::new(), Vec::new());
+            for (from, to) in [(0, 1), (1, 4), (4, 25), (25, 26), (26, 30)] {
+                let (more, more_logits) = forward(from, to, &mut cache);
+                found.extend(more);
+                logits.extend(more_logits);
+            }
+            assert_close(&found, &expected);
+            all_logits.push(logits);
+            cache.truncate(0);
+            adapter.fill_cache(features.slice(0..9), &mut cache);
+            assert_eq!(cache.len(0), 9);
+            assert_close(&forward(9, 30, &mut cache).0, &expected[9 * width..]);
+        }
+        let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
+        let expected = Tensor::<1>::from_floats(expected.as_slice(), &device).reshape([30, width]);
+        let expected = values(expected.matmul(head));
+        for logits in all_logits {
+            assert_close(&logits, &expected);
+        }
+    }
+}
+
+#[test]
+fn the_parts_are_those_of_a_llama_layer() {
+    let target = target();
+    let features = || Tensor::<3>::random([2, 9, 32], Distribution::Default, &Device::flex());
+    let [_, _, width] = features().dims();
+    assert_eq!(width, target.config().hidden_size);
+    let adapter = |architecture| {
+        config_of(architecture)
+            .init(&Device::flex())
+            .with_layer_of(&target, 1)
+            .with_head_of(&target)
+    };
+    let x = features();
+    // A decoder layer with the target's weights is the target's layer and final norm.
+    let positions = Positions::whole(&adapter(AdapterArchitecture::Mlp).rope, &x);
+    let (layer, _) = target.layer_and_norm(1);
+    let attended = x.clone()
+        + layer.self_attn.forward(layer.input_layernorm.forward(x.clone()), &positions, None);
+    let with_mlp =
+        |h: Tensor<3>| h.clone() + layer.mlp.forward(layer.post_attention_layernorm.forward(h));
+    for (architecture, expected) in [
+        (AdapterArchitecture::Attention, attended.clone()),
+        (AdapterArchitecture::AttentionWithHead, attended.clone()),
+        (AdapterArchitecture::DecoderLayer, with_mlp(attended)),
+        (AdapterArchitecture::Mlp, with_mlp(x.clone())),
+    ] {
+        let found = adapter(architecture).forward(x.clone());
+        assert_close(&values(found), &values(target.final_norm(expected)));
+    }
+}
+
+#[test]
+fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
+    let target = target();
+    let (layer, norm) = target.layer_and_norm(2);
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        for architecture in AdapterArchitecture::ALL {
+            let drawn = config_of(architecture).init(&device);
+            let adapter = drawn.clone().with_layer_of(&target, 2).with_head_of(&target);
+            assert_eq!(adapter.device(), device);
+            let same = |found: Tensor<2>, expected: Tensor<2>| {
+                assert_eq!(values(found), values(expected));
+            };
+            let same_norm = |found: &RmsNorm, expected: &RmsNorm| {
+                assert_eq!(values(found.gamma.val()), values(expected.gamma.val()));
+                assert_eq!(found.epsilon, expected.epsilon);
+            };
+            if let Some(attention) = &adapter.attention {
+                same_norm(&attention.input_layernorm, &layer.input_layernorm);
+                let pairs = attention.self_attn.projections().into_iter();
+                for (found, expected) in pairs.zip(layer.self_attn.projections()) {
+                    same(found.weight.val(), expected.weight.val());
+                }
+            }
+            if let Some(mlp) = &adapter.mlp {
+                same_norm(&mlp.post_attention_layernorm, &layer.post_attention_layernorm);
+                for (found, expected) in
+                    mlp.mlp.projections().into_iter().zip(layer.mlp.projections())
+                {
+                    same(found.weight.val(), expected.weight.val());
+                }
+            }
+            same_norm(&adapter.norm, norm);
+            if let Some(head) = adapter.own_head() {
+                same(head, target.lm_head_weight());
+            }
+            assert_eq!(adapter.num_parameters(), drawn.num_parameters());
+        }
+    }
+}
+
+#[test]
+fn parameters_are_counted_in_closed_form() {
+    for architecture in AdapterArchitecture::ALL {
+        let config = config_of(architecture);
+        assert_eq!(config.num_parameters(), config.init(&Device::flex()).num_parameters());
+    }
+    // Kangaroo's two sizes (its Table 2 and code), without their tensors.
+    let count = |hidden_size: usize, intermediate_size: usize, num_heads: usize, architecture| {
+        let target = LlamaConfig {
+            hidden_size,
+            intermediate_size,
+            vocab_size: 32_000,
+            num_attention_heads: num_heads,
+            num_key_value_heads: num_heads,
+            head_dim: 128,
+            num_hidden_layers: 32,
+            ..target().config().clone()
+        };
+        let config = AdapterConfig::new(&target, 2).expect("a valid exit layer");
+        AdapterConfig { architecture, ..config }.num_parameters()
+    };
+    assert_eq!(count(5120, 13_824, 40, AdapterArchitecture::Attention), 104_867_840);
+    let of_7b = AdapterArchitecture::ALL.map(|kind| count(4096, 11_008, 32, kind));
+    assert_eq!(of_7b, [67_117_056, 135_274_496, 198_189_056, 202_387_456]);
+}
+
+#[test]
+fn files_have_kangaroos_names_and_others_a_llama_layers() {
+    let attention = [
+        "layers.0.input_layernorm.weight",
+        "layers.0.self_attn.k_proj.weight",
+        "layers.0.self_attn.o_proj.weight",
+        "layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.v_proj.weight",
+    ];
+    let mlp = [
+        "layers.0.mlp.down_proj.weight",
+        "layers.0.mlp.gate_proj.weight",
+        "layers.0.mlp.up_proj.weight",
+        "layers.0.post_attention_layernorm.weight",
+    ];
+    for architecture in AdapterArchitecture::ALL {
+        let (dir, ..) = written(architecture);
+        let reader = WeightReader::open_dir(dir.path()).expect("opens");
+        let mut expected = vec!["norm.weight"];
+        if architecture.has_attention() {
+            expected.extend(attention);
+        }
+        if architecture.has_mlp() {
+            expected.extend(mlp);
+        }
+        if architecture.has_head() {
+            expected.push("lm_head.weight");
+        }
+        expected.sort_unstable();
+        assert_eq!(reader.names().collect::<Vec<_>>(), expected);
+        let json: Value = read_json(&dir.path().join("config.json")).expect("JSON");
+        assert_eq!((&json["num_hidden_layers"], &json["exit_layer"]), (&1.into(), &1.into()));
+        let named = match architecture {
+            // As Kangaroo has it.
+            AdapterArchitecture::Attention => Value::Null,
+            other => other.to_string().into(),
+        };
+        assert_eq!(json["architecture"], named);
+        assert_eq!(serde_json::json!(architecture), architecture.to_string());
+    }
+}
+
+#[test]
+fn what_fits_no_target_is_refused_and_says_why() {
+    let (dir, ..) = written(AdapterArchitecture::DecoderLayer);
+    let target = target();
+    let refused = |dir: &Path, config: &LlamaConfig| {
+        Adapter::from_dir(dir, config, &Device::flex()).expect_err("refused").to_string()
+    };
+    let wider = LlamaConfig { hidden_size: 4096, ..target.config().clone() };
+    assert!(refused(dir.path(), &wider).contains("another target"));
+    let shallow = LlamaConfig { num_hidden_layers: 1, ..target.config().clone() };
+    assert!(refused(dir.path(), &shallow).contains("exit_layer"));
+    for exit_layer in [0, target.config().num_hidden_layers] {
+        assert!(AdapterConfig::new(target.config(), exit_layer).is_err());
+    }
+    let path = dir.path().join("config.json");
+    let json: Value = read_json(&path).expect("JSON");
+    let rewritten = |change: &dyn Fn(&mut Map<String, Value>)| {
+        let mut json = json.clone();
+        change(json.as_object_mut().expect("an object"));
+        std::fs::write(&path, json.to_string()).expect("written");
+        refused(dir.path(), target.config())
+    };
+    // Another architecture has other tensors: too many, or too few.
+    let message = rewritten(&|json| drop(json.remove("architecture")));
+    assert!(message.contains("layers.0.mlp"), "{message}");
+    let message = rewritten(&|json| json["architecture"] = "attention-with-head".into());
+    assert!(message.contains("lm_head.weight"), "{message}");
+    let message = rewritten(&|json| json["architecture"] = "transformer".into());
+    assert!(message.contains("decoder-layer"), "{message}");
+    assert!(rewritten(&|json| drop(json.remove("exit_layer"))).contains("exit_layer"));
+}
