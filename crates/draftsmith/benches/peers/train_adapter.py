@@ -5,8 +5,8 @@ import random
 
 import torch
 from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
+from modules import Adapter
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 ADAPTER = RECIPE["adapter"]
 
@@ -16,20 +16,6 @@ target = load("target")
 config = target.config
 torch.manual_seed(RECIPE["seed"])
 random.seed(RECIPE["seed"])
-
-
-class Adapter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, layer_idx=0)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, features):
-        positions = torch.arange(features.shape[1])[None]
-        rotary = target.model.rotary_emb(features, positions)
-        attended, _ = self.self_attn(self.input_layernorm(features), rotary, None)
-        return self.norm(features + attended)
 
 
 def loss_of(adapter, batch):
@@ -49,7 +35,7 @@ def loss_of(adapter, batch):
 
 def work(num_rows=None):
     batch_size = ADAPTER["batch_size"]
-    adapter = Adapter()
+    adapter = Adapter(config)
     optimizer = torch.optim.AdamW(
         adapter.parameters(), lr=ADAPTER["learning_rate"], betas=(0.9, 0.95), weight_decay=0.01
     )

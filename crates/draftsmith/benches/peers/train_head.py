@@ -4,6 +4,7 @@ import random
 
 import torch
 from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
+from modules import Head, head_loss
 from torch import nn
 
 HEAD = RECIPE["head"]
@@ -15,15 +16,6 @@ draft = load("draft").model
 hidden_size = draft.config.hidden_size
 torch.manual_seed(RECIPE["seed"])
 random.seed(RECIPE["seed"])
-
-
-class ResBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, x):
-        return x + nn.functional.silu(self.linear(x))
 
 
 def mixture(row):
@@ -44,15 +36,12 @@ def loss_of(head, batch):
         hidden = draft(pad(ids), use_cache=False).last_hidden_state
     features = torch.cat([hidden[row, at] for row, at in enumerate(positions)])
     labels = torch.cat(labels)
-    log_probs = head(features).log_softmax(-1)
-    rejected = HEAD["rejection_weight"] * (1 - labels)
-    loss = -(rejected * log_probs[:, 0] + labels * log_probs[:, 1]).sum()
-    return loss / (rejected + labels).sum(), len(labels)
+    return head_loss(head, features, labels, HEAD["rejection_weight"]), len(labels)
 
 
 def work(num_rows=None):
     batch_size, accumulation = HEAD["batch_size"], HEAD["gradient_accumulation"]
-    head = nn.Sequential(*[ResBlock()] * HEAD["num_layers"], nn.Linear(hidden_size, 2))
+    head = Head(hidden_size, HEAD["num_layers"])
     optimizer = torch.optim.AdamW(head.parameters(), lr=HEAD["learning_rate"], weight_decay=0.0)
     epoch = random.sample(rows, num_rows or len(rows))
     batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]

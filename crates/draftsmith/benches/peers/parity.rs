@@ -1,0 +1,324 @@
+//! The same training in torch: `cargo bench -p draftsmith --bench parity -- --python PATH --data DIR
+//! --target DIR --draft DIR`. What is compared, and how, is in `../README.md`.
+//!
+//! We write down what our trainer is going to see (every step's batches with their mixtures and
+//! labels, the rows held out, the first weights) and train; `parity.py` then trains the same in torch
+//! from that. Ends with 1 where one of the first losses differs.
+
+#[path = "../../src/allocator.rs"]
+mod allocator;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use clap::{Parser, ValueEnum};
+use draftsmith_data::{ResponseRow, read_dir};
+use draftsmith_model::CausalLm;
+use draftsmith_train::{
+    AdapterTraining, Clipping, HeadTraining, Lesson, Schedule, Stint, adapter_lessons,
+    first_adapter, first_head, head_lessons, train_adapters, train_heads,
+};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// On either side, at most.
+const NUM_THREADS: usize = 2;
+/// The first losses, which have to be the same.
+const NUM_EQUAL: usize = 20;
+/// The most that they may differ by.
+const TOLERANCE: f64 = 1e-3;
+
+/// Our training beside the same one in torch.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A Python with torch, transformers, safetensors, numpy and pyarrow.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// The recipe whose `[head]` and `[adapter]` are trained.
+    #[arg(long, value_name = "FILE", default_value = "recipes/tiny.toml")]
+    recipe: PathBuf,
+    /// The directory of its data.
+    #[arg(long, value_name = "DIR", default_value = "data/tiny")]
+    data: PathBuf,
+    /// The target that the adapter is for.
+    #[arg(long, value_name = "DIR", default_value = "checkpoints/tiny/target")]
+    target: PathBuf,
+    /// The draft that the head is for.
+    #[arg(long, value_name = "DIR", default_value = "checkpoints/tiny/draft")]
+    draft: PathBuf,
+    /// Only one of the two.
+    #[arg(long)]
+    only: Option<What>,
+    /// How often each side trains.
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// What cargo adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    Head,
+    Adapter,
+}
+
+/// One side's training.
+#[derive(Debug, Deserialize)]
+struct Training {
+    /// Of each step.
+    losses: Vec<f64>,
+    /// After each epoch: a head's KL divergence, an adapter's cross-entropy.
+    validation: Vec<f64>,
+    /// Trained on.
+    num_tokens: usize,
+    seconds: f64,
+    /// Theirs: the faster of 1 and 2.
+    #[serde(default)]
+    num_threads: usize,
+    #[serde(default)]
+    torch: String,
+}
+
+/// What both sides need to know of one training.
+struct Task {
+    what: What,
+    model_dir: PathBuf,
+    lessons: Vec<Lesson>,
+    settings: Value,
+    /// Of the adapter.
+    exit_layer: usize,
+}
+
+fn main() -> Result<ExitCode> {
+    // `cargo test --benches` runs benches too, but to see that they start.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    allocator::keep_freed_pages();
+    let arguments = Arguments::parse();
+    let Some(python) = &arguments.python else {
+        eprintln!(
+            "parity: skipped; hint: `cargo bench -p draftsmith --bench parity -- --python PATH`, a \
+             Python with torch, transformers, safetensors, numpy and pyarrow"
+        );
+        return Ok(ExitCode::SUCCESS);
+    };
+    // Cargo runs benches in the crate's directory; paths are meant from the repository's root.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let from_root = |path: &Path| root.join(path);
+    rayon::ThreadPoolBuilder::new().num_threads(NUM_THREADS).build_global()?;
+    let recipe = std::fs::read_to_string(from_root(&arguments.recipe))
+        .with_context(|| format!("cannot read `{}`", arguments.recipe.display()))?;
+    let recipe: toml::Table = toml::from_str(&recipe)?;
+    let seed = recipe.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64;
+    let (rows, _) = read_dir(&from_root(&arguments.data))?;
+    let wanted = |what| arguments.only.is_none_or(|only| only == what);
+    let mut is_same = true;
+    if wanted(What::Head) {
+        let training: HeadTraining = section(&recipe, "head")?;
+        let dir = from_root(&arguments.draft);
+        is_same &= head(&dir, &rows, &training, seed, python, arguments.rounds)?;
+    }
+    if wanted(What::Adapter) {
+        let training: AdapterTraining = section(&recipe, "adapter")?;
+        let dir = from_root(&arguments.target);
+        is_same &= adapter(&dir, &rows, &training, seed, python, arguments.rounds)?;
+    }
+    Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn head(
+    dir: &Path,
+    rows: &[ResponseRow],
+    training: &HeadTraining,
+    seed: u64,
+    python: &Path,
+    rounds: usize,
+) -> Result<bool> {
+    let draft = CausalLm::from_model_dir(dir, &Device::flex())?;
+    let lessons = head_lessons(&draft, rows, training, seed)?;
+    let settings = with_schedule(json!(training), &lessons, training.schedule, training.clipping)?;
+    let task =
+        Task { what: What::Head, model_dir: dir.to_path_buf(), lessons, settings, exit_layer: 0 };
+    let place = tempfile::tempdir()?;
+    let (config, first) = first_head(&draft, training, seed);
+    first.write_dir(&place.path().join("first"), &config)?;
+    let ours = |state: &Path| -> Result<Training> {
+        let begun = Instant::now();
+        let heads = std::slice::from_ref(training);
+        let trained = train_heads(&draft, rows, heads, seed, Stint::new(state, ""))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let trained = trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
+        Ok(Training {
+            losses: step_losses(state)?,
+            validation: trained.epochs.iter().map(|epoch| epoch.validation.kl).collect(),
+            num_tokens: trained.num_labels,
+            seconds,
+            num_threads: NUM_THREADS,
+            torch: String::new(),
+        })
+    };
+    compare(&task, place.path(), python, rounds, ours)
+}
+
+fn adapter(
+    dir: &Path,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+    python: &Path,
+    rounds: usize,
+) -> Result<bool> {
+    let target = CausalLm::from_model_dir(dir, &Device::flex())?;
+    let exit_layer = training.exit_layer.to_vec().pop().context("there is an exit layer")?;
+    let lessons = adapter_lessons(&target, rows, training, seed)?;
+    let settings = with_schedule(json!(training), &lessons, training.schedule, training.clipping)?;
+    let task =
+        Task { what: What::Adapter, model_dir: dir.to_path_buf(), lessons, settings, exit_layer };
+    let place = tempfile::tempdir()?;
+    let (config, first) = first_adapter(&target, training, exit_layer, seed)?;
+    first.write_dir(&place.path().join("first"), &config)?;
+    let ours = |state: &Path| -> Result<Training> {
+        let begun = Instant::now();
+        let trained =
+            train_adapters(&target, rows, training, &[exit_layer], seed, Stint::new(state, ""))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let trained = trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
+        Ok(Training {
+            losses: step_losses(state)?,
+            validation: trained.epochs.iter().map(|epoch| epoch.validation.cross_entropy).collect(),
+            num_tokens: trained.num_tokens,
+            seconds,
+            num_threads: NUM_THREADS,
+            torch: String::new(),
+        })
+    };
+    compare(&task, place.path(), python, rounds, ours)
+}
+
+/// Trains on both sides in turn, prints how they compare, and tells whether their first losses are
+/// the same.
+fn compare(
+    task: &Task,
+    place: &Path,
+    python: &Path,
+    rounds: usize,
+    ours: impl Fn(&Path) -> Result<Training>,
+) -> Result<bool> {
+    let curriculum = place.join("curriculum.jsonl");
+    let mut file = BufWriter::new(File::create(&curriculum)?);
+    for lesson in &task.lessons {
+        serde_json::to_writer(&mut file, lesson)?;
+        file.write_all(b"\n")?;
+    }
+    file.into_inner()?;
+    let name = match task.what {
+        What::Head => "head",
+        What::Adapter => "adapter",
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers/parity.py");
+    let theirs = || -> Result<Training> {
+        let output = Command::new(python)
+            .arg(script.as_os_str())
+            .args(["--what", name, "--settings", &task.settings.to_string()])
+            .arg("--model")
+            .arg(&task.model_dir)
+            .arg("--curriculum")
+            .arg(&curriculum)
+            .arg("--first")
+            .arg(place.join("first/model.safetensors"))
+            .args(["--exit-layer", &task.exit_layer.to_string()])
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stderr(std::process::Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            bail!("`parity.py` failed");
+        }
+        serde_json::from_slice(&output.stdout).context("`parity.py` did not answer")
+    };
+    let mut is_same = true;
+    println!("{name}: {} steps", task.lessons.iter().filter(|lesson| lesson.epoch > 0).count());
+    for round in 0..rounds {
+        let (our, their) = (ours(&place.join(format!("state-{round}")))?, theirs()?);
+        is_same &= report(&our, &their)?;
+    }
+    Ok(is_same)
+}
+
+/// Prints a round.
+fn report(our: &Training, their: &Training) -> Result<bool> {
+    if our.losses.len() != their.losses.len() || our.num_tokens != their.num_tokens {
+        bail!(
+            "the two sides trained on {} and {} tokens in {} and {} steps",
+            our.num_tokens,
+            their.num_tokens,
+            our.losses.len(),
+            their.losses.len()
+        );
+    }
+    let off = |num_steps: usize| {
+        let pairs = our.losses.iter().zip(&their.losses).take(num_steps);
+        pairs.map(|(our, their)| (our - their).abs()).fold(0.0, f64::max)
+    };
+    let first = off(NUM_EQUAL);
+    println!(
+        "  losses differ by at most {first:.1e} in the first {NUM_EQUAL} steps (bar {TOLERANCE:.0e}), \
+         by {:.1e} in all",
+        off(usize::MAX)
+    );
+    for (epoch, (our, their)) in our.validation.iter().zip(&their.validation).enumerate() {
+        let ratio = our / their;
+        println!("  epoch {}: validation {our:.5}, theirs {their:.5}: {ratio:.4}x", epoch + 1);
+    }
+    let rate = |training: &Training| training.num_tokens as f64 / training.seconds;
+    println!(
+        "  {:.0} tokens/s, theirs {:.0} (torch {}, {} threads): {:.2}x",
+        rate(our),
+        rate(their),
+        their.torch,
+        their.num_threads,
+        rate(our) / rate(their)
+    );
+    Ok(first <= TOLERANCE)
+}
+
+/// The settings, and what torch's schedule and clipping need of them.
+fn with_schedule(
+    mut settings: Value,
+    lessons: &[Lesson],
+    schedule: Schedule,
+    clipping: Clipping,
+) -> Result<Value> {
+    let (Schedule::Cosine, Clipping::Norm(max_norm)) = (schedule, clipping) else {
+        bail!("torch's side has the cosine schedule and clips by norm");
+    };
+    let num_steps = lessons.iter().filter(|lesson| lesson.epoch > 0).count();
+    let share = settings["warm_up_share"].as_f64().unwrap_or(0.0);
+    settings["num_warm_up_steps"] = json!((share * num_steps as f64).ceil() as usize);
+    settings["max_grad_norm"] = json!(max_norm);
+    Ok(settings)
+}
+
+/// The losses that training logged.
+fn step_losses(state: &Path) -> Result<Vec<f64>> {
+    #[derive(Deserialize)]
+    struct Line {
+        loss: f64,
+    }
+    let text = std::fs::read_to_string(state.join("metrics.jsonl"))?;
+    text.lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.loss)).collect()
+}
+
+/// A section of the recipe.
+fn section<T: DeserializeOwned>(recipe: &toml::Table, name: &str) -> Result<T> {
+    let section = recipe.get(name).cloned();
+    let section = section.with_context(|| format!("the recipe has no `[{name}]`"))?;
+    Ok(section.try_into()?)
+}
