@@ -9,6 +9,7 @@ use draftsmith_model::CausalLm;
 use crate::batches::{BatchSource, TrainingBatch};
 use crate::distillation::LmHead;
 use crate::error::TrainError;
+use crate::lessons::Example;
 
 /// What adapter training needs of a [`ResponseRow`]. At least one position is supervised.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,18 +112,24 @@ impl BatchSource for AdapterSource {
     /// Makes batches of rows of like length, so that little is padding. Each counts by its tokens,
     /// so that a step's gradient is the same however its rows are cut into batches.
     fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = AdapterBatch> {
-        let mut rows: Vec<&AdapterRow> =
-            step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
-        rows.sort_by_key(|row| row.input_ids.len());
-        let num_supervised: usize = rows.iter().map(|row| row.num_supervised()).sum();
-        let batch_size = step.first().map_or(1, Vec::len);
-        let batches: Vec<Vec<&AdapterRow>> =
-            rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect();
+        let batches = self.rows_of_batches(step);
+        let num_supervised: usize = batches.iter().flatten().map(|row| row.num_supervised()).sum();
         let num_batches = batches.len();
         batches
             .into_iter()
             .enumerate()
             .map(move |(nth, rows)| self.batch(&rows, num_supervised, nth + 1 == num_batches))
+    }
+
+    fn step_examples(&self, _epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
+        let example = |row: &AdapterRow| Example {
+            row_id: row.id.clone(),
+            input_ids: row.input_ids.clone(),
+            positions: (row.first_supervised..row.input_ids.len()).collect(),
+            labels: Vec::new(),
+        };
+        let batches = self.rows_of_batches(step).into_iter();
+        batches.map(|rows| rows.into_iter().map(example).collect()).collect()
     }
 
     fn slice(&self, start: usize, end: usize) -> Self {
@@ -131,6 +138,15 @@ impl BatchSource for AdapterSource {
 }
 
 impl AdapterSource {
+    /// A step's rows by batch, those of like length together.
+    fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&AdapterRow>> {
+        let mut rows: Vec<&AdapterRow> =
+            step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
+        rows.sort_by_key(|row| row.input_ids.len());
+        let batch_size = step.first().map_or(1, Vec::len);
+        rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect()
+    }
+
     /// Runs the target on rows of a step that has `step_supervised` supervised tokens.
     fn batch(&self, rows: &[&AdapterRow], step_supervised: usize, ends_step: bool) -> AdapterBatch {
         let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);

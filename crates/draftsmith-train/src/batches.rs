@@ -16,11 +16,13 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use draftsmith_theory::SeededDraws;
 
+use crate::lessons::Example;
+
 /// Batches that wait for the learner. Each holds hidden states, which are large.
 const QUEUE_LEN: usize = 2;
 
 /// The epoch whose rows validation uses, always: training counts its epochs from 1.
-const VALIDATION_EPOCH: u64 = 0;
+pub(crate) const VALIDATION_EPOCH: u64 = 0;
 
 /// A batch as the loop over epochs sees it.
 pub(crate) trait TrainingBatch: Send + 'static {
@@ -47,6 +49,9 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
 
     /// Makes the batches of one step, given the rows of each, in order.
     fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = Self::Batch>;
+
+    /// What [`Self::step_batches`] makes batches of, row by row.
+    fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
 
     /// The rows from `start` to before `end`.
     fn slice(&self, start: usize, end: usize) -> Self;
@@ -97,6 +102,17 @@ pub(crate) struct Loaders<S> {
     pub(crate) num_training: usize,
     /// Validation rows that are used.
     pub(crate) num_validation: usize,
+}
+
+/// The loaders of a training, and what became of its rows.
+pub(crate) struct Prepared<S> {
+    pub(crate) loaders: Loaders<S>,
+    /// Rows that are trained on.
+    pub(crate) num_training_rows: usize,
+    /// Rows that are held out.
+    pub(crate) num_validation_rows: usize,
+    /// Rows of neither.
+    pub(crate) num_unusable_rows: usize,
 }
 
 /// The part of a recipe that the cut into batches depends on.
@@ -150,6 +166,11 @@ impl<S: BatchSource> Loader<S> {
     pub(crate) fn size(&self, epoch: u64) -> (usize, usize) {
         let plan = self.plan(epoch);
         (plan.iter().flatten().map(Vec::len).sum(), plan.len())
+    }
+
+    /// What an epoch's batches are made of: steps, batches, rows.
+    pub(crate) fn examples(&self, epoch: u64) -> Vec<Vec<Vec<Example>>> {
+        self.plan(epoch).iter().map(|step| self.source.step_examples(epoch, step)).collect()
     }
 
     /// The epoch, and the steps of it that are left out.
@@ -323,6 +344,16 @@ mod tests {
                 row_ids: rows.iter().map(|row| self.0[*row].clone()).collect(),
                 ends_step: nth + 1 == step.len(),
             })
+        }
+
+        fn step_examples(&self, _epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
+            let example = |row: &usize| Example {
+                row_id: self.0[*row].clone(),
+                input_ids: Vec::new(),
+                positions: Vec::new(),
+                labels: Vec::new(),
+            };
+            step.iter().map(|rows| rows.iter().map(example).collect()).collect()
         }
 
         fn slice(&self, start: usize, end: usize) -> Self {

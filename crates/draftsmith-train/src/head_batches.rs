@@ -7,6 +7,7 @@ use draftsmith_model::{CausalLm, HeadFeatures, HeadReads};
 
 use crate::batches::{BatchSource, TrainingBatch};
 use crate::features::labelled_features;
+use crate::lessons::Example;
 use crate::rows::{Mixture, TrainingRow};
 
 /// The labelled positions of a few rows.
@@ -87,6 +88,19 @@ impl BatchSource for HeadSource {
         })
     }
 
+    /// # Panics
+    /// If a row has branches: they are no one sequence.
+    fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
+        let example = |row: &usize| {
+            let row = &self.rows[*row];
+            let Mixture { input_ids, labelled, labels, branches, .. } =
+                row.mixture(self.seed, epoch, self.mixing_ratio);
+            assert!(branches.is_empty(), "a row of rollouts is no one sequence");
+            Example { row_id: row.id().to_owned(), input_ids, positions: labelled, labels }
+        };
+        step.iter().map(|rows| rows.iter().map(example).collect()).collect()
+    }
+
     fn slice(&self, start: usize, end: usize) -> Self {
         Self { rows: self.rows[start..end].to_vec(), ..self.clone() }
     }
@@ -161,6 +175,22 @@ mod tests {
                 // Another batch shape may sum in another order: f32 rounding of numbers near 1.
                 assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_is_what_the_batches_hold() {
+        let source = source(31, 0.15);
+        let loader = loader(source);
+        let written: Vec<Vec<Example>> = loader.examples(1).into_iter().flatten().collect();
+        let batches = collect(&loader);
+        assert_eq!(written.len(), batches.len());
+        for (examples, batch) in written.iter().zip(&batches) {
+            let ids: Vec<&String> = examples.iter().map(|example| &example.row_id).collect();
+            assert_eq!(ids, batch.row_ids.iter().collect::<Vec<_>>());
+            let labels: Vec<f32> = examples.iter().flat_map(|e| e.labels.clone()).collect();
+            assert_eq!(values(&batch.labels), labels);
+            assert!(examples.iter().all(|e| e.positions.len() == e.labels.len()));
         }
     }
 

@@ -14,6 +14,7 @@
 //! | `rows` | a response as head training sees it: the mixture of an epoch and its labels; the split |
 //! | `features` | the frozen draft's hidden states at labelled positions |
 //! | `batches` | which rows make which batch of which step, and the thread that prepares them |
+//! | `lessons` | what a training sees, written down for others |
 //! | `head_batches` | batches of labelled positions |
 //! | `adapter_batches` | batches of sequences: hidden states at the exit layer and at the end |
 //! | `loss` | the head's: weighted binary cross-entropy with soft labels |
@@ -52,6 +53,7 @@ mod head_batches;
 mod head_learner;
 mod head_sweep;
 mod head_training;
+mod lessons;
 mod loss;
 mod member;
 mod metrics;
@@ -85,9 +87,10 @@ pub use epochs::EpochScores;
 pub use error::TrainError;
 pub use head_sweep::HeadSweep;
 pub use head_training::{HeadLabels, HeadTraining};
+pub use lessons::{Example, Lesson};
 pub use recorded::RecordedRollouts;
 pub use rows::is_held_out;
 pub use schedule::Schedule;
 pub use stint::{Ending, Stint};
-pub use train_adapter::{TrainedAdapter, train_adapters};
-pub use train_head::{HeadData, TrainedHead, train_heads};
+pub use train_adapter::{TrainedAdapter, adapter_lessons, first_adapter, train_adapters};
+pub use train_head::{HeadData, TrainedHead, first_head, head_lessons, train_heads};

@@ -13,11 +13,12 @@ use crate::adapter_batches::{AdapterRow, AdapterSource};
 use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
 use crate::adapter_training::{AdapterTraining, InitialWeights};
-use crate::batches::{BatchSettings, Loaders};
+use crate::batches::{BatchSettings, Loaders, Prepared};
 use crate::distillation::LmHead;
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
+use crate::lessons::Lesson;
 use crate::rows::Split;
 use crate::stint::{BestOf, Ending, Stint};
 
@@ -93,45 +94,14 @@ pub fn train_adapters(
 ) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
     let exit_layers = training.exit_layer.to_vec();
-    let config = |layer: &usize| {
-        let config = AdapterConfig::new(target.config(), *layer)?;
-        Ok(AdapterConfig { architecture: training.architecture, ..config })
-    };
-    let configs = exit_layers.iter().map(config).collect::<Result<Vec<_>, TrainError>>()?;
-    let max_len = training.max_len.min(target.config().max_position_embeddings);
-    let vocab_size = target.config().vocab_size;
-    let split = Split::new(rows, training.validation_share, |row| {
-        AdapterRow::new(row, max_len, vocab_size)
-    })?;
-    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
-    if num_training_rows == 0 || num_validation_rows == 0 {
-        return Err(TrainError::TooFewResponses {
-            num_rows: rows.len(),
-            num_unusable: split.num_unusable,
-            num_training: num_training_rows,
-            num_validation: num_validation_rows,
-            max_len,
-            validation_share: training.validation_share,
-        });
-    }
-
+    let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
+    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
-    let settings = BatchSettings {
-        seed,
-        batch_size: training.batch_size,
-        gradient_accumulation: training.gradient_accumulation,
-    };
-    let lm_head = LmHead::of(&frozen);
-    let source = |rows| AdapterSource {
-        target: frozen.clone(),
-        lm_head: lm_head.clone(),
-        exit_layers: exit_layers.clone(),
-        rows,
-    };
-    let (training_rows, validation_rows) = (source(split.training), source(split.validation));
+    let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
+        prepare(&frozen, rows, training, seed)?;
     let fit = Fit {
-        loaders: Loaders::new(training_rows, validation_rows, settings, training.num_epochs),
+        loaders,
         optimiser: training.optimiser(),
         patience: training.patience,
         label: "self-draft adapter",
@@ -158,13 +128,97 @@ pub fn train_adapters(
             interrupted,
             num_training_rows,
             num_validation_rows,
-            num_unusable_rows: split.num_unusable,
+            num_unusable_rows,
             num_tokens: standing.num_supervised,
             num_steps: standing.num_steps,
             duration,
         };
         trained.config.training = record_of(&trained, training, seed);
         trained
+    })
+}
+
+/// What [`train_adapters`] is going to see: every step's batches, and the rows held out.
+///
+/// # Errors
+/// As there, before training begins.
+pub fn adapter_lessons(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+) -> Result<Vec<Lesson>, TrainError> {
+    training.validate()?;
+    Ok(prepare(&target.valid(), rows, training, seed)?.loaders.lessons())
+}
+
+/// An adapter as [`train_adapters`] begins with it, on the target's device.
+///
+/// # Errors
+/// If the target does not have more layers than `exit_layer`.
+pub fn first_adapter(
+    target: &CausalLm,
+    training: &AdapterTraining,
+    exit_layer: usize,
+    seed: u64,
+) -> Result<(AdapterConfig, Adapter), TrainError> {
+    let config = config_of(target, training, exit_layer)?;
+    let first = initial_adapter(&config, target, training.initial, seed).valid();
+    Ok((config, first))
+}
+
+fn config_of(
+    target: &CausalLm,
+    training: &AdapterTraining,
+    exit_layer: usize,
+) -> Result<AdapterConfig, TrainError> {
+    let config = AdapterConfig::new(target.config(), exit_layer)?;
+    Ok(AdapterConfig { architecture: training.architecture, ..config })
+}
+
+/// Splits the rows, and makes the loaders of both sides. The target records no autodiff, whatever
+/// the caller's device: hidden states are constants.
+fn prepare(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+) -> Result<Prepared<AdapterSource>, TrainError> {
+    let max_len = training.max_len.min(target.config().max_position_embeddings);
+    let vocab_size = target.config().vocab_size;
+    let split = Split::new(rows, training.validation_share, |row| {
+        AdapterRow::new(row, max_len, vocab_size)
+    })?;
+    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
+    if num_training_rows == 0 || num_validation_rows == 0 {
+        return Err(TrainError::TooFewResponses {
+            num_rows: rows.len(),
+            num_unusable: split.num_unusable,
+            num_training: num_training_rows,
+            num_validation: num_validation_rows,
+            max_len,
+            validation_share: training.validation_share,
+        });
+    }
+
+    let settings = BatchSettings {
+        seed,
+        batch_size: training.batch_size,
+        gradient_accumulation: training.gradient_accumulation,
+    };
+    let lm_head = LmHead::of(target);
+    let source = |rows| AdapterSource {
+        target: target.clone(),
+        lm_head: lm_head.clone(),
+        exit_layers: training.exit_layer.to_vec(),
+        rows,
+    };
+    let (training_rows, validation_rows) = (source(split.training), source(split.validation));
+    Ok(Prepared {
+        loaders: Loaders::new(training_rows, validation_rows, settings, training.num_epochs),
+        num_training_rows,
+        num_validation_rows,
+        num_unusable_rows: split.num_unusable,
     })
 }
 

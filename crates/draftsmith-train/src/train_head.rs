@@ -9,13 +9,14 @@ use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
-use crate::batches::{BatchSettings, Loaders};
+use crate::batches::{BatchSettings, Loaders, Prepared};
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
+use crate::lessons::Lesson;
 use crate::recorded::{RecordedRollouts, RolloutsById};
 use crate::rows::{Split, TrainingRow};
 use crate::stint::{BestOf, Ending, Stint};
@@ -113,8 +114,87 @@ pub fn train_heads<'a>(
     heads.iter().try_for_each(HeadTraining::validate)?;
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
+    let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
+        prepare(draft, data.into(), shared, seed)?;
+    let device = draft.device().autodiff();
+
+    let learner = |head: &HeadTraining| HeadLearner {
+        head: initial_head(&config_of(draft, head), seed, &device),
+        rejection_weight: head.rejection_weight,
+        clipping: head.clipping,
+    };
+    let fit = Fit {
+        loaders,
+        optimiser: shared.optimiser(),
+        patience: shared.patience,
+        label: "acceptance head",
+        stint,
+    };
+    let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
+    fit.run(learners, |nth, best| {
+        let BestOf { part, place, standing, interrupted, duration } = best;
+        let mut trained = TrainedHead {
+            head: part,
+            config: config_of(draft, &heads[nth]),
+            scores: standing.epochs[place].validation,
+            best_epoch: standing.epochs[place].epoch,
+            epochs: standing.epochs,
+            interrupted,
+            num_training_rows,
+            num_validation_rows,
+            num_unusable_rows,
+            num_labels: standing.num_supervised,
+            num_steps: standing.num_steps,
+            duration,
+        };
+        trained.config.training = record_of(&trained, &heads[nth], seed);
+        trained
+    })
+}
+
+/// What [`train_heads`] is going to see with one head's settings: every step's batches, with their
+/// mixtures and labels, and the rows held out.
+///
+/// # Errors
+/// As there, before training begins.
+///
+/// # Panics
+/// If labels are from rollouts: their rows are no one sequence.
+pub fn head_lessons(
+    draft: &CausalLm,
+    rows: &[ResponseRow],
+    head: &HeadTraining,
+    seed: u64,
+) -> Result<Vec<Lesson>, TrainError> {
+    head.validate()?;
+    Ok(prepare(draft, rows.into(), head, seed)?.loaders.lessons())
+}
+
+/// A head as [`train_heads`] begins with it, on the draft's device.
+pub fn first_head(
+    draft: &CausalLm,
+    head: &HeadTraining,
+    seed: u64,
+) -> (AcceptanceHeadConfig, AcceptanceHead) {
+    let config = config_of(draft, head);
+    let first = initial_head(&config, seed, &draft.device());
+    (config, first)
+}
+
+fn config_of(draft: &CausalLm, head: &HeadTraining) -> AcceptanceHeadConfig {
+    let config = AcceptanceHeadConfig::new(draft.config().hidden_size, head.num_layers, head.tied);
+    config.with_reads(head.reads())
+}
+
+/// Splits the rows, and makes the loaders of both sides. Only what heads share is read of `shared`.
+fn prepare(
+    draft: &CausalLm,
+    data: HeadData<'_>,
+    shared: &HeadTraining,
+    seed: u64,
+) -> Result<Prepared<HeadSource>, TrainError> {
     let context = draft.config().max_position_embeddings;
-    let HeadData { rows, rollouts } = data.into();
+    let HeadData { rows, rollouts } = data;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
         (Some(labels), _) => TrainingRow::new(row, context, labels),
@@ -129,7 +209,6 @@ pub fn train_heads<'a>(
 
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let draft = draft.valid().to_dtype(shared.dtype);
-    let device = draft.device().autodiff();
     let settings = BatchSettings {
         seed,
         batch_size: shared.batch_size,
@@ -156,43 +235,11 @@ pub fn train_heads<'a>(
             mixing_ratio: shared.mixing_ratio,
         });
     }
-
-    let hidden_size = draft.config().hidden_size;
-    let config = |head: &HeadTraining| {
-        let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
-        config.with_reads(head.reads())
-    };
-    let learner = |head: &HeadTraining| HeadLearner {
-        head: initial_head(&config(head), seed, &device),
-        rejection_weight: head.rejection_weight,
-        clipping: head.clipping,
-    };
-    let fit = Fit {
+    Ok(Prepared {
         loaders,
-        optimiser: shared.optimiser(),
-        patience: shared.patience,
-        label: "acceptance head",
-        stint,
-    };
-    let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
-    fit.run(learners, |nth, best| {
-        let BestOf { part, place, standing, interrupted, duration } = best;
-        let mut trained = TrainedHead {
-            head: part,
-            config: config(&heads[nth]),
-            scores: standing.epochs[place].validation,
-            best_epoch: standing.epochs[place].epoch,
-            epochs: standing.epochs,
-            interrupted,
-            num_training_rows,
-            num_validation_rows,
-            num_unusable_rows: split.num_unusable,
-            num_labels: standing.num_supervised,
-            num_steps: standing.num_steps,
-            duration,
-        };
-        trained.config.training = record_of(&trained, &heads[nth], seed);
-        trained
+        num_training_rows,
+        num_validation_rows,
+        num_unusable_rows: split.num_unusable,
     })
 }
 

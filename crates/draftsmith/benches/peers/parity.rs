@@ -20,7 +20,7 @@ use clap::{Parser, ValueEnum};
 use draftsmith_data::{ResponseRow, read_dir};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{
-    AdapterTraining, Clipping, HeadTraining, Lesson, Schedule, Stint, adapter_lessons,
+    AdapterTraining, Clipping, ExitLayers, HeadTraining, Lesson, Schedule, Stint, adapter_lessons,
     first_adapter, first_head, head_lessons, train_adapters, train_heads,
 };
 use serde::Deserialize;
@@ -155,7 +155,8 @@ fn head(
         let heads = std::slice::from_ref(training);
         let trained = train_heads(&draft, rows, heads, seed, Stint::new(state, ""))?;
         let seconds = begun.elapsed().as_secs_f64();
-        let trained = trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
+        let trained =
+            trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
         Ok(Training {
             losses: step_losses(state)?,
             validation: trained.epochs.iter().map(|epoch| epoch.validation.kl).collect(),
@@ -178,6 +179,7 @@ fn adapter(
 ) -> Result<bool> {
     let target = CausalLm::from_model_dir(dir, &Device::flex())?;
     let exit_layer = training.exit_layer.to_vec().pop().context("there is an exit layer")?;
+    let training = &AdapterTraining { exit_layer: ExitLayers::One(exit_layer), ..training.clone() };
     let lessons = adapter_lessons(&target, rows, training, seed)?;
     let settings = with_schedule(json!(training), &lessons, training.schedule, training.clipping)?;
     let task =
@@ -187,10 +189,10 @@ fn adapter(
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
         let begun = Instant::now();
-        let trained =
-            train_adapters(&target, rows, training, &[exit_layer], seed, Stint::new(state, ""))?;
+        let trained = train_adapters(&target, rows, training, seed, Stint::new(state, ""))?;
         let seconds = begun.elapsed().as_secs_f64();
-        let trained = trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
+        let trained =
+            trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
         Ok(Training {
             losses: step_losses(state)?,
             validation: trained.epochs.iter().map(|epoch| epoch.validation.cross_entropy).collect(),
