@@ -107,7 +107,8 @@ impl HeadReads {
 
     /// What the head is told of a candidate of a draft with `vocab_size` tokens, each number of the size of 1: a
     /// look-ahead head its log-probability, as a share of log V, −2 at the least; then of the inputs the entropy as a
-    /// share of log V, the top probability as it is, the position s as log(1 + s) / log(1 + 20), 1 at the most.
+    /// share of log V, the log-odds of the top probability, a fifth of them and 2 either way at the most (as it is, 0.99
+    /// and 0.999 would look alike), the position s as log(1 + s) / log(1 + 20), 1 at the most.
     ///
     /// # Panics
     /// If the head looks ahead and is not told the log-probability.
@@ -123,7 +124,11 @@ impl HeadReads {
         });
         let inputs = self.inputs.iter().map(move |input| match input {
             HeadInput::Entropy => candidate.entropy / largest_entropy,
-            HeadInput::TopProb => candidate.top_prob,
+            HeadInput::TopProb => {
+                // A probability of 1 has infinite ones, which are cut.
+                let log_odds = (candidate.top_prob / (1.0 - candidate.top_prob)).ln();
+                (log_odds / 5.0).clamp(-2.0, 2.0)
+            }
             HeadInput::Position => {
                 let position = candidate.position.min(LAST_POSITION);
                 (position as f64).ln_1p() / (LAST_POSITION as f64).ln_1p()
@@ -192,11 +197,14 @@ mod tests {
         let position = (5_f64.ln() / 21_f64.ln()) as f32;
         let all = [Position, TopProb, Entropy, Position];
         let found = scalars(HeadForm::Candidate, &all, CANDIDATE);
-        assert_eq!(found, [entropy, 0.375, position]);
+        let log_odds = (0.6_f64.ln() / 5.0) as f32;
+        assert_eq!(found, [entropy, log_odds, position]);
         let found = scalars(HeadForm::LookAhead, &[TopProb], CANDIDATE);
-        assert_eq!(found, [(-3.0 / log_v) as f32, 0.375]);
+        assert_eq!(found, [(-3.0 / log_v) as f32, log_odds]);
         let far = DrawnCandidate { log_prob: Some(f64::NEG_INFINITY), position: 99, ..CANDIDATE };
         assert_eq!(scalars(HeadForm::LookAhead, &[Position], far), [-2.0, 1.0]);
+        let certain = DrawnCandidate { top_prob: 1.0, ..CANDIDATE };
+        assert_eq!(scalars(HeadForm::Candidate, &[TopProb], certain), [2.0]);
         let first = DrawnCandidate { position: 0, log_prob: None, ..CANDIDATE };
         assert_eq!(scalars(HeadForm::Candidate, &[Position], first), [0.0]);
     }
