@@ -285,6 +285,19 @@ fn a_device_that_this_build_or_machine_lacks() {
     if !cfg!(feature = "wgpu") {
         generate("wgpu").fails_naming(&["--device wgpu", "hint"]);
     }
+    let place = with_recipe(|text| text);
+    for command in ["run", "train-head", "train-adapter"] {
+        let on = |devices: &[&str]| place.run(&[&[command, "small.toml"], devices].concat());
+        on(&["--devices", "cpu,cpu"]).fails_naming(&["`cpu` is named twice"]);
+        on(&["--devices", "cpu,cuda"]).fails_naming(&["`cuda:0,cuda:1`"]);
+        on(&["--devices", "cpu", "--device", "cpu"]).fails_naming(&["--devices", "--device"]);
+        if !cfg!(feature = "cuda") {
+            on(&["--devices", "cuda:0,cuda:1"]).fails_naming(&["--device cuda", "hint"]);
+        }
+    }
+    place.run(&["train-head", "small.toml", "--devices", "cpu"]).fails_naming(&["build-data"]);
+    place.run(&["evaluate", "small.toml", "--devices", "cpu"]).fails_naming(&["--devices"]);
+    left_nothing(&place);
 }
 
 #[test]

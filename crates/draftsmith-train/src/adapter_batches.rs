@@ -7,6 +7,7 @@ use draftsmith_data::ResponseRow;
 use draftsmith_model::CausalLm;
 
 use crate::batches::{BatchSource, TrainingBatch};
+use crate::devices::PerDevice;
 use crate::distillation::LmHead;
 use crate::error::TrainError;
 use crate::lessons::Example;
@@ -88,12 +89,24 @@ impl TrainingBatch for AdapterBatch {
     }
 }
 
+/// A target that is only read.
+#[derive(Debug, Clone)]
+pub(crate) struct FrozenTarget {
+    /// Records no autodiff.
+    model: CausalLm,
+    lm_head: LmHead,
+}
+
+impl From<CausalLm> for FrozenTarget {
+    fn from(model: CausalLm) -> Self {
+        Self { lm_head: LmHead::of(&model), model }
+    }
+}
+
 /// Rows, and the target that reads them.
 #[derive(Clone)]
 pub(crate) struct AdapterSource {
-    /// Records no autodiff.
-    pub(crate) target: CausalLm,
-    pub(crate) lm_head: LmHead,
+    pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
 }
@@ -105,6 +118,10 @@ impl BatchSource for AdapterSource {
         self.rows.len()
     }
 
+    fn num_devices(&self) -> usize {
+        self.targets.num_devices()
+    }
+
     fn is_used(&self, _row: usize, _epoch: u64) -> bool {
         true
     }
@@ -114,11 +131,14 @@ impl BatchSource for AdapterSource {
     fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = AdapterBatch> {
         let batches = self.rows_of_batches(step);
         let num_supervised: usize = batches.iter().flatten().map(|row| row.num_supervised()).sum();
-        let num_batches = batches.len();
-        batches
-            .into_iter()
-            .enumerate()
-            .map(move |(nth, rows)| self.batch(&rows, num_supervised, nth + 1 == num_batches))
+        let (num_batches, num_devices) = (batches.len(), self.num_devices());
+        (0..num_batches).step_by(num_devices).flat_map(move |start| {
+            let num_used = num_devices.min(num_batches - start);
+            self.targets.work(num_used, |nth, target| {
+                let ends_step = start + nth + 1 == num_batches;
+                target.batch(&self.exit_layers, &batches[start + nth], num_supervised, ends_step)
+            })
+        })
     }
 
     fn step_examples(&self, _epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
@@ -146,9 +166,17 @@ impl AdapterSource {
         let batch_size = step.first().map_or(1, Vec::len);
         rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect()
     }
+}
 
+impl FrozenTarget {
     /// Runs the target on rows of a step that has `step_supervised` supervised tokens.
-    fn batch(&self, rows: &[&AdapterRow], step_supervised: usize, ends_step: bool) -> AdapterBatch {
+    fn batch(
+        &self,
+        exit_layers: &[usize],
+        rows: &[&AdapterRow],
+        step_supervised: usize,
+        ends_step: bool,
+    ) -> AdapterBatch {
         let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
         let mut ids: Vec<i32> = Vec::with_capacity(rows.len() * seq);
         let mut supervised: Vec<i32> = Vec::new();
@@ -162,9 +190,9 @@ impl AdapterSource {
             // The model is causal: padding on the right changes nothing to its left.
             ids.resize(start + seq, 0);
         }
-        let device = self.target.device();
+        let device = self.model.device();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows.len(), seq]), &device);
-        let (features, last) = self.target.hidden_states_at(ids, &self.exit_layers, &wanted);
+        let (features, last) = self.model.hidden_states_at(ids, exit_layers, &wanted);
         let num_tokens = supervised.len();
         let supervised =
             Tensor::<1, Int>::from_data(TensorData::new(supervised, [num_tokens]), &device);
@@ -194,7 +222,7 @@ pub(crate) fn at_positions(hidden: Tensor<3>, positions: Tensor<1, Int>) -> Tens
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_pair::{response_row, responses, tiny_draft};
+    use crate::test_pair::{deep_target, response_row, responses, tiny_draft};
 
     fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
         let probs = vec![0.5; response.len()];
@@ -257,7 +285,7 @@ mod tests {
             .iter()
             .map(|row| Arc::new(AdapterRow::new(row, 64, 48).unwrap().unwrap()))
             .collect();
-        AdapterSource { lm_head: LmHead::of(&target), target, exit_layers: vec![1], rows }
+        AdapterSource { targets: FrozenTarget::from(target).into(), exit_layers: vec![1], rows }
     }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -279,11 +307,14 @@ mod tests {
             for row in batch.row_ids.iter().map(|id| by_id(id)) {
                 let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();
                 let data = TensorData::new(ids, [1, row.input_ids.len()]);
-                let ids = Tensor::<2, Int>::from_data(data, &source.target.device());
+                let ids = Tensor::<2, Int>::from_data(data, &source.targets.first().model.device());
                 let from = row.first_supervised * 16;
-                let exit = source.target.all_hidden_states(ids.clone()).swap_remove(1);
+                let exit =
+                    source.targets.first().model.all_hidden_states(ids.clone()).swap_remove(1);
                 expected.extend_from_slice(&values(exit)[from..]);
-                teachers.extend_from_slice(&values(source.target.hidden_states(ids))[from..]);
+                teachers.extend_from_slice(
+                    &values(source.targets.first().model.hidden_states(ids))[from..],
+                );
             }
             let pairs = [(features, expected), (values(batch.teacher.clone()), teachers)];
             for (found, expected) in pairs {
@@ -311,5 +342,23 @@ mod tests {
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), 7);
+    }
+
+    #[test]
+    fn batches_are_made_on_the_devices_in_turn() {
+        let source = source(7);
+        let targets = [tiny_draft(16, 64), deep_target(16, 64)].map(FrozenTarget::from);
+        let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
+        let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
+            let source = AdapterSource { targets, ..source.clone() };
+            let batches: Vec<AdapterBatch> = source.step_batches(1, &step).collect();
+            let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
+            assert_eq!(ends, [false, false, true]);
+            batches.into_iter().map(|batch| values(batch.teacher)).collect()
+        };
+        let [first, second] = targets.clone().map(|target| teachers(target.into()));
+        assert!(first[0] != second[0]);
+        let both = teachers(PerDevice::new(targets.to_vec()).unwrap());
+        assert!(both == [&first[0][..], &second[1], &first[2]]);
     }
 }

@@ -186,9 +186,8 @@ mod tests {
     use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 
     use super::*;
-    use crate::adapter_batches::{AdapterRow, AdapterSource};
+    use crate::adapter_batches::{AdapterRow, AdapterSource, FrozenTarget};
     use crate::batches::BatchSource;
-    use crate::distillation::LmHead;
     use crate::test_pair::{responses, tiny_draft};
 
     /// The gradient of every parameter, in order.
@@ -219,12 +218,12 @@ mod tests {
 
     fn check_gradients(architecture: AdapterArchitecture) {
         let target = tiny_draft(16, 64);
-        let lm_head = LmHead::of(&target);
         let rows = responses(6, 20, 5)
             .iter()
             .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
             .collect();
-        let source = AdapterSource { target: target.clone(), lm_head, exit_layers: vec![1], rows };
+        let targets = FrozenTarget::from(target.clone()).into();
+        let source = AdapterSource { targets, exit_layers: vec![1], rows };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config };
         let mut learner = AdapterLearner {

@@ -16,9 +16,10 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use draftsmith_theory::SeededDraws;
 
+use crate::error::TrainError;
 use crate::lessons::Example;
 
-/// Batches that wait for the learner. Each holds hidden states, which are large.
+/// Batches that wait for the learner, for each device. Each holds hidden states, which are large.
 const QUEUE_LEN: usize = 2;
 
 /// The epoch whose rows validation uses, always: training counts its epochs from 1.
@@ -43,6 +44,9 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
 
     /// The number of rows.
     fn num_rows(&self) -> usize;
+
+    /// The number of devices that batches are dealt out to, in turn from the first of each step on.
+    fn num_devices(&self) -> usize;
 
     /// Whether a row has anything to learn in an epoch.
     fn is_used(&self, row: usize, epoch: u64) -> bool;
@@ -211,7 +215,7 @@ impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
         let num_rows = count(&plan);
         plan.drain(..num_skipped.min(plan.len()));
         let num_skipped_rows = num_rows - count(&plan);
-        let (sender, receiver) = sync_channel(QUEUE_LEN);
+        let (sender, receiver) = sync_channel(QUEUE_LEN * self.source.num_devices());
         let source = self.source.clone();
         let producer = std::thread::spawn(move || {
             // The frozen model's sequences are long work: on the learner's pool, each of its short
@@ -243,6 +247,21 @@ impl<S: BatchSource> DataLoader<S::Batch> for Loader<S> {
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<S::Batch>> {
         Arc::new(Self { source: self.source.slice(start, end), ..self.clone() })
     }
+}
+
+/// The next batches of a step, one for each device or what is left of the step, and how far the
+/// iteration is with each; none at its end.
+pub(crate) fn next_batches<B: TrainingBatch>(
+    batches: &mut dyn DataLoaderIterator<B>,
+    num_devices: usize,
+) -> Result<(Vec<B>, Vec<Progress>), TrainError> {
+    let (mut dealt, mut progress) = (Vec::new(), Vec::new());
+    while dealt.len() < num_devices && !dealt.last().is_some_and(B::ends_step) {
+        let Some(batch) = batches.next() else { break };
+        dealt.push(batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?);
+        progress.push(batches.progress());
+    }
+    Ok((dealt, progress))
 }
 
 /// Makes the batches of the steps of a plan and sends them, as long as somebody wants them.
@@ -335,6 +354,10 @@ mod tests {
             self.0.len()
         }
 
+        fn num_devices(&self) -> usize {
+            1
+        }
+
         fn is_used(&self, row: usize, epoch: u64) -> bool {
             epoch < 3 || row.is_multiple_of(2)
         }
@@ -394,6 +417,29 @@ mod tests {
         let mut iterator = loader.iter();
         iterator.by_ref().for_each(drop);
         assert!(iterator.progress().is_completed());
+    }
+
+    #[test]
+    fn batches_are_dealt_out_within_their_step() {
+        // Two steps of 4 batches, and one of 3.
+        for (num_devices, expected) in
+            [(1, [1; 11].as_slice()), (3, &[3, 1, 3, 1, 3]), (4, &[4, 4, 3]), (9, &[4, 4, 3])]
+        {
+            let (loader, _) = loader(31);
+            let (mut batches, mut num_dealt, mut num_rows) = (loader.iter(), Vec::new(), 0);
+            loop {
+                let (dealt, progress) = next_batches(&mut *batches, num_devices).unwrap();
+                if dealt.is_empty() {
+                    break;
+                }
+                for (batch, progress) in dealt.iter().zip(&progress) {
+                    num_rows += batch.row_ids.len();
+                    assert_eq!(progress.items_processed, num_rows);
+                }
+                num_dealt.push(dealt.len());
+            }
+            assert_eq!((num_dealt.as_slice(), num_rows), (expected, 31));
+        }
     }
 
     #[test]

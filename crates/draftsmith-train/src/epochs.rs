@@ -20,13 +20,13 @@ use burn_train::{
     TrainingComponents, TrainingItem, ValidLoader,
 };
 use draftsmith_theory::HeadScores;
-use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::batches::{Start, TrainingBatch};
+use crate::batches::{Start, TrainingBatch, next_batches};
 use crate::checkpoint;
 use crate::clipping::Clipping;
+use crate::devices::side_by_side;
 use crate::error::TrainError;
 use crate::member::{Member, StepNumbers, count_step, not_finite};
 use crate::metrics::{Score, ScoreSlot};
@@ -41,6 +41,7 @@ const TIMES_A_SAVE: u32 = 50;
 /// its steps.
 pub(crate) trait Trainee:
     LearnerModel
+    + Sync
     + TrainStep<Input = <Self as Trainee>::Batch>
     + InferenceStep<Input = <Self as Trainee>::Batch>
 {
@@ -243,8 +244,8 @@ impl<L: Trainee> Run<'_, L> {
         let total_items = training.num_items();
         self.tell_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let mut batches = training.iter();
-        self.trainer.members.iter_mut().for_each(Member::begin);
-        let on_cpu = self.trainer.is_on_cpu();
+        self.trainer.begin();
+        let num_devices = self.trainer.devices.num_devices();
         let mut pending = Pending::default();
         let mut iteration = 0;
         let mut rate = 0.0;
@@ -254,23 +255,22 @@ impl<L: Trainee> Run<'_, L> {
                 is_whole = batches.progress().is_completed();
                 break;
             }
-            let Some(batch) = batches.next() else { break };
-            let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let ends_step = batch.ends_step();
-            pending.num_supervised += batch.num_supervised();
-            pending.row_ids.push(batch.row_ids().to_vec());
+            let (dealt, progress) = next_batches(&mut *batches, num_devices)?;
+            let Some(last) = dealt.last() else { break };
+            let ends_step = last.ends_step();
+            for batch in &dealt {
+                pending.num_supervised += batch.num_supervised();
+                pending.row_ids.push(batch.row_ids().to_vec());
+            }
             if ends_step {
                 rate = self.trainer.schedule.step();
             }
-            let outputs = side_by_side(self.trainer.active(), on_cpu, |member| {
-                member.train(batch.clone(), ends_step.then_some(rate))
-            });
+            let shown = self.trainer.train(&dealt, ends_step.then_some(rate));
             if ends_step {
                 self.end_step(epoch, rate, std::mem::take(&mut pending))?;
             }
-            iteration += 1;
-            let progress = batches.progress();
-            if let Some(shown) = outputs.into_iter().next() {
+            for (shown, progress) in shown.into_iter().zip(progress) {
+                iteration += 1;
                 let rate = Some(rate.into());
                 let item = TrainingItem::new(shown, progress, Some(iteration), rate);
                 self.tell_training(LearnerEvent::ProcessedItem(item));
@@ -337,19 +337,33 @@ impl<L: Trainee> Run<'_, L> {
         let total_items = validation.num_items();
         self.slot.set(None);
         self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let mut scored: Vec<Scored<L>> =
-            self.trainer.active().into_iter().map(Scored::new).collect();
-        let on_cpu = self.trainer.is_on_cpu();
+        let devices = self.trainer.devices.clone();
+        let num_devices = devices.num_devices();
+        let members = self.trainer.active();
+        // Without autodiff.
+        let valid = |nth| members.iter().map(|member| member.on_device(nth).valid()).collect();
+        let models: Vec<Vec<L>> = (0..num_devices).map(valid).collect();
+        let models: Vec<Vec<&L>> = models.iter().map(|models| models.iter().collect()).collect();
+        let mut scored: Vec<Scored<L>> = members.into_iter().map(Scored::new).collect();
         let mut batches = validation.iter();
         let (mut iteration, mut is_whole) = (0, true);
-        while let Some(batch) = batches.next() {
-            let batch = batch.map_err(|error| TrainError::Learner(Arc::new(error.into())))?;
-            let outputs =
-                side_by_side(scored.iter_mut().collect(), on_cpu, |one| one.add(&batch, epoch));
-            let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
-            iteration += 1;
-            if let Some(shown) = outputs.into_iter().next() {
-                let item = TrainingItem::new(shown, batches.progress(), Some(iteration), None);
+        loop {
+            let (dealt, progress) = next_batches(&mut *batches, num_devices)?;
+            if dealt.is_empty() {
+                break;
+            }
+            let outputs = devices.work_of_members(dealt.len(), &models, |model, nth| {
+                InferenceStep::step(model, dealt[nth].clone())
+            });
+            let made = scored.iter_mut().zip(outputs).collect();
+            let counted = side_by_side(made, devices.is_cpu(), |(one, outputs)| {
+                one.add(&dealt, outputs, epoch)
+            });
+            let counted = counted.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let shown = counted.into_iter().next().unwrap_or_default();
+            for (shown, progress) in shown.into_iter().zip(progress) {
+                iteration += 1;
+                let item = TrainingItem::new(shown, progress, Some(iteration), None);
                 self.tell_validation(LearnerEvent::ProcessedItem(item));
             }
             if self.interrupter.should_stop() {
@@ -383,42 +397,27 @@ impl<L: Trainee> Run<'_, L> {
 /// A member while it is validated.
 struct Scored<L: Trainee> {
     name: String,
-    /// Without autodiff.
-    model: L,
     tally: L::Tally,
 }
 
 impl<L: Trainee> Scored<L> {
     fn new(member: &mut Member<L>) -> Self {
-        let (name, model) = (member.name.clone(), member.model.valid());
-        let tally = model.tally();
-        Self { name, model, tally }
+        Self { name: member.name.clone(), tally: member.model.tally() }
     }
 
-    /// Adds a batch, with one wait for the device.
+    /// Adds what was made of batches, with one wait for the device each, and hands it back.
     fn add(
         &mut self,
-        batch: &L::Batch,
+        batches: &[L::Batch],
+        outputs: Vec<<L as InferenceStep>::Output>,
         epoch: usize,
-    ) -> Result<<L as InferenceStep>::Output, TrainError> {
-        let output = InferenceStep::step(&self.model, batch.clone());
-        if L::count(&output, &mut self.tally)? {
-            return Ok(output);
+    ) -> Result<Vec<<L as InferenceStep>::Output>, TrainError> {
+        for (batch, output) in batches.iter().zip(&outputs) {
+            if !L::count(output, &mut self.tally)? {
+                let row_ids = batch.row_ids().to_vec();
+                return Err(not_finite::<L>("prediction", &self.name, epoch, row_ids));
+            }
         }
-        Err(not_finite::<L>("prediction", &self.name, epoch, batch.row_ids().to_vec()))
-    }
-}
-
-/// Works on each of several members, on all cores if they are on the CPU. Results are in order, and
-/// none depends on another.
-fn side_by_side<T: Send, U: Send>(
-    members: Vec<T>,
-    on_cpu: bool,
-    work: impl Fn(T) -> U + Send + Sync,
-) -> Vec<U> {
-    if on_cpu && members.len() > 1 {
-        members.into_par_iter().map(work).collect()
-    } else {
-        members.into_iter().map(work).collect()
+        Ok(outputs)
     }
 }

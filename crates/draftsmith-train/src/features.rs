@@ -4,6 +4,7 @@
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 use draftsmith_model::{CausalLm, DrawnCandidate, HeadFeatures, HeadReads, Rows};
 
+use crate::devices::PerDevice;
 use crate::rows::{Branch, Mixture};
 
 /// Logits that are held at a time, where the draft's distributions are looked at: 32 MiB in f32.
@@ -14,11 +15,13 @@ const LOGITS_AT_A_TIME: usize = 8 << 20;
 /// Rows without branches go through the draft `batch_size` at a time, those of like length together,
 /// padded on the right: the model is causal, so padding changes nothing to its left. A row with
 /// branches goes alone, once for its own tokens, and each branch reads its prefix from the cache.
+/// Several devices take turns at these forwards, whose rows do not depend on their number.
 ///
 /// # Shapes
-/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`
+/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the device
+///   that its forward was on
 pub(crate) fn labelled_features(
-    draft: &CausalLm,
+    drafts: &PerDevice<CausalLm>,
     reads: &HeadReads,
     mixtures: &[Mixture],
     batch_size: usize,
@@ -27,21 +30,42 @@ pub(crate) fn labelled_features(
     let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
         (0..mixtures.len()).partition(branches);
     by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
+    let forwards: Vec<&[usize]> = by_length.chunks(batch_size).chain(branching.chunks(1)).collect();
+    let num_used = drafts.num_devices().min(forwards.len());
+    let made = drafts.work(num_used, |nth, draft| {
+        let own = forwards.iter().skip(nth).step_by(num_used);
+        own.map(|rows| (*rows, forward_features(draft, reads, mixtures, rows))).collect::<Vec<_>>()
+    });
     let mut features: Vec<Option<HeadFeatures>> = vec![None; mixtures.len()];
-    for rows in by_length.chunks(batch_size) {
-        let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
-        let of_batch = batch_features(draft, reads, &batch);
-        let mut start = 0;
-        for (row, mixture) in rows.iter().zip(&batch) {
-            let end = start + mixture.labelled.len();
-            features[*row] = Some(of_batch.slice(start..end));
-            start = end;
+    for (rows, of_rows) in made.into_iter().flatten() {
+        for (row, of_row) in rows.iter().zip(of_rows) {
+            features[*row] = Some(of_row);
         }
     }
-    for row in branching {
-        features[row] = Some(branching_features(draft, reads, &mixtures[row]));
-    }
     features.into_iter().map(|row| row.expect("every row is in one batch")).collect()
+}
+
+/// The features of rows that go through the draft together.
+fn forward_features(
+    draft: &CausalLm,
+    reads: &HeadReads,
+    mixtures: &[Mixture],
+    rows: &[usize],
+) -> Vec<HeadFeatures> {
+    let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
+    if let [only] = batch[..]
+        && !only.branches.is_empty()
+    {
+        return vec![branching_features(draft, reads, only)];
+    }
+    let of_batch = batch_features(draft, reads, &batch);
+    let ends = batch.iter().scan(0, |end, mixture| {
+        *end += mixture.labelled.len();
+        Some(*end)
+    });
+    let of_row =
+        |(mixture, end): (&&Mixture, usize)| of_batch.slice(end - mixture.labelled.len()..end);
+    batch.iter().zip(ends).map(of_row).collect()
 }
 
 /// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it drafts.
@@ -201,7 +225,7 @@ mod tests {
     use super::*;
     use crate::head_training::MixedLabels;
     use crate::rows::TrainingRow;
-    use crate::test_pair::{VOCAB_SIZE, responses, tiny_draft};
+    use crate::test_pair::{VOCAB_SIZE, deep_target, responses, tiny_draft};
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         tensor.into_data().try_into_vec().unwrap()
@@ -263,7 +287,7 @@ mod tests {
         for form in [HeadForm::Candidate, HeadForm::LookAhead] {
             for inputs in [&[][..], &[TopProb], &[Entropy, TopProb, Position]] {
                 let reads = HeadReads::new(form, inputs);
-                let features = labelled_features(&draft, &reads, &mixtures, 4);
+                let features = labelled_features(&draft.clone().into(), &reads, &mixtures, 4);
                 assert_eq!(features.len(), mixtures.len());
                 for (mixture, HeadFeatures { hidden, extra }) in mixtures.iter().zip(features) {
                     let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
@@ -274,6 +298,32 @@ mod tests {
                     assert_close(extra.map(values).unwrap_or_default(), &more.concat());
                 }
             }
+        }
+    }
+
+    #[test]
+    fn devices_take_turns_at_the_forwards() {
+        let drafts = [tiny_draft(16, 64), deep_target(16, 64)];
+        let mixtures: Vec<Mixture> = responses(11, 20, 8)
+            .iter()
+            .map(|row| {
+                let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
+                row.mixture(2, 1, 0.3)
+            })
+            .collect();
+        let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
+        let features = |drafts: PerDevice<CausalLm>| -> Vec<Vec<f32>> {
+            let features = labelled_features(&drafts, &reads, &mixtures, 2).into_iter();
+            features.map(|of_row| values(of_row.hidden)).collect()
+        };
+        let [first, second] = drafts.clone().map(|draft| features(draft.into()));
+        let found = features(PerDevice::new(drafts.to_vec()).unwrap());
+        let mut by_length: Vec<usize> = (0..mixtures.len()).collect();
+        by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
+        for (place, row) in by_length.into_iter().enumerate() {
+            let expected = if (place / 2).is_multiple_of(2) { &first } else { &second };
+            assert!(found[row] == expected[row], "row {row} is of another forward");
+            assert!(first[row] != second[row]);
         }
     }
 
@@ -305,9 +355,10 @@ mod tests {
                 branches: Vec::new(),
             });
             let alone: Vec<Mixture> = std::iter::once(trunk.clone()).chain(alone).collect();
-            let expected = HeadFeatures::cat(labelled_features(&draft, &reads, &alone, 1));
+            let expected =
+                HeadFeatures::cat(labelled_features(&draft.clone().into(), &reads, &alone, 1));
             let mixtures = [trunk.clone(), whole.clone()];
-            let found = labelled_features(&draft, &reads, &mixtures, 4).remove(1);
+            let found = labelled_features(&draft.clone().into(), &reads, &mixtures, 4).remove(1);
             assert_eq!(found.hidden.dims()[0], whole.num_labels());
             assert_close(values(found.hidden), &values(expected.hidden));
             let extra = |features: Option<_>| values::<2>(features.unwrap());
@@ -328,7 +379,8 @@ mod tests {
         for form in [HeadForm::Candidate, HeadForm::LookAhead] {
             let reads = HeadReads::new(form, &[HeadInput::Entropy]);
             let [known, unknown] = [0, 1_000_000].map(|id| {
-                let features = labelled_features(&draft, &reads, &[mixture(id)], 1).remove(0);
+                let features =
+                    labelled_features(&draft.clone().into(), &reads, &[mixture(id)], 1).remove(0);
                 (values(features.hidden), features.extra.map(values))
             });
             assert_eq!(known, unknown);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn_train::{InferenceStep, Learner, SupervisedTraining, TrainStep, TrainingStrategy};
 use serde::Serialize;
@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::batches::{BatchSource, Loaders};
 use crate::checkpoint;
+use crate::devices::PerDevice;
 use crate::epochs::{EpochLoop, History, Saving, Trainee};
 use crate::error::TrainError;
 use crate::metrics::{ScoreMetric, ScoreSlot, TRAINING_LOSS};
@@ -24,6 +25,8 @@ use crate::trainer::Trainer;
 /// One run of the loop: what it needs besides what it trains.
 pub(crate) struct Fit<'a, S> {
     pub(crate) loaders: Loaders<S>,
+    /// With autodiff.
+    pub(crate) devices: PerDevice<Device>,
     pub(crate) optimiser: Optimiser,
     /// Epochs without better scores after which a member stops; never if absent.
     pub(crate) patience: Option<usize>,
@@ -51,7 +54,8 @@ impl<S: BatchSource> Fit<'_, S> {
             Ok([(_, model)]) => vec![(String::new(), model)],
             Err(models) => models,
         };
-        let trainer = Trainer::new(models, &self.optimiser, num_steps, self.patience);
+        let trainer =
+            Trainer::new(models, self.devices.clone(), &self.optimiser, num_steps, self.patience);
         Ok(Ending::of_members(self.history(trainer)?, num_steps, trained))
     }
 
@@ -61,8 +65,15 @@ impl<S: BatchSource> Fit<'_, S> {
         <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
         <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
     {
-        let Stint { checkpoint_dir, fingerprint, max_steps, save_interval, renderer, interrupter } =
-            self.stint;
+        let Stint {
+            checkpoint_dir,
+            fingerprint,
+            max_steps,
+            save_interval,
+            renderer,
+            interrupter,
+            more_devices: _,
+        } = self.stint;
         let trainer = match checkpoint::load(checkpoint_dir, fingerprint)? {
             Some((state, dir)) => trainer.resumed(state, &dir)?,
             None => {

@@ -6,6 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{CausalLm, HeadFeatures, HeadReads};
 
 use crate::batches::{BatchSource, TrainingBatch};
+use crate::devices::PerDevice;
 use crate::features::labelled_features;
 use crate::lessons::Example;
 use crate::rows::{Mixture, TrainingRow};
@@ -42,7 +43,8 @@ impl TrainingBatch for HeadBatch {
 /// Rows, and the draft that reads their mixtures.
 #[derive(Clone)]
 pub(crate) struct HeadSource {
-    pub(crate) draft: CausalLm,
+    /// Without autodiff.
+    pub(crate) drafts: PerDevice<CausalLm>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
@@ -58,6 +60,10 @@ impl BatchSource for HeadSource {
         self.rows.len()
     }
 
+    fn num_devices(&self) -> usize {
+        self.drafts.num_devices()
+    }
+
     fn is_used(&self, row: usize, epoch: u64) -> bool {
         self.rows[row].has_label(self.seed, epoch, self.mixing_ratio)
     }
@@ -71,15 +77,16 @@ impl BatchSource for HeadSource {
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
         let mut features =
-            labelled_features(&self.draft, &self.reads, &mixtures, self.batch_size).into_iter();
+            labelled_features(&self.drafts, &self.reads, &mixtures, self.batch_size).into_iter();
         let mut mixtures = mixtures.into_iter();
-        let device = self.draft.device();
         step.iter().enumerate().map(move |(nth, rows)| {
             let of_rows = mixtures.by_ref().take(rows.len());
             let labels: Vec<f32> =
                 of_rows.flat_map(|mixture| mixture.all_labels().collect::<Vec<_>>()).collect();
+            let device = self.drafts.of_batch(nth).device();
+            let features = features.by_ref().take(rows.len()).map(|row| row.to_device(&device));
             HeadBatch {
-                features: HeadFeatures::cat(features.by_ref().take(rows.len()).collect()),
+                features: HeadFeatures::cat(features.collect()),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
                 row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
                 step_share: 1.0 / step.len() as f64,
@@ -124,7 +131,7 @@ mod tests {
         let rows = responses(num_rows, 12, 5);
         let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
-            draft: tiny_draft(16, 64),
+            drafts: tiny_draft(16, 64).into(),
             reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,
@@ -163,7 +170,7 @@ mod tests {
             let expected: Vec<f32> = mixtures
                 .iter()
                 .flat_map(|m| {
-                    labelled_features(&source.draft, &source.reads, std::slice::from_ref(m), 1)
+                    labelled_features(&source.drafts, &source.reads, std::slice::from_ref(m), 1)
                 })
                 .flat_map(|features| both(&features))
                 .collect();

@@ -25,6 +25,7 @@
 //! | `head_learner`, `adapter_learner` | head and adapter as burn-train's learner sees them |
 //! | `adapter_scores` | how well an adapter speaks for its target |
 //! | `metrics` | validation scores as burn-train's metrics |
+//! | `devices` | what is the same on each of a training's devices, and a thread for each |
 //! | `epochs` | the loop: train, validate, keep the best, save, stop |
 //! | `member` | one of the heads or adapters that are trained side by side |
 //! | `checkpoint` | the state from which a training goes on as if it had never stopped |
@@ -43,6 +44,7 @@ mod adapter_training;
 mod batches;
 mod checkpoint;
 mod clipping;
+mod devices;
 mod distillation;
 mod epochs;
 mod error;

@@ -5,10 +5,11 @@
 //! clipping, scores and best epoch, so that it comes out as if it had been trained alone.
 
 use burn::optim::{GradientsAccumulator, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn_train::TrainStep;
+use burn::tensor::{Device, Tensor};
+use burn_train::{TrainOutput, TrainStep};
 use serde::{Deserialize, Serialize};
 
+use crate::devices::PerDevice;
 use crate::epochs::{EpochScores, Trainee};
 use crate::error::{TrainError, to_host};
 
@@ -16,11 +17,13 @@ use crate::error::{TrainError, to_host};
 pub(crate) struct Member<L: Trainee> {
     /// Its directory in the training's; empty if it is the only one.
     pub(crate) name: String,
-    /// On the device, with autodiff.
+    /// On the first device, with autodiff.
     pub(crate) model: L,
+    /// The same on each of the other devices, as long as it is trained.
+    copies: Vec<L>,
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) standing: MemberStanding<L::Scores>,
-    /// The weights of the best epoch, on the device without autodiff.
+    /// The weights of the best epoch, on the first device without autodiff.
     pub(crate) best: Option<L::Part>,
     unfinished: UnfinishedStep<L>,
 }
@@ -62,30 +65,49 @@ impl<L: Trainee> Member<L> {
     /// One that has not begun.
     pub(crate) fn new(name: String, model: L, optimizer: ModuleOptimizer) -> Self {
         let (standing, unfinished) = (MemberStanding::default(), UnfinishedStep::default());
-        Self { name, model, optimizer, standing, best: None, unfinished }
+        Self { name, model, copies: Vec::new(), optimizer, standing, best: None, unfinished }
     }
 
-    /// Runs a batch forward and back; with a learning rate, also takes the step that it ends.
-    pub(crate) fn train(
+    /// The model on the n-th device.
+    pub(crate) fn on_device(&self, nth: usize) -> &L {
+        if nth == 0 { &self.model } else { &self.copies[nth - 1] }
+    }
+
+    /// Adds what batches gave, in their order; with a learning rate, also takes the step that they end.
+    /// What they say besides gradients.
+    pub(crate) fn add(
         &mut self,
-        batch: L::Batch,
+        outputs: Vec<TrainOutput<<L as TrainStep>::Output>>,
         learning_rate: Option<f64>,
-    ) -> <L as TrainStep>::Output {
-        let output = TrainStep::step(&self.model, batch);
-        self.unfinished.gradients.accumulate(&self.model, output.grads);
-        self.unfinished.losses.push(L::training_loss(&output.item));
+        devices: &PerDevice<Device>,
+    ) -> Vec<<L as TrainStep>::Output> {
+        let mut items = Vec::with_capacity(outputs.len());
+        for TrainOutput { grads, item } in outputs {
+            let grads = grads.to_device(devices.first(), &self.model);
+            self.unfinished.gradients.accumulate(&self.model, grads);
+            self.unfinished.losses.push(L::training_loss(&item).to_device(devices.first()));
+            items.push(item);
+        }
         if let Some(rate) = learning_rate {
             let grads = self.unfinished.gradients.grads();
             let (grads, norm) = self.model.clipping().clip(&self.model, grads);
             self.model = self.model.clone().optimize(&mut self.optimizer, rate.into(), grads);
             self.unfinished.norm = norm;
+            self.copy_to(devices);
         }
-        output.item
+        items
     }
 
     /// Begins an epoch's training: what was left of a step is dropped.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self, devices: &PerDevice<Device>) {
         self.unfinished = UnfinishedStep::default();
+        self.copy_to(devices);
+    }
+
+    /// Gives the other devices the model's weights.
+    fn copy_to(&mut self, devices: &PerDevice<Device>) {
+        let copies = devices.others().iter().map(|device| self.model.clone().fork(device));
+        self.copies = copies.collect();
     }
 
     /// Keeps the scores of an epoch, and its weights if they are the best so far.

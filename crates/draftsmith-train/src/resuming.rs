@@ -1,10 +1,13 @@
 //! Tests of both trainers, with one member and with several: a training that is stopped anywhere and
-//! goes on ends, bit for bit, as one that never stopped; and each of several ends as if it were alone.
+//! goes on ends, bit for bit, as one that never stopped; each of several ends as if it were alone; and
+//! several devices end as one does.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+use burn::tensor::Device;
 
 use crate::checkpoint::Resumption;
 use crate::stint::{Ending, Stint};
@@ -214,6 +217,64 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
             assert!(export == expected, "stopped at batch {stop_after}: other bytes");
         }
         assert!(num_within_a_step > 0, "none was within a step");
+    }
+}
+
+/// A stint on so many devices. The CPU listed several times is as many devices, with a thread each,
+/// whose weights and batches are copies; it cannot show what a transfer between GPUs does.
+fn on_devices(num_devices: usize, dir: &Path) -> Stint<'_> {
+    Stint { more_devices: vec![Device::flex(); num_devices - 1], ..Stint::new(dir, "f") }
+}
+
+#[test]
+fn several_devices_end_with_the_bytes_of_one() {
+    for train in TRAINERS {
+        let (expected, num_steps) = whole(train);
+        // A step's three batches in two rounds, in one, and in one that leaves devices idle.
+        for num_devices in [2, 3, 5] {
+            let dir = tempfile::tempdir().unwrap();
+            let found = finished(train(RATE, on_devices(num_devices, dir.path())).unwrap());
+            assert!(found == expected, "{num_devices} devices: other bytes");
+        }
+        // Begun on some, gone on with on others, within an epoch and at its end.
+        for (before, after) in [(1, 2), (3, 1), (2, 3)] {
+            for stop in [1, num_steps / NUM_EPOCHS, num_steps - 1] {
+                let dir = tempfile::tempdir().unwrap();
+                let stint = Stint { max_steps: Some(stop), ..on_devices(before, dir.path()) };
+                assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
+                let found = finished(train(RATE, on_devices(after, dir.path())).unwrap());
+                assert!(found == expected, "{before}, then {after} devices: other bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_work_on_a_steps_batches_together() {
+    for train in TRAINERS {
+        for (num_devices, a_round) in [(2, 2), (3, 3)] {
+            let mut num_stopped = 0;
+            for stop_after in 1..8 {
+                let dir = tempfile::tempdir().unwrap();
+                let interrupter = Interrupter::new();
+                let num_updates = Arc::new(AtomicUsize::new(0));
+                let watcher = Watcher {
+                    interrupter: interrupter.clone(),
+                    stop_after,
+                    num_updates: num_updates.clone(),
+                    num_final_scores: Arc::default(),
+                };
+                let renderer = watcher.renderer();
+                let stint = Stint { renderer, interrupter, ..on_devices(num_devices, dir.path()) };
+                if let Ending::Stopped { best: None, .. } = train(RATE, stint).unwrap() {
+                    // Between rounds only: after one of two batches, never after one of three.
+                    let in_step = num_updates.load(Ordering::SeqCst) % NUM_BATCHES_A_STEP;
+                    assert!(in_step == 0 || in_step == a_round, "{in_step} of {num_devices}");
+                    num_stopped += 1;
+                }
+            }
+            assert!(num_stopped > 0, "none was stopped in its first epoch");
+        }
     }
 }
 

@@ -9,12 +9,12 @@ use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::SeededDraws;
 use serde_json::{Map, Value, json};
 
-use crate::adapter_batches::{AdapterRow, AdapterSource};
+use crate::adapter_batches::{AdapterRow, AdapterSource, FrozenTarget};
 use crate::adapter_learner::AdapterLearner;
 use crate::adapter_scores::AdapterScores;
 use crate::adapter_training::{AdapterTraining, InitialWeights};
 use crate::batches::{BatchSettings, Loaders, Prepared};
-use crate::distillation::LmHead;
+use crate::devices::PerDevice;
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
@@ -61,7 +61,7 @@ impl TrainedAdapter {
 }
 
 /// Trains an adapter behind each exit layer of `training` on `rows`, all of them over one pass of
-/// `target`, on the target's device. Each adapter is, bit for bit, what it would be if it were
+/// `target`, on the target's device and those of `stint.more_devices`. Each adapter is, bit for bit, what it would be if it were
 /// trained alone.
 ///
 /// The adapter A learns to say softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
@@ -98,10 +98,12 @@ pub fn train_adapters(
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
+    let targets = PerDevice::frozen(frozen, &stint.more_devices)?;
     let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
-        prepare(&frozen, rows, training, seed)?;
+        prepare(&targets, rows, training, seed)?;
     let fit = Fit {
         loaders,
+        devices: targets.trained()?,
         optimiser: training.optimiser(),
         patience: training.patience,
         label: "self-draft adapter",
@@ -149,7 +151,7 @@ pub fn adapter_lessons(
     seed: u64,
 ) -> Result<Vec<Lesson>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid(), rows, training, seed)?.loaders.lessons())
+    Ok(prepare(&target.valid().into(), rows, training, seed)?.loaders.lessons())
 }
 
 /// An adapter as [`train_adapters`] begins with it, on the target's device.
@@ -179,11 +181,12 @@ fn config_of(
 /// Splits the rows, and makes the loaders of both sides. The target records no autodiff, whatever
 /// the caller's device: hidden states are constants.
 fn prepare(
-    target: &CausalLm,
+    targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
     training: &AdapterTraining,
     seed: u64,
 ) -> Result<Prepared<AdapterSource>, TrainError> {
+    let target = targets.first();
     let max_len = training.max_len.min(target.config().max_position_embeddings);
     let vocab_size = target.config().vocab_size;
     let split = Split::new(rows, training.validation_share, |row| {
@@ -206,10 +209,9 @@ fn prepare(
         batch_size: training.batch_size,
         gradient_accumulation: training.gradient_accumulation,
     };
-    let lm_head = LmHead::of(target);
+    let targets = targets.clone().map(FrozenTarget::from);
     let source = |rows| AdapterSource {
-        target: target.clone(),
-        lm_head: lm_head.clone(),
+        targets: targets.clone(),
         exit_layers: training.exit_layer.to_vec(),
         rows,
     };

@@ -10,6 +10,7 @@ use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
 use crate::batches::{BatchSettings, Loaders, Prepared};
+use crate::devices::PerDevice;
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
@@ -80,7 +81,7 @@ impl TrainedHead {
 }
 
 /// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
-/// one stream of hidden states, on the draft's device. Each head is, bit for bit, what it would be if
+/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head is, bit for bit, what it would be if
 /// it were trained alone.
 ///
 /// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
@@ -114,17 +115,21 @@ pub fn train_heads<'a>(
     heads.iter().try_for_each(HeadTraining::validate)?;
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
+    // Without autodiff, whatever the caller's device: hidden states are constants.
+    let frozen = draft.valid().to_dtype(shared.dtype);
+    let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
     let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
-        prepare(draft, data.into(), shared, seed)?;
-    let device = draft.device().autodiff();
+        prepare(&drafts, data.into(), shared, seed)?;
+    let devices = drafts.trained()?;
 
     let learner = |head: &HeadTraining| HeadLearner {
-        head: initial_head(&config_of(draft, head), seed, &device),
+        head: initial_head(&config_of(draft, head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
         clipping: head.clipping,
     };
     let fit = Fit {
         loaders,
+        devices: devices.clone(),
         optimiser: shared.optimiser(),
         patience: shared.patience,
         label: "acceptance head",
@@ -167,7 +172,7 @@ pub fn head_lessons(
     seed: u64,
 ) -> Result<Vec<Lesson>, TrainError> {
     head.validate()?;
-    Ok(prepare(draft, rows.into(), head, seed)?.loaders.lessons())
+    Ok(prepare(&draft.valid().into(), rows.into(), head, seed)?.loaders.lessons())
 }
 
 /// A head as [`train_heads`] begins with it, on the draft's device.
@@ -186,14 +191,14 @@ fn config_of(draft: &CausalLm, head: &HeadTraining) -> AcceptanceHeadConfig {
     config.with_reads(head.reads())
 }
 
-/// Splits the rows, and makes the loaders of both sides. Only what heads share is read of `shared`.
+/// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what heads share is read of `shared`.
 fn prepare(
-    draft: &CausalLm,
+    drafts: &PerDevice<CausalLm>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,
 ) -> Result<Prepared<HeadSource>, TrainError> {
-    let context = draft.config().max_position_embeddings;
+    let context = drafts.first().config().max_position_embeddings;
     let HeadData { rows, rollouts } = data;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
@@ -207,15 +212,13 @@ fn prepare(
     let split = Split::new(rows, shared.validation_share, usable)?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
-    // Without autodiff, whatever the caller's device: hidden states are constants.
-    let draft = draft.valid().to_dtype(shared.dtype);
     let settings = BatchSettings {
         seed,
         batch_size: shared.batch_size,
         gradient_accumulation: shared.gradient_accumulation,
     };
     let source = |rows| HeadSource {
-        draft: draft.clone(),
+        drafts: drafts.clone(),
         reads: shared.reads(),
         rows,
         seed,

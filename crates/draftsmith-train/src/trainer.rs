@@ -5,8 +5,10 @@ use std::path::Path;
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::Device;
+use burn_train::TrainStep;
 
 use crate::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, Standing, State, broken, record};
+use crate::devices::{PerDevice, side_by_side};
 use crate::epochs::Trainee;
 use crate::error::TrainError;
 use crate::member::Member;
@@ -17,6 +19,8 @@ use crate::schedule::WarmedUp;
 pub(crate) struct Trainer<L: Trainee> {
     /// At least one.
     pub(crate) members: Vec<Member<L>>,
+    /// With autodiff.
+    pub(crate) devices: PerDevice<Device>,
     pub(crate) schedule: WarmedUp,
     pub(crate) standing: Standing,
     /// Epochs without better scores after which a member stops; never if absent.
@@ -27,6 +31,7 @@ impl<L: Trainee> Trainer<L> {
     /// One of `num_steps` steps that has not begun, of models with names.
     pub(crate) fn new(
         models: Vec<(String, L)>,
+        devices: PerDevice<Device>,
         optimiser: &Optimiser,
         num_steps: usize,
         patience: Option<usize>,
@@ -34,6 +39,7 @@ impl<L: Trainee> Trainer<L> {
         let member = |(name, model)| Member::new(name, model, optimiser.adam_w());
         Self {
             members: models.into_iter().map(member).collect(),
+            devices,
             schedule: optimiser.rates(num_steps),
             standing: Standing::default(),
             patience,
@@ -47,10 +53,32 @@ impl<L: Trainee> Trainer<L> {
         members.filter(|member| !member.standing.is_out_of_patience(patience)).collect()
     }
 
-    /// Whether members are in host memory.
-    pub(crate) fn is_on_cpu(&self) -> bool {
-        let devices = self.members[0].model.devices();
-        devices.into_iter().all(|device| device.inner() == Device::flex())
+    /// Begins an epoch's training: what was left of a step is dropped.
+    pub(crate) fn begin(&mut self) {
+        let devices = self.devices.clone();
+        self.active().into_iter().for_each(|member| member.begin(&devices));
+    }
+
+    /// Runs batches of a step forward and back, at most one a device, for every member that is still
+    /// trained; with a learning rate, also takes the step that they end. What the first of those
+    /// members says of each batch.
+    pub(crate) fn train(
+        &mut self,
+        batches: &[L::Batch],
+        learning_rate: Option<f64>,
+    ) -> Vec<<L as TrainStep>::Output> {
+        let devices = self.devices.clone();
+        let members = self.active();
+        let models = |nth| members.iter().map(|member| member.on_device(nth)).collect();
+        let models: Vec<Vec<&L>> = (0..devices.num_devices()).map(models).collect();
+        let outputs = devices.work_of_members(batches.len(), &models, |model, nth| {
+            TrainStep::step(model, batches[nth].clone())
+        });
+        let members = members.into_iter().zip(outputs).collect();
+        let shown = side_by_side(members, devices.is_cpu(), |(member, outputs)| {
+            member.add(outputs, learning_rate, &devices)
+        });
+        shown.into_iter().next().unwrap_or_default()
     }
 
     /// The same training as far as `state`, which was read from `dir`.

@@ -12,6 +12,7 @@ use crate::commands;
 use crate::commands::check::CheckFailed;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
+use crate::devices::DeviceChoices;
 use crate::recipe::Recipe;
 
 /// Trains what makes speculative decoding faster, and proves it.
@@ -84,6 +85,10 @@ struct RecipeArguments {
 struct TrainingArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
+    /// Where to train: a device, or several GPUs that share each step's batches, as in
+    /// `--devices cuda:0,cuda:1`; other stages of `run` use the first.
+    #[arg(long, value_name = "DEVICES", conflicts_with = "device")]
+    devices: Option<DeviceChoices>,
     /// Stop after so many optimiser steps of this run, over all that it trains; run again to go on.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
@@ -200,6 +205,10 @@ fn execute(arguments: Arguments) -> Result<()> {
         Recipe::read(&arguments.recipe, &arguments.overrides, common.seed)
     };
     let device = || common.device.open();
+    let devices = |a: &TrainingArguments| match &a.devices {
+        Some(devices) => devices.open(),
+        None => Ok(vec![device()?]),
+    };
     let until = |a: &TrainingArguments| match a.hours {
         Some(time) => console.clone().stopping_after(time),
         None => console.clone(),
@@ -207,19 +216,19 @@ fn execute(arguments: Arguments) -> Result<()> {
     let steps = |a: &TrainingArguments| a.steps.map(NonZeroUsize::get);
     match command {
         Command::Run(a) => {
-            commands::run::run(&recipe(&a.recipe)?, &device()?, &mut steps(&a), &until(&a))
+            commands::run::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps(&a), &until(&a))
         }
         Command::BuildData(a) => {
             commands::build_data::run(&recipe(&a)?, &device()?, &console).map(drop)
         }
         Command::TrainHead(a) => {
             let (mut steps, console) = (steps(&a), until(&a));
-            commands::train_head::run(&recipe(&a.recipe)?, &device()?, &mut steps, &console)
+            commands::train_head::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps, &console)
                 .map(drop)
         }
         Command::TrainAdapter(a) => {
             let (mut steps, console) = (steps(&a), until(&a));
-            commands::train_adapter::run(&recipe(&a.recipe)?, &device()?, &mut steps, &console)
+            commands::train_adapter::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps, &console)
                 .map(drop)
         }
         Command::Record(a) => commands::record::run(&recipe(&a)?, &device()?, &console).map(drop),

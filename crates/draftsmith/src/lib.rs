@@ -12,6 +12,7 @@ mod console;
 mod costs;
 mod decoders;
 mod device;
+mod devices;
 mod export_config;
 mod pair;
 mod progress;

@@ -1,7 +1,7 @@
 //! What a head reads of a candidate besides a hidden state, and the one place where that becomes numbers: training and
 //! decoding ask the same function.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// The position in a round from which on all are alike to a head: the default greatest candidate length.
@@ -174,6 +174,12 @@ impl HeadFeatures {
             hidden: self.hidden.clone().slice(range.clone()),
             extra: self.extra.clone().map(|extra| extra.slice(range)),
         }
+    }
+
+    /// The same on a device.
+    pub fn to_device(self, device: &Device) -> Self {
+        let extra = self.extra.map(|extra| extra.to_device(device));
+        Self { hidden: self.hidden.to_device(device), extra }
     }
 }
 

@@ -114,7 +114,8 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
         }
         let reads = training.reads();
         let features =
-            labelled_features(&draft, &reads, std::slice::from_ref(&mixture), 1).remove(0);
+            labelled_features(&draft.clone().into(), &reads, std::slice::from_ref(&mixture), 1)
+                .remove(0);
         let probs: Vec<f32> =
             sigmoid(trained.head.acceptance_logit(features)).into_data().try_into_vec().unwrap();
         for (prob, label) in probs.into_iter().zip(mixture.labels) {

@@ -10,10 +10,11 @@ use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 
-/// Runs the command. It ends with the table of results and the report's path on stdout.
+/// Runs the command, trainings on all `devices`, of which there is one at least, and other stages on
+/// the first. It ends with the table of results and the report's path on stdout.
 pub(crate) fn run(
     recipe: &Recipe,
-    device: &Device,
+    devices: &[Device],
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<()> {
@@ -24,6 +25,7 @@ pub(crate) fn run(
              `[evaluate]`"
         );
     }
+    let device = &devices[0];
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
@@ -31,11 +33,11 @@ pub(crate) fn run(
         None => None,
     };
     let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, device, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_head::run(recipe, devices, steps_left, &quiet_stages)?),
         None => None,
     };
     let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, device, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_adapter::run(recipe, devices, steps_left, &quiet_stages)?),
         None => None,
     };
     let recorded = match recipe.tune {

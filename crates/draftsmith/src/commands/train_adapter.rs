@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_model::{AdapterArchitecture, AdapterConfig, CausalLm};
 use draftsmith_train::{
-    AdapterScores, AdapterTraining, ExitLayers, TrainedAdapter, train_adapters,
+    AdapterScores, AdapterTraining, ExitLayers, Stint, TrainedAdapter, train_adapters,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
+use crate::devices::note_idle_devices;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 
@@ -38,10 +39,10 @@ pub(crate) struct Trained {
     pub(crate) tokens_per_second: Option<f64>,
 }
 
-/// Runs the stage.
+/// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
-    device: &Device,
+    devices: &[Device],
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Vec<Trained>> {
@@ -49,7 +50,9 @@ pub(crate) fn run(
         .adapter
         .as_ref()
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
-    require_dtype(device, "adapter", training.dtype)?;
+    devices.iter().try_for_each(|device| require_dtype(device, "adapter", training.dtype))?;
+    let num_batches = training.gradient_accumulation;
+    note_idle_devices(console, "train-adapter", "adapter", devices, num_batches);
     let (rows, provenance) = built_rows(recipe)?;
     let target_dir = &recipe.models.target;
     let target_hash = hash_dir(target_dir)?;
@@ -88,8 +91,15 @@ pub(crate) fn run(
     }
     let mut all = kept;
     if !missing.is_empty() {
-        let target = CausalLm::from_model_dir_in(target_dir, training.dtype, device)?;
-        let pass = Pass { recipe, training, target: &target, rows: &rows, provenance: &provenance };
+        let target = CausalLm::from_model_dir_in(target_dir, training.dtype, &devices[0])?;
+        let pass = Pass {
+            recipe,
+            training,
+            target: &target,
+            more_devices: &devices[1..],
+            rows: &rows,
+            provenance: &provenance,
+        };
         all.extend(pass.train(&missing, steps_left, console)?);
     }
     all.sort_by_key(|trained| dirs.iter().position(|(layer, _)| *layer == trained.exit_layer));
@@ -110,6 +120,7 @@ struct Pass<'a> {
     recipe: &'a Recipe,
     training: &'a AdapterTraining,
     target: &'a CausalLm,
+    more_devices: &'a [Device],
     rows: &'a [ResponseRow],
     provenance: &'a Provenance,
 }
@@ -135,6 +146,7 @@ impl Pass<'_> {
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..self.training.clone() };
         let data = (self.rows, self.provenance);
         let trained = resumable.train(steps_left, progress, data, |stint| {
+            let stint = Stint { more_devices: self.more_devices.to_vec(), ..stint };
             train_adapters(self.target, self.rows, &training, self.recipe.seed, stint)
         })?;
         let Some(trained) = trained else {

@@ -14,7 +14,7 @@ use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
 use draftsmith_theory::HeadScores;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainedHead, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, Stint, TrainedHead, train_heads};
 use serde::Serialize;
 use serde_json::json;
 
@@ -22,6 +22,7 @@ pub(crate) use self::sweep::SweptHead;
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
+use crate::devices::note_idle_devices;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 use crate::rollouts::TrainingRollouts;
@@ -42,17 +43,18 @@ pub(crate) struct Trained {
     pub(crate) sweep: Option<Vec<SweptHead>>,
 }
 
-/// Runs the stage.
+/// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
-    device: &Device,
+    devices: &[Device],
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Trained> {
     let training = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
-    require_dtype(device, "head", training.dtype)?;
+    devices.iter().try_for_each(|device| require_dtype(device, "head", training.dtype))?;
+    note_idle_devices(console, COMMAND, "head", devices, training.gradient_accumulation);
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
     let (rows, provenance) = built_rows(recipe)?;
@@ -71,7 +73,7 @@ pub(crate) fn run(
             data_dir.display()
         ),
     }
-    let stage = Stage { recipe, device, draft_dir, draft_hash, rows, provenance, console };
+    let stage = Stage { recipe, devices, draft_dir, draft_hash, rows, provenance, console };
     let mut heads = Vec::new();
     for pass in training.passes() {
         heads.extend(stage.pass(pass, steps_left)?);
@@ -87,7 +89,7 @@ pub(crate) fn run(
 /// What every pass over the data needs.
 struct Stage<'a> {
     recipe: &'a Recipe,
-    device: &'a Device,
+    devices: &'a [Device],
     draft_dir: &'a Path,
     draft_hash: String,
     rows: Vec<ResponseRow>,
@@ -200,7 +202,7 @@ impl Stage<'_> {
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
         let head_data = HeadData { rows: &self.rows, rollouts: recorded };
         let dtype = first.settings.dtype;
-        let draft = CausalLm::from_model_dir_in(self.draft_dir, dtype, self.device)?;
+        let draft = CausalLm::from_model_dir_in(self.draft_dir, dtype, &self.devices[0])?;
         let (console, rows) = (self.console, &self.rows);
         let resumable =
             Resumable::find(console, COMMAND, training_dir, &fingerprints.join("\n"), rows)?;
@@ -208,6 +210,7 @@ impl Stage<'_> {
         let progress = EpochProgress::new(console, COMMAND, &["KL", "AUROC", "ECE"], num_epochs);
         let data = (rows.as_slice(), &self.provenance);
         let trained = resumable.train(steps_left, progress, data, |stint| {
+            let stint = Stint { more_devices: self.devices[1..].to_vec(), ..stint };
             train_heads(&draft, head_data, &heads, self.recipe.seed, stint)
         })?;
         let Some(trained) = trained else {
@@ -236,7 +239,7 @@ impl Stage<'_> {
                 &self.rows,
                 &self.provenance,
                 settings.rollout_length,
-                self.device,
+                &self.devices[0],
                 self.console,
             )
             .map(Some),

@@ -2,6 +2,7 @@
 //! for count, with the head's predictions calibrated in both; and files that are not true of the recipe any more are told.
 
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{
@@ -121,8 +122,8 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let (device, console) = (Device::flex(), Console::silent());
     build_data::run(&recipe, &device, &console).expect("data");
-    train_head::run(&recipe, &device, &mut None, &console).expect("a head");
-    train_adapter::run(&recipe, &device, &mut None, &console).expect("adapters");
+    train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
+    train_adapter::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("adapters");
     let calibration = calibrate(&recipe);
     let files = run(&recipe, &device, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
@@ -201,7 +202,8 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     }
     let (device, console) = (Device::flex(), Console::silent());
     build_data::run(&recipe, &device, &console).expect("data");
-    let trained = train_head::run(&recipe, &device, &mut None, &console).expect("a head");
+    let trained =
+        train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
@@ -214,10 +216,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let written = changed(&path);
     let mut other = recipe.clone();
     other.head.as_mut().expect("a section").rejection_weight = 2.0;
-    train_head::run(&other, &device, &mut None, &console).expect("another head");
+    train_head::run(&other, slice::from_ref(&device), &mut None, &console).expect("another head");
     assert_eq!(changed(&path), written);
     other.head.as_mut().expect("a section").rollout_length = 2;
-    train_head::run(&other, &device, &mut None, &console).expect("another head");
+    train_head::run(&other, slice::from_ref(&device), &mut None, &console).expect("another head");
     let (longer, _) = draftsmith_data::read_rollouts(&path).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
@@ -249,7 +251,7 @@ fn what_cannot_be_recorded_is_refused() {
     recipe.head.as_mut().expect("a section").inputs = vec![HeadInput::Position];
     let (device, console) = (Device::flex(), Console::silent());
     build_data::run(&recipe, &device, &console).expect("data");
-    train_head::run(&recipe, &device, &mut None, &console).expect("a head");
+    train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
     let error = record(&recipe, &device, &console).expect_err("refused").to_string();
     assert!(error.contains("reads `position`") && error.contains("hint:"), "{error}");
 }

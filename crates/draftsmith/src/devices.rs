@@ -1,0 +1,105 @@
+//! Several devices for a training: how the command line names them, and whether its steps use all.
+
+use std::str::FromStr;
+
+use anyhow::Result;
+use burn::tensor::Device;
+
+use crate::console::Console;
+use crate::device::DeviceChoice;
+
+/// The devices that a training shares its batches out among, as the command line names them: one, or
+/// several CUDA GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeviceChoices(Vec<DeviceChoice>);
+
+impl FromStr for DeviceChoices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut choices: Vec<DeviceChoice> = Vec::new();
+        for name in text.split(',') {
+            let choice = name.parse()?;
+            if choices.contains(&choice) {
+                return Err(format!("`{name}` is named twice: a device cannot share with itself"));
+            }
+            choices.push(choice);
+        }
+        let are_gpus = choices.iter().all(|choice| matches!(choice, DeviceChoice::Cuda(_)));
+        if choices.len() > 1 && !are_gpus {
+            return Err("several devices are CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
+        }
+        Ok(Self(choices))
+    }
+}
+
+impl DeviceChoices {
+    /// Opens all, as [`DeviceChoice::open`] does.
+    ///
+    /// # Errors
+    /// If this build has no such backend, or this machine lacks one of the devices.
+    pub(crate) fn open(&self) -> Result<Vec<Device>> {
+        self.0.iter().map(|choice| choice.open()).collect()
+    }
+}
+
+/// Says so where a step of a section has fewer batches than there are devices.
+pub(crate) fn note_idle_devices(
+    console: &Console,
+    command: &str,
+    section: &str,
+    devices: &[Device],
+    num_batches: usize,
+) {
+    if let Some(note) = idle_devices(section, devices.len(), num_batches) {
+        console.note(format!("{command}: {note}"));
+    }
+}
+
+fn idle_devices(section: &str, num_devices: usize, num_batches: usize) -> Option<String> {
+    let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
+    Some(format!(
+        "{num_idle} of {num_devices} devices stay idle, as a step has so few batches; hint: set \
+         `{section}.gradient_accumulation` (now {num_batches}) to a multiple of {num_devices}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceChoice::{Cpu, Cuda, Wgpu};
+
+    #[test]
+    fn several_devices_are_gpus_each_named_once() {
+        let devices = |text: &str| text.parse().map(|DeviceChoices(choices)| choices);
+        assert_eq!(devices("cpu"), Ok(vec![Cpu]));
+        assert_eq!(devices("wgpu"), Ok(vec![Wgpu]));
+        assert_eq!(devices("cuda,cuda:1"), Ok(vec![Cuda(0), Cuda(1)]));
+        assert_eq!(devices("cuda:3,cuda:0,cuda:1"), Ok(vec![Cuda(3), Cuda(0), Cuda(1)]));
+        for (text, said) in [
+            ("cpu,cpu", "`cpu` is named twice"),
+            ("cuda,cuda:1,cuda:0", "`cuda:0` is named twice"),
+            ("cpu,cuda:0", "several devices are CUDA GPUs, as in `cuda:0,cuda:1`"),
+            ("cuda:0,wgpu", "several devices are CUDA GPUs"),
+            ("cuda:0,", "expected `cpu`, `cuda`, `cuda:N` or `wgpu`"),
+            ("", "expected `cpu`"),
+            ("cuda:0,cuda:x", "`x` is not the number of a GPU"),
+        ] {
+            let message = devices(text).unwrap_err();
+            assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn devices_without_a_batch_are_told() {
+        for (num_devices, num_batches) in [(1, 1), (1, 8), (2, 2), (4, 9)] {
+            assert_eq!(idle_devices("head", num_devices, num_batches), None);
+        }
+        let note = idle_devices("adapter", 4, 3).unwrap();
+        assert!(note.starts_with("1 of 4 devices stay idle"), "{note}");
+        assert!(
+            note.ends_with("`adapter.gradient_accumulation` (now 3) to a multiple of 4"),
+            "{note}"
+        );
+    }
+}
