@@ -155,3 +155,84 @@ fn flags_of_adapters_that_contradict_each_other_or_are_out_of_range() {
         .fails_naming(&["--confidence-threshold"]);
     generate(&place, &["--adapter", "absent"]).fails_naming(&["absent"]);
 }
+
+#[test]
+fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
+    let place = adapter_place();
+    let path = place.path("road.toml");
+    let text = std::fs::read_to_string(&path).unwrap().replace("[1, 3]", "3");
+    let more = "decodings = ['greedy']\nstop_thresholds = [0.3, 0.6]\n\
+                [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\nnum_epochs = 1\n\
+                learning_rate = 1e-3\nvalidation_share = 0.3\nbatch_size = 2\n\
+                gradient_accumulation = 1\n\
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 6\n";
+    std::fs::write(&path, text + more).unwrap();
+    let (adapter, head) = ("checkpoints/road/adapter", "checkpoints/road/adapter/head");
+    let json = |path: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(place.path(path)).unwrap()).unwrap()
+    };
+
+    place.run(&["build-data", "road.toml"]).ok();
+    let trained = place.run(&["train-adapter", "road.toml", "--json"]).json();
+    assert_eq!(trained[0]["head"]["head_dir"], head);
+    assert_eq!(trained[0]["head"]["kept"], false);
+    assert!(trained[0]["head"]["scores"]["num_labels"].as_u64().unwrap() > 20, "{trained}");
+    assert!(place.path("data/road/rollouts-self_draft_3-training-sampled.parquet").is_file());
+    let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
+    assert_eq!((&again[0]["kept"], &again[0]["head"]["kept"]), (&true.into(), &true.into()));
+
+    // Recorded with its predictions, tuned with them, and replayed beside a perfect head.
+    for stage in ["record", "tune"] {
+        place.run(&[stage, "road.toml"]).ok();
+    }
+    let config = json(&format!("{head}/config.json"));
+    assert!(config["tuned"]["greedy"].is_object() && config["calibration"].is_object(), "{config}");
+    assert!(json(&format!("{adapter}/config.json"))["tuned"].is_null());
+    let replayed = place.run(&["replay", "road.toml", "--json"]).json();
+    assert_eq!(replayed["predictions"][0]["drafter"], "self_draft_3");
+    let rows = replayed["groups"][0]["rows"].as_array().unwrap();
+    let rule = rows.iter().find(|row| row["stop_rule"] == "rejection_threshold").expect("a rule");
+    assert!(rule["ceiling"]["value"].is_number(), "{rule}");
+
+    // Decoded with: greedy output is the target's own under every rule of the head.
+    let tokens = |extra: &[&str]| {
+        let arguments = [&["--json"], extra].concat();
+        generate(&place, &arguments).json()["token_ids"].clone()
+    };
+    let plain = tokens(&[]);
+    for rule in [&[][..], &["--stop-threshold", "0.2"], &["--stop-threshold", "0.8"]] {
+        assert_eq!(tokens(&[&["--adapter", adapter], rule].concat()), plain, "{rule:?}");
+    }
+    place.run(&["evaluate", "road.toml"]).ok();
+    let rows = json("checkpoints/road/evaluation/results.json");
+    let of_head: Vec<_> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["stop_rule"] == "rejection_threshold" && row["category"] == "all")
+        .collect();
+    assert!(of_head.len() >= 2, "{rows}");
+    assert!(of_head.iter().all(|row| row["lossless"] == true && row["drafter"] == "self_draft_3"));
+    let checked = place.run(&["check", adapter, "--num-prompts", "3", "--json"]).json();
+    assert_eq!((&checked["passed"], &checked["greedy"]["is_tuned"]), (&true.into(), &true.into()));
+    let shown = place.run(&["inspect", adapter, "--json"]).json();
+    assert_eq!(shown["head"]["kind"], "acceptance head");
+    assert_eq!(shown["head"]["labels"], "rollouts");
+
+    // A head of other weights is refused, and goes with the adapter that it was trained on.
+    let spoilt = std::fs::read_to_string(place.path(head).join("config.json")).unwrap();
+    let hash = config["draft_hash"].as_str().unwrap();
+    std::fs::write(place.path(head).join("config.json"), spoilt.replace(hash, "other")).unwrap();
+    generate(&place, &["--adapter", adapter]).fails_naming(&[head, "another adapter"]);
+    let other = ["train-adapter", "road.toml", "--set", "adapter.learning_rate=2e-3", "--json"];
+    let trained = place.run(&other).json();
+    assert_eq!(trained[0]["head"]["kept"], false);
+    assert_ne!(json(&format!("{head}/config.json"))["draft_hash"], hash);
+    generate(&place, &["--adapter", adapter]).ok();
+}
+
+#[test]
+fn a_stop_threshold_without_a_head_is_refused() {
+    let place = Place::new();
+    generate(&place, &["--stop-threshold", "0.5"]).fails_naming(&["--stop-threshold", "--head"]);
+}

@@ -3,6 +3,7 @@
 //! It never sees text or files of examples. What is decoded is decided by `draftsmith-theory`
 //! (verification, stop rules, draws); what computes is `draftsmith-model`.
 
+mod acceptance;
 mod error;
 mod features;
 mod record;

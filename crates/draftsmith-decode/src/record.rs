@@ -115,7 +115,10 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
 
     /// What a head that looks ahead says of a token as the candidate of the last draft forward.
     fn assess(&mut self, step: &Step, token: u32) -> Result<Option<f64>, DecodeError> {
-        if self.options.has_head { self.drafter.assess(&step.logits, token) } else { Ok(None) }
+        if !self.options.has_head {
+            return Ok(None);
+        }
+        self.drafter.assess(self.target, &step.logits, token)
     }
 
     /// The candidate that is drafted instead of the response's `token` and then rejected, if one is.

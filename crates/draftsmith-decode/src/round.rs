@@ -66,8 +66,13 @@ pub trait Drafter<T> {
     ///
     /// # Errors
     /// If the head's word is not a number or the device fails.
-    fn assess(&mut self, logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let _ = (logits, candidate);
+    fn assess(
+        &mut self,
+        target: &mut T,
+        logits: &[f32],
+        candidate: u32,
+    ) -> Result<Option<f64>, DecodeError> {
+        let _ = (target, logits, candidate);
         Ok(None)
     }
 
@@ -348,7 +353,7 @@ fn draft_phase<T: Target, D: Drafter<T>>(
             break;
         }
         if needs.acceptance_prob
-            && let Some(prob) = drafter.assess(&logits, candidate)?
+            && let Some(prob) = drafter.assess(target, &logits, candidate)?
         {
             signals.acceptance_prob = Some(HeadEstimate::OfDrawn(prob));
         }

@@ -43,11 +43,6 @@ impl Logits {
         &self.values[index * self.vocab_size..(index + 1) * self.vocab_size]
     }
 
-    /// All rows, laid end to end.
-    pub(crate) fn into_values(self) -> Vec<f32> {
-        self.values
-    }
-
     /// All rows in order.
     pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
         self.values.chunks_exact(self.vocab_size)

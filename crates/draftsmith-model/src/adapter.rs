@@ -300,6 +300,11 @@ impl Adapter {
         self.num_params()
     }
 
+    /// The number of its logits, the target's.
+    pub fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
     /// The LM head that turns what the adapter says into logits, where it is its own and not the
     /// target's.
     ///

@@ -364,6 +364,20 @@ impl CausalLm {
         self.final_norm(hidden)
     }
 
+    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache; no
+    /// other layer is run.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    ///
+    /// # Panics
+    /// If there are fewer layers.
+    pub fn exit_states(&self, ids: Tensor<2, Int>, exit_layer: usize) -> Tensor<3> {
+        let [batch, seq] = ids.dims();
+        self.run_layers(0..exit_layer, self.embed(ids), &vec![0..seq; batch])
+    }
+
     /// Runs layers over whole sequences, without a cache. `wanted`: see
     /// [`CausalLm::hidden_states_at`].
     fn run_layers(

@@ -21,6 +21,7 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::TrainError;
+use crate::frozen_draft::FrozenDraft;
 
 /// One of something for each device, in the devices' order.
 #[derive(Debug, Clone)]
@@ -102,16 +103,34 @@ impl<T> PerDevice<T> {
     }
 }
 
-impl PerDevice<CausalLm> {
+/// A frozen model: a target or a drafter.
+pub(crate) trait Frozen: Module {
+    /// Where its weights are.
+    fn place(&self) -> Device;
+}
+
+impl Frozen for CausalLm {
+    fn place(&self) -> Device {
+        self.device()
+    }
+}
+
+impl Frozen for FrozenDraft {
+    fn place(&self) -> Device {
+        self.device()
+    }
+}
+
+impl<M: Frozen> PerDevice<M> {
     /// A frozen model, without autodiff, on its own device and on more.
-    pub(crate) fn frozen(model: CausalLm, more: &[Device]) -> Result<Self, TrainError> {
+    pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
         Self::new(std::iter::once(model.clone()).chain(copies).collect())
     }
 
     /// Where what is trained beside it is, with autodiff. Its threads are others: both work at once.
     pub(crate) fn trained(&self) -> Result<PerDevice<Device>, TrainError> {
-        PerDevice::new(self.all.iter().map(|model| model.device().autodiff()).collect())
+        PerDevice::new(self.all.iter().map(|model| model.place().autodiff()).collect())
     }
 }
 

@@ -2,9 +2,10 @@
 //! drawn from, and what else it reads.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
-use draftsmith_model::{CausalLm, DrawnCandidate, HeadFeatures, HeadReads, Rows};
+use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadReads, Rows};
 
 use crate::devices::PerDevice;
+use crate::frozen_draft::FrozenDraft;
 use crate::rows::{Branch, Mixture};
 
 /// Logits that are held at a time, where the draft's distributions are looked at: 32 MiB in f32.
@@ -21,7 +22,7 @@ const LOGITS_AT_A_TIME: usize = 8 << 20;
 /// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the device
 ///   that its forward was on
 pub(crate) fn labelled_features(
-    drafts: &PerDevice<CausalLm>,
+    drafts: &PerDevice<FrozenDraft>,
     reads: &HeadReads,
     mixtures: &[Mixture],
     batch_size: usize,
@@ -47,7 +48,7 @@ pub(crate) fn labelled_features(
 
 /// The features of rows that go through the draft together.
 fn forward_features(
-    draft: &CausalLm,
+    draft: &FrozenDraft,
     reads: &HeadReads,
     mixtures: &[Mixture],
     rows: &[usize],
@@ -69,12 +70,12 @@ fn forward_features(
 }
 
 /// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it drafts.
-fn readable(draft: &CausalLm, id: u32) -> u32 {
+fn readable(draft: &FrozenDraft, id: u32) -> u32 {
     if (id as usize) < draft.config().vocab_size { id } else { 0 }
 }
 
 /// The features of the labelled positions of one padded batch, row after row.
-fn batch_features(draft: &CausalLm, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
+fn batch_features(draft: &FrozenDraft, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
     let seq = batch.iter().map(|mixture| mixture.input_ids.len()).max().unwrap_or(0);
     let mut ids: Vec<i32> = Vec::with_capacity(batch.len() * seq);
     let mut candidates = Candidates::default();
@@ -90,16 +91,13 @@ fn batch_features(draft: &CausalLm, reads: &HeadReads, batch: &[&Mixture]) -> He
 }
 
 /// The features of a mixture's labelled positions, then of its branches.
-fn branching_features(draft: &CausalLm, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
-    let num_layers = draft.config().num_hidden_layers;
+fn branching_features(draft: &FrozenDraft, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
-    let mut cache = draft.new_cache(capacity);
+    let mut reader = draft.reader(capacity);
     let mut read = |ids: &[u32], start: usize| {
-        cache.truncate(start);
         let ids: Vec<u32> = ids.iter().map(|id| readable(draft, *id)).collect();
-        let hidden = draft.forward_layers(0..num_layers, draft.embed_ids(&ids), &mut cache);
-        draft.normed(hidden)
+        reader.read(&ids, start)
     };
     let mut candidates = Candidates::default();
     candidates.push_labelled(draft, mixture, 0);
@@ -137,7 +135,7 @@ struct Candidates {
 
 impl Candidates {
     /// Adds a mixture's labelled positions, whose first token's row is `start`.
-    fn push_labelled(&mut self, draft: &CausalLm, mixture: &Mixture, start: usize) {
+    fn push_labelled(&mut self, draft: &FrozenDraft, mixture: &Mixture, start: usize) {
         let ids = &mixture.input_ids;
         self.own.extend(mixture.labelled.iter().map(|at| (start + at) as i32));
         // Something is before the first: rows without a prompt are not trained on.
@@ -150,7 +148,7 @@ impl Candidates {
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, after the final norm
-    fn features(self, draft: &CausalLm, reads: &HeadReads, hidden: Tensor<2>) -> HeadFeatures {
+    fn features(self, draft: &FrozenDraft, reads: &HeadReads, hidden: Tensor<2>) -> HeadFeatures {
         let (device, num_labels) = (draft.device(), self.own.len());
         let list = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_labels]), &device)
@@ -185,7 +183,7 @@ impl Candidates {
 /// - hidden: `[labels, hidden]`, after the final norm
 /// - tokens: `[labels]`
 fn drawn(
-    draft: &CausalLm,
+    draft: &FrozenDraft,
     hidden: Tensor<2>,
     tokens: Tensor<1, Int>,
 ) -> impl Iterator<Item = DrawnCandidate> {
@@ -225,7 +223,7 @@ mod tests {
     use super::*;
     use crate::head_training::MixedLabels;
     use crate::rows::TrainingRow;
-    use crate::test_pair::{VOCAB_SIZE, deep_target, responses, tiny_draft};
+    use crate::test_pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         tensor.into_data().try_into_vec().unwrap()
@@ -242,7 +240,7 @@ mod tests {
 
     /// What a head is to be given of a labelled position, from the whole row's hidden states and logits.
     fn expected(
-        draft: &CausalLm,
+        draft: &FrozenDraft,
         reads: &HeadReads,
         mixture: &Mixture,
         nth: usize,
@@ -275,7 +273,10 @@ mod tests {
 
     #[test]
     fn features_are_those_of_each_row_alone() {
-        let draft = tiny_draft(16, 64);
+        tiny_drafters(16, 64).iter().for_each(assert_features_are_those_of_each_row_alone);
+    }
+
+    fn assert_features_are_those_of_each_row_alone(draft: &FrozenDraft) {
         let mixtures: Vec<Mixture> = responses(9, 20, 8)
             .iter()
             .map(|row| {
@@ -291,7 +292,7 @@ mod tests {
                 assert_eq!(features.len(), mixtures.len());
                 for (mixture, HeadFeatures { hidden, extra }) in mixtures.iter().zip(features) {
                     let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
-                        .map(|nth| expected(&draft, &reads, mixture, nth))
+                        .map(|nth| expected(draft, &reads, mixture, nth))
                         .unzip();
                     assert_close(values(hidden), &own.concat());
                     assert_eq!(extra.is_none(), reads.is_hidden_alone());
@@ -303,7 +304,8 @@ mod tests {
 
     #[test]
     fn devices_take_turns_at_the_forwards() {
-        let drafts = [tiny_draft(16, 64), deep_target(16, 64)];
+        let drafts =
+            [tiny_draft(16, 64), deep_target(16, 64)].map(|draft| FrozenDraft::from(&draft));
         let mixtures: Vec<Mixture> = responses(11, 20, 8)
             .iter()
             .map(|row| {
@@ -312,7 +314,7 @@ mod tests {
             })
             .collect();
         let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
-        let features = |drafts: PerDevice<CausalLm>| -> Vec<Vec<f32>> {
+        let features = |drafts: PerDevice<FrozenDraft>| -> Vec<Vec<f32>> {
             let features = labelled_features(&drafts, &reads, &mixtures, 2).into_iter();
             features.map(|of_row| values(of_row.hidden)).collect()
         };
@@ -329,7 +331,10 @@ mod tests {
 
     #[test]
     fn a_branch_is_read_as_if_it_stood_behind_its_prefix_alone() {
-        let draft = tiny_draft(16, 64);
+        tiny_drafters(16, 64).iter().for_each(assert_a_branch_is_read_as_if_it_stood_alone);
+    }
+
+    fn assert_a_branch_is_read_as_if_it_stood_alone(draft: &FrozenDraft) {
         let trunk = Mixture {
             input_ids: vec![3, 9, 4, 30, 11, 25],
             labelled: vec![2, 5],
@@ -368,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_token_the_draft_does_not_know_is_read_as_token_0() {
-        let draft = tiny_draft(16, 64);
+        let [draft, _] = &tiny_drafters(16, 64);
         let mixture = |id: u32| Mixture {
             input_ids: vec![3, id, 5],
             labelled: vec![1, 2],

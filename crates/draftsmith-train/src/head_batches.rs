@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
-use draftsmith_model::{CausalLm, HeadFeatures, HeadReads};
+use draftsmith_model::{HeadFeatures, HeadReads};
 
 use crate::batches::{BatchSource, TrainingBatch};
 use crate::devices::PerDevice;
 use crate::features::labelled_features;
+use crate::frozen_draft::FrozenDraft;
 use crate::lessons::Example;
 use crate::rows::{Mixture, TrainingRow};
 
@@ -44,7 +45,7 @@ impl TrainingBatch for HeadBatch {
 #[derive(Clone)]
 pub(crate) struct HeadSource {
     /// Without autodiff.
-    pub(crate) drafts: PerDevice<CausalLm>,
+    pub(crate) drafts: PerDevice<FrozenDraft>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
@@ -131,7 +132,7 @@ mod tests {
         let rows = responses(num_rows, 12, 5);
         let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
-            drafts: tiny_draft(16, 64).into(),
+            drafts: FrozenDraft::from(&tiny_draft(16, 64)).into(),
             reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,

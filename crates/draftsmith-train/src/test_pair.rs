@@ -2,10 +2,13 @@
 
 use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
-use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling};
+use draftsmith_model::{
+    AdapterArchitecture, AdapterConfig, CausalLm, LlamaConfig, RopeConfig, RopeScaling,
+};
 use draftsmith_theory::SeededDraws;
 
 use crate::fit::{Redrawn, redrawn};
+use crate::frozen_draft::FrozenDraft;
 
 /// Number of token embeddings of [`tiny_draft`].
 pub(crate) const VOCAB_SIZE: u32 = 48;
@@ -18,6 +21,19 @@ pub(crate) fn tiny_draft(hidden_size: usize, context: usize) -> CausalLm {
 /// The like of three layers, which leaves a choice of exits.
 pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
     random_model(3, hidden_size, context)
+}
+
+/// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM head of its own.
+pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [FrozenDraft; 2] {
+    let target = deep_target(hidden_size, context);
+    let config = AdapterConfig {
+        architecture: AdapterArchitecture::AttentionWithHead,
+        ..AdapterConfig::new(target.config(), 2).expect("a valid exit layer")
+    };
+    let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
+    let draw = || draws.uniform() as f32 - 0.5;
+    let adapter = redrawn(config.init(&Device::flex()), Redrawn::Matrices, draw);
+    [(&tiny_draft(hidden_size, context)).into(), FrozenDraft::self_draft(target, adapter, 2)]
 }
 
 fn random_model(num_hidden_layers: usize, hidden_size: usize, context: usize) -> CausalLm {

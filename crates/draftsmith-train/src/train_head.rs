@@ -1,11 +1,11 @@
-//! From rows and a frozen draft to trained acceptance heads (SpecDec++, section 3).
+//! From rows and a frozen drafter to trained acceptance heads (SpecDec++, section 3).
 
 use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, LlamaConfig};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
@@ -14,6 +14,7 @@ use crate::devices::PerDevice;
 use crate::epochs::EpochScores;
 use crate::error::TrainError;
 use crate::fit::{Fit, Redrawn, record, redrawn};
+use crate::frozen_draft::FrozenDraft;
 use crate::head_batches::HeadSource;
 use crate::head_learner::HeadLearner;
 use crate::head_training::HeadTraining;
@@ -81,8 +82,8 @@ impl TrainedHead {
 }
 
 /// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
-/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head is, bit for bit, what it would be if
-/// it were trained alone.
+/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head is,
+/// bit for bit, what it would be if it were trained alone.
 ///
 /// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
 /// as a function of `seed`, the epoch and the row's id; validation uses one mixture throughout.
@@ -106,7 +107,7 @@ impl TrainedHead {
 /// If there are no heads, or two that differ in more than `num_layers`, `tied` and
 /// `rejection_weight`: they would not see the same batches and learning rates.
 pub fn train_heads<'a>(
-    draft: &CausalLm,
+    draft: impl Into<FrozenDraft>,
     data: impl Into<HeadData<'a>>,
     heads: &[HeadTraining],
     seed: u64,
@@ -115,15 +116,16 @@ pub fn train_heads<'a>(
     heads.iter().try_for_each(HeadTraining::validate)?;
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
+    let draft = draft.into();
     // Without autodiff, whatever the caller's device: hidden states are constants.
-    let frozen = draft.valid().to_dtype(shared.dtype);
+    let frozen = draft.valid().in_dtype(shared.dtype);
     let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
     let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
         prepare(&drafts, data.into(), shared, seed)?;
     let devices = drafts.trained()?;
 
     let learner = |head: &HeadTraining| HeadLearner {
-        head: initial_head(&config_of(draft, head), seed, devices.first()),
+        head: initial_head(&config_of(draft.config(), head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
         clipping: head.clipping,
     };
@@ -140,7 +142,7 @@ pub fn train_heads<'a>(
         let BestOf { part, place, standing, interrupted, duration } = best;
         let mut trained = TrainedHead {
             head: part,
-            config: config_of(draft, &heads[nth]),
+            config: config_of(draft.config(), &heads[nth]),
             scores: standing.epochs[place].validation,
             best_epoch: standing.epochs[place].epoch,
             epochs: standing.epochs,
@@ -172,7 +174,9 @@ pub fn head_lessons(
     seed: u64,
 ) -> Result<Vec<Lesson>, TrainError> {
     head.validate()?;
-    Ok(prepare(&draft.valid().into(), rows.into(), head, seed)?.loaders.lessons())
+    Ok(prepare(&FrozenDraft::from(&draft.valid()).into(), rows.into(), head, seed)?
+        .loaders
+        .lessons())
 }
 
 /// A head as [`train_heads`] begins with it, on the draft's device.
@@ -181,19 +185,19 @@ pub fn first_head(
     head: &HeadTraining,
     seed: u64,
 ) -> (AcceptanceHeadConfig, AcceptanceHead) {
-    let config = config_of(draft, head);
+    let config = config_of(draft.config(), head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
 }
 
-fn config_of(draft: &CausalLm, head: &HeadTraining) -> AcceptanceHeadConfig {
-    let config = AcceptanceHeadConfig::new(draft.config().hidden_size, head.num_layers, head.tied);
+fn config_of(draft: &LlamaConfig, head: &HeadTraining) -> AcceptanceHeadConfig {
+    let config = AcceptanceHeadConfig::new(draft.hidden_size, head.num_layers, head.tied);
     config.with_reads(head.reads())
 }
 
 /// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what heads share is read of `shared`.
 fn prepare(
-    drafts: &PerDevice<CausalLm>,
+    drafts: &PerDevice<FrozenDraft>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,

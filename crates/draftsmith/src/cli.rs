@@ -50,7 +50,7 @@ enum Command {
     BuildData(RecipeArguments),
     /// Train an acceptance head on the built data.
     TrainHead(TrainingArguments),
-    /// Train self-draft adapters on the built data.
+    /// Train self-draft adapters on the built data, with their acceptance heads where the recipe has them.
     TrainAdapter(TrainingArguments),
     /// Record what drafters say along responses, so that stop rules can be replayed without models.
     Record(RecipeArguments),
@@ -118,7 +118,7 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     pub(crate) head: Option<PathBuf>,
-    /// A self-draft adapter of the target, instead of a draft.
+    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     pub(crate) adapter: Option<PathBuf>,
     /// What the user says to the model.
@@ -146,10 +146,10 @@ pub(crate) struct GenerateArguments {
     /// adapter; where none did, by H = 0.7 with a head, and after 5 candidates without.
     #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
     pub(crate) candidate_length: Option<usize>,
-    /// With a head: end a round when the chance of a rejection exceeds this.
-    #[arg(long, value_name = "H", requires = "head")]
+    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection exceeds this.
+    #[arg(long, value_name = "H")]
     pub(crate) stop_threshold: Option<f64>,
-    /// With a threshold: the most candidates a round; 20 with a head, 6 with an adapter if absent.
+    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if absent.
     #[arg(long, value_name = "K", requires = "threshold")]
     pub(crate) max_candidate_length: Option<usize>,
     /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.

@@ -30,6 +30,8 @@ struct SelfDrafting<'m> {
     exit_layer: usize,
     target: ModelSession<'m>,
     drafter: SelfDraft<'m>,
+    /// How the adapter's head is calibrated; None without a head.
+    calibration: Option<&'m HeadCalibration>,
 }
 
 impl<'m> Decoders<'m> {
@@ -43,7 +45,12 @@ impl<'m> Decoders<'m> {
             SelfDrafting {
                 exit_layer,
                 target: ModelSession::with_exit(&pair.target, exit_layer, context, "target"),
-                drafter: SelfDraft::new(&trained.adapter, context),
+                drafter: SelfDraft::new(
+                    &trained.adapter,
+                    trained.head.as_ref().map(|head| &head.head),
+                    context,
+                ),
+                calibration: trained.head.as_ref().map(|head| &head.calibration),
             }
         };
         Self {
@@ -87,7 +94,11 @@ impl<'m> Decoders<'m> {
                 )?
             }
             DrafterName::SelfDraft { exit_layer } => {
-                let SelfDrafting { target, drafter, .. } = find(&mut self.self_drafts, exit_layer)?;
+                let SelfDrafting { target, drafter, calibration, .. } =
+                    find(&mut self.self_drafts, exit_layer)?;
+                drafter.set_calibration(
+                    calibration.and_then(|head| head.map(DecodingName::of(decoding))),
+                );
                 decode_speculative(
                     target, drafter, rule, decoding, prompt_ids, limits, draws, observe,
                 )?
@@ -138,6 +149,7 @@ impl<'m> Decoders<'m> {
             }
             DrafterName::SelfDraft { exit_layer } => {
                 let SelfDrafting { target, drafter, .. } = find(&mut self.self_drafts, exit_layer)?;
+                drafter.set_calibration(None);
                 record(target, drafter, &options, prompt_ids, response, draws)?
             }
         })
@@ -168,7 +180,13 @@ impl<'m> Decoders<'m> {
 
     /// Whether an acceptance head speaks of a drafter's candidates.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
-        drafter == DrafterName::Draft && self.calibration.is_some()
+        match drafter {
+            DrafterName::None => false,
+            DrafterName::Draft => self.calibration.is_some(),
+            DrafterName::SelfDraft { exit_layer } => self.self_drafts.iter().any(|drafting| {
+                drafting.exit_layer == exit_layer && drafting.calibration.is_some()
+            }),
+        }
     }
 
     /// All drafters there are.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{ChatTemplate, Message, TextTokenizer};
+use draftsmith_data::{ChatTemplate, Message, TextTokenizer, hash_bytes, hash_file};
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm, hash_model_dir};
 
 /// Models that belong together.
@@ -90,6 +90,23 @@ impl Pair {
 /// The hash of a model directory, for provenance.
 pub(crate) fn hash_dir(dir: &Path) -> Result<String> {
     hash_model_dir(dir).with_context(|| format!("cannot hash `{}`", dir.display()))
+}
+
+/// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as the rule that was chosen
+/// for it by rollouts, and that changes no rollout.
+pub(crate) fn hash_export(dir: &Path, shape: &str) -> Result<String> {
+    let mut weights = Vec::new();
+    for entry in
+        std::fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?
+    {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            weights.push(path);
+        }
+    }
+    weights.sort();
+    let weights = weights.iter().map(|path| hash_file(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
 }
 
 fn check_dir(dir: &Path, role: &str) -> Result<()> {

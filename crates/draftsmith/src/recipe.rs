@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Decoding, Sampling};
-use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining};
+use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining, TrainError};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use evaluate::EvaluateRecipe;
@@ -36,6 +36,9 @@ pub(crate) struct Recipe {
     pub(crate) head: Option<HeadTraining>,
     /// Stage train-adapter.
     pub(crate) adapter: Option<AdapterTraining>,
+    /// An acceptance head for each adapter, trained with it: the keys of `[head]`, with labels from
+    /// rollouts and without a sweep.
+    pub(crate) adapter_head: Option<HeadTraining>,
     /// Stages record and tune.
     pub(crate) tune: Option<TuneRecipe>,
     /// Stage evaluate.
@@ -233,6 +236,9 @@ impl Recipe {
         if let Some(adapter) = &self.adapter {
             adapter.validate()?;
         }
+        if let Some(head) = &self.adapter_head {
+            self.check_adapter_head(head)?;
+        }
         if let Some(tune) = &self.tune {
             tune.check()?;
         }
@@ -240,6 +246,36 @@ impl Recipe {
             evaluate.check()?;
         }
         Ok(())
+    }
+
+    fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {
+        head.validate().map_err(|error| match error {
+            TrainError::Setting { section: "head", key, value, expected } => {
+                TrainError::Setting { section: "adapter_head", key, value, expected }
+            }
+            other => other,
+        })?;
+        require(
+            self.adapter.is_some(),
+            "adapter_head",
+            "is there without a section `[adapter]`: it says how adapters' heads are trained",
+        )?;
+        require(
+            head.labels == HeadLabels::Rollouts,
+            "adapter_head.labels",
+            "is not `rollouts`: what is in the data was drawn by the draft, not by an adapter",
+        )?;
+        require(
+            head.sweep.is_none(),
+            "adapter_head.sweep",
+            "is there: only the draft's heads can be swept",
+        )?;
+        require(
+            self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
+            "adapter_head.inputs",
+            "has `position`, with which nothing can be recorded for the section `[tune]`: drop the \
+             one or the other",
+        )
     }
 }
 
@@ -331,6 +367,24 @@ mod tests {
         assert_eq!(recipe.head.as_ref().expect("a head").num_layers, 2);
         assert_eq!(recipe.models.draft.as_deref(), Some(Path::new("other")));
         assert_eq!(recipe.evaluate.expect("a section").candidate_lengths.len(), 10);
+    }
+
+    #[test]
+    fn an_adapters_head_learns_from_rollouts_alone() {
+        let head = ["adapter.exit_layer=1", "adapter_head.labels=rollouts"];
+        let with = |more: &'static str| [head[0], head[1], more];
+        read(RECIPE, &head).expect("reads");
+        assert!(message(RECIPE, &head[1..]).contains("`[adapter]`"));
+        let sampled = with("adapter_head.labels=sampled");
+        assert!(message(RECIPE, &sampled).contains("`adapter_head.labels` is not `rollouts`"));
+        let bad = message(RECIPE, &with("adapter_head.num_layers=65"));
+        assert!(bad.contains("`adapter_head.num_layers` is 65"), "{bad}");
+        let sweep = with("adapter_head.sweep.num_layers=[0, 1]");
+        assert!(message(RECIPE, &sweep).contains("`adapter_head.sweep`"));
+        let position = ["adapter_head.inputs=['position']", "tune.max_length=5"];
+        let position = [&head[..], &position].concat();
+        assert!(message(RECIPE, &position).contains("`adapter_head.inputs` has `position`"));
+        read(RECIPE, &position[..3]).expect("nothing is recorded");
     }
 
     #[test]

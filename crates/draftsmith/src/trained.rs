@@ -8,7 +8,7 @@ use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterCon
 use serde_json::{Map, Value};
 
 use crate::calibrated::HeadCalibration;
-use crate::pair::{Pair, hash_dir};
+use crate::pair::{Pair, hash_dir, hash_export};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
 
@@ -31,7 +31,11 @@ impl Trained {
         device: &Device,
     ) -> Result<Self> {
         let head = read_head(recipe, evaluate, pair, device)?;
-        let adapters = read_adapters(recipe, adapter_dirs(recipe, evaluate), pair, device)?;
+        let dirs = adapter_dirs(recipe, evaluate);
+        for dir in &dirs {
+            need_adapter_head(recipe, evaluate, dir)?;
+        }
+        let adapters = read_adapters(recipe, &dirs, pair, device)?;
         Ok(Self { head, adapters })
     }
 
@@ -52,13 +56,19 @@ impl Trained {
                 Self { head: Some(head), adapters: Vec::new() }
             }
             ExportKind::Adapter => {
-                let adapters = read_adapters(recipe, vec![dir.to_path_buf()], pair, device)?;
+                let adapters = read_adapters(recipe, &[dir.to_path_buf()], pair, device)?;
                 Self { head: None, adapters }
             }
         })
     }
 
-    /// The directory of what was trained for a drafter: the draft's head, or the adapter.
+    /// All heads, of whichever drafter.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = &Head> {
+        let of_adapters = self.adapters.iter().filter_map(|adapter| adapter.head.as_ref());
+        self.head.iter().chain(of_adapters)
+    }
+
+    /// The directory of what tuning promises for a drafter: its head's, or that of an adapter without one.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
             DrafterName::None => None,
@@ -66,7 +76,7 @@ impl Trained {
             DrafterName::SelfDraft { exit_layer } => {
                 let mut adapters = self.adapters.iter();
                 let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
-                found.map(|adapter| adapter.dir.clone())
+                found.map(|adapter| adapter.promise_dir().to_path_buf())
             }
         }
     }
@@ -139,31 +149,121 @@ pub(crate) struct TrainedAdapter {
     pub(crate) adapter: Adapter,
     pub(crate) config: AdapterConfig,
     pub(crate) dir: PathBuf,
+    /// The head that reads what the adapter says.
+    pub(crate) head: Option<Head>,
 }
 
-/// Reads adapters, each of another exit layer and all of this target.
+impl TrainedAdapter {
+    /// Reads the adapter in a directory, after a check that it was trained for the target, and leaves its head alone.
+    ///
+    /// # Errors
+    /// If it is broken, or of another target.
+    pub(crate) fn without_head(
+        dir: &Path,
+        recipe: &Recipe,
+        pair: &Pair,
+        device: &Device,
+    ) -> Result<Self> {
+        need_adapter(dir)?;
+        let target_hash = hash_dir(&recipe.models.target)?;
+        let (config, adapter) = pair.read_adapter(dir, &target_hash, device)?;
+        Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
+    }
+
+    fn promise_dir(&self) -> &Path {
+        self.head.as_ref().map_or(&self.dir, |head| &head.dir)
+    }
+}
+
+/// The directory in an adapter's for its head.
+pub(crate) fn adapter_head_dir(adapter_dir: &Path) -> PathBuf {
+    adapter_dir.join("head")
+}
+
+/// The same, where there is a head.
+pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
+    Some(adapter_head_dir(adapter_dir)).filter(|dir| dir.join("config.json").is_file())
+}
+
+/// The hash that an adapter's head names its drafter by: of the weights and where they sit, not of what tuning found
+/// out about them since.
+pub(crate) fn adapter_hash(dir: &Path, config: &AdapterConfig) -> Result<String> {
+    hash_export(dir, &config.exit_layer.to_string())
+}
+
+/// Reads the head of the adapter in `dir`, if it has one.
+///
+/// # Errors
+/// If it is broken, or of another adapter or target.
+pub(crate) fn read_adapter_head(
+    dir: &Path,
+    config: &AdapterConfig,
+    target_hash: &str,
+    device: &Device,
+) -> Result<Option<Head>> {
+    let Some(head_dir) = found_adapter_head(dir) else {
+        return Ok(None);
+    };
+    let head = Head::from_dir(&head_dir, config.llama.hidden_size, device)?;
+    let adapter_hash = adapter_hash(dir, config)?;
+    let expected = [
+        ("adapter", &head.config.draft_hash, adapter_hash.as_str()),
+        ("target", &head.config.target_hash, target_hash),
+    ];
+    for (of, found, expected) in expected {
+        if found.as_ref().is_some_and(|hash| hash != expected) {
+            bail!(
+                "the head in `{}` was trained on another {of} (hash {}, this one's is {expected}): \
+                 train it again, or delete it",
+                head_dir.display(),
+                found.as_deref().unwrap_or_default()
+            );
+        }
+    }
+    Ok(Some(head))
+}
+
+/// Checks that training has been there, where the recipe trains adapters' heads.
+///
+/// # Errors
+/// If there is no head for the adapter in `dir`.
+pub(crate) fn need_adapter_head(
+    recipe: &Recipe,
+    evaluate: &EvaluateRecipe,
+    dir: &Path,
+) -> Result<()> {
+    let is_own = recipe.adapter_head.is_some() && evaluate.adapters.is_none();
+    need_adapter(dir)?;
+    if !is_own || found_adapter_head(dir).is_some() {
+        return Ok(());
+    }
+    bail!(
+        "there is no acceptance head in `{}`; hint: run `draftsmith train-adapter` with this \
+         recipe first, which has a section `[adapter_head]`",
+        adapter_head_dir(dir).display()
+    )
+}
+
+/// Reads adapters with their heads, each of another exit layer and all of this target.
 fn read_adapters(
     recipe: &Recipe,
-    dirs: Vec<PathBuf>,
+    dirs: &[PathBuf],
     pair: &Pair,
     device: &Device,
 ) -> Result<Vec<TrainedAdapter>> {
-    if dirs.is_empty() {
-        return Ok(Vec::new());
-    }
-    let target_hash = hash_dir(&recipe.models.target)?;
     let mut adapters: Vec<TrainedAdapter> = Vec::with_capacity(dirs.len());
     for dir in dirs {
-        need_adapter(&dir)?;
-        let (config, adapter) = pair.read_adapter(&dir, &target_hash, device)?;
-        if adapters.iter().any(|other| other.config.exit_layer == config.exit_layer) {
+        let mut adapter = TrainedAdapter::without_head(dir, recipe, pair, device)?;
+        let target_hash = hash_dir(&recipe.models.target)?;
+        adapter.head = read_adapter_head(dir, &adapter.config, &target_hash, device)?;
+        if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
             bail!(
                 "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
-                config.exit_layer,
+                adapter.config.exit_layer,
                 dir.display()
             );
         }
-        adapters.push(TrainedAdapter { adapter, config, dir });
+        adapters.push(adapter);
     }
     adapters.sort_by_key(|adapter| adapter.config.exit_layer);
     Ok(adapters)
@@ -176,6 +276,13 @@ pub(crate) struct Head {
     /// What its predictions are worth.
     pub(crate) calibration: HeadCalibration,
     pub(crate) dir: PathBuf,
+}
+
+impl Head {
+    fn from_dir(dir: &Path, hidden_size: usize, device: &Device) -> Result<Self> {
+        let (config, head) = AcceptanceHead::from_dir(dir, hidden_size, device)?;
+        Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
+    }
 }
 
 /// Reads the head that the recipe names, or trains.
@@ -227,15 +334,15 @@ fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Re
     let Some(draft) = &pair.draft else {
         bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
     };
-    let (config, head) = AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?;
+    let head = Head::from_dir(dir, draft.config().hidden_size, device)?;
     let draft_hash = hash_dir(recipe.need_draft("an acceptance head")?)?;
-    if config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
+    if head.config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
         bail!(
             "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}): \
              train it again, or point `models.draft` at the draft it belongs to",
             dir.display(),
-            config.draft_hash.unwrap_or_default()
+            head.config.draft_hash.unwrap_or_default()
         );
     }
-    Ok(Head { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
+    Ok(head)
 }

@@ -105,7 +105,12 @@ impl<T> Drafter<T> for Drafting {
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
-    fn assess(&mut self, _logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
+    fn assess(
+        &mut self,
+        _target: &mut T,
+        _logits: &[f32],
+        candidate: u32,
+    ) -> Result<Option<f64>, DecodeError> {
         Ok(self.table.assess(&self.read, candidate))
     }
 
@@ -185,7 +190,12 @@ impl Drafter<Advanced> for Advancing {
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
-    fn assess(&mut self, _logits: &[f32], candidate: u32) -> Result<Option<f64>, DecodeError> {
+    fn assess(
+        &mut self,
+        _target: &mut Advanced,
+        _logits: &[f32],
+        candidate: u32,
+    ) -> Result<Option<f64>, DecodeError> {
         Ok(self.table.assess(&self.read, candidate))
     }
 

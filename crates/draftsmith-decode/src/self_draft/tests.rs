@@ -1,6 +1,8 @@
 //! Self-drafts of the fixture model with random adapters, against plain decoding and against whole
 //! sequences without any cache.
 
+mod with_head;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -19,7 +21,7 @@ use crate::round::{
     Finish, Generation, Limits, RoundTokens, Target, decode_plain, decode_speculative,
 };
 use crate::separate_draft::SeparateDraft;
-use crate::session::Logits;
+use crate::session::{Logits, checked};
 
 const EXIT_LAYERS: [usize; 2] = [1, 2];
 /// Two behind each of them.
@@ -153,7 +155,7 @@ fn assert_greedy_is_plain(
             // Once with an end token that comes, if only as the last.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
             let mut session = ModelSession::with_exit(model, exit, context, "target");
-            let mut drafter = SelfDraft::new(adapter, context);
+            let mut drafter = SelfDraft::new(adapter, None, context);
             for end in ends {
                 limits.eos_token_ids = end.into_iter().collect();
                 let plain = greedy_plain(plain_session, &prompt, &limits);
@@ -208,7 +210,7 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
     let mut session = ModelSession::with_exit(&model, 1, 64, "target");
-    let mut self_draft = SelfDraft::new(&adapter, 64);
+    let mut self_draft = SelfDraft::new(&adapter, None, 64);
     // The target as its own draft: all candidates are accepted.
     let mut separate = SeparateDraft::new(&model, None, 96, 64);
     let mut rule = FixedLength::new(3).expect("a valid length");
@@ -239,7 +241,7 @@ fn prompts_that_do_not_fit_are_refused() {
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
             &mut ModelSession::with_exit(&model, 1, context, "target"),
-            &mut SelfDraft::new(&adapter, adapters_context),
+            &mut SelfDraft::new(&adapter, None, adapters_context),
             &mut FixedLength { candidate_length: 2 },
             &Decoding::Greedy,
             &[5; 7],
@@ -381,7 +383,7 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
     {
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
-        let mut drafter = WatchedDraft { drafter: SelfDraft::new(&adapter, 64), exit_layer };
+        let mut drafter = WatchedDraft { drafter: SelfDraft::new(&adapter, None, 64), exit_layer };
         let mut counts = [0; 2];
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {

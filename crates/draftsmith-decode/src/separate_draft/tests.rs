@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use burn::tensor::{Int, Tensor, TensorData};
-use draftsmith_model::{HeadFeatures, HeadForm, HeadInput, HeadReads};
+use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, HeadTiming, Recordings, SeededDraws, StopRuleConfig, entropy_of_log_probs,
-    log_softmax,
+    Bounds, Decoding, HeadEstimate, HeadTiming, Recordings, SeededDraws, StopRuleConfig,
+    entropy_of_log_probs, log_softmax,
 };
 
 use super::*;
@@ -85,7 +85,7 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = Drafter::<()>::assess(&mut draft, &drafted.logits, ids[at]);
+                    let drawn = draft.assess(&mut (), &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.

@@ -111,7 +111,7 @@ fn no_step_allocates_more_after_more_tokens() {
     assert_equal_at_every_length(draft_step, "a draft step with a head");
 
     let mut target = ModelSession::with_exit(model, 1, CAPACITY, "target");
-    let mut self_draft = SelfDraft::new(adapter, CAPACITY);
+    let mut self_draft = SelfDraft::new(adapter, None, CAPACITY);
     let self_draft_step = |len: usize| {
         target.begin(&tokens[..len]).expect("fits");
         self_draft.begin(&mut target, &tokens[..len]).expect("fits");

@@ -105,6 +105,7 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
     let nothing = Tensor::<2>::zeros([1, 16], &Device::flex());
     assert!(!trained.head.forward(nothing).is_autodiff(), "the head still records a graph");
     let held_out = rows.iter().filter(|row| is_held_out(row, 0.3));
+    let frozen = FrozenDraft::from(&draft).into();
     let mut metrics = draftsmith_theory::HeadMetrics::default();
     for row in held_out {
         let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
@@ -114,8 +115,7 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
         }
         let reads = training.reads();
         let features =
-            labelled_features(&draft.clone().into(), &reads, std::slice::from_ref(&mixture), 1)
-                .remove(0);
+            labelled_features(&frozen, &reads, std::slice::from_ref(&mixture), 1).remove(0);
         let probs: Vec<f32> =
             sigmoid(trained.head.acceptance_logit(features)).into_data().try_into_vec().unwrap();
         for (prob, label) in probs.into_iter().zip(mixture.labels) {

@@ -149,7 +149,6 @@ fn check(
         ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
         ExportKind::Adapter => None,
     };
-    let tuned = Tuned::read(dir)?;
     let files = prompt_files(arguments, &recipe)?;
     let mut sources = read_sources(&files)?;
     let pair = Pair::load(&recipe.models.target, draft, device)?;
@@ -169,8 +168,15 @@ fn check(
         Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
         None => DrafterName::Draft,
     };
-    let greedy = Served::choose(arguments, tuned.as_ref(), drafter, DecodingName::Greedy)?;
-    let sampled = Served::choose(arguments, tuned.as_ref(), drafter, DecodingName::Sampled)?;
+    let promise_dir = trained.export_of(drafter).context("it was read just now")?;
+    let exported = Exported {
+        drafter,
+        has_head: trained.heads().next().is_some(),
+        tuned: Tuned::read(&promise_dir)?,
+        dir: promise_dir,
+    };
+    let greedy = Served::choose(&exported, DecodingName::Greedy)?;
+    let sampled = Served::choose(&exported, DecodingName::Sampled)?;
 
     let max_new_tokens = max_new_tokens(&recipe);
     let mut bench = Bench::new(&pair, &trained, drafter, max_new_tokens, recipe.seed);
@@ -239,7 +245,7 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
     Ok(evaluate.prompts.clone())
 }
 
-/// A head's own word on the target; an adapter's was checked when it was read.
+/// The draft's head's own word on the target; those of an adapter and its head were checked when they were read.
 fn check_target(arguments: &CheckArguments, recipe: &Recipe, trained: &Trained) -> Result<()> {
     let Some(hash) = trained.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
         return Ok(());
@@ -269,6 +275,15 @@ fn spread(prompts: Vec<Prompt>, count: usize) -> Vec<Prompt> {
     numbered.filter(|(i, _)| chosen.next_if_eq(i).is_some()).map(|(_, prompt)| prompt).collect()
 }
 
+/// What is known of an export.
+struct Exported {
+    drafter: DrafterName,
+    has_head: bool,
+    tuned: Option<Tuned>,
+    /// Whose `config.json` that is from.
+    dir: PathBuf,
+}
+
 /// How an export is decoded with.
 #[derive(Debug, Clone)]
 struct Served {
@@ -280,26 +295,21 @@ struct Served {
 
 impl Served {
     /// The tuned rule, or the one that `generate` falls back on, then sampling at temperature 1.
-    fn choose(
-        arguments: &CheckArguments,
-        tuned: Option<&Tuned>,
-        drafter: DrafterName,
-        name: DecodingName,
-    ) -> Result<Self> {
-        let has_head = drafter == DrafterName::Draft;
-        let Some(tuned) = tuned.and_then(|tuned| tuned.rule(name)) else {
+    fn choose(exported: &Exported, name: DecodingName) -> Result<Self> {
+        let Exported { drafter, has_head, tuned, dir } = exported;
+        let Some(tuned) = tuned.as_ref().and_then(|tuned| tuned.rule(name)) else {
             let decoding = match name {
                 DecodingName::Greedy => Decoding::Greedy,
                 DecodingName::Sampled => Decoding::Sampled(Sampling::default()),
             };
-            let rule = default_rule(has_head);
+            let rule = default_rule(*has_head);
             return Ok(Self { decoding, rule, is_tuned: false, promised: None });
         };
-        if tuned.drafter != drafter || (tuned.config.needs().acceptance_prob && !has_head) {
+        if tuned.drafter != *drafter || (tuned.config.needs().acceptance_prob && !has_head) {
             bail!(
                 "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
                  `{drafter}`: tune it again",
-                arguments.export.join("config.json").display(),
+                dir.join("config.json").display(),
                 tuned.drafter
             );
         }

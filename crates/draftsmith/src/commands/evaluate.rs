@@ -7,6 +7,7 @@ mod promise;
 mod settings;
 mod write;
 
+use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ use crate::device::on_pool;
 use crate::pair::Pair;
 use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::{DecodingName, ResultRow};
+use crate::results::{DecodingName, DrafterName, ResultRow};
 use crate::trained::{Trained, adapter_dirs};
 use crate::tuned::{Tuned, TunedRule};
 
@@ -118,11 +119,13 @@ struct Plan {
 
 /// The rules that tuning wrote into what was trained, for a way of decoding.
 fn tuned_rules(trained: &Trained, decoding: DecodingName) -> Result<Vec<TunedRule>> {
-    let head = trained.head.iter().map(|head| &head.dir);
-    let adapters = trained.adapters.iter().map(|adapter| &adapter.dir);
+    let adapters = trained.adapters.iter();
+    let drafters =
+        adapters.map(|adapter| DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer });
     let mut rules = Vec::new();
-    for dir in head.chain(adapters) {
-        let tuned = Tuned::read(dir)?.unwrap_or_default();
+    for dir in iter::once(DrafterName::Draft).chain(drafters).filter_map(|it| trained.export_of(it))
+    {
+        let tuned = Tuned::read(&dir)?.unwrap_or_default();
         rules.extend(tuned.rule(decoding).cloned());
     }
     Ok(rules)

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::Message;
 use draftsmith_decode::{
@@ -25,6 +25,7 @@ use crate::device::on_pool;
 use crate::pair::{Pair, hash_dir};
 use crate::recipe;
 use crate::results::DecodingName;
+use crate::trained::{found_adapter_head, read_adapter_head};
 use crate::tuned::{Tuned, default_rule};
 
 /// The document of `--json`.
@@ -81,7 +82,8 @@ fn generate(
         Some(dir) => {
             let target_hash = hash_dir(&arguments.target)?;
             let (config, adapter) = pair.read_adapter(dir, &target_hash, device)?;
-            Some((config.exit_layer, adapter))
+            let head = read_adapter_head(dir, &config, &target_hash, device)?;
+            Some((config.exit_layer, adapter, head))
         }
         None => None,
     };
@@ -129,7 +131,7 @@ fn generate(
         }
     };
     let mut target = match &adapter {
-        Some((exit_layer, _)) => {
+        Some((exit_layer, ..)) => {
             ModelSession::with_exit(&pair.target, *exit_layer, capacity, "target")
         }
         None => ModelSession::new(&pair.target, capacity, "target"),
@@ -139,16 +141,23 @@ fn generate(
         (None, None) => {
             decode_plain(&mut target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
         }
-        (_, Some((_, adapter))) => decode_speculative(
-            &mut target,
-            &mut SelfDraft::new(adapter, capacity),
-            rule.as_mut(),
-            &decoding,
-            &prompt_ids,
-            &limits,
-            &mut draws,
-            &mut observe,
-        )?,
+        (_, Some((_, adapter, head))) => {
+            let acceptance = head.as_ref().map(|head| &head.head);
+            let mut drafter = SelfDraft::new(adapter, acceptance, capacity);
+            let calibration = head.as_ref().map(|head| &head.calibration);
+            drafter
+                .set_calibration(calibration.and_then(|own| own.map(DecodingName::of(&decoding))));
+            decode_speculative(
+                &mut target,
+                &mut drafter,
+                rule.as_mut(),
+                &decoding,
+                &prompt_ids,
+                &limits,
+                &mut draws,
+                &mut observe,
+            )?
+        }
         (Some(draft), None) => {
             let vocab_size = pair.target.config().vocab_size;
             let (head, calibration) = head.as_ref().map(|(head, own)| (head, own)).unzip();
@@ -197,6 +206,7 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
             .context("flag `--max-candidate-length`")
     };
+    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
         arguments;
     if let Some(candidate_length) = *candidate_length {
@@ -204,6 +214,12 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
         return rule.init().context("flag `--candidate-length`");
     }
     if let Some(stop_threshold) = *stop_threshold {
+        if arguments.head.is_none() && head_of_adapter.is_none() {
+            bail!(
+                "flag `--stop-threshold` needs an acceptance head: give `--head DIR`, or an adapter \
+                 whose directory has a `head` in it"
+            );
+        }
         let (without_lag, bounds) = (false, bounds(20)?);
         let rule = StopRuleConfig::RejectionThreshold { stop_threshold, without_lag, bounds };
         return rule.init().context("flag `--stop-threshold`");
@@ -214,11 +230,12 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
             StopRuleConfig::ConfidenceThreshold { confidence_threshold, before_draw, bounds };
         return rule.init().context("flag `--confidence-threshold`");
     }
-    let export = arguments.head.as_ref().or(arguments.adapter.as_ref());
+    let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
+    let export = head.or(arguments.adapter.as_ref());
     let tuned = export.map(|dir| Tuned::read(dir)).transpose()?.flatten().unwrap_or_default();
     let rule = match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => tuned.config.clone(),
-        None => default_rule(arguments.head.is_some()),
+        None => default_rule(head.is_some()),
     };
     Ok(rule.init()?)
 }

@@ -17,6 +17,7 @@ use crate::pair::hash_dir;
 use crate::results;
 use crate::rollouts::RecordedSet;
 use crate::table::render_table;
+use crate::trained::found_adapter_head;
 use crate::tuned::Tuned;
 
 /// Runs the command.
@@ -132,6 +133,7 @@ fn adapter(dir: &Path) -> Result<Value> {
         "target_hash": config.target_hash,
         "training": config.training,
         "tuned": Tuned::read(dir)?,
+        "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
         "hash": hash_dir(dir)?,
     }))
 }

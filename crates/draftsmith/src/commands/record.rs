@@ -62,13 +62,13 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
     let test = Sources::read(recipe, PromptSet::Test)?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let trained = Trained::read(recipe, evaluate, &pair, device)?;
-    if let Some(head) = &trained.head
-        && head.config.reads.inputs().contains(&HeadInput::Position)
+    let mut heads = trained.heads();
+    if let Some(head) = heads.find(|head| head.config.reads.inputs().contains(&HeadInput::Position))
     {
         bail!(
             "the head in `{}` reads `position`, so what it says of a candidate depends on where the \
              round began, and cannot be recorded once; hint: train it without `position` in \
-             `head.inputs`, or leave out record, tune and replay",
+             its `inputs`, or leave out record, tune and replay",
             head.dir.display()
         );
     }

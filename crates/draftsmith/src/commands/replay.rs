@@ -23,7 +23,6 @@ use crate::results::{
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
 use crate::table::{render_predictions, render_replay_table};
-use crate::trained::head_dir;
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
@@ -38,11 +37,11 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
     }
     let mut replay = Replay::default();
     let files = RolloutFiles::of(recipe)?;
-    let calibration = match head_dir(recipe, evaluate) {
-        Some(dir) => HeadCalibration::read(&dir)?,
-        None => HeadCalibration::default(),
-    };
     for drafter in files.drafters() {
+        let calibration = match files.head_dir(drafter) {
+            Some(dir) => HeadCalibration::read(dir)?,
+            None => HeadCalibration::default(),
+        };
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);

@@ -1,5 +1,6 @@
 //! `train-adapter`: self-draft adapters from built data, into `checkpoints/<recipe>/adapter/`, one for
-//! each exit layer; those that are missing are trained together.
+//! each exit layer; those that are missing are trained together. With `[adapter_head]`, then an acceptance head for each,
+//! one after another, into the directory `head/` of the adapter.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +14,14 @@ use draftsmith_train::{
 use serde::Serialize;
 use serde_json::json;
 
+use crate::commands::train_head;
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
+use crate::trained::found_adapter_head;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -37,6 +40,8 @@ pub(crate) struct Trained {
     pub(crate) scores: AdapterScores,
     /// Supervised tokens a second while it was trained; null where it was kept.
     pub(crate) tokens_per_second: Option<f64>,
+    /// Its acceptance head; null where the recipe has none.
+    pub(crate) head: Option<train_head::Trained>,
 }
 
 /// Runs the stage on one device or several.
@@ -84,6 +89,7 @@ pub(crate) fn run(
                     kept: true,
                     scores,
                     tokens_per_second: None,
+                    head: None,
                 });
             }
             None => missing.push(Missing { exit_layer, adapter_dir, fingerprint }),
@@ -103,6 +109,18 @@ pub(crate) fn run(
         all.extend(pass.train(&missing, steps_left, console)?);
     }
     all.sort_by_key(|trained| dirs.iter().position(|(layer, _)| *layer == trained.exit_layer));
+    if let Some(settings) = &recipe.adapter_head {
+        for trained in &mut all {
+            let (dir, data) = (&trained.adapter_dir, (rows.as_slice(), &provenance));
+            console.note(format!(
+                "train-adapter: an acceptance head for the adapter behind layer {}",
+                trained.exit_layer
+            ));
+            let head =
+                train_head::of_adapter(recipe, settings, dir, data, devices, steps_left, console)?;
+            trained.head = Some(head);
+        }
+    }
     all.iter().try_for_each(|trained| tell(trained, console))?;
     console.document(&all)?;
     Ok(all)
@@ -177,6 +195,7 @@ impl Pass<'_> {
         if !is_interrupted {
             trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
         }
+        remove_head(adapter_dir)?;
         trained.adapter.write_dir(adapter_dir, &trained.config)?;
         self.recipe.write_beside(adapter_dir)?;
         write_text(
@@ -190,9 +209,17 @@ impl Pass<'_> {
             num_parameters: trained.config.num_parameters(),
             kept: false,
             tokens_per_second: Some(trained.tokens_per_second()),
+            head: None,
             scores: trained.scores,
         })
     }
+}
+
+/// Removes the head of the adapter that was in `dir`: it knows nothing of the one that is to come.
+fn remove_head(dir: &Path) -> Result<()> {
+    let Some(head_dir) = found_adapter_head(dir) else { return Ok(()) };
+    std::fs::remove_dir_all(&head_dir)
+        .with_context(|| format!("cannot remove `{}`", head_dir.display()))
 }
 
 /// `behind layer 2`, or `behind layers 1 and 3, in one pass`.
@@ -221,7 +248,9 @@ fn tell(trained: &Trained, console: &Console) -> Result<()> {
         scores.target_entropy,
         scores.agreement,
         scores.overlap,
-    ))
+    ))?;
+    let head = trained.head.as_ref();
+    head.map_or(Ok(()), |head| train_head::tell(&head.head_dir, &head.scores, console))
 }
 
 /// What an adapter depends on: its settings, the seed, and everything its data depends on.

@@ -4,7 +4,10 @@
 //! mixing ratio side by side, and the best of them into `head/`, where the other stages look for one.
 //! A head that is there already is not trained again, whatever is trained beside it: each is what it
 //! would be alone.
+//!
+//! `train-adapter` has the head of an adapter trained here too, into the directory `head/` of the adapter.
 
+mod drafter;
 mod sweep;
 
 use std::path::{Path, PathBuf};
@@ -12,12 +15,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
-use draftsmith_model::{AcceptanceHeadConfig, CausalLm};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::HeadScores;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, Stint, TrainedHead, train_heads};
 use serde::Serialize;
 use serde_json::json;
 
+use self::drafter::HeadDrafter;
 pub(crate) use self::sweep::SweptHead;
 use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
 use crate::console::{Console, Interrupted};
@@ -27,6 +31,7 @@ use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 use crate::rollouts::TrainingRollouts;
 use crate::table::render_sweep_table;
+use crate::trained::adapter_hash;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -54,7 +59,7 @@ pub(crate) fn run(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
     devices.iter().try_for_each(|device| require_dtype(device, "head", training.dtype))?;
-    note_idle_devices(console, COMMAND, "head", devices, training.gradient_accumulation);
+    note_idle_devices(console, "train-head", "head", devices, training.gradient_accumulation);
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
     let (rows, provenance) = built_rows(recipe)?;
@@ -73,7 +78,8 @@ pub(crate) fn run(
             data_dir.display()
         ),
     }
-    let stage = Stage { recipe, devices, draft_dir, draft_hash, rows, provenance, console };
+    let drafter = HeadDrafter::Draft { dir: draft_dir };
+    let stage = Stage { recipe, devices, drafter, draft_hash, rows: &rows, provenance, console };
     let mut heads = Vec::new();
     for pass in training.passes() {
         heads.extend(stage.pass(pass, steps_left)?);
@@ -86,13 +92,46 @@ pub(crate) fn run(
     Ok(trained)
 }
 
+/// Trains the head of the adapter in `adapter_dir`, which is there, as the recipe's `[adapter_head]` says.
+///
+/// # Errors
+/// If labels cannot be had, training fails, or it was interrupted.
+pub(super) fn of_adapter(
+    recipe: &Recipe,
+    settings: &HeadTraining,
+    adapter_dir: &Path,
+    (rows, provenance): (&[ResponseRow], &Provenance),
+    devices: &[Device],
+    steps_left: &mut StepsLeft,
+    console: &Console,
+) -> Result<Trained> {
+    let (section, num_batches) = ("adapter_head", settings.gradient_accumulation);
+    devices.iter().try_for_each(|device| require_dtype(device, section, settings.dtype))?;
+    note_idle_devices(console, "train-adapter", section, devices, num_batches);
+    let config = AdapterConfig::from_dir(adapter_dir)?;
+    let draft_hash = adapter_hash(adapter_dir, &config)?;
+    let stage = Stage {
+        recipe,
+        devices,
+        drafter: HeadDrafter::Adapter { dir: adapter_dir, exit_layer: config.exit_layer },
+        // Labels come from rollouts of the adapter, whoever drafted the data's.
+        provenance: Provenance { draft: Some(draft_hash.clone()), ..provenance.clone() },
+        draft_hash,
+        rows,
+        console,
+    };
+    let mut heads = stage.pass(vec![settings.clone()], steps_left)?;
+    Ok(heads.remove(0).trained(None))
+}
+
 /// What every pass over the data needs.
 struct Stage<'a> {
     recipe: &'a Recipe,
     devices: &'a [Device],
-    draft_dir: &'a Path,
+    drafter: HeadDrafter<'a>,
     draft_hash: String,
-    rows: Vec<ResponseRow>,
+    rows: &'a [ResponseRow],
+    /// Of the data, with the hash of what drafted the labels.
     provenance: Provenance,
     console: &'a Console,
 }
@@ -164,10 +203,9 @@ impl Stage<'_> {
     }
 
     fn planned(&self, settings: HeadTraining) -> Result<Planned> {
-        let is_swept = self.recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
-        let dir = match is_swept {
+        let dir = match self.drafter.is_swept(self.recipe) {
             true => self.recipe.sweep_dir().join(settings.name()),
-            false => self.recipe.head_dir(),
+            false => self.drafter.head_dir(self.recipe),
         };
         // Heads of a sweep and alone have the same fingerprint: they have the same weights.
         let fingerprint = fingerprint(&settings, self.recipe.seed, &self.provenance)?;
@@ -184,10 +222,10 @@ impl Stage<'_> {
             missing.iter().map(|(_, head)| head.settings.clone()).collect();
         let fingerprints: Vec<&str> =
             missing.iter().map(|(_, head)| head.fingerprint.as_str()).collect();
-        let training_dir = self.recipe.head_dir().with_file_name("head-training");
-        let training_dir = match first.dir == self.recipe.head_dir() {
-            true => training_dir,
-            false => training_dir.join(format!("r{}", first.settings.mixing_ratio)),
+        let training_dir = self.drafter.training_dir(self.recipe);
+        let training_dir = match self.drafter.is_swept(self.recipe) {
+            true => training_dir.join(format!("r{}", first.settings.mixing_ratio)),
+            false => training_dir,
         };
         if heads.len() > 1 {
             self.note(format!(
@@ -200,18 +238,18 @@ impl Stage<'_> {
         }
         let rollouts = self.rollouts(&first.settings)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
-        let head_data = HeadData { rows: &self.rows, rollouts: recorded };
+        let head_data = HeadData { rows: self.rows, rollouts: recorded };
         let dtype = first.settings.dtype;
-        let draft = CausalLm::from_model_dir_in(self.draft_dir, dtype, &self.devices[0])?;
-        let (console, rows) = (self.console, &self.rows);
+        let frozen = self.drafter.load(self.recipe, dtype, &self.devices[0])?;
+        let (console, command, rows) = (self.console, self.drafter.command(), self.rows);
         let resumable =
-            Resumable::find(console, COMMAND, training_dir, &fingerprints.join("\n"), rows)?;
+            Resumable::find(console, command, training_dir, &fingerprints.join("\n"), rows)?;
         let num_epochs = first.settings.num_epochs;
-        let progress = EpochProgress::new(console, COMMAND, &["KL", "AUROC", "ECE"], num_epochs);
-        let data = (rows.as_slice(), &self.provenance);
+        let progress = EpochProgress::new(console, command, &["KL", "AUROC", "ECE"], num_epochs);
+        let data = (rows, &self.provenance);
         let trained = resumable.train(steps_left, progress, data, |stint| {
             let stint = Stint { more_devices: self.devices[1..].to_vec(), ..stint };
-            train_heads(&draft, head_data, &heads, self.recipe.seed, stint)
+            train_heads(frozen, head_data, &heads, self.recipe.seed, stint)
         })?;
         let Some(trained) = trained else {
             return Err(Interrupted.into());
@@ -236,7 +274,8 @@ impl Stage<'_> {
         match settings.labels {
             HeadLabels::Rollouts => TrainingRollouts::read_or_record(
                 self.recipe,
-                &self.rows,
+                self.drafter.adapter_dir(),
+                self.rows,
                 &self.provenance,
                 settings.rollout_length,
                 &self.devices[0],
@@ -278,11 +317,10 @@ impl Stage<'_> {
     }
 
     fn note(&self, text: String) {
-        self.console.note(format!("{COMMAND}: {text}"));
+        self.console.note(format!("{}: {text}", self.drafter.command()));
     }
 }
 
-const COMMAND: &str = "train-head";
 const KEPT: &str = "trained with these settings on this data";
 const SCORES: &str = "scores.json";
 
@@ -294,7 +332,7 @@ fn report(trained: &Trained, console: &Console) -> Result<()> {
     tell(&trained.head_dir, &trained.scores, console)
 }
 
-fn tell(head_dir: &Path, scores: &HeadScores, console: &Console) -> Result<()> {
+pub(super) fn tell(head_dir: &Path, scores: &HeadScores, console: &Console) -> Result<()> {
     console.text(format!(
         "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE {:.4} \
          (mean label {:.3}, mean prediction {:.3})\n",

@@ -164,7 +164,7 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
 struct Promise {
     dir: PathBuf,
     tuned: Tuned,
-    /// None of an adapter, which has no head.
+    /// None of an adapter without a head.
     calibration: Option<HeadCalibration>,
 }
 

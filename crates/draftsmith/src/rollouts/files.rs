@@ -15,10 +15,10 @@ use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
-use crate::pair::hash_dir;
+use crate::pair::{hash_dir, hash_export};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::trained::{adapter_dirs, head_dir, need_adapter, need_head};
+use crate::trained::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,8 @@ struct Drafting {
     name: DrafterName,
     hash: String,
     head: Option<RolloutHead>,
+    /// Where that is.
+    head_dir: Option<PathBuf>,
 }
 
 impl<'a> RolloutFiles<'a> {
@@ -117,6 +119,12 @@ impl<'a> RolloutFiles<'a> {
     /// What drafts: the separate draft, then the adapters.
     pub(crate) fn drafters(&self) -> Vec<DrafterName> {
         self.drafters.iter().map(|drafting| drafting.name).collect()
+    }
+
+    /// Where the head that speaks of a drafter's candidates is.
+    pub(crate) fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
+        let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
+        drafting.and_then(|drafting| drafting.head_dir.as_deref())
     }
 
     /// Where a file is.
@@ -202,12 +210,13 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// The share of the built data's conversations that nothing was trained on: where head and adapters held out different
+/// The share of the built data's conversations that nothing was trained on: where heads and adapters held out different
 /// ones, the smaller, which is part of the larger.
 pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
     let head = recipe.head.as_ref().map(|head| head.validation_share);
     let adapter = recipe.adapter.as_ref().map(|adapter| adapter.validation_share);
-    let shares = [head, adapter].into_iter().flatten();
+    let adapter_head = recipe.adapter_head.as_ref().map(|head| head.validation_share);
+    let shares = [head, adapter, adapter_head].into_iter().flatten();
     shares.reduce(f64::min).unwrap_or_else(|| HeadTraining::default().validation_share)
 }
 
@@ -243,44 +252,33 @@ fn prompt_files(paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
 fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>> {
     let mut drafters = Vec::new();
     if let Some(draft) = &recipe.models.draft {
-        let head = match head_dir(recipe, evaluate) {
-            Some(dir) => {
-                need_head(&dir)?;
-                let config = AcceptanceHeadConfig::from_dir(&dir)?;
-                let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
-                let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
-                let hash = hash_export(&dir, &shape)?;
-                Some(RolloutHead { hash, looks_ahead: reads.looks_ahead() })
-            }
-            None => None,
-        };
-        drafters.push(Drafting { name: DrafterName::Draft, hash: hash_dir(draft)?, head });
+        let head_dir = head_dir(recipe, evaluate);
+        head_dir.as_deref().map(need_head).transpose()?;
+        drafters.push(Drafting {
+            name: DrafterName::Draft,
+            hash: hash_dir(draft)?,
+            head: head_dir.as_deref().map(rollout_head).transpose()?,
+            head_dir,
+        });
     }
     for dir in adapter_dirs(recipe, evaluate) {
-        need_adapter(&dir)?;
+        need_adapter_head(recipe, evaluate, &dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
+        let head_dir = found_adapter_head(&dir);
         drafters.push(Drafting {
             name: DrafterName::SelfDraft { exit_layer: config.exit_layer },
             hash: hash_export(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
-            head: None,
+            head: head_dir.as_deref().map(rollout_head).transpose()?,
+            head_dir,
         });
     }
     Ok(drafters)
 }
 
-/// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as the rule that was chosen
-/// for it by rollouts, and that changes no rollout.
-fn hash_export(dir: &Path, shape: &str) -> Result<String> {
-    let mut weights = Vec::new();
-    for entry in
-        std::fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?
-    {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "safetensors") {
-            weights.push(path);
-        }
-    }
-    weights.sort();
-    let weights = weights.iter().map(|path| hash_file(path)).collect::<Result<Vec<_>, _>>()?;
-    Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
+/// What rollouts say of the head in a directory.
+fn rollout_head(dir: &Path) -> Result<RolloutHead> {
+    let config = AcceptanceHeadConfig::from_dir(dir)?;
+    let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
+    let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
+    Ok(RolloutHead { hash: hash_export(dir, &shape)?, looks_ahead: reads.looks_ahead() })
 }

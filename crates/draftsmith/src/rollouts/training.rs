@@ -1,10 +1,11 @@
-//! What the draft says along the responses that were built, for labels from rollouts:
-//! `data/<recipe>/rollouts-draft-training-<decoding>.parquet`.
+//! What a drafter says along the responses that were built, for labels from rollouts:
+//! `data/<recipe>/rollouts-<drafter>-training-<decoding>.parquet`.
 //!
 //! Recorded under the data's own sampling, without a head, since this is what heads are made of. A file is whole or
 //! absent, and one of other data, models or settings is recorded again.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
@@ -24,7 +25,7 @@ use crate::pair::{Pair, hash_dir};
 use crate::progress::Progress;
 use crate::recipe::{Recipe, decoding};
 use crate::results::DrafterName;
-use crate::trained::Trained;
+use crate::trained::{Trained, TrainedAdapter};
 
 /// The set's name in files.
 const SET: &str = "training";
@@ -36,13 +37,15 @@ pub(crate) struct TrainingRollouts {
 }
 
 impl TrainingRollouts {
-    /// Reads the rollouts of `max_length` candidates along `responses`, or records them.
+    /// Reads the rollouts of `max_length` candidates along `responses`, or records them: those of the adapter in
+    /// `adapter_dir`, or else the draft's. `provenance` is the data's, with the hash of that drafter.
     ///
     /// # Errors
     /// If the responses are not the target's own, it is another target than the recipe's, a model cannot be read or
     /// fails, or the file cannot be written.
     pub(crate) fn read_or_record(
         recipe: &Recipe,
+        adapter_dir: Option<&Path>,
         responses: &[ResponseRow],
         provenance: &Provenance,
         max_length: usize,
@@ -52,7 +55,8 @@ impl TrainingRollouts {
         if provenance.existing_responses {
             bail!(
                 "labels from rollouts need responses that the target gave, but the data in `{}` has \
-                 existing ones; hint: set `data.responses` to `generate`, or other `head.labels`",
+                 existing ones; hint: set `data.responses` to `generate`, or, of a draft's head, other \
+                 `head.labels`",
                 recipe.data_dir().display()
             );
         }
@@ -63,10 +67,18 @@ impl TrainingRollouts {
                 recipe.models.target.display()
             );
         }
-        let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+        let draft = recipe.models.draft.as_deref().filter(|_| adapter_dir.is_none());
+        let pair = Pair::load(&recipe.models.target, draft, device)?;
+        let adapter =
+            adapter_dir.map(|dir| TrainedAdapter::without_head(dir, recipe, &pair, device));
+        let trained = Trained { head: None, adapters: adapter.transpose()?.into_iter().collect() };
+        let drafter = match trained.adapters.first() {
+            Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
+            None => DrafterName::Draft,
+        };
         let expected = RolloutProvenance {
             responses: provenance.clone(),
-            drafter: DrafterName::Draft.to_string(),
+            drafter: drafter.to_string(),
             set: SET.to_owned(),
             head: None,
             max_length: max_length as u32,
@@ -81,14 +93,21 @@ impl TrainingRollouts {
                     return Ok(Self { rows, is_greedy });
                 }
                 _ => console.note(format!(
-                    "train-head: `{}` is broken or of other data or settings: it is recorded again",
+                    "`{}` is broken or of other data or settings: it is recorded again",
                     path.display()
                 )),
             }
         }
-        let progress = Progress::new(console, "train-head", "responses", responses.len() as u64);
-        progress.message("recording rollouts");
-        let job = Job { pair: &pair, expected: &expected, console, progress: &progress };
+        let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
+        progress.message(expected.drafter.clone());
+        let job = Job {
+            pair: &pair,
+            trained: &trained,
+            drafter,
+            expected: &expected,
+            console,
+            progress: &progress,
+        };
         let recorded = on_pool(|| job.record(responses, DeviceChoice::is_cpu(device)))?;
         progress.clear();
         let rows: Vec<RolloutRow> =
@@ -110,7 +129,7 @@ fn are_of(rows: &[RolloutRow], responses: &[ResponseRow], pair: &Pair) -> bool {
     usable.map(|response| response.id.as_str()).collect::<HashSet<_>>() == found
 }
 
-/// Whether there is a place at which the draft can say something.
+/// Whether there is a place at which the drafter can say something.
 fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
     let num_prompt_tokens = response.prompt_ids.len();
     !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)
@@ -118,6 +137,8 @@ fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
 
 struct Job<'a> {
     pair: &'a Pair,
+    trained: &'a Trained,
+    drafter: DrafterName,
     expected: &'a RolloutProvenance,
     console: &'a Console,
     progress: &'a Progress,
@@ -125,9 +146,8 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn record(&self, responses: &[ResponseRow], on_cpu: bool) -> Result<Vec<(String, Recording)>> {
-        let trained = Trained { head: None, adapters: Vec::new() };
         let max_new_tokens = self.expected.responses.max_new_tokens as usize;
-        let decoders = || Decoders::new(self.pair, &trained, max_new_tokens);
+        let decoders = || Decoders::new(self.pair, self.trained, max_new_tokens);
         let one = |decoders: &mut Decoders<'_>, response: &ResponseRow| {
             if self.console.is_interrupted() {
                 return Err(Interrupted.into());
@@ -157,7 +177,7 @@ impl Job<'_> {
         let mut draws = SeededDraws::new(seed, &stream);
         let len = response_ids.len().min(self.pair.context() - prompt_ids.len());
         decoders.record(
-            DrafterName::Draft,
+            self.drafter,
             &decoding,
             self.expected.max_length as usize,
             prompt_ids,

@@ -56,6 +56,9 @@ impl Setting {
             let bounds = Bounds { min: 1, max: evaluate.max_self_draft_length };
             let mut rules = fixed(&evaluate.self_draft_lengths);
             rules.extend(heuristic(evaluate, bounds));
+            if adapter.head.is_some() {
+                rules.extend(head_rules(evaluate, bounds));
+            }
             rules.extend(signal_rules(evaluate, &evaluate.confidence_thresholds, bounds));
             add(DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer }, rules);
         }

@@ -1,0 +1,169 @@
+//! What an acceptance head says of candidates, whichever drafter's hidden state it reads, and a calibration of it.
+//!
+//! A head of the paper's form speaks in the draft forward that reads the candidate, and its word comes to the host with
+//! that forward's logits. One that looks ahead speaks once the candidate is drawn: a sync of its own, in place of the
+//! draft forward that it may save.
+
+use draftsmith_model::{AcceptanceHead, DrawnCandidate, Rows};
+use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
+
+use crate::error::DecodeError;
+use crate::session::{check_logits, to_host};
+
+/// A drafter's head, if it has one, and what of the draft forwards it may yet be told.
+#[derive(Debug)]
+pub(crate) struct Acceptance<'m> {
+    head: Option<&'m AcceptanceHead>,
+    calibration: Option<&'m Calibration>,
+    /// The forwards whose candidates the head may yet be asked about and told more of than hidden states, longer and
+    /// longer.
+    forwards: Vec<Forward>,
+    /// The last forward's final hidden state, for a head that looks ahead.
+    hidden: Option<Rows>,
+    /// The drafter's own vocabulary, which scalars are scaled by.
+    vocab_size: usize,
+}
+
+/// A draft forward, as a head is told of it.
+#[derive(Debug, Clone, Copy)]
+struct Forward {
+    /// Tokens read then.
+    num_read: usize,
+    /// Candidates of the round among them.
+    num_candidates: usize,
+    /// Of the drafter's own logits, before they are cut to the target's vocabulary: as in training.
+    softmax: SoftmaxSummary,
+}
+
+impl Forward {
+    /// The candidate drawn from it.
+    fn candidate(&self, log_prob: Option<f64>) -> DrawnCandidate {
+        DrawnCandidate {
+            entropy: self.softmax.entropy,
+            top_prob: self.softmax.largest_prob,
+            log_prob,
+            position: self.num_candidates,
+        }
+    }
+}
+
+/// A draft forward that has just been computed.
+pub(crate) struct Step {
+    /// What the LM head reads of the last token.
+    pub(crate) normed: Rows,
+    /// What the LM head says of it.
+    pub(crate) logits: Rows,
+    /// Tokens read, this forward's included.
+    pub(crate) num_read: usize,
+    /// Candidates of the round among them.
+    pub(crate) num_candidates: usize,
+    /// Whether the head's word is asked for.
+    pub(crate) needs_head: bool,
+    /// What errors call the drafter.
+    pub(crate) role: &'static str,
+}
+
+impl<'m> Acceptance<'m> {
+    /// The word of a head, or of none, on the candidates of a drafter with `vocab_size` logits.
+    pub(crate) fn new(head: Option<&'m AcceptanceHead>, vocab_size: usize) -> Self {
+        Self { head, calibration: None, forwards: Vec::new(), hidden: None, vocab_size }
+    }
+
+    /// From now on predictions are calibrated so, or told as they are.
+    pub(crate) fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
+        self.calibration = calibration;
+    }
+
+    /// Forgets all forwards over more than `len` tokens.
+    pub(crate) fn roll_back(&mut self, len: usize) {
+        self.forwards.retain(|forward| forward.num_read <= len);
+    }
+
+    /// Brings a forward's logits to the host, and with them what the head says of the candidate that it has read, if
+    /// that is when it speaks: one sync.
+    ///
+    /// # Errors
+    /// If a number is none, or the device fails.
+    pub(crate) fn read(
+        &mut self,
+        step: Step,
+    ) -> Result<(Vec<f32>, Option<HeadEstimate>), DecodeError> {
+        let Step { normed, logits, num_read, num_candidates, needs_head, role } = step;
+        let head = self.head.filter(|_| needs_head);
+        // The last token read is the candidate before the one now drafted: its own hidden state,
+        // hence the head's word on it.
+        let speaks = |head: &&AcceptanceHead| num_candidates > 0 && !head.reads().looks_ahead();
+        let (logits, estimate) = match head.filter(speaks) {
+            Some(head) => {
+                let scalars = self.scalars(head, num_read - 1);
+                let acceptance = head.acceptance_logits(&normed, None, &scalars);
+                let [logits, acceptance] = to_host([logits, acceptance], role)?;
+                let prob = self.acceptance_prob(acceptance[0], num_read)?;
+                (logits, Some(HeadEstimate::OfRead(prob)))
+            }
+            None => {
+                let [logits] = to_host([logits], role)?;
+                (logits, None)
+            }
+        };
+        check_logits(&logits, role, num_read)?;
+        if let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) {
+            // What came before a round's first candidate is asked about no more, nor what a head that looks ahead has
+            // spoken of.
+            if num_candidates == 0 || head.reads().looks_ahead() {
+                self.forwards.clear();
+            }
+            let softmax = SoftmaxSummary::of(&logits);
+            self.forwards.push(Forward { num_read, num_candidates, softmax });
+            self.hidden = head.reads().looks_ahead().then_some(normed);
+        }
+        Ok((logits, estimate))
+    }
+
+    /// What a head that looks ahead says of `candidate`, drawn from the last forward's `logits`; None of other heads.
+    /// `embed` looks up the candidate's embedding.
+    ///
+    /// # Errors
+    /// If its word is not a number, or the device fails.
+    ///
+    /// # Panics
+    /// If the last forward did not ask for the head's word.
+    pub(crate) fn assess(
+        &self,
+        logits: &[f32],
+        candidate: u32,
+        embed: impl FnOnce() -> Rows,
+        role: &'static str,
+    ) -> Result<Option<f64>, DecodeError> {
+        let Some(head) = self.head.filter(|head| head.reads().looks_ahead()) else {
+            return Ok(None);
+        };
+        let drawn_from = self.forwards.last().zip(self.hidden.as_ref());
+        let (forward, hidden) = drawn_from.expect("the draft step was asked for the head's word");
+        let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
+        let drawn = forward.candidate(Some(log_prob));
+        let scalars: Vec<f32> = head.reads().scalars(&drawn, self.vocab_size).collect();
+        let acceptance = head.acceptance_logits(hidden, Some(&embed()), &scalars);
+        let [acceptance] = to_host([acceptance], role)?;
+        self.acceptance_prob(acceptance[0], forward.num_read).map(Some)
+    }
+
+    /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward that ended before it.
+    fn scalars(&self, head: &AcceptanceHead, at: usize) -> Vec<f32> {
+        if head.reads().is_hidden_alone() {
+            return Vec::new();
+        }
+        let drawn_from = self.forwards.iter().rfind(|forward| forward.num_read == at);
+        let drawn_from = drawn_from.expect("a candidate is drawn from a forward");
+        head.reads().scalars(&drawn_from.candidate(None), self.vocab_size).collect()
+    }
+
+    /// What rules are told where the head says `logit`.
+    fn acceptance_prob(&self, logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
+        let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
+        if prob.is_nan() {
+            return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
+        }
+        Ok(self.calibration.map_or(prob, |calibration| calibration.apply(prob)))
+    }
+}

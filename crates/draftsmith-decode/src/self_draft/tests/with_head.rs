@@ -1,0 +1,182 @@
+//! A head on the adapter's hidden state: what it says while drafting is what it says of whole sequences, replay is
+//! decoding, and no rule of it changes greedy output.
+
+use draftsmith_model::{
+    AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads,
+};
+use draftsmith_theory::{
+    HeadEstimate, HeadTiming, Platt, Recordings, StopRuleConfig, entropy_of_log_probs, log_softmax,
+};
+
+use super::*;
+use crate::record::{RecordOptions, record};
+
+const EXIT_LAYER: usize = 2;
+const VOCAB_SIZE: usize = 96;
+
+/// Every form, with and without more to read.
+fn all_reads() -> Vec<HeadReads> {
+    use HeadInput::{Entropy, TopProb};
+    let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb]];
+    let forms = [HeadForm::Candidate, HeadForm::LookAhead];
+    forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
+}
+
+/// A head with random weights, read from its files as a trained one is.
+fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
+    let dir = tempfile_dir(name);
+    let device = Device::flex();
+    device.seed(11);
+    let width = model.config().hidden_size;
+    let config = AcceptanceHeadConfig::new(width, 2, true).with_reads(reads.clone());
+    config.init(&device).write_dir(&dir, &config).expect("written");
+    let (_, head) = AcceptanceHead::from_dir(&dir, width, &device).expect("reads");
+    std::fs::remove_dir_all(&dir).expect("removed");
+    head
+}
+
+fn tempfile_dir(name: &str) -> std::path::PathBuf {
+    let dir =
+        std::env::temp_dir().join(format!("draftsmith-adapter-head-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a temporary directory");
+    dir
+}
+
+/// What the head says of each token of `ids` behind the first `num_before`, candidates of one round, from one pass over
+/// the whole.
+fn of_whole_sequence(
+    model: &CausalLm,
+    adapter: &Adapter,
+    head: &AcceptanceHead,
+    ids: &[u32],
+    num_before: usize,
+) -> Vec<f64> {
+    let tensor = |ids: &[u32]| {
+        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
+    };
+    let features = model.all_hidden_states(tensor(ids)).swap_remove(EXIT_LAYER);
+    let hidden = adapter.forward(features);
+    let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
+    let (reads, num) = (head.reads(), ids.len() - num_before);
+    let first = if reads.looks_ahead() { num_before - 1 } else { num_before };
+    let hidden = hidden.squeeze_dim::<2>(0).slice(first..first + num);
+    let scalars: Vec<f32> = (num_before..ids.len())
+        .flat_map(|at| {
+            let log_probs = log_softmax(&logits[(at - 1) * VOCAB_SIZE..at * VOCAB_SIZE]);
+            let candidate = DrawnCandidate {
+                entropy: entropy_of_log_probs(&log_probs),
+                top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+                log_prob: Some(log_probs[ids[at] as usize]),
+                position: at - num_before,
+            };
+            reads.scalars(&candidate, VOCAB_SIZE).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut extra = Vec::new();
+    if reads.looks_ahead() {
+        extra.push(model.embed(tensor(&ids[num_before..])).squeeze_dim::<2>(0));
+    }
+    if reads.num_scalars() > 0 {
+        let data = TensorData::new(scalars, [num, reads.num_scalars()]);
+        extra.push(Tensor::from_data(data, &model.device()));
+    }
+    let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
+    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
+    let logits: Vec<f32> = logits.try_into_vec().expect("f32");
+    logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
+}
+
+#[test]
+fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
+    let model = target();
+    let adapter =
+        adapter(&model, AdapterArchitecture::AttentionWithHead, EXIT_LAYER, 0.1, "head-whole");
+    let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
+    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
+    let platt = Calibration::Platt(Platt::new(0.5, 0.25).expect("valid"));
+    for (nth, reads) in all_reads().iter().enumerate() {
+        let head = head(&model, reads, &format!("whole-{nth}"));
+        for calibration in [None, Some(&platt)] {
+            let mut session = ModelSession::with_exit(&model, EXIT_LAYER, 64, "target");
+            let mut draft = SelfDraft::new(&adapter, Some(&head), 64);
+            draft.set_calibration(calibration);
+            Target::begin(&mut session, &ids[..8]).expect("fits");
+            draft.begin(&mut session, &ids[..8]).expect("fits");
+            // Two rounds of candidates that are what comes next, the first of which is cut back.
+            for (start, end) in [(8, 13), (10, 20)] {
+                Drafter::<ModelSession<'_>>::roll_back(&mut draft, start - 1);
+                session.roll_back(start - 1);
+                let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
+                let mut found = Vec::new();
+                for at in start..end {
+                    let drafted =
+                        draft.draft(&mut session, &ids[..at], at - start, needs).expect("finite");
+                    found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
+                        HeadEstimate::OfRead(prob) => prob,
+                        HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
+                    }));
+                    let drawn = draft.assess(&mut session, &drafted.logits, ids[at]);
+                    found.extend(drawn.expect("finite"));
+                }
+                session.logits(&ids[..end], end - start + 1).expect("finite");
+                // A head that does not look ahead has yet to read the last candidate.
+                assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
+                for (found, expected) in found.iter().zip(expected) {
+                    let expected = calibration.map_or(expected, |map| map.apply(expected));
+                    // Sums of f32 in another order, of numbers near 1.
+                    assert!((found - expected).abs() < 1e-5, "{reads:?}: {found} for {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn replay_is_decoding_and_greedy_output_is_plain() {
+    let model = target();
+    let adapter = adapter(&model, AdapterArchitecture::Attention, EXIT_LAYER, 0.02, "head-near");
+    let bounds = Bounds { min: 1, max: 5 };
+    let limits = Limits { max_new_tokens: 32, eos_token_ids: vec![] };
+    let greedy = Decoding::Greedy;
+    let mut session = ModelSession::with_exit(&model, EXIT_LAYER, 64, "target");
+    let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
+    for (nth, reads) in all_reads().iter().enumerate() {
+        let head = head(&model, reads, &format!("replay-{nth}"));
+        let mut draft = SelfDraft::new(&adapter, Some(&head), 64);
+        for prompt in &prompts()[1..3] {
+            let plain = greedy_plain(&mut session, prompt, &limits).token_ids;
+            let options = RecordOptions {
+                decoding: greedy,
+                limits: limits.clone(),
+                max_length: bounds.max,
+                has_head: true,
+            };
+            let draws = &mut SeededDraws::new(0, &["unused"]);
+            let recording = record(&mut session, &mut draft, &options, prompt, &plain, draws);
+            let timing =
+                if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
+            let recordings = Recordings {
+                max_length: bounds.max,
+                eos_token_ids: limits.eos_token_ids.clone(),
+                head: Some(timing),
+                responses: vec![recording.expect("finite")],
+            };
+            for (stop_threshold, without_lag) in
+                [0.3, 0.6, 0.8].into_iter().flat_map(|h| [(h, false), (h, true)])
+            {
+                let config =
+                    StopRuleConfig::RejectionThreshold { stop_threshold, without_lag, bounds };
+                let rule = &mut *config.init().expect("valid");
+                let decoded = super::greedy(&mut session, &mut draft, rule, prompt, &limits);
+                let counts = decoded.trace.counts();
+                let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
+                assert_eq!(decoded.token_ids, plain, "{reads:?}, {config:?}");
+                assert_eq!(counts, replayed, "{reads:?}, {config:?}");
+                num_accepted += counts.num_accepted;
+                lengths.extend(decoded.trace.rounds.iter().map(|round| round.num_drafted));
+            }
+        }
+    }
+    assert!(num_accepted > 0 && lengths.len() > 2, "{num_accepted} accepted, {lengths:?}");
+}

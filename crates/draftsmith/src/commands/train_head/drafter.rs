@@ -1,0 +1,82 @@
+//! Whose candidates a head is trained to speak of, and where what belongs to it is.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use burn::tensor::Device;
+use draftsmith_model::{Adapter, CausalLm, WeightDtype};
+use draftsmith_train::FrozenDraft;
+
+use crate::recipe::Recipe;
+use crate::trained::adapter_head_dir;
+
+/// The drafter of a head.
+pub(super) enum HeadDrafter<'a> {
+    /// A separate draft, by its directory.
+    Draft { dir: &'a Path },
+    /// A self-draft, by its adapter's.
+    Adapter { dir: &'a Path, exit_layer: usize },
+}
+
+impl HeadDrafter<'_> {
+    /// The command that trains its head.
+    pub(super) fn command(&self) -> &'static str {
+        match self {
+            Self::Draft { .. } => "train-head",
+            Self::Adapter { .. } => "train-adapter",
+        }
+    }
+
+    /// Where the head goes.
+    pub(super) fn head_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft { .. } => recipe.head_dir(),
+            Self::Adapter { dir, .. } => adapter_head_dir(dir),
+        }
+    }
+
+    /// Where the state of training goes.
+    pub(super) fn training_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft { .. } => recipe.head_dir().with_file_name("head-training"),
+            Self::Adapter { exit_layer, .. } => recipe
+                .adapter_root()
+                .with_file_name("adapter-head-training")
+                .join(format!("exit-{exit_layer}")),
+        }
+    }
+
+    /// Whether heads of several settings are trained.
+    pub(super) fn is_swept(&self, recipe: &Recipe) -> bool {
+        let is_swept = || recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
+        matches!(self, Self::Draft { .. }) && is_swept()
+    }
+
+    /// The adapter's directory, if it is one.
+    pub(super) fn adapter_dir(&self) -> Option<&Path> {
+        match self {
+            Self::Draft { .. } => None,
+            Self::Adapter { dir, .. } => Some(dir),
+        }
+    }
+
+    /// What the head reads, in a type.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(super) fn load(
+        &self,
+        recipe: &Recipe,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<FrozenDraft> {
+        Ok(match self {
+            Self::Draft { dir } => (&CausalLm::from_model_dir_in(dir, dtype, device)?).into(),
+            Self::Adapter { dir, exit_layer } => {
+                let target = CausalLm::from_model_dir_in(&recipe.models.target, dtype, device)?;
+                let (_, adapter) = Adapter::from_dir(dir, target.config(), device)?;
+                FrozenDraft::self_draft(target, adapter, *exit_layer)
+            }
+        })
+    }
+}
