@@ -17,6 +17,8 @@ use burn_train::LearnerSummary;
 use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
 use burn_train::metric::{MetricDefinition, MetricId, NumericEntry};
 pub use burn_train::renderer::MetricsRenderer;
+/// burn-train's dashboard, for a terminal.
+pub use burn_train::renderer::tui::TuiMetricsRendererWrapper as Dashboard;
 use burn_train::renderer::{
     EvaluationName, MetricState, MetricsRendererEvaluation, MetricsRendererTraining,
 };

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::dashboard::Screen;
+
 /// A job was stopped by Ctrl-C, or did the share of it that it was told to; what is done is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped; what is done is kept: run the same command again to go on")]
@@ -22,6 +24,7 @@ pub(crate) struct Console {
     /// Whether data goes to stdout at all: a stage of `run` leaves that to `run`.
     output: bool,
     interrupted: Arc<AtomicBool>,
+    screen: Screen,
     deadline: Option<Instant>,
 }
 
@@ -30,21 +33,28 @@ impl Console {
     pub(crate) fn new(quiet: bool, json: bool) -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&interrupted);
+        let screen = Screen::default();
+        let shown = screen.clone();
         ctrlc::set_handler(move || {
             if flag.swap(true, Ordering::SeqCst) {
+                shown.give_back();
                 std::process::exit(130);
             }
-            eprintln!("stopping after the work in hand; Ctrl-C again to stop at once");
+            // The dashboard would not draw over it.
+            if !shown.is_taken() {
+                eprintln!("stopping after the work in hand; Ctrl-C again to stop at once");
+            }
         })
         .context("cannot listen for Ctrl-C")?;
-        Ok(Self { quiet, json, output: true, interrupted, deadline: None })
+        Ok(Self { quiet, json, output: true, interrupted, screen, deadline: None })
     }
 
     /// A console that says nothing and never hears Ctrl-C.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
-        Self { quiet: true, json: false, output: false, interrupted, deadline: None }
+        let screen = Screen::default();
+        Self { quiet: true, json: false, output: false, interrupted, screen, deadline: None }
     }
 
     /// The same console without stdout.
@@ -61,6 +71,11 @@ impl Console {
     /// Whether stdout is to be one JSON document.
     pub(crate) fn json(&self) -> bool {
         self.json
+    }
+
+    /// Whether the dashboard has the terminal.
+    pub(crate) fn screen(&self) -> &Screen {
+        &self.screen
     }
 
     /// Whether only errors go to stderr.

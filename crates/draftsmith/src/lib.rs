@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 mod console;
 mod costs;
+mod dashboard;
 mod decoders;
 mod device;
 mod devices;

@@ -16,6 +16,7 @@ use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, disca
 
 pub(super) use self::show::EpochProgress;
 use crate::console::Console;
+use crate::dashboard;
 use crate::recipe::Recipe;
 
 /// The rows that build-data left, and where they came from.
@@ -76,7 +77,8 @@ impl<'a> Resumable<'a> {
         Ok(Self { console, command, checkpoint_dir, fingerprint, num_steps_before })
     }
 
-    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, and takes its steps off `steps_left`;
+    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, with the dashboard or with `progress`,
+    /// and takes its steps off `steps_left`;
     /// `None` if it was stopped before anything came of it.
     pub(super) fn train<T>(
         &self,
@@ -87,14 +89,22 @@ impl<'a> Resumable<'a> {
     ) -> Result<Option<T>> {
         let interrupter = Interrupter::new();
         let watch = Watch::start(self.console, &interrupter);
-        let ending = train(Stint {
-            max_steps: *steps_left,
-            renderer: Box::new(Told::new(progress)),
-            interrupter,
-            ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
-        });
+        let train = |renderer| {
+            let ending = train(Stint {
+                max_steps: *steps_left,
+                renderer,
+                interrupter: interrupter.clone(),
+                ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
+            });
+            ending.map_err(|error| self.explain(error, rows, provenance))
+        };
+        let ending = if dashboard::is_wanted(self.console) {
+            dashboard::watched(self.console, &interrupter, train)
+        } else {
+            train(Box::new(Told::new(progress)))
+        };
         drop(watch);
-        self.end(ending.map_err(|error| self.explain(error, rows, provenance))?, steps_left)
+        self.end(ending?, steps_left)
     }
 
     /// Takes the steps of this run off `steps_left`, and tells where it was stopped.
