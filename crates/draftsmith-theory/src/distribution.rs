@@ -3,15 +3,17 @@
 //! Logits come in as the model's f32; everything after them is f64. What a recipe's sampling does to a
 //! distribution is in `sampling`.
 
+use crate::exponentials;
+
 /// Natural logarithms of the softmax of `logits`, computed in f64; a logit of −∞ stays −∞.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let largest = f64::from(checked_max(logits));
-    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+    let largest = checked_max(logits);
+    let (total, _) = exponentials::sums(logits, largest);
     assert!(total.is_finite(), "logits must not be NaN");
-    let log_total = largest + total.ln();
+    let log_total = f64::from(largest) + total.ln();
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
@@ -65,11 +67,12 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
 /// The largest logit, checked to be finite. NaNs are passed over: the sum that follows meets them.
 pub(crate) fn checked_max(logits: &[f32]) -> f32 {
     let (sixteens, rest) = logits.as_chunks::<16>();
-    // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide registers.
+    // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide registers; by index, so
+    // that it need not inline iterators first.
     let mut lanes = [f32::NEG_INFINITY; 16];
     for sixteen in sixteens {
-        for (lane, &logit) in lanes.iter_mut().zip(sixteen) {
-            *lane = if logit > *lane { logit } else { *lane };
+        for lane in 0..16 {
+            lanes[lane] = if sixteen[lane] > lanes[lane] { sixteen[lane] } else { lanes[lane] };
         }
     }
     let largest = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);

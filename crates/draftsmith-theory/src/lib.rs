@@ -8,6 +8,7 @@
 //! | `draws` | the only door randomness enters by, and its seeded form |
 //! | `enumerate` | the other form of `Draws`: every outcome with its exact chance |
 //! | `distribution` | softmax, overlap, entropies |
+//! | `exponentials` | e^logit over rows, vectorised |
 //! | `acceptance_bounds` | what KL or entropy tells of the overlap |
 //! | `sampling` | temperature, top-k and top-p, as served (`select`: without sorting) |
 //! | `verify` | which candidates stand, and what comes after them |
@@ -35,6 +36,7 @@ mod distribution;
 mod draws;
 mod enumerate;
 mod error;
+mod exponentials;
 mod head_metrics;
 mod intervals;
 mod isotonic;

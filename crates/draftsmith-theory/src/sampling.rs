@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
 use crate::distribution::{argmax, checked_max};
+use crate::exponentials;
 use crate::select::{Token, kth_largest, nucleus};
 
 /// How a model's next token is chosen.
@@ -96,18 +97,13 @@ impl Sampling {
     /// If no logit is finite, or any is NaN or +∞.
     pub fn probs(&self, logits: &[f32]) -> Vec<f64> {
         let largest = checked_max(logits);
-        let weight_of =
-            |logit: f32| ((f64::from(logit) - f64::from(largest)) / self.temperature).exp();
-
         let Some(top_k) = self.top_k.filter(|&top_k| top_k < logits.len()) else {
-            let mut weights: Vec<f64> = if self.temperature == 1.0 {
-                logits.iter().map(|&logit| (f64::from(logit) - f64::from(largest)).exp()).collect()
-            } else {
-                logits.iter().map(|&logit| weight_of(logit)).collect()
-            };
-            let total = checked_total(weights.iter().sum());
+            let (mut weights, total) = exponentials::weights(logits, largest, self.temperature);
+            let total = checked_total(total);
             if self.top_p >= 1.0 {
-                weights.iter_mut().for_each(|weight| *weight /= total);
+                // Products cost a fraction of what divisions do, for another rounding.
+                let scale = total.recip();
+                weights.iter_mut().for_each(|weight| *weight *= scale);
                 return weights;
             }
             let kept =
@@ -116,16 +112,15 @@ impl Sampling {
         };
 
         let smallest_kept = kth_largest(logits, top_k);
-        let mut kept: Vec<Token> = Vec::with_capacity(top_k);
-        for (index, &logit) in logits.iter().enumerate() {
-            // NaN is let in, to be met by the check on the sum.
-            if logit >= smallest_kept || logit.is_nan() {
-                kept.push((index, weight_of(logit)));
-            }
-        }
+        // NaN is let in, to be met by the check on the sum.
+        let (indices, kept): (Vec<usize>, Vec<f32>) = (0..)
+            .zip(logits.iter().copied())
+            .filter(|&(_, logit)| logit >= smallest_kept || logit.is_nan())
+            .unzip();
+        let (weights, total) = exponentials::weights(&kept, largest, self.temperature);
+        let mut kept: Vec<Token> = indices.into_iter().zip(weights).collect();
         if self.top_p < 1.0 {
-            let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
-            kept = nucleus(kept.iter().copied(), total, kept.len(), self.top_p);
+            kept = nucleus(kept.iter().copied(), checked_total(total), kept.len(), self.top_p);
         }
         spread(vec![0.0; logits.len()], kept)
     }

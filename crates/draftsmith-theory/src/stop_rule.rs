@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
 use crate::distribution::checked_max;
+use crate::exponentials;
 
 pub use confidence::{CandidateProbThreshold, ConfidenceThreshold, JointConfidence};
 pub use config::StopRuleConfig;
@@ -115,8 +116,7 @@ impl SignalNeeds {
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
 pub fn largest_prob(logits: &[f32]) -> f64 {
-    let largest = f64::from(checked_max(logits));
-    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+    let (total, _) = exponentials::sums(logits, checked_max(logits));
     assert!(total.is_finite(), "logits must not be NaN");
     total.recip()
 }
@@ -139,20 +139,13 @@ impl SoftmaxSummary {
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.
     pub fn of(logits: &[f32]) -> Self {
-        let largest = f64::from(checked_max(logits));
-        let (mut total, mut weighted) = (0.0, 0.0);
-        for &logit in logits {
-            let distance = f64::from(logit) - largest;
-            let weight = distance.exp();
-            total += weight;
-            // A token of probability 0 adds nothing.
-            weighted += if weight > 0.0 { weight * distance } else { 0.0 };
-        }
-        assert!(f64::is_finite(total), "logits must not be NaN");
+        let largest = checked_max(logits);
+        let (total, weighted) = exponentials::sums(logits, largest);
+        assert!(total.is_finite(), "logits must not be NaN");
         Self {
             largest_prob: total.recip(),
             entropy: total.ln() - weighted / total,
-            log_total: largest + total.ln(),
+            log_total: f64::from(largest) + total.ln(),
         }
     }
 
