@@ -142,7 +142,7 @@ fn works(data_dir: &Path) -> Vec<Work> {
     vec![
         Work {
             name: "plain greedy decoding",
-            bar: 3.0,
+            bar: 4.0,
             ours: Ours::plain,
             script: "decode.py",
             flags: flags(&[num_prompts]),
@@ -163,14 +163,14 @@ fn works(data_dir: &Path) -> Vec<Work> {
         },
         Work {
             name: "head training",
-            bar: 1.2,
+            bar: 1.5,
             ours: Ours::train_head,
             script: "train_head.py",
             flags: flags(std::slice::from_ref(&data)),
         },
         Work {
             name: "adapter training",
-            bar: 0.8,
+            bar: 1.0,
             ours: |ours| ours.train_adapter(NUM_ADAPTER_ROWS),
             script: "train_adapter.py",
             flags: flags(&[
