@@ -4,8 +4,8 @@
 //! burn-train's renderer is five traits with a score of methods, some for what we never do. Here one
 //! place satisfies them; whoever shows something writes the methods that it needs.
 //!
-//! During [`train_head`](crate::train_head) and [`train_adapter`](crate::train_adapter) a listener is
-//! told `start`, then for each half of an epoch `start_half`, `processed` and `number` after each batch,
+//! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a
+//! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number` after each batch,
 //! `end_half`, and `end_epoch` after both. The numbers are named `Loss`, `Learning Rate`
 //! (training), and in validation `Loss`, `training loss` (of the whole epoch), and `KL`, `BCE`,
 //! `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap` for adapters.
