@@ -197,16 +197,7 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
         // The renderer is told on another thread, so that the place is not quite the same each time.
         for stop_after in (4..).step_by(5).take(12) {
             let dir = tempfile::tempdir().unwrap();
-            let interrupter = Interrupter::new();
-            let num_updates = Arc::new(AtomicUsize::new(0));
-            let watcher = Watcher {
-                interrupter: interrupter.clone(),
-                stop_after,
-                num_updates: num_updates.clone(),
-                num_final_scores: Arc::default(),
-            };
-            let renderer = watcher.renderer();
-            let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "f") };
+            let (stint, num_updates) = stopped_after(stop_after, Stint::new(dir.path(), "f"));
             let ending = train(RATE, stint).unwrap();
             if let Ending::Stopped { num_steps, best: None, .. } = &ending {
                 // In the first epoch every update is a training batch.
@@ -218,6 +209,19 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
         }
         assert!(num_within_a_step > 0, "none was within a step");
     }
+}
+
+/// A stint that is stopped after so many updates, and their number.
+fn stopped_after(stop_after: usize, stint: Stint<'_>) -> (Stint<'_>, Arc<AtomicUsize>) {
+    let interrupter = Interrupter::new();
+    let num_updates = Arc::new(AtomicUsize::new(0));
+    let watcher = Watcher {
+        interrupter: interrupter.clone(),
+        stop_after,
+        num_updates: num_updates.clone(),
+        num_final_scores: Arc::default(),
+    };
+    (Stint { renderer: watcher.renderer(), interrupter, ..stint }, num_updates)
 }
 
 /// A stint on so many devices. The CPU listed several times is as many devices, with a thread each,
@@ -256,16 +260,8 @@ fn devices_work_on_a_steps_batches_together() {
             let mut num_stopped = 0;
             for stop_after in 1..8 {
                 let dir = tempfile::tempdir().unwrap();
-                let interrupter = Interrupter::new();
-                let num_updates = Arc::new(AtomicUsize::new(0));
-                let watcher = Watcher {
-                    interrupter: interrupter.clone(),
-                    stop_after,
-                    num_updates: num_updates.clone(),
-                    num_final_scores: Arc::default(),
-                };
-                let renderer = watcher.renderer();
-                let stint = Stint { renderer, interrupter, ..on_devices(num_devices, dir.path()) };
+                let (stint, num_updates) =
+                    stopped_after(stop_after, on_devices(num_devices, dir.path()));
                 if let Ending::Stopped { best: None, .. } = train(RATE, stint).unwrap() {
                     // Between rounds only: after one of two batches, never after one of three.
                     let in_step = num_updates.load(Ordering::SeqCst) % NUM_BATCHES_A_STEP;

@@ -2,18 +2,16 @@
 
 use std::ops::ControlFlow;
 
-use burn::tensor::{Int, Tensor, TensorData};
-use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads};
+use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
     Bounds, Decoding, HeadEstimate, HeadTiming, Recordings, SeededDraws, StopRuleConfig,
-    entropy_of_log_probs, log_softmax,
 };
 
 use super::*;
 use crate::record::{RecordOptions, record};
 use crate::round::{Limits, RoundTokens, decode_plain, decode_speculative};
 use crate::session::Logits;
-use crate::session::tests::Models;
+use crate::session::tests::{Models, said_of_candidates, tensor_of};
 
 const VOCAB_SIZE: usize = 100;
 
@@ -28,40 +26,9 @@ fn all_reads() -> Vec<HeadReads> {
 /// the whole.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
-    let tensor = |ids: &[u32]| {
-        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &draft.device())
-    };
-    let hidden = draft.hidden_states(tensor(ids));
+    let hidden = draft.hidden_states(tensor_of(ids, draft));
     let logits = draft.lm_head(hidden.clone()).into_data().try_into_vec::<f32>().expect("f32");
-    let (reads, num) = (head.reads(), ids.len() - num_before);
-    let first = if reads.looks_ahead() { num_before - 1 } else { num_before };
-    let hidden = hidden.squeeze_dim::<2>(0).slice(first..first + num);
-    let scalars: Vec<f32> = (num_before..ids.len())
-        .flat_map(|at| {
-            let row = &logits[(at - 1) * VOCAB_SIZE..at * VOCAB_SIZE];
-            let log_probs = log_softmax(row);
-            let candidate = DrawnCandidate {
-                entropy: entropy_of_log_probs(&log_probs),
-                top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
-                log_prob: Some(log_probs[ids[at] as usize]),
-                position: at - num_before,
-            };
-            reads.scalars(&candidate, VOCAB_SIZE).collect::<Vec<_>>()
-        })
-        .collect();
-    let mut extra = Vec::new();
-    if reads.looks_ahead() {
-        extra.push(draft.embed(tensor(&ids[num_before..])).squeeze_dim::<2>(0));
-    }
-    if reads.num_scalars() > 0 {
-        let data = TensorData::new(scalars, [num, reads.num_scalars()]);
-        extra.push(Tensor::from_data(data, &draft.device()));
-    }
-    let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
-    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
-    let logits: Vec<f32> = logits.try_into_vec().expect("f32");
-    logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
+    said_of_candidates(head, draft, ids, num_before, hidden, &logits)
 }
 
 #[test]

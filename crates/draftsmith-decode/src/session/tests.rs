@@ -1,12 +1,14 @@
 //! What a step in host memory allocates, after few tokens and after many, and what it says beside
 //! tensors.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadReads, LlamaConfig,
-    RopeConfig, RopeScaling, WeightDtype,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrawnCandidate,
+    HeadFeatures, HeadReads, LlamaConfig, RopeConfig, RopeScaling, WeightDtype,
 };
-use draftsmith_theory::{Calibration, HeadEstimate, Platt, SignalNeeds};
+use draftsmith_theory::{
+    Calibration, HeadEstimate, Platt, SignalNeeds, entropy_of_log_probs, log_softmax,
+};
 
 use super::ModelSession;
 use super::counting::bytes;
@@ -164,4 +166,50 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     assert_ne!(chance(&calibrated), chance(&raw));
     assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));
     assert_eq!(calibrated.logits, raw.logits);
+}
+
+/// Ids as a model's whole-sequence forward takes them, `[1, tokens]`.
+pub(crate) fn tensor_of(ids: &[u32], model: &CausalLm) -> Tensor<2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
+}
+
+/// What `head` says of each token of `ids` behind the first `num_before`, candidates of one round, given the drafter's
+/// hidden states `[1, tokens, hidden]` and logits of the whole. `model` has the embeddings.
+pub(crate) fn said_of_candidates(
+    head: &AcceptanceHead,
+    model: &CausalLm,
+    ids: &[u32],
+    num_before: usize,
+    hidden: Tensor<3>,
+    logits: &[f32],
+) -> Vec<f64> {
+    let vocab_size = logits.len() / ids.len();
+    let (reads, num) = (head.reads(), ids.len() - num_before);
+    let first = if reads.looks_ahead() { num_before - 1 } else { num_before };
+    let hidden = hidden.squeeze_dim::<2>(0).slice(first..first + num);
+    let scalars: Vec<f32> = (num_before..ids.len())
+        .flat_map(|at| {
+            let log_probs = log_softmax(&logits[(at - 1) * vocab_size..at * vocab_size]);
+            let candidate = DrawnCandidate {
+                entropy: entropy_of_log_probs(&log_probs),
+                top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+                log_prob: Some(log_probs[ids[at] as usize]),
+                position: at - num_before,
+            };
+            reads.scalars(&candidate, vocab_size).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut extra = Vec::new();
+    if reads.looks_ahead() {
+        extra.push(model.embed(tensor_of(&ids[num_before..], model)).squeeze_dim::<2>(0));
+    }
+    if reads.num_scalars() > 0 {
+        let data = TensorData::new(scalars, [num, reads.num_scalars()]);
+        extra.push(Tensor::from_data(data, &model.device()));
+    }
+    let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
+    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
+    let logits: Vec<f32> = logits.try_into_vec().expect("f32");
+    logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
 }

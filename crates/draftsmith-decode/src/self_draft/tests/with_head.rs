@@ -1,18 +1,14 @@
 //! A head on the adapter's hidden state: what it says while drafting is what it says of whole sequences, replay is
 //! decoding, and no rule of it changes greedy output.
 
-use draftsmith_model::{
-    AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads,
-};
-use draftsmith_theory::{
-    HeadEstimate, HeadTiming, Platt, Recordings, StopRuleConfig, entropy_of_log_probs, log_softmax,
-};
+use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
+use draftsmith_theory::{HeadEstimate, HeadTiming, Platt, Recordings, StopRuleConfig};
 
 use super::*;
 use crate::record::{RecordOptions, record};
+use crate::session::tests::{said_of_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
-const VOCAB_SIZE: usize = 96;
 
 /// Every form, with and without more to read.
 fn all_reads() -> Vec<HeadReads> {
@@ -51,40 +47,10 @@ fn of_whole_sequence(
     ids: &[u32],
     num_before: usize,
 ) -> Vec<f64> {
-    let tensor = |ids: &[u32]| {
-        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
-    };
-    let features = model.all_hidden_states(tensor(ids)).swap_remove(EXIT_LAYER);
+    let features = model.all_hidden_states(tensor_of(ids, model)).swap_remove(EXIT_LAYER);
     let hidden = adapter.forward(features);
     let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
-    let (reads, num) = (head.reads(), ids.len() - num_before);
-    let first = if reads.looks_ahead() { num_before - 1 } else { num_before };
-    let hidden = hidden.squeeze_dim::<2>(0).slice(first..first + num);
-    let scalars: Vec<f32> = (num_before..ids.len())
-        .flat_map(|at| {
-            let log_probs = log_softmax(&logits[(at - 1) * VOCAB_SIZE..at * VOCAB_SIZE]);
-            let candidate = DrawnCandidate {
-                entropy: entropy_of_log_probs(&log_probs),
-                top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
-                log_prob: Some(log_probs[ids[at] as usize]),
-                position: at - num_before,
-            };
-            reads.scalars(&candidate, VOCAB_SIZE).collect::<Vec<_>>()
-        })
-        .collect();
-    let mut extra = Vec::new();
-    if reads.looks_ahead() {
-        extra.push(model.embed(tensor(&ids[num_before..])).squeeze_dim::<2>(0));
-    }
-    if reads.num_scalars() > 0 {
-        let data = TensorData::new(scalars, [num, reads.num_scalars()]);
-        extra.push(Tensor::from_data(data, &model.device()));
-    }
-    let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
-    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
-    let logits: Vec<f32> = logits.try_into_vec().expect("f32");
-    logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
+    said_of_candidates(head, model, ids, num_before, hidden, &logits)
 }
 
 #[test]
