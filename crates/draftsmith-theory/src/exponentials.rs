@@ -1,30 +1,40 @@
-//! Exponentials of whole rows of logits in f64, eight at a time where the processor can: e^(logit − largest).
+//! Exponentials of whole rows of logits, eight at a time where the processor can: e^(logit − largest).
 //!
 //! A draft step takes them of every logit, and calls of the mathematical library, one a logit, were a fifth of a small
 //! draft's step. What is made of them is left to the callers, and so are checks: a NaN stays NaN in its weight and in
-//! the sums. A weight below e^−708, near the least normal number, is 0.
+//! the sums. A weight below e^−708, near the least normal number, is 0; in [`coarse_sums`], one below e^−87.
 
-use pulp::Arch;
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::V3;
 
 /// Weights of distances below this are 0, that of −∞ among them.
 const LEAST_DISTANCE: f64 = -708.0;
 
 /// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0 adds nothing.
 pub(crate) fn sums(logits: &[f32], largest: f32) -> (f64, f64) {
-    match Arch::new() {
-        #[cfg(target_arch = "x86_64")]
-        Arch::V3(simd) => simd.vectorize(eights::Sums { simd, logits, largest }),
-        _ => sums_one_by_one(logits, largest),
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = V3::try_new() {
+        return simd.vectorize(eights::Sums { simd, logits, largest });
     }
+    sums_one_by_one(logits, largest)
+}
+
+/// The [`sums`] to within a millionth, from exponentials in f32: what a draft step tells a rule, in a third of the time.
+pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = V3::try_new() {
+        return simd.vectorize(coarse::Sums { simd, logits, largest });
+    }
+    sums_one_by_one(logits, largest)
 }
 
 /// e^(d / temperature) of each logit, with d its distance to the largest, and their sum.
 pub(crate) fn weights(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f64>, f64) {
-    match Arch::new() {
-        #[cfg(target_arch = "x86_64")]
-        Arch::V3(simd) => simd.vectorize(eights::Weights { simd, logits, largest, temperature }),
-        _ => weights_one_by_one(logits, largest, temperature),
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = V3::try_new() {
+        return simd.vectorize(eights::Weights { simd, logits, largest, temperature });
     }
+    weights_one_by_one(logits, largest, temperature)
 }
 
 fn sums_one_by_one(logits: &[f32], largest: f32) -> (f64, f64) {
@@ -231,6 +241,108 @@ mod eights {
     }
 }
 
+/// Sums of exponentials in f32, sixteen a step. Each lane sums a few dozen of them, and f64 what the lanes come to.
+#[cfg(target_arch = "x86_64")]
+mod coarse {
+    use std::f32::consts::LOG2_E;
+
+    use pulp::x86::V3;
+    use pulp::{NullaryFnOnce, cast, f32x8};
+
+    /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    /// 1.5 · 2^23, whose last place is 1, and the bias of an f32's exponent.
+    const TO_EXPONENT: f32 = 12_582_912.0 + 127.0;
+    /// Weights of distances below this are 0.
+    const LEAST_DISTANCE: f32 = -87.0;
+    /// Logits whose exponentials are summed in f32.
+    const BLOCK: usize = 512;
+
+    pub(super) struct Sums<'a> {
+        pub(super) simd: V3,
+        pub(super) logits: &'a [f32],
+        pub(super) largest: f32,
+    }
+
+    impl NullaryFnOnce for Sums<'_> {
+        type Output = (f64, f64);
+
+        #[inline(always)]
+        fn call(self) -> (f64, f64) {
+            let Self { simd, logits, largest } = self;
+            let largest = simd.splat_f32x8(largest);
+            let (mut total, mut weighted) = (0.0, 0.0);
+            for block in logits.chunks(BLOCK) {
+                let mut sums = [[simd.splat_f32x8(0.0); 2]; 2];
+                let (sixteens, rest) = block.as_chunks::<16>();
+                for &sixteen in sixteens {
+                    sums = added(simd, sums, sixteen, largest);
+                }
+                if !rest.is_empty() {
+                    let mut sixteen = [f32::NEG_INFINITY; 16];
+                    sixteen[..rest.len()].copy_from_slice(rest);
+                    sums = added(simd, sums, sixteen, largest);
+                }
+                total += sum(simd, sums[0]);
+                weighted += sum(simd, sums[1]);
+            }
+            (total, weighted)
+        }
+    }
+
+    #[inline(always)]
+    fn added(
+        simd: V3,
+        [mut totals, mut weighted]: [[f32x8; 2]; 2],
+        logits: [f32; 16],
+        largest: f32x8,
+    ) -> [[f32x8; 2]; 2] {
+        let halves = cast::<[f32; 16], [f32x8; 2]>(logits);
+        for half in 0..2 {
+            let distances = simd.sub_f32x8(halves[half], largest);
+            let weights = exponential(simd, distances);
+            totals[half] = simd.add_f32x8(totals[half], weights);
+            let finite = zero_if_far(simd, distances, distances);
+            weighted[half] = simd.mul_add_f32x8(weights, finite, weighted[half]);
+        }
+        [totals, weighted]
+    }
+
+    #[inline(always)]
+    fn sum(simd: V3, halves: [f32x8; 2]) -> f64 {
+        let lanes: [f32; 8] = cast(simd.add_f32x8(halves[0], halves[1]));
+        lanes.into_iter().map(f64::from).sum()
+    }
+
+    /// e^d = 2^n e^r with n whole and |r| <= ln 2 / 2, for d <= 0. What Taylor's series leaves out behind r⁷ is below
+    /// 6e-9.
+    #[inline(always)]
+    fn exponential(simd: V3, distances: f32x8) -> f32x8 {
+        let splat = |value| simd.splat_f32x8(value);
+        // The last 9 bits of the sum are those of n + 127.
+        let biased = simd.mul_add_f32x8(distances, splat(LOG2_E), splat(TO_EXPONENT));
+        let power_of_two = cast(simd.shl_const_u32x8::<23>(cast(biased)));
+        let whole = simd.sub_f32x8(biased, splat(TO_EXPONENT));
+        let rest = simd.mul_add_f32x8(whole, splat(-LN_2[0]), distances);
+        let rest = simd.mul_add_f32x8(whole, splat(-LN_2[1]), rest);
+        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one before.
+        let square = simd.mul_f32x8(rest, rest);
+        let pair = |even, odd| simd.mul_add_f32x8(splat(odd), rest, splat(even));
+        let low = simd.mul_add_f32x8(pair(1.0 / 2.0, 1.0 / 6.0), square, pair(1.0, 1.0));
+        let high = pair(1.0 / 720.0, 1.0 / 5_040.0);
+        let high = simd.mul_add_f32x8(high, square, pair(1.0 / 24.0, 1.0 / 120.0));
+        let series = simd.mul_add_f32x8(high, simd.mul_f32x8(square, square), low);
+        zero_if_far(simd, distances, simd.mul_f32x8(series, power_of_two))
+    }
+
+    /// `values`, or 0 where the distance is below the least.
+    #[inline(always)]
+    fn zero_if_far(simd: V3, distances: f32x8, values: f32x8) -> f32x8 {
+        let is_far = simd.cmp_lt_f32x8(distances, simd.splat_f32x8(LEAST_DISTANCE));
+        simd.andnot_f32x8(cast(is_far), values)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,7 +387,21 @@ mod tests {
                 let (expected_total, expected_weighted) = sums_one_by_one(&logits, 3.5);
                 assert!((total / expected_total - 1.0).abs() < 4e-15, "{total}");
                 assert!((weighted - expected_weighted).abs() <= 4e-15 * -expected_weighted);
+                let (total, weighted) = coarse_sums(&logits, 3.5);
+                assert!((total / expected_total - 1.0).abs() < 1e-6, "{total}");
+                assert!((weighted - expected_weighted).abs() <= 1e-6 * -expected_weighted);
             }
+        }
+    }
+
+    #[test]
+    fn coarse_sums_are_good_to_a_millionth_over_any_vocabulary() {
+        for (len, slope) in [(1_000, 0.02), (32_000, 0.003), (151_936, 1e-5), (151_936, 0.01)] {
+            let logits: Vec<f32> = (0..len).map(|at| 7.0 - (at * 7 % len) as f32 * slope).collect();
+            let (expected_total, expected_weighted) = sums(&logits, 7.0);
+            let (total, weighted) = coarse_sums(&logits, 7.0);
+            assert!((total / expected_total - 1.0).abs() < 1e-6, "{len}: {total}");
+            assert!((weighted / expected_weighted - 1.0).abs() < 1e-6, "{len}: {weighted}");
         }
     }
 
@@ -287,6 +413,8 @@ mod tests {
                     let mut logits = vec![0.0; len];
                     logits[place] = nan;
                     let (total, weighted) = sums(&logits, 0.0);
+                    assert!(total.is_nan() && weighted.is_nan());
+                    let (total, weighted) = coarse_sums(&logits, 0.0);
                     assert!(total.is_nan() && weighted.is_nan());
                     let (weights, total) = weights(&logits, 0.0, 1.0);
                     assert!(total.is_nan());
