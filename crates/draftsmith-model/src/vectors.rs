@@ -22,7 +22,7 @@ pub fn vectorized<R>(work: impl FnOnce() -> R) -> R {
 /// and where the processor fuses a product and a sum. Without that each would be a call.
 pub fn reach(device: &Device) -> bool {
     #[cfg(target_arch = "x86_64")]
-    let fuses = matches!(Arch::new(), Arch::V3(_));
+    let fuses = pulp::x86::V3::try_new().is_some();
     #[cfg(not(target_arch = "x86_64"))]
     let fuses = cfg!(target_arch = "aarch64");
     fuses && *device == Device::flex() && !device.is_autodiff()

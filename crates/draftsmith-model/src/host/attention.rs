@@ -6,7 +6,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::panels::{LINE, Line, Panels, Threads, multiply_panel, multiply_panels};
+use super::panels::{LINE, Line, Panels, Shape, Threads, multiply_panels};
 use super::steps::{add, rotate, softmax};
 use super::{HostNorm, RopeTable, vectorized};
 
@@ -209,16 +209,16 @@ impl WithSimd for Attend<'_> {
             scores.resize(num_rows * group * all, 0.0);
             let keys = &cache.keys[kv_head * cache.capacity / LINE * head_dim..];
             let keys = &keys[..all / LINE * head_dim];
-            multiply_panels(simd, queries, keys, head_dim, all, scores);
+            let shape = Shape { inputs: head_dim, stride: head_dim, outputs: all };
+            multiply_panels(simd, queries, keys, shape, scores);
             for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
                 softmax(scores, start + i / group + 1);
             }
             mixed.resize(num_rows * group * head_dim, 0.0);
             let num_panels = head_dim.div_ceil(LINE);
             let values = &cache.values[kv_head * num_panels * cache.capacity..];
-            for (panel, values) in values.chunks(cache.capacity).take(num_panels).enumerate() {
-                multiply_panel(simd, scores, &values[..all], head_dim, panel * LINE, mixed);
-            }
+            let shape = Shape { inputs: all, stride: cache.capacity, outputs: head_dim };
+            multiply_panels(simd, scores, &values[..num_panels * cache.capacity], shape, mixed);
             for (row, mixed) in
                 heads.chunks_exact_mut(q_width).zip(mixed.chunks_exact(group * head_dim))
             {

@@ -14,10 +14,10 @@
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-/// The most rows multiplied in one pass over a panel: their sums stay in registers.
+/// Rows of a thread's block are a multiple of this: whole passes.
 const ROWS_A_PASS: usize = 6;
 
-/// Panels multiplied side by side where the rows are too few to keep the multipliers busy.
+/// Panels multiplied side by side at the most, where the rows are too few to keep the multipliers busy.
 const PANELS_A_GROUP: usize = 4;
 
 /// Outputs of one panel: a cache line.
@@ -107,8 +107,7 @@ impl Panels {
         } else if may_share && self.is_shared() {
             self.multiply_panel_groups(x, output);
         } else {
-            let (inputs, outputs) = (self.inputs, self.outputs);
-            Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
+            Arch::new().dispatch(Product { x, lines: &self.lines, shape: self.shape(), output });
         }
         if let Some(bias) = &self.bias {
             for row in output.chunks_exact_mut(self.outputs) {
@@ -121,6 +120,11 @@ impl Panels {
 }
 
 impl Panels {
+    /// Panels end to end.
+    fn shape(&self) -> Shape {
+        Shape { inputs: self.inputs, stride: self.inputs, outputs: self.outputs }
+    }
+
     /// Many rows: a block of them for each thread.
     fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
         let (inputs, outputs) = (self.inputs, self.outputs);
@@ -129,7 +133,8 @@ impl Panels {
         x.par_chunks(rows_a_block * inputs)
             .zip(output.par_chunks_mut(rows_a_block * outputs))
             .for_each(|(x, output)| {
-                Arch::new().dispatch(Product { x, lines: &self.lines, inputs, outputs, output });
+                let (lines, shape) = (&self.lines, self.shape());
+                Arch::new().dispatch(Product { x, lines, shape, output });
             });
     }
 
@@ -144,8 +149,8 @@ impl Panels {
             .map(|(number, lines)| {
                 let outputs = group_width.min(self.outputs - number * group_width);
                 let mut output = vec![0.0; num_rows * outputs];
-                let group = Product { x, lines, inputs, outputs, output: &mut output };
-                Arch::new().dispatch(group);
+                let shape = Shape { outputs, ..self.shape() };
+                Arch::new().dispatch(Product { x, lines, shape, output: &mut output });
                 output
             })
             .collect();
@@ -160,13 +165,23 @@ impl Panels {
     }
 }
 
-/// Rows times panels laid end to end, `[rows, inputs]` to `[rows, outputs]`.
+/// Rows times panels, `[rows, inputs]` to `[rows, outputs]`.
 struct Product<'a> {
     x: &'a [f32],
     lines: &'a [Line],
-    inputs: usize,
-    outputs: usize,
+    shape: Shape,
     output: &'a mut [f32],
+}
+
+/// The shape of a product with panels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Lines of a panel that are multiplied.
+    pub(super) inputs: usize,
+    /// Lines from one panel's beginning to the next's.
+    pub(super) stride: usize,
+    /// Numbers of a row of the output.
+    pub(super) outputs: usize,
 }
 
 impl WithSimd for Product<'_> {
@@ -174,92 +189,121 @@ impl WithSimd for Product<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        multiply_panels(simd, self.x, self.lines, self.inputs, self.outputs, self.output);
+        multiply_panels(simd, self.x, self.lines, self.shape, self.output);
     }
 }
 
-/// Multiplies `[rows, inputs]` with panels laid end to end, into `[rows, outputs]`.
+/// Multiplies `[rows, inputs]` with panels, into `[rows, outputs]`.
 ///
-/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep
-/// the multipliers busy.
+/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep the multipliers busy.
 #[inline(always)]
 pub(super) fn multiply_panels<S: Simd>(
     simd: S,
     x: &[f32],
     lines: &[Line],
-    inputs: usize,
-    outputs: usize,
+    shape: Shape,
     output: &mut [f32],
 ) {
-    for (group, lines) in lines.chunks(PANELS_A_GROUP * inputs).enumerate() {
-        let start = group * PANELS_A_GROUP * LINE;
-        let is_whole = lines.len() == PANELS_A_GROUP * inputs;
-        match x.len() / inputs {
-            1 if is_whole => pass::<S, 1, 4>(simd, x, lines, inputs, (outputs, start), output),
-            2 if is_whole && !inputs.is_multiple_of(ALIASING_INPUTS) => {
-                for (pair, lines) in lines.chunks_exact(2 * inputs).enumerate() {
-                    let at = (outputs, start + 2 * pair * LINE);
-                    pass::<S, 2, 2>(simd, x, lines, inputs, at, output);
-                }
-            }
-            _ => {
-                for (panel, lines) in lines.chunks_exact(inputs).enumerate() {
-                    multiply_panel(simd, x, lines, outputs, start + panel * LINE, output);
-                }
+    let Shape { inputs, stride, outputs } = shape;
+    // Of 32 registers of a line each, sums take 28 at the most; of 16 of half a line, 12.
+    let is_line_a_register = S::F32_LANES == LINE;
+    let most_rows = if is_line_a_register { 14 } else { 6 };
+    let num_rows = x.len() / inputs;
+    // Passes of about the same size: a pass of one row costs as much as one of four.
+    let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
+    let panels_a_pass = match (is_line_a_register, rows_a_pass) {
+        (true, 1) => 6,
+        (true, 2) => 4,
+        (true, 3) => 3,
+        (true, 4..=6) => 2,
+        (true, _) => 1,
+        (false, 1) => 4,
+        (false, 2) if !stride.is_multiple_of(ALIASING_STRIDE) => 2,
+        (false, _) => 1,
+    };
+    for (group, lines) in lines.chunks(panels_a_pass * stride).enumerate() {
+        let column = group * panels_a_pass * LINE;
+        for (number, x) in x.chunks(rows_a_pass * inputs).enumerate() {
+            let output = &mut output[number * rows_a_pass * outputs..];
+            if is_line_a_register {
+                pass_of_lines(simd, x, lines, shape, column, output);
+            } else {
+                pass_of_half_lines(simd, x, lines, shape, column, output);
             }
         }
     }
 }
 
-/// Multiplies rows with one panel, into `[rows, outputs]` from `column` on.
+/// Calls the `pass` for the rows of `x` and the panels of `lines`.
+macro_rules! pass_of_shape {
+    (
+        $registers:literal,
+        [$(($rows:literal: $($panels:literal)+))+],
+        ($simd:ident, $x:ident, $lines:ident, $shape:ident, $column:ident, $output:ident)
+    ) => {
+        match ($x.len() / $shape.inputs, $lines.len() / $shape.stride) {
+            $($(($rows, $panels) => {
+                pass::<S, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output);
+            })+)+
+            (rows, panels) => unreachable!("{rows} rows and {panels} panels are no pass"),
+        }
+    };
+}
+
+/// A pass where a register holds a line.
 #[inline(always)]
-pub(super) fn multiply_panel<S: Simd>(
+fn pass_of_lines<S: Simd>(
     simd: S,
     x: &[f32],
     lines: &[Line],
-    outputs: usize,
+    shape: Shape,
     column: usize,
     output: &mut [f32],
 ) {
-    let inputs = lines.len();
-    let num_rows = x.len() / inputs;
-    let num_passes = num_rows.div_ceil(ROWS_A_PASS);
-    // Passes of about the same size: a pass of one row costs as much as one of four.
-    let rows_a_pass = num_rows.div_ceil(num_passes);
-    for (number, x) in x.chunks(rows_a_pass * inputs).enumerate() {
-        let output = &mut output[number * rows_a_pass * outputs..];
-        let at = (outputs, column);
-        match x.len() / inputs {
-            1 => pass::<S, 1, 1>(simd, x, lines, inputs, at, output),
-            2 => pass::<S, 2, 1>(simd, x, lines, inputs, at, output),
-            3 => pass::<S, 3, 1>(simd, x, lines, inputs, at, output),
-            4 => pass::<S, 4, 1>(simd, x, lines, inputs, at, output),
-            5 => pass::<S, 5, 1>(simd, x, lines, inputs, at, output),
-            _ => pass::<S, 6, 1>(simd, x, lines, inputs, at, output),
-        }
-    }
+    pass_of_shape!(
+        1,
+        [
+            (1: 1 2 3 4 5 6) (2: 1 2 3 4) (3: 1 2 3) (4: 1 2) (5: 1 2) (6: 1 2)
+            (7: 1) (8: 1) (9: 1) (10: 1) (11: 1) (12: 1) (13: 1) (14: 1)
+        ],
+        (simd, x, lines, shape, column, output)
+    );
+}
+
+/// A pass where a line takes two registers, or more in several goes.
+#[inline(always)]
+fn pass_of_half_lines<S: Simd>(
+    simd: S,
+    x: &[f32],
+    lines: &[Line],
+    shape: Shape,
+    column: usize,
+    output: &mut [f32],
+) {
+    pass_of_shape!(
+        2,
+        [(1: 1 2 3 4) (2: 1 2) (3: 1) (4: 1) (5: 1) (6: 1)],
+        (simd, x, lines, shape, column, output)
+    );
 }
 
 /// How far ahead a pass asks for its lines.
 const LINES_AHEAD: usize = 64;
 
-/// Where a panel is a multiple of so many lines long, two rows read one panel at a time: two panels
-/// then lie so far apart that their lines compete for the same places of the cache.
-const ALIASING_INPUTS: usize = 256;
+/// Where panels lie a multiple of so many lines apart, two rows read one panel at a time: the lines of two would compete
+/// for the same places of the cache.
+const ALIASING_STRIDE: usize = 256;
 
-/// Registers of a line that a pass holds sums for: with six rows, as many as there are registers
-/// for where each holds eight values.
-const REGISTERS: usize = 2;
-
-/// Multiplies `ROWS` rows with `PANELS` panels side by side.
+/// Multiplies `ROWS` rows with `PANELS` panels side by side, of whose lines it holds sums for `REGISTERS` registers at
+/// a time.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
-fn pass<S: Simd, const ROWS: usize, const PANELS: usize>(
+fn pass<S: Simd, const ROWS: usize, const PANELS: usize, const REGISTERS: usize>(
     simd: S,
     x: &[f32],
     lines: &[Line],
-    inputs: usize,
-    (outputs, column): (usize, usize),
+    Shape { inputs, stride, outputs }: Shape,
+    column: usize,
     output: &mut [f32],
 ) {
     // Cut so that the compiler sees every length to be `inputs`, and checks no index below.
@@ -269,7 +313,7 @@ fn pass<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
     let mut panels = [&lines[..inputs]; PANELS];
     for (p, panel) in panels.iter_mut().enumerate() {
-        *panel = &lines[p * inputs..][..inputs];
+        *panel = &lines[p * stride..][..inputs];
     }
     let step = REGISTERS * S::F32_LANES;
     for first in (0..LINE).step_by(step) {
@@ -279,7 +323,7 @@ fn pass<S: Simd, const ROWS: usize, const PANELS: usize>(
                 // Four streams side by side are enough to look ahead by itself.
                 if PANELS < PANELS_A_GROUP {
                     let is_inside = PANELS == 1 || i + LINES_AHEAD < inputs;
-                    let skipped = if is_inside { 0 } else { (PANELS - 1) * inputs };
+                    let skipped = if is_inside { 0 } else { (PANELS - 1) * stride };
                     prefetch(&panels[p][i], LINES_AHEAD + skipped);
                 }
                 let weights = S::as_simd_f32s(&panels[p][i].0[first..first + step]).0;
@@ -295,7 +339,7 @@ fn pass<S: Simd, const ROWS: usize, const PANELS: usize>(
         for p in 0..PANELS {
             for r in 0..ROWS {
                 let row = &mut output[r * outputs..(r + 1) * outputs];
-                write(simd, sums[p][r], row, column + p * LINE + first);
+                write::<S, REGISTERS>(simd, sums[p][r], row, column + p * LINE + first);
             }
         }
     }
@@ -321,7 +365,12 @@ fn prefetch(line: &Line, num_lines: usize) {
 ///
 /// The sums come by value: where their address is taken, they are kept in memory all along.
 #[inline(always)]
-fn write<S: Simd>(_simd: S, sums: [S::f32s; REGISTERS], output: &mut [f32], start: usize) {
+fn write<S: Simd, const REGISTERS: usize>(
+    _simd: S,
+    sums: [S::f32s; REGISTERS],
+    output: &mut [f32],
+    start: usize,
+) {
     let Some(output) = output.get_mut(start..) else { return };
     let (registers, _) = S::as_mut_simd_f32s(output);
     if let Some(registers) = registers.first_chunk_mut() {
