@@ -4,11 +4,16 @@
 //! that forward's logits. One that looks ahead speaks once the candidate is drawn: a sync of its own, in place of the
 //! draft forward that it may save.
 
+use std::collections::HashMap;
+
 use draftsmith_model::{AcceptanceHead, DrawnCandidate, Rows};
 use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
+
+/// The most tokens whose embeddings' products with a head are kept: of a draft of width 4,096, 64 MiB.
+const MOST_EMBEDDINGS: usize = 4096;
 
 /// A drafter's head, if it has one, and what of the draft forwards it may yet be told.
 #[derive(Debug)]
@@ -20,6 +25,8 @@ pub(crate) struct Acceptance<'m> {
     forwards: Vec<Forward>,
     /// The last forward's final hidden state, for a head that looks ahead.
     hidden: Option<Rows>,
+    /// What such a head makes of tokens' embeddings, of those that were candidates.
+    of_embeddings: HashMap<u32, Rows>,
     /// The drafter's own vocabulary, which scalars are scaled by.
     vocab_size: usize,
 }
@@ -66,7 +73,14 @@ pub(crate) struct Step {
 impl<'m> Acceptance<'m> {
     /// The word of a head, or of none, on the candidates of a drafter with `vocab_size` logits.
     pub(crate) fn new(head: Option<&'m AcceptanceHead>, vocab_size: usize) -> Self {
-        Self { head, calibration: None, forwards: Vec::new(), hidden: None, vocab_size }
+        Self {
+            head,
+            calibration: None,
+            forwards: Vec::new(),
+            hidden: None,
+            of_embeddings: HashMap::new(),
+            vocab_size,
+        }
     }
 
     /// From now on predictions are calibrated so, or told as they are.
@@ -129,7 +143,7 @@ impl<'m> Acceptance<'m> {
     /// # Panics
     /// If the last forward did not ask for the head's word.
     pub(crate) fn assess(
-        &self,
+        &mut self,
         logits: &[f32],
         candidate: u32,
         embed: impl FnOnce() -> Rows,
@@ -143,7 +157,14 @@ impl<'m> Acceptance<'m> {
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
         let drawn = forward.candidate(Some(log_prob));
         let scalars: Vec<f32> = head.reads().scalars(&drawn, self.vocab_size).collect();
-        let acceptance = head.acceptance_logits(hidden, Some(&embed()), &scalars);
+        if self.of_embeddings.len() >= MOST_EMBEDDINGS
+            && !self.of_embeddings.contains_key(&candidate)
+        {
+            self.of_embeddings.clear();
+        }
+        let of_embedding =
+            self.of_embeddings.entry(candidate).or_insert_with(|| head.of_embedding(&embed()));
+        let acceptance = head.acceptance_logits(hidden, Some(of_embedding), &scalars);
         let [acceptance] = to_host([acceptance], role)?;
         self.acceptance_prob(acceptance[0], forward.num_read).map(Some)
     }

@@ -89,8 +89,10 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let embed = || self.session.model().embed_ids(&self.readable(&[candidate]));
-        self.acceptance.assess(logits, candidate, embed, self.session.role())
+        let readable = self.readable(&[candidate]);
+        let session = &self.session;
+        let embed = || session.model().embed_ids(&readable);
+        self.acceptance.assess(logits, candidate, embed, session.role())
     }
 
     fn roll_back(&mut self, len: usize) {

@@ -46,9 +46,34 @@ pub struct AcceptanceHead {
 
 #[derive(Debug)]
 struct HostHead {
-    input: Option<Panels>,
+    /// U's part for an embedding, if the head looks ahead.
+    embedding: Option<Panels>,
+    /// U's part for scalars, `[scalars, hidden]`.
+    scalars: Vec<f32>,
     blocks: Vec<Panels>,
-    output: Panels,
+    /// What makes the logit of acceptance of the last block's output, and the logit of none.
+    output: Vec<f32>,
+    bias: f32,
+}
+
+impl HostHead {
+    fn of(reads: &HeadReads, input: Option<&Linear>, blocks: &[Linear], output: &Linear) -> Self {
+        let difference = |both: Vec<f32>| -> Vec<f32> {
+            both.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect()
+        };
+        let bias = output.bias.as_ref().map_or(vec![0.0; 2], |bias| host::values(bias.val()));
+        let matrix = input.map_or(Vec::new(), |input| host::values(input.weight.val()));
+        let hidden = output.weight.dims()[0];
+        let (embedding, scalars) = matrix.split_at(matrix.len() - reads.num_scalars() * hidden);
+        let pack = |weight| Panels::pack(weight, hidden, hidden, None);
+        Self {
+            embedding: (!embedding.is_empty()).then(|| pack(embedding)),
+            scalars: scalars.to_vec(),
+            blocks: blocks.iter().map(|block| host::pack(&[block])).collect(),
+            output: difference(host::values(output.weight.val())),
+            bias: difference(bias)[0],
+        }
+    }
 }
 
 impl AcceptanceHead {
@@ -78,6 +103,11 @@ impl AcceptanceHead {
             (None, None) => {}
             _ => panic!("a head is given what it reads"),
         }
+        self.behind_input(x)
+    }
+
+    /// The two logits of what enters the first block, x₀.
+    fn behind_input(&self, mut x: Tensor<2>) -> Tensor<2> {
         for depth in 0..self.num_layers {
             x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
         }
@@ -96,17 +126,38 @@ impl AcceptanceHead {
     /// - features: as for [`AcceptanceHead::forward`]
     /// - output: `[rows]`, f32: a difference of large bf16 numbers would be coarse
     pub fn acceptance_logit(&self, features: impl Into<HeadFeatures>) -> Tensor<1> {
-        let logits = self.forward(features).cast(FloatDType::F32);
-        let [rows, _] = logits.dims();
-        let column = |i: usize| logits.clone().slice([0..rows, i..i + 1]).reshape([rows]);
-        column(1) - column(0)
+        logit_of(self.forward(features))
+    }
+
+    /// U's product with embeddings, for a head that looks ahead: what [`Self::acceptance_logits`] is told of a candidate
+    /// that depends on its token alone, so that it may be kept.
+    ///
+    /// # Shapes
+    /// - embedding, output: a row a candidate, of the draft's width
+    ///
+    /// # Panics
+    /// If the head does not look ahead.
+    pub fn of_embedding(&self, embedding: &Rows) -> Rows {
+        let input = self.input.as_ref().filter(|_| self.reads.looks_ahead());
+        let input = input.expect("a head that looks ahead reads embeddings");
+        let host = self.host.as_ref().and_then(|host| host.embedding.as_ref());
+        if let (Some(panels), Place::Host(embedding)) = (host, &embedding.0) {
+            let mut values = Vec::new();
+            panels.multiply(&embedding.values, &mut values, Threads::All);
+            return HostRows { values, width: embedding.width }.into();
+        }
+        let device = self.output.weight.val().device();
+        let embedding = embedding.clone().into_tensor(&device);
+        let [_, num_rows, width] = embedding.dims();
+        let weight = input.weight.val().slice([0..width, 0..width]);
+        embedding.reshape([num_rows, width]).matmul(weight).unsqueeze::<3>().into()
     }
 
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
     ///
     /// # Shapes
     /// - hidden: a row a candidate
-    /// - embedding: the draft's embedding of each candidate, if the head looks ahead
+    /// - of_embedding: [`Self::of_embedding`] of each candidate, if the head looks ahead
     /// - scalars: `[rows, scalars]`, one after the other: [`HeadReads::scalars`] of each candidate
     ///
     /// # Panics
@@ -114,22 +165,22 @@ impl AcceptanceHead {
     pub fn acceptance_logits(
         &self,
         hidden: &Rows,
-        embedding: Option<&Rows>,
+        of_embedding: Option<&Rows>,
         scalars: &[f32],
     ) -> Rows {
         let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
         assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
-        assert_eq!(embedding.is_some(), self.reads.looks_ahead(), "a head is given what it reads");
-        let on_host = match (&self.host, &hidden.0, embedding.map(|rows| &rows.0)) {
+        let looks_ahead = self.reads.looks_ahead();
+        assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
+        let on_host = match (&self.host, &hidden.0, of_embedding.map(|rows| &rows.0)) {
             (Some(host), Place::Host(hidden), None) => Some((host, hidden, None)),
-            (Some(host), Place::Host(hidden), Some(Place::Host(embedding))) => {
-                Some((host, hidden, Some(embedding)))
+            (Some(host), Place::Host(hidden), Some(Place::Host(product))) => {
+                Some((host, hidden, Some(&product.values[..])))
             }
             _ => None,
         };
-        if let Some((host, hidden, embedding)) = on_host {
-            let extra = beside(embedding, scalars, num_rows);
-            return self.on_host(host, hidden.values.clone(), &extra).into();
+        if let Some((host, hidden, product)) = on_host {
+            return self.on_host(host, hidden, product, scalars).into();
         }
         let device = self.output.weight.val().device();
         let flat = |rows: &Rows| {
@@ -137,29 +188,40 @@ impl AcceptanceHead {
             let [_, num_rows, width] = rows.dims();
             rows.reshape([num_rows, width])
         };
-        let mut extra: Vec<Tensor<2>> = embedding.into_iter().map(flat).collect();
-        if num_scalars > 0 {
-            extra.push(host::tensor(scalars.to_vec(), [num_rows, num_scalars], &device));
+        let mut x = flat(hidden);
+        if let Some(product) = of_embedding {
+            x = x + flat(product);
         }
-        let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
-        let logits = self.acceptance_logit(HeadFeatures { hidden: flat(hidden), extra });
-        logits.reshape([1, num_rows, 1]).into()
+        if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
+            let [num_inputs, width] = input.weight.dims();
+            let weight = input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
+            x = x + host::tensor(scalars.to_vec(), [num_rows, num_scalars], &device).matmul(weight);
+        }
+        logit_of(self.behind_input(x)).reshape([1, num_rows, 1]).into()
     }
 
-    /// The same in host memory, from x and z.
-    fn on_host(&self, host: &HostHead, mut x: Vec<f32>, extra: &[f32]) -> HostRows {
-        let mut y = Vec::new();
-        if let Some(input) = &host.input {
-            input.multiply(extra, &mut y, Threads::All);
-            host::add(&mut x, &y);
+    /// The same in host memory.
+    fn on_host(
+        &self,
+        host: &HostHead,
+        hidden: &HostRows,
+        of_embedding: Option<&[f32]>,
+        scalars: &[f32],
+    ) -> HostRows {
+        let (mut x, width) = (hidden.values.clone(), hidden.width);
+        let num_scalars = self.reads.num_scalars();
+        for (row, x) in x.chunks_exact_mut(width).enumerate() {
+            let product = of_embedding.map(|rows| &rows[row * width..(row + 1) * width]);
+            let scalars = &scalars[row * num_scalars..(row + 1) * num_scalars];
+            host::add_read(x, product, scalars, &host.scalars);
         }
+        let mut y = Vec::new();
         for depth in 0..self.num_layers {
             host.blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
             host::add_silu(&mut x, &y);
         }
-        host.output.multiply(&x, &mut y, Threads::All);
-        let values = y.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect();
-        HostRows { values, width: 1 }
+        let logit = |row: &[f32]| host::dot(row, &host.output) + host.bias;
+        HostRows { values: x.chunks_exact(width).map(logit).collect(), width: 1 }
     }
 
     /// Loads a head directory for a draft of width `draft_hidden_size`.
@@ -234,13 +296,8 @@ impl AcceptanceHead {
         let output = read_linear_shaped(&mut reader, &output_name, hidden, 2, device)?;
         reader.finish()?;
         let num_layers = config.num_layers;
-        let host = host::runs_on(device).then(|| {
-            Arc::new(HostHead {
-                input: input.as_ref().map(|input| host::pack(&[input])),
-                blocks: blocks.iter().map(|block| host::pack(&[block])).collect(),
-                output: host::pack(&[&output]),
-            })
-        });
+        let host = host::runs_on(device)
+            .then(|| Arc::new(HostHead::of(&config.reads, input.as_ref(), &blocks, &output)));
         let reads = config.reads.clone();
         Ok((config, Self { input, blocks, output, num_layers, reads, host }))
     }
@@ -281,14 +338,12 @@ impl AcceptanceHead {
     }
 }
 
-/// The embeddings and scalars of each row side by side.
-fn beside(embedding: Option<&HostRows>, scalars: &[f32], num_rows: usize) -> Vec<f32> {
-    let Some(HostRows { values, width }) = embedding else {
-        return scalars.to_vec();
-    };
-    let num_scalars = scalars.len() / num_rows;
-    let rows = values.chunks_exact(*width).zip(scalars.chunks_exact(num_scalars));
-    rows.flat_map(|(embedding, scalars)| embedding.iter().chain(scalars)).copied().collect()
+/// Accept minus reject, of the two logits: `[rows, 2]` to `[rows]`.
+fn logit_of(logits: Tensor<2>) -> Tensor<1> {
+    let logits = logits.cast(FloatDType::F32);
+    let [rows, _] = logits.dims();
+    let column = |i: usize| logits.clone().slice([0..rows, i..i + 1]).reshape([rows]);
+    column(1) - column(0)
 }
 
 fn same(a: &Linear, b: &Linear) -> bool {

@@ -32,7 +32,7 @@ pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 pub(crate) const MOST_ROWS: usize = 256;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
-const ROWS_FOR_TWO: usize = 20;
+const ROWS_FOR_TWO: usize = 6;
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
@@ -304,10 +304,26 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     );
 }
 
-/// Adds `y` to `x`: what an acceptance head reads beside a hidden state.
-pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+/// Adds to `x` what an acceptance head reads beside a hidden state: `y`, and rows of a matrix, each as often as its
+/// scalar says.
+pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
     vectorized(
         #[inline(always)]
-        || steps::add(x, y),
+        || {
+            if let Some(y) = y {
+                steps::add(x, y);
+            }
+            for (scalar, row) in scalars.iter().zip(matrix.chunks_exact(x.len())) {
+                steps::add_scaled(x, *scalar, row);
+            }
+        },
     );
+}
+
+/// `Σ x y`.
+pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    vectorized(
+        #[inline(always)]
+        || steps::dot(x, y),
+    )
 }

@@ -27,14 +27,20 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
         let shape = [3, values.len() / 3];
         Tensor::<2>::from_data(TensorData::new(values.to_vec(), shape), &device)
     };
-    let extra = beside(embedding.as_ref(), &scalars, 3);
+    let scalars_of = |row| scalars[row * scalars.len() / 3..][..scalars.len() / 3].iter();
+    let extra: Vec<f32> = (0..3)
+        .flat_map(|row| {
+            let embedding = embedding.as_ref().map(|rows| &rows.values[row * hidden..][..hidden]);
+            embedding.into_iter().flatten().chain(scalars_of(row)).copied()
+        })
+        .collect();
     let extra = (!extra.is_empty()).then(|| tensor(&extra));
     let features = HeadFeatures { hidden: tensor(&own.values), extra };
     let trained = head.acceptance_logit(features).into_data().try_into_vec().expect("f32");
     let on_device = |rows: &HostRows| Rows::from(tensor(&rows.values).unsqueeze::<3>());
     let decoded = |place: &dyn Fn(&HostRows) -> Rows| {
-        let (own, embedding) = (place(&own), embedding.as_ref().map(place));
-        let logits = head.acceptance_logits(&own, embedding.as_ref(), &scalars);
+        let of_embedding = embedding.as_ref().map(|rows| head.of_embedding(&place(rows)));
+        let logits = head.acceptance_logits(&place(&own), of_embedding.as_ref(), &scalars);
         let [logits] = Rows::to_host([logits]).expect("brought");
         logits
     };

@@ -73,6 +73,32 @@ pub(super) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
+/// `x + factor · y`, into `x`.
+#[inline(always)]
+pub(super) fn add_scaled(x: &mut [f32], factor: f32, y: &[f32]) {
+    let y = &y[..x.len()];
+    for i in 0..x.len() {
+        x[i] = factor.mul_add(y[i], x[i]);
+    }
+}
+
+/// `Σ x y`.
+#[inline(always)]
+pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut strands = [0.0_f32; STRANDS];
+    let (x, x_rest) = x.as_chunks::<STRANDS>();
+    let (y, y_rest) = y.as_chunks::<STRANDS>();
+    for i in 0..x_rest.len() {
+        strands[i] = x_rest[i] * y_rest[i];
+    }
+    for c in 0..x.len() {
+        for i in 0..STRANDS {
+            strands[i] = x[c][i].mul_add(y[c][i], strands[i]);
+        }
+    }
+    sum(strands)
+}
+
 /// Rotates one head's query or key to its position, in the half-split layout, and scales it.
 #[inline(always)]
 pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
