@@ -134,7 +134,27 @@ impl Recordings {
         config: &StopRuleConfig,
         costs: &RoundCosts,
     ) -> Result<Vec<Spending>, TheoryError> {
-        let mut rule = config.init()?;
+        let mut rule = self.rule(config)?;
+        let mut spend = |response| self.replay_one(response, &mut *rule, costs, |_| {});
+        Ok(self.responses.iter().map(&mut spend).collect())
+    }
+
+    /// How many candidates a rule drafts, round by round over all responses.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<usize>, TheoryError> {
+        let (mut rule, free) = (self.rule(config)?, RoundCosts::from(CostModel::FREE));
+        let mut lengths = Vec::new();
+        for response in &self.responses {
+            self.replay_one(response, &mut *rule, &free, |length| lengths.push(length));
+        }
+        Ok(lengths)
+    }
+
+    /// A rule that can be replayed here.
+    fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>, TheoryError> {
+        let rule = config.init()?;
         let longest = rule.bounds().max;
         if longest > self.max_length {
             return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
@@ -142,8 +162,7 @@ impl Recordings {
         if config.needs().acceptance_prob && self.head.is_none() {
             return Err(TheoryError::NoHeadRecorded);
         }
-        let mut spend = |response| self.replay_one(response, &mut *rule, costs);
-        Ok(self.responses.iter().map(&mut spend).collect())
+        Ok(rule)
     }
 
     /// The counts of [`replay`](Self::replay) alone.
@@ -160,7 +179,7 @@ impl Recordings {
     pub fn replay_oracle(&self, costs: &RoundCosts) -> Vec<Spending> {
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
-            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length), costs)
+            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length), costs, |_| {})
         };
         self.responses.iter().map(replay).collect()
     }
@@ -202,6 +221,7 @@ impl Recordings {
         response: &Recording,
         rule: &mut dyn StopRule,
         costs: &RoundCosts,
+        mut observe_length: impl FnMut(usize),
     ) -> Spending {
         let mut seconds = 0.0;
         let mut counts = Counts { num_tokens: response.places.len(), ..Counts::default() };
@@ -213,6 +233,7 @@ impl Recordings {
             let room = response.limit - num_kept - 1;
             let round = Round { recordings: self, places: &response.places[num_kept..], room };
             let (num_draft_forwards, num_accepted) = round.draft(rule, &mut candidates);
+            observe_length(candidates.len());
             let kept = (num_accepted + 1).min(response.places.len() - num_kept);
             seconds += costs.round_seconds(num_draft_forwards, candidates.len());
             counts.num_target_forwards += 1;
@@ -319,6 +340,25 @@ mod tests {
 
     fn fixed(candidate_length: usize) -> StopRuleConfig {
         StopRuleConfig::FixedLength { candidate_length }
+    }
+
+    #[test]
+    fn lengths_of_rounds_are_those_that_are_counted() {
+        let recordings = random(5, 30, 0.7);
+        let rule = StopRuleConfig::ConfidenceThreshold {
+            confidence_threshold: 0.5,
+            before_draw: true,
+            bounds: Bounds { min: 0, max: 6 },
+        };
+        for config in [rule, fixed(3)] {
+            let counts = total(recordings.replay_counts(&config).expect("replays"));
+            let lengths = recordings.round_lengths(&config).expect("replays");
+            assert_eq!(lengths.len(), counts.num_target_forwards);
+            assert_eq!(lengths.iter().sum::<usize>(), counts.num_drafted);
+            let longest = config.init().expect("valid").bounds().max;
+            assert!(lengths.iter().all(|length| *length <= longest));
+            assert!(lengths.windows(2).any(|two| two[0] != two[1]), "rounds differ: {lengths:?}");
+        }
     }
 
     #[test]

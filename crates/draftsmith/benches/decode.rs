@@ -17,8 +17,11 @@ use divan::counter::ItemsCount;
 use draftsmith_decode::{
     Drafter, Limits, ModelSession, SeparateDraft, Target, decode_plain, decode_speculative,
 };
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, LlamaConfig, WeightDtype};
-use draftsmith_theory::{Decoding, FixedLength, SeededDraws, SignalNeeds};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, LlamaConfig,
+    WeightDtype,
+};
+use draftsmith_theory::{Decoding, FixedLength, SeededDraws, SignalNeeds, argmax};
 
 const NEW_TOKENS: usize = 64;
 const LIMITS: Limits = Limits { max_new_tokens: NEW_TOKENS, eos_token_ids: Vec::new() };
@@ -28,7 +31,8 @@ static DRAFT: LazyLock<CausalLm> = LazyLock::new(|| load("draft"));
 
 fn main() {
     allocator::keep_freed_pages();
-    divan::main();
+    // As the program does: from outside the pool, a forward's second thread starts too late.
+    rayon::scope(|_| divan::main());
 }
 
 fn dir_of(name: &str) -> PathBuf {
@@ -45,7 +49,7 @@ fn prompt(len: usize) -> Vec<u32> {
 }
 
 /// One target forward over so many rows, after a prompt of 60 tokens: 1 is plain decoding, K + 1
-/// the verification of K candidates, from 20 on two threads share them.
+/// the verification of K candidates, from 6 on two threads share them.
 #[divan::bench(args = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 128])]
 fn target_forward(bencher: Bencher, rows: usize) {
     let tokens = prompt(60 + rows);
@@ -104,6 +108,48 @@ fn draft_step(bencher: Bencher, head: &str) {
     bencher.bench_local(|| {
         Drafter::<()>::roll_back(&mut drafter, 60);
         drafter.draft(&mut (), &tokens, 1, needs).expect("finite")
+    });
+}
+
+/// A head of three tied blocks for the embedded draft, with random weights.
+fn head_of_embedded(reads: HeadReads) -> AcceptanceHead {
+    let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
+    let hidden_size = DRAFT.config().hidden_size;
+    let config = AcceptanceHeadConfig::new(hidden_size, 3, true).with_reads(reads);
+    config.init(&device).write_dir(dir.path(), &config).expect("written");
+    AcceptanceHead::from_dir(dir.path(), hidden_size, &device).expect("reads").1
+}
+
+/// One greedy step of the embedded draft, from the tokens to a candidate and what is said of it.
+#[divan::bench(args = ["nothing", "confidence", "entropy", "head", "head ahead", "head ahead, inputs"])]
+fn signals(bencher: Bencher, signal: &str) {
+    let reads = match signal {
+        "head" => Some(HeadReads::default()),
+        "head ahead" => Some(HeadReads::new(HeadForm::LookAhead, &[])),
+        "head ahead, inputs" => {
+            Some(HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy, HeadInput::TopProb]))
+        }
+        _ => None,
+    };
+    let head = reads.map(head_of_embedded);
+    let mut drafter = SeparateDraft::new(&DRAFT, head.as_ref(), 1024, 256);
+    let needs = SignalNeeds {
+        acceptance_prob: head.is_some(),
+        confidence: signal == "confidence",
+        entropy: signal == "entropy",
+        ..SignalNeeds::default()
+    };
+    let tokens = prompt(61);
+    drafter.begin(&mut (), &tokens).expect("the prompt fits");
+    bencher.bench_local(|| {
+        Drafter::<()>::roll_back(&mut drafter, 60);
+        let drafted = drafter.draft(&mut (), &tokens, 1, needs).expect("finite");
+        let candidate = argmax(&drafted.logits);
+        let said = match needs.acceptance_prob {
+            true => drafter.assess(&mut (), &drafted.logits, candidate).expect("finite"),
+            false => None,
+        };
+        (drafted, said)
     });
 }
 

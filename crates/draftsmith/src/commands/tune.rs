@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use draftsmith_theory::{Counts, Decoding, Interval, Recordings, bootstrap, seconds_per_token};
+use draftsmith_theory::{
+    Counts, Decoding, Interval, Recordings, SignalNeeds, bootstrap, seconds_per_token,
+};
 use serde::{Deserialize, Serialize};
 
 use self::calibrate::{Calibrating, calibrate};
@@ -116,8 +118,6 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
             let decoding = evaluate.decoding(*name);
             let set = PromptSet::Validation;
             let set = files.read(RolloutKey { drafter, set, decoding: *name })?;
-            console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-            let measured = costs::measure(&mut decoders, drafter, &decoding, &prompts, console)?;
             let calibrating =
                 has_head.then(|| calibrate(tune.calibration, &set, decoding)).transpose()?;
             let fitted = calibrating.as_ref().and_then(|found| found.chosen.clone());
@@ -125,6 +125,16 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
                 Some(fitted) => set.recordings.calibrated(&fitted.map),
                 None => set.recordings,
             };
+            console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+            let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
+            let measured = costs::measure(
+                &mut decoders,
+                drafter,
+                &decoding,
+                &prompts,
+                &lengths_under,
+                console,
+            )?;
             let (mut tuning, rule) =
                 choose(recipe, &recordings, drafter, decoding, measured, export.clone())?;
             tuning.calibration = calibrating;
@@ -184,6 +194,13 @@ impl Promise {
 fn spread(prompts: &[(String, Vec<u32>)], most: usize) -> Vec<Vec<u32>> {
     let count = most.min(prompts.len());
     (0..count).map(|index| prompts[index * prompts.len() / count].1.clone()).collect()
+}
+
+/// The lengths of rounds under the rule that looks at the draft and is best for the costs.
+fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
+    let mut choices = best_of_each(recordings, costs)?;
+    choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
+    Ok(recordings.round_lengths(&cheapest(&choices)?.config)?)
 }
 
 /// The best rule for the costs, and what it promises.

@@ -1,9 +1,14 @@
 //! Measuring the costs: rounds of every length on real prompts, again and again until they are known well enough.
+//!
+//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last one was: weights leave
+//! the caches. So they are measured by rounds whose lengths are a rule's own, one after the other as it would draft
+//! them. Lengths by chance have other times, and too long ones make rules look worse than they are.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, Draws, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule,
-    Trace,
+    Bounds, Decoding, DraftSignals, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
 };
 
 use super::Costs;
@@ -17,6 +22,8 @@ const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 const SIGNAL_LENGTH: usize = 4;
 /// How often prompts are decoded a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
+/// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated from all.
+const ENOUGH_ROUNDS: usize = 30;
 /// Passes over all prompts and lengths, at least.
 const LEAST_PASSES: usize = 5;
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
@@ -36,7 +43,8 @@ pub(crate) struct Measurement {
     pub(crate) num_passes: usize,
 }
 
-/// Measures a drafter's costs over `prompts`, whose first pass is not counted.
+/// Measures a drafter's costs over `prompts`, whose first pass is not counted. `lengths_under` gives the lengths of
+/// rounds, in order, under a rule that would be good if the costs were those: a first estimate, of rounds of one length.
 ///
 /// # Errors
 /// If there is no prompt, a model fails, or Ctrl-C is met.
@@ -45,6 +53,7 @@ pub(crate) fn measure(
     drafter: DrafterName,
     decoding: &Decoding,
     prompts: &[Vec<u32>],
+    lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
     if prompts.is_empty() {
@@ -52,7 +61,7 @@ pub(crate) fn measure(
     }
     let all = decoders.limits.max_new_tokens;
     decoders.limits.max_new_tokens = all.min(NUM_TOKENS);
-    let measured = passes(decoders, drafter, decoding, prompts, console);
+    let measured = passes(decoders, drafter, decoding, prompts, lengths_under, console);
     decoders.limits.max_new_tokens = all;
     measured
 }
@@ -62,16 +71,19 @@ fn passes(
     drafter: DrafterName,
     decoding: &Decoding,
     prompts: &[Vec<u32>],
+    lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
-    // The first forwards of a process touch pages and pick kernels.
-    Pass::run(decoders, drafter, decoding, prompts)?;
+    // The first forwards of a process touch pages and pick kernels; what they cost is near enough to tell how long rounds
+    // will be.
+    let first = Pass::run(decoders, drafter, decoding, prompts, &mut MixedLengths::default())?;
+    let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
     let mut passes: Vec<Pass> = Vec::new();
     loop {
         if console.is_interrupted() {
             return Err(Interrupted.into());
         }
-        passes.push(Pass::run(decoders, drafter, decoding, prompts)?);
+        passes.push(Pass::run(decoders, drafter, decoding, prompts, &mut lengths)?);
         if passes.len() >= LEAST_PASSES {
             let measurement = Measurement::of(&passes)?;
             if measurement.uncertainty <= CLOSE_ENOUGH || passes.len() >= MOST_PASSES {
@@ -102,10 +114,10 @@ impl Measurement {
         }
         let extra = |of: &dyn Fn(&Pass) -> f64| column(of).median.max(0.0);
         let points = verify.iter().map(|(rows, summary)| (*rows, summary.median)).collect();
-        let plain_seconds = verify[0].1.median;
+        let rounds = RoundCosts::from_points(draft.median, points)?;
         let costs = Costs {
-            rounds: RoundCosts::from_points(draft.median, points)?,
-            mixed_rounds: mixed_costs(passes, plain_seconds)?,
+            mixed_rounds: mixed_costs(passes, &rounds)?,
+            rounds,
             head_seconds: extra(&|pass| pass.head_seconds),
             confidence_seconds: extra(&|pass| pass.confidence_seconds),
             entropy_seconds: extra(&|pass| pass.entropy_seconds),
@@ -171,6 +183,7 @@ impl Pass {
         drafter: DrafterName,
         decoding: &Decoding,
         prompts: &[Vec<u32>],
+        mixed: &mut MixedLengths,
     ) -> Result<Self> {
         let has_head = decoders.has_head_for(drafter);
         let mut time = |length, needs| -> Result<Timed> {
@@ -180,7 +193,8 @@ impl Pass {
                 let found = if length == 0 {
                     decoders.decode_plain(decoding, prompt, &mut draws)?
                 } else {
-                    let mut rule = Probe { lengths: Lengths::One(length), length, needs };
+                    let mut one = MixedLengths::of(vec![length]);
+                    let mut rule = Probe { lengths: &mut one, length, needs };
                     decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?
                 };
                 timed.add(&found.trace, length);
@@ -210,15 +224,13 @@ impl Pass {
         let confidence_seconds = extra(SignalNeeds { confidence: true, ..none })?;
         let entropy_seconds = extra(SignalNeeds { entropy: true, ..none })?;
         let mut mixed_rounds = Vec::new();
-        for repeat in 0..MIXED_REPEATS {
-            for (number, prompt) in prompts.iter().enumerate() {
-                let mut draws = SeededDraws::new(number as u64, &["costs"]);
-                let order = SeededDraws::new((repeat * prompts.len() + number) as u64, &["mixed"]);
-                let mut rule =
-                    Probe { lengths: Lengths::Mixed(Box::new(order)), length: 1, needs: none };
-                let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
-                mixed_rounds.extend(found.trace.rounds);
-            }
+        let num_repeats = if mixed.lengths.is_empty() { 0 } else { MIXED_REPEATS };
+        for prompt_number in (0..num_repeats).flat_map(|_| 0..prompts.len()) {
+            let mut draws = SeededDraws::new(prompt_number as u64, &["costs"]);
+            let mut rule = Probe { lengths: mixed, length: 0, needs: none };
+            let prompt = &prompts[prompt_number];
+            let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
+            mixed_rounds.extend(found.trace.rounds);
         }
         Ok(Self {
             draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
@@ -258,34 +270,47 @@ impl Timed {
     }
 }
 
+/// Lengths of rounds, one after the other and then from the first again.
+#[derive(Debug, Clone, Default)]
+struct MixedLengths {
+    lengths: Vec<usize>,
+    next: usize,
+}
+
+impl MixedLengths {
+    fn of(lengths: Vec<usize>) -> Self {
+        Self { lengths, next: 0 }
+    }
+
+    /// # Panics
+    /// If there are none.
+    fn next(&mut self) -> usize {
+        let length = self.lengths[self.next];
+        self.next = (self.next + 1) % self.lengths.len();
+        length
+    }
+}
+
 /// Rounds whose signals are asked for and not looked at.
-#[derive(Debug, Clone)]
-struct Probe {
-    lengths: Lengths,
+#[derive(Debug)]
+struct Probe<'a> {
+    lengths: &'a mut MixedLengths,
     /// This round's.
     length: usize,
     needs: SignalNeeds,
 }
 
-/// How long rounds are.
-#[derive(Debug, Clone)]
-enum Lengths {
-    /// All the same.
-    One(usize),
-    /// Each any of those that are measured.
-    Mixed(Box<SeededDraws>),
-}
-
-impl StopRule for Probe {
+impl StopRule for Probe<'_> {
     fn bounds(&self) -> Bounds {
-        Bounds { min: 1, max: LENGTHS[LENGTHS.len() - 1] }
+        Bounds { min: 1, max: self.lengths.lengths.iter().copied().max().unwrap_or(1).max(1) }
     }
 
     fn begin_round(&mut self) {
-        self.length = match &mut self.lengths {
-            Lengths::One(length) => *length,
-            Lengths::Mixed(draws) => LENGTHS[draws.categorical(&[1.0; LENGTHS.len()])],
-        };
+        self.length = self.lengths.next();
+    }
+
+    fn skips_drafting(&mut self) -> bool {
+        self.length == 0
     }
 
     fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
@@ -297,23 +322,84 @@ impl StopRule for Probe {
     }
 }
 
-/// The medians over rounds of changing lengths; of one row, `plain_seconds`.
-fn mixed_costs(passes: &[Pass], plain_seconds: f64) -> Result<RoundCosts> {
+/// The medians over rounds of changing lengths, of each length that was met often enough. Of others, what rounds of that
+/// length alone cost, and as much more as rounds of changing lengths cost more on the whole.
+fn mixed_costs(passes: &[Pass], alone: &RoundCosts) -> Result<RoundCosts> {
     let rounds = || passes.iter().flat_map(|pass| &pass.mixed_rounds);
-    let verify = |length: usize| {
-        let alike = rounds().filter(|round| round.num_drafted == length);
-        let seconds = median_of(alike.map(|round| round.verify_time.as_secs_f64()))?;
-        Some((length + 1, seconds))
-    };
-    let mut points = vec![(1, plain_seconds)];
-    points.extend(LENGTHS.into_iter().filter_map(verify));
-    let draft_seconds = median_of(rounds().filter_map(forward_seconds)).unwrap_or(0.0);
-    Ok(RoundCosts::from_points(draft_seconds, points)?)
+    let rows = |round: &Round| round.num_drafted + 1;
+    let verify = |round: &Round| round.verify_time.as_secs_f64();
+    let dearer = rounds().map(|round| verify(round) / alone.verify_seconds(rows(round)));
+    let dearer = median_of(dearer).unwrap_or(1.0);
+    let most_rows = LENGTHS[LENGTHS.len() - 1] + 1;
+    let points = (1..=most_rows).map(|number| {
+        let alike: Vec<f64> = rounds().filter(|round| rows(round) == number).map(verify).collect();
+        let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= ENOUGH_ROUNDS);
+        met.unwrap_or_else(|| dearer * alone.verify_seconds(number))
+    });
+    let draft_seconds = mixed_draft_seconds(rounds()).unwrap_or(alone.draft_seconds());
+    Ok(RoundCosts::new(draft_seconds, points.collect())?)
+}
+
+/// A draft forward's share of the time of rounds of several lengths; None without one. The first forward of a round costs
+/// more than the others, so that it is the time of all over the number of all, and no average over rounds.
+fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
+    let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for round in rounds.filter(|round| round.num_draft_forwards > 0) {
+        let alike = by_forwards.entry(round.num_draft_forwards).or_default();
+        alike.push(round.draft_time.as_secs_f64());
+    }
+    let (mut seconds, mut num_forwards) = (0.0, 0);
+    for (forwards, times) in by_forwards {
+        num_forwards += forwards * times.len();
+        // Not the sum itself, which a few slow rounds would move.
+        seconds += times.len() as f64 * median_of(times)?;
+    }
+    (num_forwards > 0).then(|| seconds / num_forwards as f64)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn round(num_drafted: usize, draft_micros: u64, verify_micros: u64) -> Round {
+        Round {
+            num_drafted,
+            num_draft_forwards: num_drafted,
+            num_accepted: 0,
+            draft_time: Duration::from_micros(draft_micros),
+            verify_time: Duration::from_micros(verify_micros),
+        }
+    }
+
+    #[test]
+    fn a_draft_forward_has_its_share_of_all_drafting() {
+        let mut rounds = vec![round(1, 30, 0); 3];
+        rounds.extend(vec![round(4, 90, 0); 3]);
+        // One that was held up, and one without a forward.
+        rounds.extend([round(4, 9000, 0), round(0, 5, 0)]);
+        let expected = (3.0 * 30e-6 + 4.0 * 90e-6) / (3.0 + 16.0);
+        let found = mixed_draft_seconds(rounds.iter()).expect("there are forwards");
+        assert!((found - expected).abs() < 1e-12, "{found}");
+        assert_eq!(mixed_draft_seconds([round(0, 5, 0)].iter()), None);
+    }
+
+    #[test]
+    fn lengths_that_were_seldom_met_cost_more_as_the_others_do() {
+        let alone = RoundCosts::new(20e-6, (1..=14).map(|rows| rows as f64 * 100e-6).collect());
+        let alone = alone.expect("times");
+        let mut mixed_rounds = vec![round(2, 40, 330); ENOUGH_ROUNDS];
+        mixed_rounds.extend(vec![round(5, 100, 9000); ENOUGH_ROUNDS - 1]);
+        mixed_rounds.extend(vec![round(1, 20, 220); ENOUGH_ROUNDS + 1]);
+        let pass = Pass { mixed_rounds, ..Pass::default() };
+        let found = mixed_costs(&[pass], &alone).expect("times");
+        for (rows, expected) in [(1, 110.0), (2, 220.0), (3, 330.0), (6, 660.0), (14, 1540.0)] {
+            let seconds = found.verify_seconds(rows);
+            assert!((seconds * 1e6 - expected).abs() < 1e-6, "{rows} rows: {seconds}");
+        }
+        assert_eq!(mixed_costs(&[Pass::default()], &alone).expect("times"), alone);
+    }
 
     #[test]
     fn a_slow_pass_does_not_move_the_summary() {
