@@ -212,9 +212,8 @@ pub(super) fn multiply_panels<S: Simd>(
     // Passes of about the same size: a pass of one row costs as much as one of four.
     let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
     let panels_a_pass = match (is_line_a_register, rows_a_pass) {
-        (true, 1) => 6,
-        (true, 2) => 4,
-        (true, 3) => 3,
+        // Streams enough that memory is read at its own speed.
+        (true, 1..=3) => 6,
         (true, 4..=6) => 2,
         (true, _) => 1,
         (false, 1) => 4,
@@ -263,7 +262,7 @@ fn pass_of_lines<S: Simd>(
     pass_of_shape!(
         1,
         [
-            (1: 1 2 3 4 5 6) (2: 1 2 3 4) (3: 1 2 3) (4: 1 2) (5: 1 2) (6: 1 2)
+            (1: 1 2 3 4 5 6) (2: 1 2 3 4 5 6) (3: 1 2 3 4 5 6) (4: 1 2) (5: 1 2) (6: 1 2)
             (7: 1) (8: 1) (9: 1) (10: 1) (11: 1) (12: 1) (13: 1) (14: 1)
         ],
         (simd, x, lines, shape, column, output)
