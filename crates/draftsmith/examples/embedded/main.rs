@@ -84,7 +84,7 @@ fn main() -> Result<()> {
             corpus::write_prompts(
                 &dir.join("train.jsonl"),
                 SEED,
-                FIRST_UNSEEN..FIRST_UNSEEN + 1000,
+                FIRST_UNSEEN..FIRST_UNSEEN + 2000,
             )?;
             for (name, first) in [("tune", 5_000), ("test", 10_000)] {
                 let first = FIRST_UNSEEN + first;

@@ -224,7 +224,7 @@ fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Res
         if let Some(difference) = found.difference(provenance) {
             bail!(
                 "`{}` was built with `{}` = {}, the recipe now says {}: \
-                 delete `{}`, or give the recipe another `name`",
+                 delete the Parquet files in `{}`, or give the recipe another `name`",
                 path.display(),
                 difference.key,
                 difference.left,

@@ -3,8 +3,12 @@
 //! Rounds under a rule differ in length, and a verification takes longer the longer ago the last one was: weights leave
 //! the caches. So they are measured by rounds whose lengths are a rule's own, one after the other as it would draft
 //! them. Lengths by chance have other times, and too long ones make rules look worse than they are.
+//!
+//! What else runs on a machine only makes it slower, and not all lengths alike. So the slower half of the passes does not
+//! count.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use draftsmith_theory::{
@@ -25,9 +29,9 @@ const MIXED_REPEATS: usize = 2;
 /// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated from all.
 const ENOUGH_ROUNDS: usize = 30;
 /// Passes over all prompts and lengths, at least.
-const LEAST_PASSES: usize = 5;
+const LEAST_PASSES: usize = 10;
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
-const MOST_PASSES: usize = 25;
+const MOST_PASSES: usize = 40;
 /// Half the 95 % interval of each cost, relative to it, at which measuring ends.
 const CLOSE_ENOUGH: f64 = 0.02;
 /// New tokens a prompt and pass.
@@ -85,12 +89,19 @@ fn passes(
         }
         passes.push(Pass::run(decoders, drafter, decoding, prompts, &mut lengths)?);
         if passes.len() >= LEAST_PASSES {
-            let measurement = Measurement::of(&passes)?;
+            let num_passes = passes.len();
+            let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
             if measurement.uncertainty <= CLOSE_ENOUGH || passes.len() >= MOST_PASSES {
                 return Ok(measurement);
             }
         }
     }
+}
+
+/// The faster half of the passes.
+fn quiet(passes: &mut [Pass]) -> &[Pass] {
+    passes.sort_by_key(|pass| pass.duration);
+    &passes[..passes.len().div_ceil(2)]
 }
 
 impl Measurement {
@@ -167,6 +178,8 @@ fn forward_seconds(round: &Round) -> Option<f64> {
 /// One pass over all prompts, lengths and signals.
 #[derive(Debug, Clone, Default)]
 struct Pass {
+    /// Of all of it, prefills too.
+    duration: Duration,
     draft_seconds: f64,
     /// Of one row, by the target alone, and of each of the lengths; None where no round had it.
     verify_seconds: Vec<Option<f64>>,
@@ -185,6 +198,7 @@ impl Pass {
         prompts: &[Vec<u32>],
         mixed: &mut MixedLengths,
     ) -> Result<Self> {
+        let begun = Instant::now();
         let has_head = decoders.has_head_for(drafter);
         let mut time = |length, needs| -> Result<Timed> {
             let mut timed = Timed::default();
@@ -233,6 +247,7 @@ impl Pass {
             mixed_rounds.extend(found.trace.rounds);
         }
         Ok(Self {
+            duration: begun.elapsed(),
             draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
             verify_seconds,
             head_seconds,
@@ -359,8 +374,6 @@ fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f6
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn round(num_drafted: usize, draft_micros: u64, verify_micros: u64) -> Round {
@@ -399,6 +412,15 @@ mod tests {
             assert!((seconds * 1e6 - expected).abs() < 1e-6, "{rows} rows: {seconds}");
         }
         assert_eq!(mixed_costs(&[Pass::default()], &alone).expect("times"), alone);
+    }
+
+    #[test]
+    fn the_slower_half_of_the_passes_does_not_count() {
+        let pass = |millis| Pass { duration: Duration::from_millis(millis), ..Pass::default() };
+        let mut passes = [40, 10, 30, 50, 20].map(pass);
+        let durations: Vec<u128> =
+            quiet(&mut passes).iter().map(|pass| pass.duration.as_millis()).collect();
+        assert_eq!(durations, [10, 20, 30]);
     }
 
     #[test]
