@@ -18,6 +18,7 @@ mod steps;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::nn::{Linear, RmsNorm};
 use rayon::prelude::*;
@@ -195,7 +196,8 @@ pub(crate) fn forward_layers<'a>(
     let num_rows = x.len() / width;
     // Products of large layers are worth sharing one by one, and among more than two.
     let is_large = layers[0].mlp.gate_up.is_shared();
-    if num_rows < ROWS_FOR_TWO || is_large || rayon::current_num_threads() < 2 {
+    let may_share = num_rows >= ROWS_FOR_TWO && !is_large && rayon::current_num_threads() >= 2;
+    if !may_share || !scratch.sharing.is_worth_it() {
         for (layer, cache) in layers.iter().zip(caches) {
             layer.forward(x, start, cache, rope, scratch);
         }
@@ -216,11 +218,13 @@ pub(crate) fn forward_layers<'a>(
             after(number);
         }
     };
-    rayon::join(
+    let begun = Instant::now();
+    let (first_took, ()) = rayon::join(
         || {
             // Should this half panic, the other must not wait for it.
             let _all_done = AllDone(&num_done);
             run(first, start, &|_| {}, &|number| num_done.store(number + 1, Ordering::Release));
+            begun.elapsed()
         },
         || {
             let wait = |number| {
@@ -231,6 +235,40 @@ pub(crate) fn forward_layers<'a>(
             run(second, start + half, &wait, &|_| {});
         },
     );
+    scratch.sharing.took(first_took, begun.elapsed());
+}
+
+/// Whether forwards of a session are shared by two threads. Where other processes keep the cores busy, the second thread
+/// is put aside in the middle of its half for longer than the whole forward takes one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    /// Forwards that one thread runs before two try again.
+    num_to_wait: u32,
+    /// So many they were when it was last held up.
+    last_wait: u32,
+}
+
+impl Sharing {
+    /// The fewest forwards that one thread runs after two were held up, and the most, after they were again and again.
+    const WAITS: (u32, u32) = (16, 4096);
+
+    /// Asked before each forward that may be shared.
+    fn is_worth_it(&mut self) -> bool {
+        let is_worth_it = self.num_to_wait == 0;
+        self.num_to_wait = self.num_to_wait.saturating_sub(1);
+        is_worth_it
+    }
+
+    /// Told how long the first half of a shared forward took, and the whole.
+    fn took(&mut self, first: Duration, whole: Duration) {
+        if whole > 3 * first {
+            let (least, most) = Self::WAITS;
+            self.last_wait = (4 * self.last_wait).clamp(least, most);
+            self.num_to_wait = self.last_wait;
+        } else {
+            self.last_wait /= 2;
+        }
+    }
 }
 
 /// Tells a waiting thread, when it goes, that there is nothing more to wait for.
@@ -326,4 +364,33 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
         #[inline(always)]
         || steps::dot(x, y),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_threads_that_are_held_up_leave_forwards_to_one_for_longer_and_longer() {
+        let (millis, mut sharing) = (Duration::from_millis, Sharing::default());
+        let mut num_alone = |sharing: &mut Sharing| {
+            let alone = std::iter::repeat_with(|| sharing.is_worth_it());
+            alone.take_while(|is_worth_it| !is_worth_it).count()
+        };
+        sharing.took(millis(2), millis(3));
+        assert_eq!(num_alone(&mut sharing), 0);
+        let mut waits = Vec::new();
+        for _ in 0..6 {
+            sharing.took(millis(2), millis(12));
+            waits.push(num_alone(&mut sharing));
+        }
+        assert_eq!(waits, [16, 64, 256, 1024, 4096, 4096]);
+        // Good ones in between are held against it less and less.
+        for _ in 0..6 {
+            sharing.took(millis(2), millis(3));
+            assert!(sharing.is_worth_it());
+        }
+        sharing.took(millis(2), millis(12));
+        assert_eq!(num_alone(&mut sharing), 256);
+    }
 }

@@ -8,7 +8,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::panels::{LINE, Line, Panels, Shape, Threads, multiply_panels};
 use super::steps::{add, rotate, softmax};
-use super::{HostNorm, RopeTable, vectorized};
+use super::{HostNorm, RopeTable, Sharing, vectorized};
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub(crate) struct Scratch {
     pub(super) narrow: Vec<f32>,
     /// Who may work on the products.
     pub(super) threads: Threads,
+    /// Whether two threads may share rows.
+    pub(super) sharing: Sharing,
     queries: Vec<f32>,
     scores: Vec<f32>,
     mixed: Vec<f32>,
