@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn two_threads_that_are_held_up_leave_forwards_to_one_for_longer_and_longer() {
         let (millis, mut sharing) = (Duration::from_millis, Sharing::default());
-        let mut num_alone = |sharing: &mut Sharing| {
+        let num_alone = |sharing: &mut Sharing| {
             let alone = std::iter::repeat_with(|| sharing.is_worth_it());
             alone.take_while(|is_worth_it| !is_worth_it).count()
         };
