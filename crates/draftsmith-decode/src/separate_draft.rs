@@ -45,8 +45,8 @@ impl<'m> SeparateDraft<'m> {
 
     /// Tokens as the draft can read them: one it has no embedding for becomes token 0, which
     /// costs agreement and nothing else.
-    fn readable(&self, tokens: &[u32]) -> Vec<u32> {
-        let own = self.session.model().config().vocab_size as u32;
+    fn readable(session: &ModelSession<'_>, tokens: &[u32]) -> Vec<u32> {
+        let own = session.model().config().vocab_size as u32;
         tokens.iter().map(|id| if *id < own { *id } else { 0 }).collect()
     }
 }
@@ -55,7 +55,8 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
     fn begin(&mut self, _target: &mut T, prompt: &[u32]) -> Result<(), DecodeError> {
         self.acceptance.roll_back(0);
         // A draft begins as any model does: it reads the prompt but for its last token.
-        self.session.begin(&self.readable(prompt))
+        let prompt = Self::readable(&self.session, prompt);
+        self.session.begin(&prompt)
     }
 
     fn draft(
@@ -65,7 +66,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let new = self.readable(&tokens[self.session.num_read()..]);
+        let new = Self::readable(&self.session, &tokens[self.session.num_read()..]);
         let normed = self.session.read(&new, 1);
         let logits = self.session.model().logits(&normed);
         let (mut logits, acceptance_prob) = self.acceptance.read(Step {
@@ -89,9 +90,8 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let readable = self.readable(&[candidate]);
         let session = &self.session;
-        let embed = || session.model().embed_ids(&readable);
+        let embed = || session.model().embed_ids(&Self::readable(session, &[candidate]));
         self.acceptance.assess(logits, candidate, embed, session.role())
     }
 

@@ -59,6 +59,15 @@ fn weight(distance: f64) -> f64 {
     if distance < LEAST_DISTANCE { 0.0 } else { distance.exp() }
 }
 
+/// A row's last logits and −∞ behind them, whose weight is 0.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    lanes[..logits.len()].copy_from_slice(logits);
+    lanes
+}
+
 /// The same with AVX2 and FMA, in explicit vectors: plain loops stay scalar, whatever the processor. Eight logits are
 /// two vectors, so that one's steps fill the time that the other's take.
 #[cfg(target_arch = "x86_64")]
@@ -68,7 +77,7 @@ mod eights {
     use pulp::x86::V3;
     use pulp::{NullaryFnOnce, cast, f32x4, f64x4};
 
-    use super::LEAST_DISTANCE;
+    use super::{LEAST_DISTANCE, padded};
 
     /// ln 2 less [`LN_2`], the nearest f64.
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
@@ -174,14 +183,6 @@ mod eights {
         (cast(weights), totals)
     }
 
-    /// Fewer than eight logits and −∞ behind them, whose weight is 0.
-    #[inline(always)]
-    fn padded(logits: &[f32]) -> [f32; 8] {
-        let mut eight = [f32::NEG_INFINITY; 8];
-        eight[..logits.len()].copy_from_slice(logits);
-        eight
-    }
-
     #[inline(always)]
     fn sum(simd: V3, halves: [f64x4; 2]) -> f64 {
         let four = simd.add_f64x4(halves[0], halves[1]);
@@ -249,6 +250,8 @@ mod coarse {
     use pulp::x86::V3;
     use pulp::{NullaryFnOnce, cast, f32x8};
 
+    use super::padded;
+
     /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     /// 1.5 · 2^23, whose last place is 1, and the bias of an f32's exponent.
@@ -279,9 +282,7 @@ mod coarse {
                     sums = added(simd, sums, sixteen, largest);
                 }
                 if !rest.is_empty() {
-                    let mut sixteen = [f32::NEG_INFINITY; 16];
-                    sixteen[..rest.len()].copy_from_slice(rest);
-                    sums = added(simd, sums, sixteen, largest);
+                    sums = added(simd, sums, padded(rest), largest);
                 }
                 total += sum(simd, sums[0]);
                 weighted += sum(simd, sums[1]);

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 /// Rows of a thread's block are a multiple of this: whole passes.
 const ROWS_A_PASS: usize = 6;
 
-/// Panels multiplied side by side at the most, where the rows are too few to keep the multipliers busy.
+/// Panels that a thread takes at a time, and streams side by side that are enough to look ahead by themselves.
 const PANELS_A_GROUP: usize = 4;
 
 /// Outputs of one panel: a cache line.
@@ -319,7 +319,6 @@ fn pass<S: Simd, const ROWS: usize, const PANELS: usize, const REGISTERS: usize>
         let mut sums = [[[simd.splat_f32s(0.0); REGISTERS]; ROWS]; PANELS];
         for i in 0..inputs {
             for p in 0..PANELS {
-                // Four streams side by side are enough to look ahead by itself.
                 if PANELS < PANELS_A_GROUP {
                     let is_inside = PANELS == 1 || i + LINES_AHEAD < inputs;
                     let skipped = if is_inside { 0 } else { (PANELS - 1) * stride };

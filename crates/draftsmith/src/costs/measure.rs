@@ -289,12 +289,15 @@ impl Timed {
 #[derive(Debug, Clone, Default)]
 struct MixedLengths {
     lengths: Vec<usize>,
+    /// The greatest, 1 at least: asked for in each round, while drafting is timed.
+    longest: usize,
     next: usize,
 }
 
 impl MixedLengths {
     fn of(lengths: Vec<usize>) -> Self {
-        Self { lengths, next: 0 }
+        let longest = lengths.iter().copied().max().unwrap_or(1).max(1);
+        Self { lengths, longest, next: 0 }
     }
 
     /// # Panics
@@ -317,7 +320,7 @@ struct Probe<'a> {
 
 impl StopRule for Probe<'_> {
     fn bounds(&self) -> Bounds {
-        Bounds { min: 1, max: self.lengths.lengths.iter().copied().max().unwrap_or(1).max(1) }
+        Bounds { min: 1, max: self.lengths.longest }
     }
 
     fn begin_round(&mut self) {
