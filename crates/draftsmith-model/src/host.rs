@@ -196,7 +196,10 @@ pub(crate) fn forward_layers<'a>(
     let num_rows = x.len() / width;
     // Products of large layers are worth sharing one by one, and among more than two.
     let is_large = layers[0].mlp.gate_up.is_shared();
-    let may_share = num_rows >= ROWS_FOR_TWO && !is_large && rayon::current_num_threads() >= 2;
+    // From outside the pool the second thread starts too late to help.
+    let is_on_pool = rayon::current_thread_index().is_some();
+    let may_share =
+        num_rows >= ROWS_FOR_TWO && !is_large && is_on_pool && rayon::current_num_threads() >= 2;
     if !may_share || !scratch.sharing.is_worth_it() {
         for (layer, cache) in layers.iter().zip(caches) {
             layer.forward(x, start, cache, rope, scratch);
