@@ -1,5 +1,5 @@
-//! What can be wrong with prompts, templates, tokenizers, response files and rollouts: every message
-//! names the file, and the line, key or column where there is one, and says what to do.
+//! What can be wrong with prompts, templates, tokenizers, response files and rollouts: every
+//! message names the file, and the line, key or column where there is one, and says what to do.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 //!
 //! Everything that comes from or goes to a file and is not a model: prompt sets in their published
 //! forms, the text side of a checkpoint directory (`tokenizer.json`, the chat template), and the
-//! response shards and rollouts with the provenance in their metadata. It sees token ids and numbers, never
-//! tensors or weights.
+//! response shards and rollouts with the provenance in their metadata. It sees token ids and
+//! numbers, never tensors or weights.
 
 mod artifact;
 mod chat_template;

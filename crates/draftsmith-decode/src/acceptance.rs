@@ -1,8 +1,9 @@
-//! What an acceptance head says of candidates, whichever drafter's hidden state it reads, and a calibration of it.
+//! What an acceptance head says of candidates, whichever drafter's hidden state it reads, and a
+//! calibration of it.
 //!
-//! A head of the paper's form speaks in the draft forward that reads the candidate, and its word comes to the host with
-//! that forward's logits. One that looks ahead speaks once the candidate is drawn: a sync of its own, in place of the
-//! draft forward that it may save.
+//! A head of the paper's form speaks in the draft forward that reads the candidate, and its word
+//! comes to the host with that forward's logits. One that looks ahead speaks once the candidate is
+//! drawn: a sync of its own, in place of the draft forward that it may save.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,8 @@ use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
 
-/// The most tokens whose embeddings' products with a head are kept: of a draft of width 4,096, 64 MiB.
+/// The most tokens whose embeddings' products with a head are kept: of a draft of width 4,096, 64
+/// MiB.
 const MOST_EMBEDDINGS: usize = 4096;
 
 /// A drafter's head, if it has one, and what of the draft forwards it may yet be told.
@@ -20,8 +22,8 @@ const MOST_EMBEDDINGS: usize = 4096;
 pub(crate) struct Acceptance<'m> {
     head: Option<&'m AcceptanceHead>,
     calibration: Option<&'m Calibration>,
-    /// The forwards whose candidates the head may yet be asked about and told more of than hidden states, longer and
-    /// longer.
+    /// The forwards whose candidates the head may yet be asked about and told more of than hidden
+    /// states, longer and longer.
     forwards: Vec<Forward>,
     /// The last forward's final hidden state, for a head that looks ahead.
     hidden: Option<Rows>,
@@ -93,8 +95,8 @@ impl<'m> Acceptance<'m> {
         self.forwards.retain(|forward| forward.num_read <= len);
     }
 
-    /// Brings a forward's logits to the host, and with them what the head says of the candidate that it has read, if
-    /// that is when it speaks: one sync.
+    /// Brings a forward's logits to the host, and with them what the head says of the candidate
+    /// that it has read, if that is when it speaks: one sync.
     ///
     /// # Errors
     /// If a number is none, or the device fails.
@@ -122,8 +124,8 @@ impl<'m> Acceptance<'m> {
         };
         check_logits(&logits, role, num_read)?;
         if let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) {
-            // What came before a round's first candidate is asked about no more, nor what a head that looks ahead has
-            // spoken of.
+            // What came before a round's first candidate is asked about no more, nor what a head
+            // that looks ahead has spoken of.
             if num_candidates == 0 || head.reads().looks_ahead() {
                 self.forwards.clear();
             }
@@ -134,8 +136,8 @@ impl<'m> Acceptance<'m> {
         Ok((logits, estimate))
     }
 
-    /// What a head that looks ahead says of `candidate`, drawn from the last forward's `logits`; None of other heads.
-    /// `embed` looks up the candidate's embedding.
+    /// What a head that looks ahead says of `candidate`, drawn from the last forward's `logits`;
+    /// None of other heads. `embed` looks up the candidate's embedding.
     ///
     /// # Errors
     /// If its word is not a number, or the device fails.
@@ -169,7 +171,8 @@ impl<'m> Acceptance<'m> {
         self.acceptance_prob(acceptance[0], forward.num_read).map(Some)
     }
 
-    /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward that ended before it.
+    /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward
+    /// that ended before it.
     fn scalars(&self, head: &AcceptanceHead, at: usize) -> Vec<f32> {
         if head.reads().is_hidden_alone() {
             return Vec::new();

@@ -1,7 +1,8 @@
 //! Recording: what a drafter says at every place of a response, for replay without models.
 //!
-//! The drafter reads the response token by token, as in decoding. Where its candidate is not the response's token, or
-//! would be rejected, it is let go on from its own candidate, and then called back.
+//! The drafter reads the response token by token, as in decoding. Where its candidate is not the
+//! response's token, or would be rejected, it is let go on from its own candidate, and then called
+//! back.
 
 use draftsmith_theory::{
     Decoding, DraftSignals, Draws, HeadEstimate, RecordedCandidate, RecordedPlace, Recording,
@@ -20,18 +21,19 @@ pub struct RecordOptions {
     pub limits: Limits,
     /// The greatest number of candidates a round can later be replayed with.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, which is then asked about every candidate. What it says may not
-    /// depend on where a round began.
+    /// Whether the drafter has an acceptance head, which is then asked about every candidate. What
+    /// it says may not depend on where a round began.
     pub has_head: bool,
 }
 
-/// Records what the drafter does along `response`, which the target gave to `prompt` under the same decoding and
-/// limits.
+/// Records what the drafter does along `response`, which the target gave to `prompt` under the same
+/// decoding and limits.
 ///
-/// Greedy: what is recorded is what any round would meet. Sampled: a draw of what any round would meet, given the
-/// response (see [`Recordings`](draftsmith_theory::Recordings)).
+/// Greedy: what is recorded is what any round would meet. Sampled: a draw of what any round would
+/// meet, given the response (see [`Recordings`](draftsmith_theory::Recordings)).
 ///
-/// Acceptance labels are of the distributions as served; greedy, of the models' own at temperature 1.
+/// Acceptance labels are of the distributions as served; greedy, of the models' own at temperature
+/// 1.
 ///
 /// # Errors
 /// If the prompt or the response is empty or does not fit, or a model fails.
@@ -121,7 +123,8 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         self.drafter.assess(self.target, &step.logits, token)
     }
 
-    /// The candidate that is drafted instead of the response's `token` and then rejected, if one is.
+    /// The candidate that is drafted instead of the response's `token` and then rejected, if one
+    /// is.
     fn rejected(&mut self, step: &Step, token: u32, target_logits: &[f32]) -> Option<u32> {
         let (Decoding::Sampled(sampling), Some(q)) = (self.options.decoding, &step.probs) else {
             let choice = argmax(&step.logits);
@@ -133,13 +136,14 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
             return None;
         }
         let residual: Vec<f64> = q.iter().zip(&p).map(|(q, p)| (q - p).max(0.0)).collect();
-        // q < p here, hence q > p elsewhere, but for a hair of rounding: then there is nothing to reject.
+        // q < p here, hence q > p elsewhere, but for a hair of rounding: then there is nothing to
+        // reject.
         let something_left = residual.iter().any(|&weight| weight > 0.0);
         something_left.then(|| self.draws.categorical(&residual) as u32)
     }
 
-    /// What is drafted from a rejected candidate on, itself included: up to `room` candidates, fewer where an end token
-    /// comes. Target and drafter are then back at `tokens`.
+    /// What is drafted from a rejected candidate on, itself included: up to `room` candidates,
+    /// fewer where an end token comes. Target and drafter are then back at `tokens`.
     fn roll_out(
         &mut self,
         tokens: &mut Vec<u32>,
@@ -185,7 +189,8 @@ struct Step {
 }
 
 impl Step {
-    /// Enters what the head says of `read`, the candidate that this forward has read, if that is when it speaks.
+    /// Enters what the head says of `read`, the candidate that this forward has read, if that is
+    /// when it speaks.
     fn tells_of(&self, read: &mut RecordedCandidate) {
         if let Some(HeadEstimate::OfRead(prob)) = self.signals.acceptance_prob {
             read.predicted_acceptance_prob = Some(prob);

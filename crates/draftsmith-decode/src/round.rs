@@ -60,9 +60,10 @@ pub trait Drafter<T> {
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError>;
 
-    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the last
-    /// [`draft`](Self::draft): the word of an acceptance head that looks ahead, which does not wait for the candidate
-    /// to be read. None without such a head. Asked where the rule reads an acceptance head.
+    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the
+    /// last [`draft`](Self::draft): the word of an acceptance head that looks ahead, which does not
+    /// wait for the candidate to be read. None without such a head. Asked where the rule reads an
+    /// acceptance head.
     ///
     /// # Errors
     /// If the head's word is not a number or the device fails.
@@ -240,8 +241,8 @@ pub fn decode_plain<T: Target>(
 }
 
 /// Decodes by rounds: the drafter draws candidates until the stop rule, its bounds, an end token
-/// or the limit ends the phase (a rule may also skip it), the target verifies them in one forward, and both roll back to
-/// what stands.
+/// or the limit ends the phase (a rule may also skip it), the target verifies them in one forward,
+/// and both roll back to what stands.
 ///
 /// The output is the target's: token for token when greedy, in distribution when sampled.
 /// No round drafts more than could be kept beside the target's own token.

@@ -2,10 +2,10 @@
 //! drafter.
 //!
 //! A draft step runs the target's layers `0..exit_layer` on the newest token, the adapter on the
-//! features that come out, and the target's LM head, or the adapter's own, on what the adapter says.
-//! The features stay with the target's session: verification runs `exit_layer..num_layers` over all of the round's at
-//! once, and no token passes the shallow layers twice. The second early exit, ending a round at a
-//! low confidence, is the stop rule's.
+//! features that come out, and the target's LM head, or the adapter's own, on what the adapter
+//! says. The features stay with the target's session: verification runs `exit_layer..num_layers`
+//! over all of the round's at once, and no token passes the shallow layers twice. The second early
+//! exit, ending a round at a low confidence, is the stop rule's.
 //!
 //! Over a round of K candidates the shallow layers read K tokens while drafting and one, the last
 //! candidate, while verifying. So a draft forward is shallow layers, adapter and LM head over one
@@ -13,8 +13,8 @@
 //! deep layers and LM head: N_draft is the number of candidates, and N_draft + N_target = N +
 //! N_discarded holds as for a separate draft.
 //!
-//! An acceptance head reads what the LM head reads of the adapter, as that of a separate draft reads the draft's final
-//! hidden state, and looks candidates' embeddings up in the target.
+//! An acceptance head reads what the LM head reads of the adapter, as that of a separate draft
+//! reads the draft's final hidden state, and looks candidates' embeddings up in the target.
 
 #[cfg(test)]
 mod tests;
@@ -49,8 +49,8 @@ impl<'a> SelfDraft<'a> {
         Self { adapter, cache: adapter.new_cache(capacity), acceptance }
     }
 
-    /// From now on the head's predictions are calibrated so, or told as they are. A calibration belongs to a way of
-    /// decoding, so that a drafter for several changes it between them.
+    /// From now on the head's predictions are calibrated so, or told as they are. A calibration
+    /// belongs to a way of decoding, so that a drafter for several changes it between them.
     pub fn set_calibration(&mut self, calibration: Option<&'a Calibration>) {
         self.acceptance.set_calibration(calibration);
     }

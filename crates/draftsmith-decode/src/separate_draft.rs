@@ -1,4 +1,5 @@
-//! A separate, smaller model as the drafter, with or without an acceptance head and a calibration of what it says.
+//! A separate, smaller model as the drafter, with or without an acceptance head and a calibration
+//! of what it says.
 
 #[cfg(test)]
 mod tests;
@@ -37,8 +38,8 @@ impl<'m> SeparateDraft<'m> {
         Self { session, acceptance, vocab_size }
     }
 
-    /// From now on the head's predictions are calibrated so, or told as they are. A calibration belongs to a way of
-    /// decoding, so that a drafter for several changes it between them.
+    /// From now on the head's predictions are calibrated so, or told as they are. A calibration
+    /// belongs to a way of decoding, so that a drafter for several changes it between them.
     pub fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
         self.acceptance.set_calibration(calibration);
     }

@@ -141,8 +141,8 @@ impl<'m> ModelSession<'m> {
     }
 
     /// Runs the layers before the exit on what they have not read of `tokens`, the whole sequence,
-    /// and returns the features (hidden states at the exit layer) of all positions from `from` on, for the drafter: once it has them
-    /// it may not ask for them again.
+    /// and returns the features (hidden states at the exit layer) of all positions from `from` on,
+    /// for the drafter: once it has them it may not ask for them again.
     ///
     /// # Panics
     /// If the session has no exit, or the features of `from` are no longer held.

@@ -1,7 +1,7 @@
 //! The acceptance-prediction head of SpecDec++ (Huang et al. 2024, section 3): a small residual
-//! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer to
-//! two logits, reject and accept. What else is read of a candidate, z, enters before the first block
-//! as x₀ = h + U z; see [`HeadReads`].
+//! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer
+//! to two logits, reject and accept. What else is read of a candidate, z, enters before the first
+//! block as x₀ = h + U z; see [`HeadReads`].
 //!
 //! Two schemas on disk. The authors' is for what their class can load: one block applied `D` times,
 //! stored once, on the candidate's own hidden state alone. All else goes under ours, with other
@@ -129,8 +129,8 @@ impl AcceptanceHead {
         logit_of(self.forward(features))
     }
 
-    /// U's product with embeddings, for a head that looks ahead: what [`Self::acceptance_logits`] is told of a candidate
-    /// that depends on its token alone, so that it may be kept.
+    /// U's product with embeddings, for a head that looks ahead: what [`Self::acceptance_logits`]
+    /// is told of a candidate that depends on its token alone, so that it may be kept.
     ///
     /// # Shapes
     /// - embedding, output: a row a candidate, of the draft's width

@@ -85,8 +85,8 @@ pub struct AdapterConfig {
     pub exit_layer: usize,
     /// What it is made of.
     pub architecture: AdapterArchitecture,
-    /// The target's shape with one layer: what the adapter's attention, MLP, norms and rotation take
-    /// after.
+    /// The target's shape with one layer: what the adapter's attention, MLP, norms and rotation
+    /// take after.
     pub llama: LlamaConfig,
     /// SHA-256 of the target the adapter was trained for, if known.
     pub target_hash: Option<String>,
@@ -179,7 +179,8 @@ impl AdapterConfig {
     }
 
     /// The number of parameters: hidden sizes H, q and kv of all heads, intermediate size I and
-    /// vocabulary V make attention 2H(q + kv) + H, an MLP 3HI + H, an LM head HV, and the last norm H.
+    /// vocabulary V make attention 2H(q + kv) + H, an MLP 3HI + H, an LM head HV, and the last norm
+    /// H.
     pub fn num_parameters(&self) -> usize {
         let LlamaConfig { hidden_size, intermediate_size, vocab_size, head_dim, .. } = self.llama;
         let (q, kv) =
@@ -328,8 +329,8 @@ impl Adapter {
         logits.reshape([batch, seq, self.config.vocab_size]).into()
     }
 
-    /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the right
-    /// changes nothing to its left.
+    /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the
+    /// right changes nothing to its left.
     ///
     /// # Shapes
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer

@@ -13,12 +13,10 @@
 
 mod attention;
 mod panels;
+mod sharing;
 mod steps;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use burn::nn::{Linear, RmsNorm};
 use rayon::prelude::*;
@@ -31,9 +29,6 @@ pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// The most rows that are run here: beyond, general products are as good.
 pub(crate) const MOST_ROWS: usize = 256;
-
-/// Rows from which on two threads share them: below, starting the second costs more than it saves.
-const ROWS_FOR_TWO: usize = 6;
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
@@ -180,10 +175,6 @@ pub(crate) fn forward_sequences(
 }
 
 /// Runs layers on rows at positions from `start` on, in place; `caches` gives one a layer.
-///
-/// Many rows are shared by two threads: one runs the first half through layer after layer, the
-/// other follows with the second half, one layer behind, because its queries look at the first
-/// half's keys. They meet once a layer, where products split over threads would meet four times.
 pub(crate) fn forward_layers<'a>(
     layers: &[HostLayer],
     x: &mut [f32],
@@ -192,94 +183,11 @@ pub(crate) fn forward_layers<'a>(
     rope: &RopeTable,
     scratch: &mut Scratch,
 ) {
-    let width = layers[0].attention.norm.width();
-    let num_rows = x.len() / width;
-    // Products of large layers are worth sharing one by one, and among more than two.
-    let is_large = layers[0].mlp.gate_up.is_shared();
-    // From outside the pool the second thread starts too late to help.
-    let is_on_pool = rayon::current_thread_index().is_some();
-    let may_share =
-        num_rows >= ROWS_FOR_TWO && !is_large && is_on_pool && rayon::current_num_threads() >= 2;
-    if !may_share || !scratch.sharing.is_worth_it() {
-        for (layer, cache) in layers.iter().zip(caches) {
-            layer.forward(x, start, cache, rope, scratch);
-        }
-        return;
+    if scratch.sharing.shares(layers, x) {
+        return scratch.sharing.forward_layers(layers, x, start, caches, rope);
     }
-    // The second half's queries see more keys, so the first half is the larger.
-    let half = num_rows.div_ceil(2).next_multiple_of(2);
-    let (first, second) = x.split_at_mut(half * width);
-    let caches: Vec<Mutex<&mut HostLayerCache>> = caches.map(Mutex::new).collect();
-    let num_done = AtomicUsize::new(0);
-    let run = |x: &mut [f32], start: usize, before: &dyn Fn(usize), after: &dyn Fn(usize)| {
-        let scratch = &mut Scratch::with_threads(Threads::One);
-        for (number, (layer, cache)) in layers.iter().zip(&caches).enumerate() {
-            before(number);
-            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-            layer.forward(x, start, &mut cache, rope, scratch);
-            drop(cache);
-            after(number);
-        }
-    };
-    let begun = Instant::now();
-    let (first_took, ()) = rayon::join(
-        || {
-            // Should this half panic, the other must not wait for it.
-            let _all_done = AllDone(&num_done);
-            run(first, start, &|_| {}, &|number| num_done.store(number + 1, Ordering::Release));
-            begun.elapsed()
-        },
-        || {
-            let wait = |number| {
-                while num_done.load(Ordering::Acquire) <= number {
-                    std::hint::spin_loop();
-                }
-            };
-            run(second, start + half, &wait, &|_| {});
-        },
-    );
-    scratch.sharing.took(first_took, begun.elapsed());
-}
-
-/// Whether forwards of a session are shared by two threads. Where other processes keep the cores busy, the second thread
-/// is put aside in the middle of its half for longer than the whole forward takes one thread.
-#[derive(Debug, Default)]
-pub(crate) struct Sharing {
-    /// Forwards that one thread runs before two try again.
-    num_to_wait: u32,
-    /// So many they were when it was last held up.
-    last_wait: u32,
-}
-
-impl Sharing {
-    /// The fewest forwards that one thread runs after two were held up, and the most, after they were again and again.
-    const WAITS: (u32, u32) = (16, 4096);
-
-    /// Asked before each forward that may be shared.
-    fn is_worth_it(&mut self) -> bool {
-        let is_worth_it = self.num_to_wait == 0;
-        self.num_to_wait = self.num_to_wait.saturating_sub(1);
-        is_worth_it
-    }
-
-    /// Told how long the first half of a shared forward took, and the whole.
-    fn took(&mut self, first: Duration, whole: Duration) {
-        if whole > 3 * first {
-            let (least, most) = Self::WAITS;
-            self.last_wait = (4 * self.last_wait).clamp(least, most);
-            self.num_to_wait = self.last_wait;
-        } else {
-            self.last_wait /= 2;
-        }
-    }
-}
-
-/// Tells a waiting thread, when it goes, that there is nothing more to wait for.
-struct AllDone<'a>(&'a AtomicUsize);
-
-impl Drop for AllDone<'_> {
-    fn drop(&mut self) {
-        self.0.store(usize::MAX, Ordering::Release);
+    for (layer, cache) in layers.iter().zip(caches) {
+        layer.forward(x, start, cache, rope, scratch);
     }
 }
 
@@ -345,8 +253,8 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     );
 }
 
-/// Adds to `x` what an acceptance head reads beside a hidden state: `y`, and rows of a matrix, each as often as its
-/// scalar says.
+/// Adds to `x` what an acceptance head reads beside a hidden state: `y`, and rows of a matrix, each
+/// as often as its scalar says.
 pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
     vectorized(
         #[inline(always)]
@@ -367,33 +275,4 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
         #[inline(always)]
         || steps::dot(x, y),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_threads_that_are_held_up_leave_forwards_to_one_for_longer_and_longer() {
-        let (millis, mut sharing) = (Duration::from_millis, Sharing::default());
-        let num_alone = |sharing: &mut Sharing| {
-            let alone = std::iter::repeat_with(|| sharing.is_worth_it());
-            alone.take_while(|is_worth_it| !is_worth_it).count()
-        };
-        sharing.took(millis(2), millis(3));
-        assert_eq!(num_alone(&mut sharing), 0);
-        let mut waits = Vec::new();
-        for _ in 0..6 {
-            sharing.took(millis(2), millis(12));
-            waits.push(num_alone(&mut sharing));
-        }
-        assert_eq!(waits, [16, 64, 256, 1024, 4096, 4096]);
-        // Good ones in between are held against it less and less.
-        for _ in 0..6 {
-            sharing.took(millis(2), millis(3));
-            assert!(sharing.is_worth_it());
-        }
-        sharing.took(millis(2), millis(12));
-        assert_eq!(num_alone(&mut sharing), 256);
-    }
 }

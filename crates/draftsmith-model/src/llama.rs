@@ -172,7 +172,8 @@ impl CausalLm {
     }
 
     /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
-    /// weights are drawn lazily, as [`LlamaConfig::init`] does, each is drawn, cast and let go in turn.
+    /// weights are drawn lazily, as [`LlamaConfig::init`] does, each is drawn, cast and let go in
+    /// turn.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         if self.embed_tokens.val().dtype() == dtype.float_dtype().into() {
             return self;
@@ -315,14 +316,14 @@ impl CausalLm {
         states
     }
 
-    /// The hidden states after each number of layers in `exit_layers`, and the final ones (after the
-    /// final norm), over whole sequences in one pass, without a cache. No other layer's states are
-    /// kept.
+    /// The hidden states after each number of layers in `exit_layers`, and the final ones (after
+    /// the final norm), over whole sequences in one pass, without a cache. No other layer's states
+    /// are kept.
     ///
-    /// `wanted` names, for each sequence, the positions whose final states somebody reads. What lies
-    /// behind them is padding, and what lies before them is only ever looked at: where that saves
-    /// time, neither is computed to its end. So the exits' states hold before the end of `wanted`,
-    /// the final ones within it; elsewhere they are finite and mean nothing.
+    /// `wanted` names, for each sequence, the positions whose final states somebody reads. What
+    /// lies behind them is padding, and what lies before them is only ever looked at: where that
+    /// saves time, neither is computed to its end. So the exits' states hold before the end of
+    /// `wanted`, the final ones within it; elsewhere they are finite and mean nothing.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
@@ -364,8 +365,8 @@ impl CausalLm {
         self.final_norm(hidden)
     }
 
-    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache; no
-    /// other layer is run.
+    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache;
+    /// no other layer is run.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`

@@ -1,9 +1,9 @@
 //! The float type that a module computes in: f32, or bf16 for a GPU's tensor cores.
 //!
-//! The type is that of a module's parameters. A frozen model is cast once. What is trained keeps its
-//! parameters in f32 and casts them anew in each forward ([`CausalLm::to_dtype`] and its like on an
-//! autodiff device): the products run in bf16, the cast is recorded, and gradients come back in f32
-//! to an optimiser that adds small steps up in f32 (mixed precision with master weights,
+//! The type is that of a module's parameters. A frozen model is cast once. What is trained keeps
+//! its parameters in f32 and casts them anew in each forward ([`CausalLm::to_dtype`] and its like
+//! on an autodiff device): the products run in bf16, the cast is recorded, and gradients come back
+//! in f32 to an optimiser that adds small steps up in f32 (mixed precision with master weights,
 //! Micikevicius et al. 2018, section 3.1; bf16 needs no loss scaling).
 //!
 //! Sums that bf16 would spoil stay in f32 throughout: norms, softmaxes, losses, and the tables of

@@ -1,10 +1,10 @@
 //! Vector instructions chosen at run time, and the arithmetic that goes with them: for what is done
 //! in host memory instead of with tensors, here and in the crates above.
 //!
-//! What is handed to [`vectorized`] is compiled once more for the processor's instructions, provided
-//! that everything it calls is inlined into it. So innermost loops are plain `for` loops over arrays
-//! of [`STRANDS`] numbers: the closure of an iterator's `fold` or `map`, and what `zip` calls, may be
-//! compiled on their own, without those instructions.
+//! What is handed to [`vectorized`] is compiled once more for the processor's instructions,
+//! provided that everything it calls is inlined into it. So innermost loops are plain `for` loops
+//! over arrays of [`STRANDS`] numbers: the closure of an iterator's `fold` or `map`, and what `zip`
+//! calls, may be compiled on their own, without those instructions.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use pulp::Arch;

@@ -1,17 +1,20 @@
-//! What a divergence, or the draft's entropy alone, tells of the overlap β = Σ min(p, q) = 1 − TVD(p, q).
+//! What a divergence, or the draft's entropy alone, tells of the overlap β = Σ min(p, q) = 1 −
+//! TVD(p, q).
 //!
-//! KL divergences bound the expected acceptance probability from below, in either direction, since β is symmetric.
-//! SVIP (Zhang et al. 2024, section 3) starts from such a bound and replaces what the draft cannot know by its own
-//! entropy: that makes an estimate of it, and no bound. All divergences and entropies are in nats.
+//! KL divergences bound the expected acceptance probability from below, in either direction, since
+//! β is symmetric. SVIP (Zhang et al. 2024, section 3) starts from such a bound and replaces what
+//! the draft cannot know by its own entropy: that makes an estimate of it, and no bound. All
+//! divergences and entropies are in nats.
 
-/// The divergence at which the bounds of Pinsker and of Bretagnolle and Huber are equal, in nats: the positive root of
-/// KL/2 = 1 − e^{−KL}, which is 2 + W(−2e^{−2}). Both bounds are 0.107 there.
+/// The divergence at which the bounds of Pinsker and of Bretagnolle and Huber are equal, in nats:
+/// the positive root of KL/2 = 1 − e^{−KL}, which is 2 + W(−2e^{−2}). Both bounds are 0.107 there.
 pub const BOUNDS_CROSS_AT_NATS: f64 = 1.593_624_260_040_04;
 
-/// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 where that is negative, from 2 nats on.
+/// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 where that is negative, from 2
+/// nats on.
 ///
-/// The better of the two bounds below [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding leaves it, counts
-/// as 0.
+/// The better of the two bounds below [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding
+/// leaves it, counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -19,23 +22,25 @@ pub fn pinsker_bound(kl_nats: f64) -> f64 {
     (1.0 - (checked(kl_nats) / 2.0).sqrt()).max(0.0)
 }
 
-/// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any finite KL.
+/// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any
+/// finite KL.
 ///
-/// The better of the two bounds above [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding leaves it, counts
-/// as 0.
+/// The better of the two bounds above [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding
+/// leaves it, counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
 pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     let kl_nats = checked(kl_nats);
-    // 1 − √(1 − e) is e / (1 + √(1 − e)), which keeps its digits for large KL; exp_m1 keeps those for small.
+    // 1 − √(1 − e) is e / (1 + √(1 − e)), which keeps its digits for large KL; exp_m1 keeps those
+    // for small.
     (-kl_nats).exp() / (1.0 + (-(-kl_nats).exp_m1()).sqrt())
 }
 
 /// The best lower bound on β that the two divergences give, by Pinsker or by Bretagnolle and Huber.
 ///
-/// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q), with q the draft;
-/// +∞ for a direction that is not known says nothing.
+/// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q),
+/// with q the draft; +∞ for a direction that is not known says nothing.
 ///
 /// # Panics
 /// If a divergence is NaN.
@@ -45,12 +50,12 @@ pub fn overlap_lower_bound(draft_to_target_kl_nats: f64, target_to_draft_kl_nats
     pinsker_bound(kl_nats).max(bretagnolle_huber_bound(kl_nats))
 }
 
-/// SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) = `draft_entropy_nats` (Zhang et al. 2024,
-/// section 3); 0 where that is negative.
+/// SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) = `draft_entropy_nats`
+/// (Zhang et al. 2024, section 3); 0 where that is negative.
 ///
-/// It is Pinsker's bound with the divergence H(q, p) − H(q) taken to be 2c·H(q). That is an approximation: a draft
-/// that is sure and wrong has no entropy and no overlap, so β may lie on either side. The authors' code has c = 0.15;
-/// the paper takes c into the threshold.
+/// It is Pinsker's bound with the divergence H(q, p) − H(q) taken to be 2c·H(q). That is an
+/// approximation: a draft that is sure and wrong has no entropy and no overlap, so β may lie on
+/// either side. The authors' code has c = 0.15; the paper takes c into the threshold.
 ///
 /// # Panics
 /// If the entropy or the scale is negative or NaN.
@@ -72,7 +77,8 @@ mod tests {
     use super::*;
     use crate::{SeededDraws, cross_entropy, entropy_of_log_probs, overlap};
 
-    /// The log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot at 20.
+    /// The log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot
+    /// at 20.
     fn random_log_probs(rng: &mut SeededDraws, len: usize, sharpness: f64) -> Vec<f64> {
         let logits: Vec<f64> = (0..len).map(|_| sharpness * rng.uniform()).collect();
         let log_total = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
@@ -100,7 +106,8 @@ mod tests {
             let q = random_log_probs(&mut rng, len, sharpness);
             let beta = overlap_of(&p, &q);
             let (kl, reverse_kl) = (divergence(&q, &p), divergence(&p, &q));
-            // Pinsker's bound is tight as KL goes to 0, where a rounding error of 1e-15 in KL moves √KL by 3e-8.
+            // Pinsker's bound is tight as KL goes to 0, where a rounding error of 1e-15 in KL moves
+            // √KL by 3e-8.
             let most = beta + 1e-7;
             for kl in [kl, reverse_kl] {
                 assert!(pinsker_bound(kl) <= most && bretagnolle_huber_bound(kl) <= most);
@@ -123,7 +130,8 @@ mod tests {
             let (p, q) = ([0.5f64, 0.5], [0.5 + shift, 0.5 - shift]);
             let logs = |probs: [f64; 2]| probs.map(f64::ln);
             let kl = divergence(&logs(q), &logs(p));
-            // KL is 2·shift² to the fourth order in the shift; f64 leaves it eight digits at a shift of 1e-4.
+            // KL is 2·shift² to the fourth order in the shift; f64 leaves it eight digits at a
+            // shift of 1e-4.
             assert!((pinsker_bound(kl) - overlap(&p, &q)).abs() < shift.powi(2));
         }
     }
@@ -158,7 +166,8 @@ mod tests {
             assert_eq!(bound(f64::INFINITY), 0.0);
         }
         assert_eq!(pinsker_bound(2.0), 0.0);
-        // e^{−KL}/2 is the first term, and the next is of relative size e^{−40}/4: the quotient loses nothing.
+        // e^{−KL}/2 is the first term, and the next is of relative size e^{−40}/4: the quotient
+        // loses nothing.
         let ratio = bretagnolle_huber_bound(40.0) / (0.5 * (-40.0f64).exp());
         assert!((ratio - 1.0).abs() < 1e-15);
     }

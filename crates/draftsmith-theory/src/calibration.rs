@@ -1,17 +1,19 @@
 //! Calibration: what an acceptance head's prediction is worth, as a chance.
 //!
-//! A stop rule multiplies predictions, so they must be chances and not just scores. Training with a rejection weight w
-//! moves a head's logits by −ln w, and a head of few parameters has errors of its own; a monotone map from prediction to
-//! chance, fitted to what came of predictions on held-out prompts, undoes both. A temperature alone cannot: it leaves a
-//! prediction of ½ where it is.
+//! A stop rule multiplies predictions, so they must be chances and not just scores. Training with a
+//! rejection weight w moves a head's logits by −ln w, and a head of few parameters has errors of
+//! its own; a monotone map from prediction to chance, fitted to what came of predictions on
+//! held-out prompts, undoes both. A temperature alone cannot: it leaves a prediction of ½ where it
+//! is.
 //!
 //! | form | the map | after |
 //! |---|---|---|
 //! | [`Platt`] | σ(scale · logit + bias): two numbers, smooth | Platt 1999 |
 //! | [`PiecewiseLinear`] | straight lines between blocks of an isotonic regression | Zadrozny and Elkan 2002 |
 //!
-//! [`CalibrationTrial`] says which of them, if any, is better on prompts that it was not fitted to. What is fitted comes
-//! from [`Recordings::judged_predictions`](crate::Recordings::judged_predictions).
+//! [`CalibrationTrial`] says which of them, if any, is better on prompts that it was not fitted to.
+//! What is fitted comes from
+//! [`Recordings::judged_predictions`](crate::Recordings::judged_predictions).
 
 mod piecewise_linear;
 mod platt;
@@ -55,8 +57,8 @@ pub enum Calibration {
 }
 
 impl Calibration {
-    /// Fits a calibration to predictions and what came of them: the least weighted cross-entropy (Platt) or squares
-    /// (isotonic). None of no weight.
+    /// Fits a calibration to predictions and what came of them: the least weighted cross-entropy
+    /// (Platt) or squares (isotonic). None of no weight.
     pub fn fit(kind: CalibrationKind, judged: &[JudgedPrediction]) -> Option<Self> {
         if !judged.iter().any(|judged| judged.weight > 0.0) {
             return None;
@@ -97,7 +99,8 @@ mod test_predictions {
     use super::JudgedPrediction;
     use crate::{Draws, SeededDraws};
 
-    /// Predictions all over the line; what came of each is decided by a coin of chance `truth`(prediction).
+    /// Predictions all over the line; what came of each is decided by a coin of chance
+    /// `truth`(prediction).
     pub(super) fn coins(
         seed: u64,
         len: usize,
@@ -167,7 +170,8 @@ mod tests {
             coins(3, 500, |prob| prob.sqrt()),
             // The wrong way round.
             coins(4, 500, |prob| 1.0 - prob),
-            // Nothing but noise, one outcome only, separable, a single place, and the ends of the line.
+            // Nothing but noise, one outcome only, separable, a single place, and the ends of the
+            // line.
             coins(5, 60, |_| 0.5),
             coins(6, 100, |_| 1.0),
             coins(7, 100, |prob| f64::from(u8::from(prob > 0.4))),

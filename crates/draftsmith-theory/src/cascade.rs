@@ -1,9 +1,9 @@
-//! What cascades of drafts yield if every candidate is accepted independently: CS-Drafting's closed forms, and the
-//! plans that maximise them.
+//! What cascades of drafts yield if every candidate is accepted independently: CS-Drafting's closed
+//! forms, and the plans that maximise them.
 //!
-//! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in a *horizontal*
-//! one, drafts take turns along one candidate sequence. Every formula here is a sum or a product of positive terms,
-//! so that none loses digits where the published quotients are 0/0.
+//! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in
+//! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
+//! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
 
 use crate::expected_tokens_per_round;
 
@@ -12,7 +12,8 @@ use crate::expected_tokens_per_round;
 pub struct DraftProfile {
     /// α: the chance that the model reviewing this draft accepts a candidate of it, in \[0, 1\].
     pub acceptance_prob: f64,
-    /// c: seconds of one forward of this draft over seconds of one forward of the *target*, whoever reviews it.
+    /// c: seconds of one forward of this draft over seconds of one forward of the *target*, whoever
+    /// reviews it.
     pub cost_ratio: f64,
 }
 
@@ -36,11 +37,12 @@ pub struct HorizontalPlan {
     pub improvement: f64,
 }
 
-/// φ_{α,k}(x) = Σ P(i tokens)·x^i, the generating function of the tokens one speculative step yields, with
-/// α = `acceptance_prob` and k = `candidate_length` (CS-Drafting, Theorem 4.1).
+/// φ_{α,k}(x) = Σ P(i tokens)·x^i, the generating function of the tokens one speculative step
+/// yields, with α = `acceptance_prob` and k = `candidate_length` (CS-Drafting, Theorem 4.1).
 ///
-/// The paper's form is 1 + (x − 1)(1 − α^{k+1}x^{k+1})/(1 − αx). The quotient is Σ (αx)^i for i in 0..=k, which is
-/// what is summed here, so αx = 1 is no exception. φ(1) = 1, and φ′(1) is [`expected_tokens_per_round`].
+/// The paper's form is 1 + (x − 1)(1 − α^{k+1}x^{k+1})/(1 − αx). The quotient is Σ (αx)^i for i in
+/// 0..=k, which is what is summed here, so αx = 1 is no exception. φ(1) = 1, and φ′(1) is
+/// [`expected_tokens_per_round`].
 pub fn step_tokens_generating_function(
     acceptance_prob: f64,
     candidate_length: usize,
@@ -49,16 +51,18 @@ pub fn step_tokens_generating_function(
     1.0 + (x - 1.0) * expected_tokens_per_round(acceptance_prob * x, candidate_length)
 }
 
-/// Expected walltime improvement of a vertical cascade over the target alone (CS-Drafting, Theorem 4.4):
-/// (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
+/// Expected walltime improvement of a vertical cascade over the target alone (CS-Drafting, Theorem
+/// 4.4): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
 ///
-/// The target reviews `draft` (d1): α = `draft.acceptance_prob` is α(target, d1). It is the *argument* of φ. d1
-/// reviews `inner` (d2): α′ = `inner.acceptance_prob` is α(d1, d2). It is the *parameter* of φ, together with
-/// k = `candidate_length`. A round is n = `num_steps` speculative steps of d1, whose tokens the target then reviews
-/// all at once; φⁿ is the n-th power, as the steps' token counts add up. Reviewing several rows costs as much as one.
+/// The target reviews `draft` (d1): α = `draft.acceptance_prob` is α(target, d1). It is the
+/// *argument* of φ. d1 reviews `inner` (d2): α′ = `inner.acceptance_prob` is α(d1, d2). It is the
+/// *parameter* of φ, together with k = `candidate_length`. A round is n = `num_steps` speculative
+/// steps of d1, whose tokens the target then reviews all at once; φⁿ is the n-th power, as the
+/// steps' token counts add up. Reviewing several rows costs as much as one.
 ///
-/// How many tokens a step yields is taken to say nothing of whether the target accepts them. Where the tokens that
-/// the drafts agree on are also those that the target agrees with, the formula is only an approximation.
+/// How many tokens a step yields is taken to say nothing of whether the target accepts them. Where
+/// the tokens that the drafts agree on are also those that the target agrees with, the formula is
+/// only an approximation.
 pub fn vertical_cascade_improvement(
     draft: DraftProfile,
     inner: DraftProfile,
@@ -75,22 +79,23 @@ pub fn vertical_cascade_improvement(
         / (1.0 + num_steps as f64 * draft.cost_ratio + num_inner_forwards * inner.cost_ratio)
 }
 
-/// Expected walltime improvement of a horizontal cascade over the target alone (CS-Drafting, Corollary 4.6):
-/// Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft that proposes candidate i and the
-/// target reviews them all.
+/// Expected walltime improvement of a horizontal cascade over the target alone (CS-Drafting,
+/// Corollary 4.6): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
+/// that proposes candidate i and the target reviews them all.
 ///
-/// With one draft throughout this is [`expected_walltime_improvement`](crate::expected_walltime_improvement).
+/// With one draft throughout this is
+/// [`expected_walltime_improvement`](crate::expected_walltime_improvement).
 pub fn horizontal_cascade_improvement(
     candidate_drafts: impl IntoIterator<Item = DraftProfile>,
 ) -> f64 {
     candidate_drafts.into_iter().fold(HorizontalRound::EMPTY, HorizontalRound::with).improvement()
 }
 
-/// The vertical cascade of greatest improvement with at most `max_steps` steps of at most `max_candidates` candidates
-/// each; of equals, the one of fewest steps, then fewest candidates.
+/// The vertical cascade of greatest improvement with at most `max_steps` steps of at most
+/// `max_candidates` candidates each; of equals, the one of fewest steps, then fewest candidates.
 ///
-/// Arguments as in [`vertical_cascade_improvement`]. A plan of no steps is the target alone; one of no candidates is
-/// `draft` without `inner`, a step being one forward.
+/// Arguments as in [`vertical_cascade_improvement`]. A plan of no steps is the target alone; one of
+/// no candidates is `draft` without `inner`, a step being one forward.
 pub fn best_vertical_cascade(
     draft: DraftProfile,
     inner: DraftProfile,
@@ -110,18 +115,20 @@ pub fn best_vertical_cascade(
     best
 }
 
-/// The horizontal cascade of greatest improvement in which `drafts` take turns in the order given, with at most
-/// `max_candidates` candidates in all; of equals, the one with fewest candidates of the first draft, and so on.
+/// The horizontal cascade of greatest improvement in which `drafts` take turns in the order given,
+/// with at most `max_candidates` candidates in all; of equals, the one with fewest candidates of
+/// the first draft, and so on.
 ///
-/// With a single draft, this finds the best fixed candidate length. Every split of the candidates is tried: about
-/// max^D / D! of them for D drafts.
+/// With a single draft, this finds the best fixed candidate length. Every split of the candidates
+/// is tried: about max^D / D! of them for D drafts.
 pub fn best_horizontal_cascade(drafts: &[DraftProfile], max_candidates: usize) -> HorizontalPlan {
     let mut best = HorizontalPlan { candidate_lengths: vec![0; drafts.len()], improvement: 1.0 };
     try_splits(drafts, max_candidates, &mut Vec::new(), HorizontalRound::EMPTY, &mut best);
     best
 }
 
-/// Tries every split of at most `max_candidates` candidates among `drafts`, after the `round` so far.
+/// Tries every split of at most `max_candidates` candidates among `drafts`, after the `round` so
+/// far.
 fn try_splits(
     drafts: &[DraftProfile],
     max_candidates: usize,
@@ -144,7 +151,8 @@ fn try_splits(
     }
 }
 
-/// A round of some candidates: the chance that all are accepted, its expected tokens, its cost in target forwards.
+/// A round of some candidates: the chance that all are accepted, its expected tokens, its cost in
+/// target forwards.
 #[derive(Clone, Copy)]
 struct HorizontalRound {
     all_accepted_prob: f64,

@@ -1,18 +1,19 @@
-//! What speculative decoding yields if every candidate is accepted independently with one probability.
+//! What speculative decoding yields if every candidate is accepted independently with one
+//! probability.
 //!
-//! Leviathan et al. (2023). Real acceptance is neither constant nor independent; these are the yardstick, and tests'
-//! known answers.
+//! Leviathan et al. (2023). Real acceptance is neither constant nor independent; these are the
+//! yardstick, and tests' known answers.
 
-/// E\[tokens a round\] = (1 − β^{K+1}) / (1 − β), with β = `acceptance_prob` and K = `candidate_length`
-/// (Leviathan et al., Eq. 1); K + 1 at β = 1.
+/// E\[tokens a round\] = (1 − β^{K+1}) / (1 − β), with β = `acceptance_prob` and K =
+/// `candidate_length` (Leviathan et al., Eq. 1); K + 1 at β = 1.
 pub fn expected_tokens_per_round(acceptance_prob: f64, candidate_length: usize) -> f64 {
     // The sum Σ β^t for t in 0..=K, by Horner: the quotient loses its digits near β = 1.
     (0..candidate_length).fold(1.0, |sum, _| sum * acceptance_prob + 1.0)
 }
 
-/// Expected walltime improvement factor (1 − α^{k+1}) / ((1 − α)(c·k + 1)) over the target alone, with
-/// α = `acceptance_prob`, k = `candidate_length` and c = `cost_ratio` = t_draft / t_target (Leviathan et al.,
-/// Theorem 3.8). Verifying k + 1 rows is taken to cost as much as one.
+/// Expected walltime improvement factor (1 − α^{k+1}) / ((1 − α)(c·k + 1)) over the target alone,
+/// with α = `acceptance_prob`, k = `candidate_length` and c = `cost_ratio` = t_draft / t_target
+/// (Leviathan et al., Theorem 3.8). Verifying k + 1 rows is taken to cost as much as one.
 pub fn expected_walltime_improvement(
     acceptance_prob: f64,
     candidate_length: usize,

@@ -1,9 +1,10 @@
-//! Seconds from counts: the cost model of SpecDec++ (Eq. 2.1–2.3), with a term for the rows a target forward verifies.
+//! Seconds from counts: the cost model of SpecDec++ (Eq. 2.1–2.3), with a term for the rows a
+//! target forward verifies.
 //!
-//! Eq. 2.1: T = t_draft·N_draft + t_target·N_target. Eq. 2.2: N_draft + N_target = N + N_discarded. Together,
-//! Eq. 2.3: T/N = t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.
-//! The model adds t_row·N_verified, since a forward of K + 1 rows is not free of K on every machine. Prefill is
-//! timed apart and is no part of it.
+//! Eq. 2.1: T = t_draft·N_draft + t_target·N_target. Eq. 2.2: N_draft + N_target = N + N_discarded.
+//! Together, Eq. 2.3: T/N = t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.
+//! The model adds t_row·N_verified, since a forward of K + 1 rows is not free of K on every
+//! machine. Prefill is timed apart and is no part of it.
 
 use serde::{Deserialize, Serialize};
 
@@ -62,11 +63,12 @@ pub struct CostModel {
 pub struct Fit {
     /// The model.
     pub model: CostModel,
-    /// Whether the observations tell the cost of a row from that of a forward. They cannot where N_verified =
-    /// N_draft + N_target throughout, as with a separate draft: the row's cost is then part of both the others, and
-    /// predictions are none the worse.
+    /// Whether the observations tell the cost of a row from that of a forward. They cannot where
+    /// N_verified = N_draft + N_target throughout, as with a separate draft: the row's cost is then
+    /// part of both the others, and predictions are none the worse.
     pub rows_separable: bool,
-    /// Centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all observations took the same time.
+    /// Centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all observations took the
+    /// same time.
     pub r_squared: f64,
     /// Mean of |t̂ − t| / t.
     pub mean_relative_error: f64,
@@ -78,15 +80,17 @@ impl CostModel {
     /// Everything for nothing: for those who count and do not time.
     pub const FREE: Self = Self { draft_seconds: 0.0, target_seconds: 0.0, row_seconds: 0.0 };
 
-    /// Predicted seconds for an observation's counts (Eq. 2.1, and the rows); its own time is not read.
+    /// Predicted seconds for an observation's counts (Eq. 2.1, and the rows); its own time is not
+    /// read.
     pub fn seconds(&self, observation: &Observation) -> f64 {
         dot(&self.coefficients(), &observation.regressors())
     }
 
-    /// Seconds a kept token (Eq. 2.3): t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.
+    /// Seconds a kept token (Eq. 2.3): t_draft·(1 + discard_rate) + (t_target −
+    /// t_draft)·verification_rate.
     ///
-    /// Rows add t_row·(1 + discard_rate), as N_verified = N_draft + N_target there. Only for counts that pass
-    /// [`Counts::check_forward_identity`](crate::Counts::check_forward_identity).
+    /// Rows add t_row·(1 + discard_rate), as N_verified = N_draft + N_target there. Only for counts
+    /// that pass [`Counts::check_forward_identity`](crate::Counts::check_forward_identity).
     pub fn latency_per_token(&self, discard_rate: f64, verification_rate: f64) -> f64 {
         let Self { draft_seconds, target_seconds, row_seconds } = self;
         (draft_seconds + row_seconds) * (1.0 + discard_rate)
@@ -95,12 +99,14 @@ impl CostModel {
 
     /// The non-negative costs that minimise the sum of squared *relative* errors Σ (t̂/t − 1)².
     ///
-    /// Relative, because timing noise grows with the time and the errors reported are relative: otherwise the
-    /// longest answers alone would decide. Non-negative, because a negative cost predicts nonsense for other
-    /// settings. Observations of several candidate lengths must be pooled: at one fixed K, N_draft = K·N_target.
+    /// Relative, because timing noise grows with the time and the errors reported are relative:
+    /// otherwise the longest answers alone would decide. Non-negative, because a negative cost
+    /// predicts nonsense for other settings. Observations of several candidate lengths must be
+    /// pooled: at one fixed K, N_draft = K·N_target.
     ///
     /// # Errors
-    /// If a time is not positive and finite, or the observations do not tell the draft's cost from the target's.
+    /// If a time is not positive and finite, or the observations do not tell the draft's cost from
+    /// the target's.
     pub fn fit(observations: &[Observation]) -> Result<Fit, TheoryError> {
         for (index, &Observation { seconds, .. }) in observations.iter().enumerate() {
             if !(seconds > 0.0 && seconds.is_finite()) {
@@ -176,7 +182,8 @@ mod tests {
     const PAPER: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
 
-    /// Prompts decoded with several candidate lengths, timed by `model` with relative noise up to `noise`.
+    /// Prompts decoded with several candidate lengths, timed by `model` with relative noise up to
+    /// `noise`.
     fn observations(
         model: &CostModel,
         extra_rows: bool,

@@ -1,7 +1,7 @@
 //! Distributions over the vocabulary, raw: softmax at temperature 1, overlap, entropies.
 //!
-//! Logits come in as the model's f32; everything after them is f64. What a recipe's sampling does to a
-//! distribution is in `sampling`.
+//! Logits come in as the model's f32; everything after them is f64. What a recipe's sampling does
+//! to a distribution is in `sampling`.
 
 use crate::exponentials;
 
@@ -17,7 +17,8 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
-/// The index of the largest of `logits`; the first of equals, as the greedy decoders of the field choose.
+/// The index of the largest of `logits`; the first of equals, as the greedy decoders of the field
+/// choose.
 ///
 /// # Panics
 /// If no logit is finite, or the largest is +∞.
@@ -30,8 +31,8 @@ pub fn argmax(logits: &[f32]) -> u32 {
     u32::try_from(index).expect("a vocabulary is smaller than 2^32")
 }
 
-/// Σ min(p, q) = 1 − TVD(p, q): the expected acceptance probability of a token drawn from either, proposed to the
-/// other.
+/// Σ min(p, q) = 1 − TVD(p, q): the expected acceptance probability of a token drawn from either,
+/// proposed to the other.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -40,13 +41,15 @@ pub fn overlap(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).map(|(p, q)| p.min(*q)).sum()
 }
 
-/// Entropy −Σ q log q in nats, from natural log-probabilities; a log-probability of −∞ counts nothing.
+/// Entropy −Σ q log q in nats, from natural log-probabilities; a log-probability of −∞ counts
+/// nothing.
 pub fn entropy_of_log_probs(log_probs: &[f64]) -> f64 {
     cross_entropy(log_probs, log_probs)
 }
 
-/// Cross-entropy H(q, p) = −Σ q log p in nats, both given as natural log-probabilities; +∞ where q has mass and p
-/// has none. SVIP bounds acceptance from below by 1 − √((H(q, p) − H(q)) / 2) with q the draft and p the target.
+/// Cross-entropy H(q, p) = −Σ q log p in nats, both given as natural log-probabilities; +∞ where q
+/// has mass and p has none. SVIP bounds acceptance from below by 1 − √((H(q, p) − H(q)) / 2) with q
+/// the draft and p the target.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -67,8 +70,8 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
 /// The largest logit, checked to be finite. NaNs are passed over: the sum that follows meets them.
 pub(crate) fn checked_max(logits: &[f32]) -> f32 {
     let (sixteens, rest) = logits.as_chunks::<16>();
-    // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide registers; by index, so
-    // that it need not inline iterators first.
+    // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide
+    // registers; by index, so that it need not inline iterators first.
     let mut lanes = [f32::NEG_INFINITY; 16];
     for sixteen in sixteens {
         for lane in 0..16 {

@@ -1,8 +1,8 @@
 //! The only door randomness enters by: two kinds of draw, and the seeded generator that makes them.
 //!
-//! Code that takes `Draws` can be run for its output (`SeededDraws`) or for its exact law (`Enumerator`, in
-//! `enumerate`). That is why the trait offers decisions, a coin and a die, and not uniform numbers: an enumerator
-//! cannot walk through a continuum.
+//! Code that takes `Draws` can be run for its output (`SeededDraws`) or for its exact law
+//! (`Enumerator`, in `enumerate`). That is why the trait offers decisions, a coin and a die, and
+//! not uniform numbers: an enumerator cannot walk through a continuum.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 pub trait Draws {
     /// True with chance `prob`: r < `prob` for r uniform in [0, 1).
     ///
-    /// A `prob` of 0 or less is never true and one of 1 or more always is. The inequality is strict: the published
-    /// r <= p/q accepts a token of probability 0 when r = 0.
+    /// A `prob` of 0 or less is never true and one of 1 or more always is. The inequality is
+    /// strict: the published r <= p/q accepts a token of probability 0 when r = 0.
     fn bernoulli(&mut self, prob: f64) -> bool;
 
     /// An index drawn in proportion to `weights`, which are non-negative and need not sum to one.
@@ -37,8 +37,8 @@ impl<D: Draws + ?Sized> Draws for &mut D {
 
 /// Reproducible draws: a ChaCha8 generator keyed by a seed and a named stream.
 ///
-/// Each (seed, stream) is its own generator, so what a row draws does not depend on the rows before it, on their
-/// order, or on the thread that works on it.
+/// Each (seed, stream) is its own generator, so what a row draws does not depend on the rows before
+/// it, on their order, or on the thread that works on it.
 ///
 /// ```
 /// use draftsmith_theory::{Draws, SeededDraws};
@@ -53,8 +53,8 @@ pub struct SeededDraws {
 impl SeededDraws {
     /// The generator of one stream, named by parts such as a row id and a purpose.
     ///
-    /// The key is the SHA-256 of the seed, the number of parts, and each part behind its length, so that
-    /// `["ab", "c"]` and `["a", "bc"]` are different streams.
+    /// The key is the SHA-256 of the seed, the number of parts, and each part behind its length, so
+    /// that `["ab", "c"]` and `["a", "bc"]` are different streams.
     pub fn new(seed: u64, stream: &[&str]) -> Self {
         let mut hasher = Sha256::new();
         hasher.update(seed.to_le_bytes());
@@ -68,7 +68,8 @@ impl SeededDraws {
 
     /// A uniform number in [0, 1), a multiple of 2^-53.
     ///
-    /// Written out rather than taken from a library's distribution, so that a seed keeps its meaning.
+    /// Written out rather than taken from a library's distribution, so that a seed keeps its
+    /// meaning.
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.rng.next_u64() >> 11) as f64 * UNIT
@@ -78,7 +79,8 @@ impl SeededDraws {
 impl Draws for SeededDraws {
     fn bernoulli(&mut self, prob: f64) -> bool {
         debug_assert!(!prob.is_nan(), "a chance is a number");
-        // One uniform is spent even on a certain outcome, so that later draws do not depend on `prob`.
+        // One uniform is spent even on a certain outcome, so that later draws do not depend on
+        // `prob`.
         self.uniform() < prob
     }
 
@@ -108,7 +110,8 @@ fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
                     return chunk_index * CHUNK + index;
                 }
             }
-            // Added one by one, the chunk came out a rounding error below its sum: the last possible index it is.
+            // Added one by one, the chunk came out a rounding error below its sum: the last
+            // possible index it is.
             return chunk_index * CHUNK + last_positive(chunk);
         }
         before = through;
@@ -167,7 +170,8 @@ mod tests {
             let second = SeededDraws::new(1, &[&id, "b"]).uniform() - 0.5;
             products += first * second * 12.0;
         }
-        // The mean of 2000 products of unit variance has standard error 0.022; 0.09 is four of them.
+        // The mean of 2000 products of unit variance has standard error 0.022; 0.09 is four of
+        // them.
         assert!((products / 2000.0).abs() < 0.09);
     }
 
@@ -206,7 +210,8 @@ mod tests {
     fn find_cumulative_is_the_plain_walk() {
         let mut draws = SeededDraws::new(5, &["walk"]);
         for len in [1, 7, 8, 1023, 1024, 1025, 5000] {
-            // Multiples of 2^-10 below 1: their sums are exact in any order, so both walks must agree exactly.
+            // Multiples of 2^-10 below 1: their sums are exact in any order, so both walks must
+            // agree exactly.
             let weights: Vec<f64> =
                 (0..len).map(|_| (draws.uniform() * 4.0).floor() / 1024.0).collect();
             let total: f64 = weights.iter().sum();

@@ -1,7 +1,9 @@
-//! The exact law of anything that takes `Draws`: every outcome of positive chance, with that chance.
+//! The exact law of anything that takes `Draws`: every outcome of positive chance, with that
+//! chance.
 //!
-//! This is how losslessness is proved rather than sampled: the shipped decoding loop runs over a probability table
-//! once for every path of decisions, and the law of its output is compared with the target's own.
+//! This is how losslessness is proved rather than sampled: the shipped decoding loop runs over a
+//! probability table once for every path of decisions, and the law of its output is compared with
+//! the target's own.
 
 use std::collections::BTreeMap;
 
@@ -23,11 +25,12 @@ struct Branch {
     taken: usize,
 }
 
-/// Runs `run` once for every path of draws of positive chance and returns each result with its probability.
+/// Runs `run` once for every path of draws of positive chance and returns each result with its
+/// probability.
 ///
-/// The probabilities sum to one. Results that several paths lead to appear several times: see [`law`]. A decision
-/// that is certain is no branch. The number of runs is the number of paths, so it grows exponentially with the
-/// draws a run makes.
+/// The probabilities sum to one. Results that several paths lead to appear several times: see
+/// [`law`]. A decision that is certain is no branch. The number of runs is the number of paths, so
+/// it grows exponentially with the draws a run makes.
 ///
 /// # Panics
 /// If `run` is not a deterministic function of its draws.

@@ -1,7 +1,7 @@
 //! What can be wrong with the numbers this crate is given.
 //!
-//! Settings and measurements come from outside and are answered with an error; slices of the wrong length are bugs
-//! of the caller and panic where they are met.
+//! Settings and measurements come from outside and are answered with an error; slices of the wrong
+//! length are bugs of the caller and panic where they are met.
 
 /// An invalid setting, or measurements that do not determine the answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -112,7 +112,8 @@ pub enum TheoryError {
         /// Its time in seconds.
         seconds: f64,
     },
-    /// Draft and target forwards stand in (nearly) one proportion throughout, so their costs cannot be told apart.
+    /// Draft and target forwards stand in (nearly) one proportion throughout, so their costs cannot
+    /// be told apart.
     #[error(
         "`{num_observations}` observations do not separate the draft's cost from the target's: \
          pool runs of several candidate lengths"
@@ -131,7 +132,8 @@ pub enum TheoryError {
         /// The upper end.
         high: f64,
     },
-    /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 must not be used.
+    /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 must
+    /// not be used.
     #[error(
         "draft and target forwards do not add up to tokens kept and discarded: \
          `{num_draft_forwards}` + `{num_target_forwards}` != `{num_tokens}` + `{num_discarded}`"

@@ -1,8 +1,10 @@
-//! Exponentials of whole rows of logits, eight at a time where the processor can: e^(logit − largest).
+//! Exponentials of whole rows of logits, eight at a time where the processor can: e^(logit −
+//! largest).
 //!
-//! A draft step takes them of every logit, and calls of the mathematical library, one a logit, were a fifth of a small
-//! draft's step. What is made of them is left to the callers, and so are checks: a NaN stays NaN in its weight and in
-//! the sums. A weight below e^−708, near the least normal number, is 0; in [`coarse_sums`], one below e^−87.
+//! A draft step takes them of every logit, and calls of the mathematical library, one a logit, were
+//! a fifth of a small draft's step. What is made of them is left to the callers, and so are checks:
+//! a NaN stays NaN in its weight and in the sums. A weight below e^−708, near the least normal
+//! number, is 0; in [`coarse_sums`], one below e^−87.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::V3;
@@ -10,7 +12,8 @@ use pulp::x86::V3;
 /// Weights of distances below this are 0, that of −∞ among them.
 const LEAST_DISTANCE: f64 = -708.0;
 
-/// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0 adds nothing.
+/// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0
+/// adds nothing.
 pub(crate) fn sums(logits: &[f32], largest: f32) -> (f64, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -19,7 +22,8 @@ pub(crate) fn sums(logits: &[f32], largest: f32) -> (f64, f64) {
     sums_one_by_one(logits, largest)
 }
 
-/// The [`sums`] to within a millionth, from exponentials in f32: what a draft step tells a rule, in a third of the time.
+/// The [`sums`] to within a millionth, from exponentials in f32: what a draft step tells a rule, in
+/// a third of the time.
 pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -68,8 +72,9 @@ fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
     lanes
 }
 
-/// The same with AVX2 and FMA, in explicit vectors: plain loops stay scalar, whatever the processor. Eight logits are
-/// two vectors, so that one's steps fill the time that the other's take.
+/// The same with AVX2 and FMA, in explicit vectors: plain loops stay scalar, whatever the
+/// processor. Eight logits are two vectors, so that one's steps fill the time that the other's
+/// take.
 #[cfg(target_arch = "x86_64")]
 mod eights {
     use std::f64::consts::{LN_2, LOG2_E};
@@ -83,7 +88,8 @@ mod eights {
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
     /// 1.5 · 2^52, whose last place is 1, and the bias of an f64's exponent.
     const TO_EXPONENT: f64 = 6_755_399_441_055_744.0 + 1023.0;
-    /// 1 / k! for k from 2 to 13, by twos. What Taylor's series leaves out is below 1e-17 for |r| <= ln 2 / 2.
+    /// 1 / k! for k from 2 to 13, by twos. What Taylor's series leaves out is below 1e-17 for |r|
+    /// <= ln 2 / 2.
     const COEFFICIENTS: [[f64; 2]; 6] = [
         [1.0 / 2.0, 1.0 / 6.0],
         [1.0 / 24.0, 1.0 / 120.0],
@@ -215,7 +221,8 @@ mod eights {
         let rest = simd.mul_add_f64x4(whole, simd.splat_f64x4(-LN_2), distances);
         let rest = simd.mul_add_f64x4(whole, simd.splat_f64x4(-LN_2_REST), rest);
 
-        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one before.
+        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one
+        // before.
         let square = simd.mul_f64x4(rest, rest);
         let fourth = simd.mul_f64x4(square, square);
         let mut pairs = [rest; 6];
@@ -242,7 +249,8 @@ mod eights {
     }
 }
 
-/// Sums of exponentials in f32, sixteen a step. Each lane sums a few dozen of them, and f64 what the lanes come to.
+/// Sums of exponentials in f32, sixteen a step. Each lane sums a few dozen of them, and f64 what
+/// the lanes come to.
 #[cfg(target_arch = "x86_64")]
 mod coarse {
     use std::f32::consts::LOG2_E;
@@ -315,8 +323,8 @@ mod coarse {
         lanes.into_iter().map(f64::from).sum()
     }
 
-    /// e^d = 2^n e^r with n whole and |r| <= ln 2 / 2, for d <= 0. What Taylor's series leaves out behind r⁷ is below
-    /// 6e-9.
+    /// e^d = 2^n e^r with n whole and |r| <= ln 2 / 2, for d <= 0. What Taylor's series leaves out
+    /// behind r⁷ is below 6e-9.
     #[inline(always)]
     fn exponential(simd: V3, distances: f32x8) -> f32x8 {
         let splat = |value| simd.splat_f32x8(value);
@@ -326,7 +334,8 @@ mod coarse {
         let whole = simd.sub_f32x8(biased, splat(TO_EXPONENT));
         let rest = simd.mul_add_f32x8(whole, splat(-LN_2[0]), distances);
         let rest = simd.mul_add_f32x8(whole, splat(-LN_2[1]), rest);
-        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one before.
+        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one
+        // before.
         let square = simd.mul_f32x8(rest, rest);
         let pair = |even, odd| simd.mul_add_f32x8(splat(odd), rest, splat(even));
         let low = simd.mul_add_f32x8(pair(1.0 / 2.0, 1.0 / 6.0), square, pair(1.0, 1.0));

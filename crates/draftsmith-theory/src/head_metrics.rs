@@ -1,18 +1,19 @@
 //! How good an acceptance head's predictions are, against soft labels.
 //!
-//! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight y and negative
-//! with weight 1 − y; none of them carries the training loss's rejection weight. A head that is trained with one
-//! predicts less than the label all the same, by a known shift of its logit: what compares heads of several weights
-//! is the order of their predictions, and [`HeadScores::unshifted_kl`].
-//! A row may count for more or less than one: as many rows as its weight says.
+//! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight
+//! y and negative with weight 1 − y; none of them carries the training loss's rejection weight. A
+//! head that is trained with one predicts less than the label all the same, by a known shift of its
+//! logit: what compares heads of several weights is the order of their predictions, and
+//! [`HeadScores::unshifted_kl`]. A row may count for more or less than one: as many rows as its
+//! weight says.
 
 use serde::{Deserialize, Serialize};
 
 /// Equal-width bins of [`HeadScores::ece`].
 const NUM_BINS: usize = 15;
 
-/// The least value a logarithm takes, as in the field's usual binary cross-entropy: a prediction of exactly 0 or 1
-/// that is wrong costs 100 nats, not infinity.
+/// The least value a logarithm takes, as in the field's usual binary cross-entropy: a prediction of
+/// exactly 0 or 1 that is wrong costs 100 nats, not infinity.
 const LEAST_LOG: f64 = -100.0;
 
 /// Collects predictions and labels as they come.
@@ -45,8 +46,8 @@ struct Bin {
     sum_label: f64,
 }
 
-/// A bin of predictions beside what came of them: a point of a reliability picture, where a calibrated head's points lie
-/// on the diagonal.
+/// A bin of predictions beside what came of them: a point of a reliability picture, where a
+/// calibrated head's points lie on the diagonal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReliabilityBin {
@@ -68,20 +69,22 @@ pub struct HeadScores {
     pub num_labels: usize,
     /// Mean binary KL(label ‖ prediction) in nats: 0 for a perfect head. The authors' `KL` metric.
     pub kl: f64,
-    /// The same after ln w was added to each logit, w the loss's rejection weight. The weighted loss is least where
-    /// the odds of acceptance are y / (w (1 − y)), not y / (1 − y): this takes the shift back, so that heads trained
-    /// with several weights compare. At a weight of 1 it is `kl`; none where the weight is not known.
+    /// The same after ln w was added to each logit, w the loss's rejection weight. The weighted
+    /// loss is least where the odds of acceptance are y / (w (1 − y)), not y / (1 − y): this takes
+    /// the shift back, so that heads trained with several weights compare. At a weight of 1 it is
+    /// `kl`; none where the weight is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unshifted_kl: Option<f64>,
     /// Mean binary cross-entropy in nats, unweighted: `kl` and the labels' own entropy.
     pub bce: f64,
-    /// The chance that an accepted token is predicted above a rejected one, ties counting half. 0.5 is blind; a
-    /// row's two weights tie with each other. None where every label is 0, or every label 1.
+    /// The chance that an accepted token is predicted above a rejected one, ties counting half. 0.5
+    /// is blind; a row's two weights tie with each other. None where every label is 0, or every
+    /// label 1.
     pub auroc: Option<f64>,
     /// Mean squared difference of prediction and label.
     pub brier: f64,
-    /// Expected calibration error: over 15 equal-width bins of the prediction, the mean of |mean label − mean
-    /// prediction|, weighted by the bins' shares.
+    /// Expected calibration error: over 15 equal-width bins of the prediction, the mean of |mean
+    /// label − mean prediction|, weighted by the bins' shares.
     pub ece: f64,
     /// Mean label: the acceptance rate.
     pub mean_label: f64,
@@ -162,7 +165,8 @@ impl HeadMetrics {
             bce: mean(self.sum_bce),
             auroc: auroc(&mut self.rows),
             brier: mean(self.sum_squares),
-            // A bin's share times the difference of its means is the difference of its sums, over all labels.
+            // A bin's share times the difference of its means is the difference of its sums, over
+            // all labels.
             ece: mean(self.bins.iter().map(|bin| (bin.sum_label - bin.sum_predicted).abs()).sum()),
             mean_label: mean(self.bins.iter().map(|bin| bin.sum_label).sum()),
             mean_predicted: mean(self.bins.iter().map(|bin| bin.sum_predicted).sum()),
@@ -185,7 +189,8 @@ fn binary_entropy(prob: f64) -> f64 {
     }
 }
 
-/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), by one walk up the sorted predictions.
+/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), by one walk up the
+/// sorted predictions.
 fn auroc(rows: &mut [Row]) -> Option<f64> {
     rows.sort_unstable_by(|a, b| a.predicted_prob.total_cmp(&b.predicted_prob));
     let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);
@@ -285,7 +290,8 @@ mod tests {
 
     #[test]
     fn calibration_is_judged_bin_by_bin() {
-        // Two predictions of one bin average out; two of different bins do not. 1 belongs to the last bin.
+        // Two predictions of one bin average out; two of different bins do not. 1 belongs to the
+        // last bin.
         close(scores(&[(0.51, 1.0), (0.51, 0.02)]).ece, 0.0);
         close(scores(&[(0.2, 0.3), (0.8, 0.7)]).ece, 0.1);
         close(scores(&[(1.0, 0.9), (0.96, 1.0)]).ece, 0.03);

@@ -1,7 +1,8 @@
 //! How sure a number over prompts is: the percentile bootstrap (Efron 1979), seeded.
 //!
-//! Prompts are what is drawn anew, because tokens of one response are not independent. Whether two numbers that were
-//! found on different prompts agree is asked of their intervals together ([`Interval::agrees_with`]).
+//! Prompts are what is drawn anew, because tokens of one response are not independent. Whether two
+//! numbers that were found on different prompts agree is asked of their intervals together
+//! ([`Interval::agrees_with`]).
 
 use crate::{SeededDraws, TheoryError};
 
@@ -30,11 +31,12 @@ impl Interval {
         }
     }
 
-    /// Whether two independent numbers may be one and the same: whether the interval of their difference holds 0, at
-    /// the level of their own intervals.
+    /// Whether two independent numbers may be one and the same: whether the interval of their
+    /// difference holds 0, at the level of their own intervals.
     ///
-    /// The ends of that interval are recovered from the two (MOVER; Zou and Donner 2008): the distances to the ends
-    /// that face each other, as the legs of a right triangle. Intervals that meet may thus still disagree.
+    /// The ends of that interval are recovered from the two (MOVER; Zou and Donner 2008): the
+    /// distances to the ends that face each other, as the legs of a right triangle. Intervals that
+    /// meet may thus still disagree.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let (lower, upper) = if self.value <= other.value { (self, other) } else { (other, self) };
         let slack = (lower.high - lower.value).hypot(upper.value - upper.low);
@@ -44,14 +46,16 @@ impl Interval {
 
 /// The percentile bootstrap interval of `statistic` over `num_items` items.
 ///
-/// `statistic` is told which items to look at, by index: each once, in order, for [`Interval::value`], and otherwise
-/// `num_items` of them drawn with replacement. The list is one buffer, filled anew; a statistic of sums need not copy
-/// anything either. A resample for which it is no number (a rate over nothing) is left out. The interval leaves
-/// (1 − `level`) / 2 of the resamples beyond each end, so that `num_resamples` should be a good multiple of
-/// 2 / (1 − `level`).
+/// `statistic` is told which items to look at, by index: each once, in order, for
+/// [`Interval::value`], and otherwise `num_items` of them drawn with replacement. The list is one
+/// buffer, filled anew; a statistic of sums need not copy anything either. A resample for which it
+/// is no number (a rate over nothing) is left out. The interval leaves (1 − `level`) / 2 of the
+/// resamples beyond each end, so that `num_resamples` should be a good multiple of 2 / (1 −
+/// `level`).
 ///
-/// Without items, or with a single one, there is nothing to draw: the interval is the value alone. It also holds the
-/// value where no resample came out there, as may happen to a largest or a smallest of items.
+/// Without items, or with a single one, there is nothing to draw: the interval is the value alone.
+/// It also holds the value where no resample came out there, as may happen to a largest or a
+/// smallest of items.
 ///
 /// # Panics
 /// If `level` is not between 0 and 1.

@@ -1,8 +1,9 @@
 //! Isotonic regression: the monotone means that fit weighted observations best.
 //!
-//! Observations are first gathered into blocks of about equal weight, so that no mean stands on a handful of them;
-//! then neighbours that stand in the wrong order are pooled (pool adjacent violators), which gives the least weighted
-//! sum of squares under the order. Step functions of stop rules and calibrations are made of these blocks.
+//! Observations are first gathered into blocks of about equal weight, so that no mean stands on a
+//! handful of them; then neighbours that stand in the wrong order are pooled (pool adjacent
+//! violators), which gives the least weighted sum of squares under the order. Step functions of
+//! stop rules and calibrations are made of these blocks.
 
 /// Rounding of a sum of weights must not ask for one observation more.
 const SLACK: f64 = 1e-9;
@@ -53,9 +54,10 @@ impl Block {
     }
 }
 
-/// Blocks of ascending place and monotone mean: at most `most_blocks`, each of at least `least_weight` unless
-/// all together are lighter, and equal places never parted. Rising if `rises`, else falling. Observations of weight 0 or no finite place do not
-/// count; none gives none.
+/// Blocks of ascending place and monotone mean: at most `most_blocks`, each of at least
+/// `least_weight` unless all together are lighter, and equal places never parted. Rising if
+/// `rises`, else falling. Observations of weight 0 or no finite place do not count; none gives
+/// none.
 pub(crate) fn isotonic_blocks(
     mut observed: Vec<Observed>,
     most_blocks: usize,

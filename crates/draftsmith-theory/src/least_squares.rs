@@ -1,16 +1,18 @@
 //! Least squares over up to three columns, refusing what the observations do not determine.
 //!
-//! Knows nothing of what the columns count; `cost` chooses them, weighs them and says what a refusal means.
+//! Knows nothing of what the columns count; `cost` chooses them, weighs them and says what a
+//! refusal means.
 
-/// The least sine of the angle between a column and the others at which its coefficient means anything. Runs at one
-/// fixed candidate length stay below it, though their last rounds may be cut short.
+/// The least sine of the angle between a column and the others at which its coefficient means
+/// anything. Runs at one fixed candidate length stay below it, though their last rounds may be cut
+/// short.
 const LEAST_SINE: f64 = 0.02;
 
-/// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the squared error.
-/// None where a column is as good as a combination of the others.
+/// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the
+/// squared error. None where a column is as good as a combination of the others.
 ///
-/// Modified Gram-Schmidt on unit columns, with the target as one column more: as exact as an orthogonal
-/// factorisation, where normal equations would square the condition number.
+/// Modified Gram-Schmidt on unit columns, with the target as one column more: as exact as an
+/// orthogonal factorisation, where normal equations would square the condition number.
 pub(crate) fn least_squares(
     columns: &[Vec<f64>; 3],
     subset: &[usize],
@@ -65,7 +67,8 @@ mod tests {
 
     #[test]
     fn a_line_is_fitted_as_by_hand() {
-        // The best line through (0, 0), (1, 1), (2, 1), (3, 2) is 0.1 + 0.6·x, with squared error 0.2.
+        // The best line through (0, 0), (1, 1), (2, 1), (3, 2) is 0.1 + 0.6·x, with squared error
+        // 0.2.
         let (coefficients, error) =
             least_squares(&columns(), &[0, 1], &[0.0, 1.0, 1.0, 2.0]).expect("independent columns");
         // A handful of f64 operations on numbers of order one.

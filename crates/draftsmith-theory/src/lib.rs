@@ -1,7 +1,9 @@
-//! The numbers of speculative decoding: draws, verification, stop rules, mixing, rates and costs, on plain slices.
+//! The numbers of speculative decoding: draws, verification, stop rules, mixing, rates and costs,
+//! on plain slices.
 //!
-//! Everything here is a pure function of its arguments: no tensors, no files, no clocks, no global randomness.
-//! The crates above bring tensors and files to these functions; exactness tests bring probability tables.
+//! Everything here is a pure function of its arguments: no tensors, no files, no clocks, no global
+//! randomness. The crates above bring tensors and files to these functions; exactness tests bring
+//! probability tables.
 //!
 //! | module | what it owns |
 //! |---|---|

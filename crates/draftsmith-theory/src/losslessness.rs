@@ -1,25 +1,29 @@
-//! Whether sampled output has the target's law: a test on the tokens that came out, whoever made them.
+//! Whether sampled output has the target's law: a test on the tokens that came out, whoever made
+//! them.
 //!
-//! The enumeration proves the round loop lossless over probability tables; this looks at what a served model really
-//! emits, caches, kernels and all. At each token's place the target's exact law p and the draft's law q are known, and
-//! two things follow if the output is the target's.
+//! The enumeration proves the round loop lossless over probability tables; this looks at what a
+//! served model really emits, caches, kernels and all. At each token's place the target's exact law
+//! p and the draft's law q are known, and two things follow if the output is the target's.
 //!
-//! The randomised probability integral transform u = F(x−) + V·p(x), with V uniform, is uniform on (0, 1) and
-//! independent from place to place, because it is uniform given all before it (Rosenblatt 1952; Brockwell 2007 for
-//! discrete laws). F adds up the tokens in any order that does not look at x: here in that of p/q, since a broken
-//! verification moves mass between tokens that the draft overrates and those that it underrates, which is a shift of u.
-//! Kolmogorov-Smirnov and the mean ask whether thousands of u are uniform, against faults of any kind.
+//! The randomised probability integral transform u = F(x−) + V·p(x), with V uniform, is uniform on
+//! (0, 1) and independent from place to place, because it is uniform given all before it
+//! (Rosenblatt 1952; Brockwell 2007 for discrete laws). F adds up the tokens in any order that does
+//! not look at x: here in that of p/q, since a broken verification moves mass between tokens that
+//! the draft overrates and those that it underrates, which is a shift of u. Kolmogorov-Smirnov and
+//! the mean ask whether thousands of u are uniform, against faults of any kind.
 //!
-//! The likelihood of the output under a law that a fault would leave, over its likelihood under p, is a product of
-//! factors of expectation 1 each, so that it exceeds 1/α with chance α at most, wherever the text ends (Ville 1939;
-//! Shafer 2021, testing by betting). Where the target is all but certain nothing is bet, so that a few unsure places
-//! among thousands suffice. Two faults are bet on: candidates that stand although they should not, which lean the
-//! output to q, and rejections that are followed by a draw from p itself instead of (p − q)+.
+//! The likelihood of the output under a law that a fault would leave, over its likelihood under p,
+//! is a product of factors of expectation 1 each, so that it exceeds 1/α with chance α at most,
+//! wherever the text ends (Ville 1939; Shafer 2021, testing by betting). Where the target is all
+//! but certain nothing is bet, so that a few unsure places among thousands suffice. Two faults are
+//! bet on: candidates that stand although they should not, which lean the output to q, and
+//! rejections that are followed by a draw from p itself instead of (p − q)+.
 
 use crate::SeededDraws;
 use crate::distribution::overlap;
 
-/// A place whose likeliest token is likelier than this has no transform: it would be noise alone, whatever comes out.
+/// A place whose likeliest token is likelier than this has no transform: it would be noise alone,
+/// whatever comes out.
 const SETTLED: f64 = 0.99;
 
 /// How many tests the p-value is the least of.
@@ -32,17 +36,20 @@ pub struct LosslessnessTest {
     num_impossible: usize,
     /// The transforms of unsettled places, each uniform on (0, 1) if the output is lossless.
     transforms: Vec<f64>,
-    /// log of the likelihood ratio of ½p + ½q, what comes out where half the candidates stand unjudged.
+    /// log of the likelihood ratio of ½p + ½q, what comes out where half the candidates stand
+    /// unjudged.
     leaning_log_ratio: f64,
-    /// log of the likelihood ratio of (1 − β)p + min(p, q), what comes out where rejections draw from p.
+    /// log of the likelihood ratio of (1 − β)p + min(p, q), what comes out where rejections draw
+    /// from p.
     redrawn_log_ratio: f64,
 }
 
 impl LosslessnessTest {
-    /// Takes in an emitted token, with the target's law p and the draft's law q at its place, both as served.
+    /// Takes in an emitted token, with the target's law p and the draft's law q at its place, both
+    /// as served.
     ///
-    /// Sound for any q that does not depend on `token`, be it the draft's or not, and for `draws` that nothing else
-    /// reads.
+    /// Sound for any q that does not depend on `token`, be it the draft's or not, and for `draws`
+    /// that nothing else reads.
     ///
     /// # Panics
     /// If the lengths differ, or p has no such token.
@@ -73,8 +80,9 @@ impl LosslessnessTest {
         self.num_impossible
     }
 
-    /// The chance of output at least so far from the target's law, if it is of that law: the least p-value of the
-    /// three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
+    /// The chance of output at least so far from the target's law, if it is of that law: the least
+    /// p-value of the three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible
+    /// one.
     pub fn p_value(&self) -> f64 {
         if self.num_impossible > 0 {
             return 0.0;
@@ -83,7 +91,8 @@ impl LosslessnessTest {
         (NUM_TESTS * least.min(kolmogorov_smirnov_p_value(&self.transforms))).min(1.0)
     }
 
-    /// One over the mean of both likelihood ratios, which has expectation 1 as well. Exact, if not sharp.
+    /// One over the mean of both likelihood ratios, which has expectation 1 as well. Exact, if not
+    /// sharp.
     fn ratio_p_value(&self) -> f64 {
         let (leaning, redrawn) = (self.leaning_log_ratio, self.redrawn_log_ratio);
         let larger = leaning.max(redrawn);
@@ -91,7 +100,8 @@ impl LosslessnessTest {
         (-log_mean).exp().min(1.0)
     }
 
-    /// Of the transforms' mean, whose standard deviation is known: a uniform number has variance 1/12.
+    /// Of the transforms' mean, whose standard deviation is known: a uniform number has variance
+    /// 1/12.
     fn mean_p_value(&self) -> f64 {
         let num_transforms = self.transforms.len() as f64;
         let excess: f64 = self.transforms.iter().map(|transform| transform - 0.5).sum();
@@ -133,8 +143,8 @@ fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
 }
 
-/// P(K > x) of Kolmogorov's law: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that sum takes many terms, its
-/// equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+/// P(K > x) of Kolmogorov's law: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that sum takes
+/// many terms, its equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
 fn kolmogorov_tail(x: f64) -> f64 {
     use std::f64::consts::PI;
     if x <= 0.0 {
@@ -151,7 +161,8 @@ fn kolmogorov_tail(x: f64) -> f64 {
     2.0 * (1..=5).map(term).sum::<f64>()
 }
 
-/// erfc(x) for x >= 0, to a relative error of 1.2e-7: the Chebyshev fit of *Numerical Recipes* (1992, section 6.2).
+/// erfc(x) for x >= 0, to a relative error of 1.2e-7: the Chebyshev fit of *Numerical Recipes*
+/// (1992, section 6.2).
 fn complementary_error_function(x: f64) -> f64 {
     const FIT: [f64; 10] = [
         -1.265_512_23,
@@ -253,7 +264,8 @@ mod tests {
         for level in [0.01, 0.1] {
             let found = p_values.iter().filter(|p_value| **p_value <= level).count() as f64;
             let expected = level * f64::from(num_cases);
-            // Four standard deviations above; below, the price of three tests, two of them alike and one not sharp.
+            // Four standard deviations above; below, the price of three tests, two of them alike
+            // and one not sharp.
             assert!(found < expected + 4.0 * expected.sqrt(), "{found} at {level}");
             assert!(found > 0.4 * expected - 4.0 * (0.4 * expected).sqrt(), "{found} at {level}");
         }
@@ -285,8 +297,8 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// p = q = (½, ½), and token 1 is withheld: token 0 then comes out with chance ¾, as nothing is left to draw but a
-    /// bonus from p. No ratio tells of it.
+    /// p = q = (½, ½), and token 1 is withheld: token 0 then comes out with chance ¾, as nothing is
+    /// left to draw but a bonus from p. No ratio tells of it.
     #[test]
     fn a_candidate_withheld_for_its_own_value_is_rejected() {
         let half = [0.5, 0.5];
@@ -300,7 +312,8 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// Verification against the law one place on, as a cache that was rolled back by one too few would have it.
+    /// Verification against the law one place on, as a cache that was rolled back by one too few
+    /// would have it.
     #[test]
     fn output_of_another_places_law_is_rejected() {
         let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
@@ -324,8 +337,8 @@ mod tests {
         assert_eq!((test.p_value(), test.num_tokens(), test.num_impossible()), (0.0, 2, 1));
     }
 
-    /// A target that is all but certain at nearly all places, as trained ones are, and a draft that is surer still: what
-    /// is wrong shows at few places, and settled ones must not drown it.
+    /// A target that is all but certain at nearly all places, as trained ones are, and a draft that
+    /// is surer still: what is wrong shows at few places, and settled ones must not drown it.
     #[test]
     fn few_unsure_places_among_thousands_suffice() {
         let (sure, unsure) = ([0.999, 0.0005, 0.0005], [0.5, 0.3, 0.2]);
@@ -374,7 +387,8 @@ mod tests {
 
     #[test]
     fn tails_are_those_of_the_tables() {
-        // Kolmogorov's critical values at 20 %, 5 %, 1 % and 0.1 %, as tables give them, and its median.
+        // Kolmogorov's critical values at 20 %, 5 %, 1 % and 0.1 %, as tables give them, and its
+        // median.
         for (x, tail) in
             [(1.073, 0.2), (1.358, 0.05), (1.628, 0.01), (1.949, 0.001), (0.827_57, 0.5)]
         {

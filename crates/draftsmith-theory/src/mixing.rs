@@ -1,16 +1,17 @@
 //! The training input's mixture of target and draft tokens, and the label at the draft's tokens.
 //!
-//! SpecDec++ mixes as BERT masks: a share of positions keeps the target's token X and is not trained
-//! on, the rest takes the draft's token Y, whose acceptance probability is the label. The authors draw the mixture
-//! once, when the data set is built; here it is drawn afresh each epoch, so that one response gives several inputs.
+//! SpecDec++ mixes as BERT masks: a share of positions keeps the target's token X and is not
+//! trained on, the rest takes the draft's token Y, whose acceptance probability is the label. The
+//! authors draw the mixture once, when the data set is built; here it is drawn afresh each epoch,
+//! so that one response gives several inputs.
 
 use crate::{Draws, SeededDraws};
 
-/// For each of `len` response positions, whether the training input keeps the target's token X, where the label is
-/// ignored (true), or takes the draft's token Y (false).
+/// For each of `len` response positions, whether the training input keeps the target's token X,
+/// where the label is ignored (true), or takes the draft's token Y (false).
 ///
-/// Each position keeps X with chance `mixing_ratio` (paper: 0.15). The answer is a function of the arguments alone,
-/// and a shorter `len` gives a prefix of it.
+/// Each position keeps X with chance `mixing_ratio` (paper: 0.15). The answer is a function of the
+/// arguments alone, and a shorter `len` gives a prefix of it.
 ///
 /// # Panics
 /// If `mixing_ratio` is not between 0 and 1.
@@ -29,11 +30,11 @@ pub fn keep_target(
     (0..len).map(|_| draws.bernoulli(mixing_ratio)).collect()
 }
 
-/// min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models' natural log-probabilities:
-/// the label of SpecDec++.
+/// min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models' natural
+/// log-probabilities: the label of SpecDec++.
 ///
-/// Never NaN: a target log-probability of −∞ gives 0, whatever the draft's, and a draft log-probability of −∞ alone
-/// gives 1.
+/// Never NaN: a target log-probability of −∞ gives 0, whatever the draft's, and a draft
+/// log-probability of −∞ alone gives 1.
 pub fn acceptance_prob(target_log_prob: f32, draft_log_prob: f32) -> f32 {
     debug_assert!(
         !target_log_prob.is_nan() && !draft_log_prob.is_nan(),
@@ -42,7 +43,8 @@ pub fn acceptance_prob(target_log_prob: f32, draft_log_prob: f32) -> f32 {
     if target_log_prob == f32::NEG_INFINITY {
         return 0.0;
     }
-    // In f64, since a difference of f32 logarithms keeps all its digits there; `min` also answers 0 to a NaN.
+    // In f64, since a difference of f32 logarithms keeps all its digits there; `min` also answers 0
+    // to a NaN.
     (f64::from(target_log_prob) - f64::from(draft_log_prob)).min(0.0).exp() as f32
 }
 
@@ -88,7 +90,8 @@ mod tests {
     fn acceptance_prob_is_the_clipped_ratio() {
         for (p, q) in [(0.2f32, 0.4f32), (0.4, 0.2), (1.0, 1.0), (1e-6, 0.9), (0.3, 0.3)] {
             let expected = (p / q).min(1.0);
-            // Two f32 logarithms of up to 14 carry an absolute error of about 1e-6 into the exponent.
+            // Two f32 logarithms of up to 14 carry an absolute error of about 1e-6 into the
+            // exponent.
             assert!((acceptance_prob(p.ln(), q.ln()) - expected).abs() <= 2e-6 * expected);
         }
     }

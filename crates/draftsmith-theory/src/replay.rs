@@ -1,15 +1,17 @@
 //! What any stop rule would have done, from recordings alone: no model runs.
 //!
-//! A recording is a response of the target with, at each of its tokens, what the drafter says there: whether its
-//! candidate is the response's token and is accepted, and if not, what it drafts instead and goes on to draft, since a
-//! rule that does not know of the rejection may let it. A round from any accepted prefix is then a walk: along the
-//! response while candidates are accepted, along that rollout from the first one that is not.
+//! A recording is a response of the target with, at each of its tokens, what the drafter says
+//! there: whether its candidate is the response's token and is accepted, and if not, what it drafts
+//! instead and goes on to draft, since a rule that does not know of the rejection may let it. A
+//! round from any accepted prefix is then a walk: along the response while candidates are accepted,
+//! along that rollout from the first one that is not.
 //!
-//! Greedy decoding is replayed exactly, count for count. Sampled decoding is replayed exactly in law: given that the
-//! target's token at a place is x, the candidate there was x and was accepted with chance min(1, q(x)/p(x)), because
-//! that happens with chance min(p(x), q(x)) and x comes out with chance p(x); otherwise the candidate was rejected, and
-//! then its law is (q − p)+, normalised. No place is met twice in one replay, as a candidate or as a rejection, so one
-//! draw of either serves every rule: rules are compared on the same luck.
+//! Greedy decoding is replayed exactly, count for count. Sampled decoding is replayed exactly in
+//! law: given that the target's token at a place is x, the candidate there was x and was accepted
+//! with chance min(1, q(x)/p(x)), because that happens with chance min(p(x), q(x)) and x comes out
+//! with chance p(x); otherwise the candidate was rejected, and then its law is (q − p)+,
+//! normalised. No place is met twice in one replay, as a candidate or as a rejection, so one draw
+//! of either serves every rule: rules are compared on the same luck.
 
 mod cost_optimal;
 mod judged;
@@ -33,8 +35,9 @@ pub struct RecordedCandidate {
     pub confidence: f64,
     /// [`DraftSignals::entropy`].
     pub entropy: f64,
-    /// What the acceptance head says of this candidate. None without a head, and of a rollout's or a response's last
-    /// candidate where the head speaks once it is read, which then nobody asks about.
+    /// What the acceptance head says of this candidate. None without a head, and of a rollout's or
+    /// a response's last candidate where the head speaks once it is read, which then nobody asks
+    /// about.
     pub predicted_acceptance_prob: Option<f64>,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
@@ -48,7 +51,8 @@ impl RecordedCandidate {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
     }
 
-    /// What the drafter tells a rule before this candidate is drawn, which follows `previous` in the round.
+    /// What the drafter tells a rule before this candidate is drawn, which follows `previous` in
+    /// the round.
     fn signals_before_draw(
         &self,
         previous: Option<&Self>,
@@ -80,8 +84,9 @@ impl RecordedCandidate {
 pub struct RecordedPlace {
     /// The response's token, as a candidate.
     pub candidate: RecordedCandidate,
-    /// What is drafted instead: a candidate that is rejected, and what follows it. None where the response's token is
-    /// drafted and accepted; also at the last place the limit allows, where nothing is drafted.
+    /// What is drafted instead: a candidate that is rejected, and what follows it. None where the
+    /// response's token is drafted and accepted; also at the last place the limit allows, where
+    /// nothing is drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
 }
 
@@ -123,12 +128,12 @@ pub struct Recordings {
 }
 
 impl Recordings {
-    /// What happens under a rule, and what it costs: of each response, in order. As in the round loop, rounds stay within
-    /// the rule's bounds.
+    /// What happens under a rule, and what it costs: of each response, in order. As in the round
+    /// loop, rounds stay within the rule's bounds.
     ///
     /// # Errors
-    /// If the rule's settings are not valid, it may draft longer than was recorded, or it reads an acceptance head
-    /// where there was none.
+    /// If the rule's settings are not valid, it may draft longer than was recorded, or it reads an
+    /// acceptance head where there was none.
     pub fn replay(
         &self,
         config: &StopRuleConfig,
@@ -174,8 +179,8 @@ impl Recordings {
         Ok(spent.into_iter().map(|spent| spent.counts).collect())
     }
 
-    /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of sampled recordings it
-    /// knows the luck as well: no rule without that can do as well.
+    /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of
+    /// sampled recordings it knows the luck as well: no rule without that can do as well.
     pub fn replay_oracle(&self, costs: &RoundCosts) -> Vec<Spending> {
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
@@ -196,9 +201,9 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
-    /// The same recordings with a perfect acceptance head, one that predicts every candidate's true acceptance
-    /// probability: what a rule gains with it is the most that a head can give that rule. It speaks when the recorded
-    /// head does; where there was none, once a candidate is read.
+    /// The same recordings with a perfect acceptance head, one that predicts every candidate's true
+    /// acceptance probability: what a rule gains with it is the most that a head can give that
+    /// rule. It speaks when the recorded head does; where there was none, once a candidate is read.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let mut recordings = Self { head, ..self.clone() };
@@ -259,7 +264,8 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Asks the rule as the round loop does. Returns the number of draft forwards, and of accepted candidates.
+    /// Asks the rule as the round loop does. Returns the number of draft forwards, and of accepted
+    /// candidates.
     fn draft(&self, rule: &mut dyn StopRule, candidates: &mut Vec<u32>) -> (usize, usize) {
         let bounds = rule.bounds();
         rule.begin_round();
@@ -413,7 +419,8 @@ mod tests {
         };
         let (own, early) = (counts(&late, true), counts(&ahead, true));
         assert_eq!(early, counts(&ahead, false));
-        // The same rounds, but for those at the bound, and each without the forward that only asked.
+        // The same rounds, but for those at the bound, and each without the forward that only
+        // asked.
         assert_eq!(early.num_drafted, own.num_drafted);
         assert_eq!(early.num_accepted, own.num_accepted);
         assert!(early.num_draft_forwards < own.num_draft_forwards);

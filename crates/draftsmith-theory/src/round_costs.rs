@@ -1,8 +1,9 @@
 //! Seconds of a round from its counts, where a verification's time is no straight line in its rows.
 //!
-//! Engines verify rows in blocks, so that one row more can cost little or much: here the time of a verification is a
-//! number for each number of rows, as it was measured. [`CostModel`](crate::CostModel), SpecDec++'s straight line, is
-//! what that comes to on the whole; a rule that is chosen for a machine wants the steps.
+//! Engines verify rows in blocks, so that one row more can cost little or much: here the time of a
+//! verification is a number for each number of rows, as it was measured.
+//! [`CostModel`](crate::CostModel), SpecDec++'s straight line, is what that comes to on the whole;
+//! a rule that is chosen for a machine wants the steps.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +33,8 @@ impl TryFrom<Unchecked> for RoundCosts {
 }
 
 impl RoundCosts {
-    /// Costs of a draft forward and of verifications of 1, 2, … rows; more rows go on as those given do on average.
+    /// Costs of a draft forward and of verifications of 1, 2, … rows; more rows go on as those
+    /// given do on average.
     ///
     /// # Errors
     /// If there is no verification, or a time is negative or not finite.
@@ -70,8 +72,8 @@ impl RoundCosts {
         Self::new(draft_seconds, (1..=most).map(at).collect())
     }
 
-    /// The costs that rounds took: the mean over draft forwards, and over the verifications of each number of rows.
-    /// None without rounds, or where nothing took time.
+    /// The costs that rounds took: the mean over draft forwards, and over the verifications of each
+    /// number of rows. None without rounds, or where nothing took time.
     pub fn of_rounds<'a>(rounds: impl IntoIterator<Item = &'a Round>) -> Option<Self> {
         let (mut draft, mut num_forwards) = (0.0, 0);
         let mut verify: Vec<(f64, usize)> = Vec::new();
@@ -110,7 +112,8 @@ impl RoundCosts {
         }
     }
 
-    /// t_row: what a row more costs on average, between one row and the most that are known; not less than 0.
+    /// t_row: what a row more costs on average, between one row and the most that are known; not
+    /// less than 0.
     pub fn row_seconds(&self) -> f64 {
         let known = self.verify_seconds.len();
         if known < 2 {

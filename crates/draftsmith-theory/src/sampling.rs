@@ -1,8 +1,8 @@
 //! How a token is chosen from logits: greedily, or drawn after temperature, top-k and top-p.
 //!
-//! The warpers and their order are those of HF transformers, since its settings are what recipes and peers mean by
-//! these names. This runs for every decoded token and every verified row, over vocabularies of 1k to 128k, so each
-//! step looks only at the tokens the step before it left.
+//! The warpers and their order are those of HF transformers, since its settings are what recipes
+//! and peers mean by these names. This runs for every decoded token and every verified row, over
+//! vocabularies of 1k to 128k, so each step looks only at the tokens the step before it left.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,16 +50,18 @@ impl Decoding {
     }
 }
 
-/// The warpers applied before drawing: temperature, then top-k, then top-p. The default leaves the model's own
-/// distribution as it is.
+/// The warpers applied before drawing: temperature, then top-k, then top-p. The default leaves the
+/// model's own distribution as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sampling {
     /// Divides the logits. Positive; 1 changes nothing.
     pub temperature: f64,
-    /// Keeps the smallest set of most probable tokens whose mass reaches this. In (0, 1]; 1 keeps all.
+    /// Keeps the smallest set of most probable tokens whose mass reaches this. In (0, 1]; 1 keeps
+    /// all.
     pub top_p: f64,
-    /// Keeps the tokens whose logit is at least the k-th largest, so more than k where there is a tie. None keeps all.
+    /// Keeps the tokens whose logit is at least the k-th largest, so more than k where there is a
+    /// tie. None keeps all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
 }
@@ -88,10 +90,12 @@ impl Sampling {
         Ok(())
     }
 
-    /// The probabilities a token is drawn with: softmax of the warped `logits`, 0 for the tokens warped away.
+    /// The probabilities a token is drawn with: softmax of the warped `logits`, 0 for the tokens
+    /// warped away.
     ///
-    /// Settings must be valid (see [`Sampling::validate`]). Among tokens of equal probability at the edge of the
-    /// top-p set, those of higher index stay, as in HF, which removes from an ascending stable sort.
+    /// Settings must be valid (see [`Sampling::validate`]). Among tokens of equal probability at
+    /// the edge of the top-p set, those of higher index stay, as in HF, which removes from an
+    /// ascending stable sort.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.

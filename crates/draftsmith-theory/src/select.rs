@@ -1,7 +1,8 @@
 //! Selection without sorting: the k-th largest logit and the top-p set, over whole vocabularies.
 //!
-//! What `sampling` asks of a row for every decoded token. Nearly all of a vocabulary is discarded by one comparison
-//! a token; what is left is halved until the edge is found, and never put in order.
+//! What `sampling` asks of a row for every decoded token. Nearly all of a vocabulary is discarded
+//! by one comparison a token; what is left is halved until the edge is found, and never put in
+//! order.
 
 /// A token's index and its weight, not normalised.
 pub(crate) type Token = (usize, f64);
@@ -27,12 +28,13 @@ pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
 }
 
-/// The top-p set: in descending order, every token before which less than `top_p` of the mass has gone. Returned in
-/// no particular order.
+/// The top-p set: in descending order, every token before which less than `top_p` of the mass has
+/// gone. Returned in no particular order.
 ///
-/// A kept token and the at most `num_tokens` no heavier ones hold more than 1 − `top_p` of the mass, so it weighs
-/// more than (1 − `top_p`) / `num_tokens` of it: that discards nearly all of most rows. The edge among the rest is
-/// found by halving, as a quickselect on mass, so that flat rows too cost linear time.
+/// A kept token and the at most `num_tokens` no heavier ones hold more than 1 − `top_p` of the
+/// mass, so it weighs more than (1 − `top_p`) / `num_tokens` of it: that discards nearly all of
+/// most rows. The edge among the rest is found by halving, as a quickselect on mass, so that flat
+/// rows too cost linear time.
 pub(crate) fn nucleus(
     tokens: impl Iterator<Item = Token>,
     total: f64,

@@ -1,11 +1,13 @@
-//! Training or validation: a property of a row's id, so that it survives reordering, resharding and growth.
+//! Training or validation: a property of a row's id, so that it survives reordering, resharding and
+//! growth.
 
 use sha2::{Digest, Sha256};
 
 /// Whether the rows called `id` are held out for validation, as a `share` of all ids is.
 ///
-/// Decided by the SHA-256 of the id alone: adding data moves no old row, and a larger share holds out a superset.
-/// Rows that must not be parted, such as the turns of one conversation, are to be asked for under one id.
+/// Decided by the SHA-256 of the id alone: adding data moves no old row, and a larger share holds
+/// out a superset. Rows that must not be parted, such as the turns of one conversation, are to be
+/// asked for under one id.
 ///
 /// # Panics
 /// If `share` is not between 0 and 1.

@@ -1,9 +1,9 @@
 //! When a draft phase ends: the stop rules and what they may read.
 //!
-//! The round loop draws a candidate, includes it, and then asks. So a rule can end a round only *after* the last
-//! drawn candidate: withholding a candidate because of its own value would bias the output (with p = q = (½, ½) and
-//! token 1 withheld, token 0 comes out with chance ¾). The loop also applies the rule's bounds, so a rule need not
-//! count.
+//! The round loop draws a candidate, includes it, and then asks. So a rule can end a round only
+//! *after* the last drawn candidate: withholding a candidate because of its own value would bias
+//! the output (with p = q = (½, ½) and token 1 withheld, token 0 comes out with chance ¾). The loop
+//! also applies the rule's bounds, so a rule need not count.
 //!
 //! | rule | reads |
 //! |---|---|
@@ -40,32 +40,35 @@ pub use rejection_threshold::RejectionThreshold;
 /// What the drafter knows when it has just drawn a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftSignals {
-    /// The acceptance head's estimate. None without a head, where the head has yet to speak of a candidate of the
-    /// round, and unless the rule needs it.
+    /// The acceptance head's estimate. None without a head, where the head has yet to speak of a
+    /// candidate of the round, and unless the rule needs it.
     pub acceptance_prob: Option<HeadEstimate>,
-    /// The largest probability of the distribution this candidate was drawn from, raw: at temperature 1, before top-k
-    /// and top-p. Of a greedy candidate it is the candidate's own. None unless the rule needs it.
+    /// The largest probability of the distribution this candidate was drawn from, raw: at
+    /// temperature 1, before top-k and top-p. Of a greedy candidate it is the candidate's own. None
+    /// unless the rule needs it.
     pub confidence: Option<f64>,
-    /// The candidate's own probability under what it was drawn from, as served; raw where it is greedy. The round loop
-    /// fills it in, once the candidate is drawn. None unless the rule needs it.
+    /// The candidate's own probability under what it was drawn from, as served; raw where it is
+    /// greedy. The round loop fills it in, once the candidate is drawn. None unless the rule needs
+    /// it.
     pub candidate_prob: Option<f64>,
-    /// The entropy, in nats, of the raw distribution this candidate was drawn from. None unless the rule needs it.
+    /// The entropy, in nats, of the raw distribution this candidate was drawn from. None unless the
+    /// rule needs it.
     pub entropy: Option<f64>,
 }
 
 /// An acceptance head's word on one candidate of the round: min(1, p/q), estimated.
 ///
-/// Which candidate that is, is said in terms of the draft forward that the signals are of, and so it is the same before
-/// the draw from it and after.
+/// Which candidate that is, is said in terms of the draft forward that the signals are of, and so
+/// it is the same before the draw from it and after.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeadEstimate {
-    /// Of the candidate that the forward has read, the one before the one drawn from it: the paper's head, with its
-    /// lag of one token (SpecDec++, Algorithm 2). At step s the draft's forward reads candidate s − 1, whose hidden
-    /// state gives that candidate's acceptance probability, and yields q_s, from which candidate s is drawn at no
-    /// further cost.
+    /// Of the candidate that the forward has read, the one before the one drawn from it: the
+    /// paper's head, with its lag of one token (SpecDec++, Algorithm 2). At step s the draft's
+    /// forward reads candidate s − 1, whose hidden state gives that candidate's acceptance
+    /// probability, and yields q_s, from which candidate s is drawn at no further cost.
     OfRead(f64),
-    /// Of the candidate that was drawn from the forward. Such a head looks ahead: it needs no forward that reads the
-    /// candidate, and there is none of its words before the draw.
+    /// Of the candidate that was drawn from the forward. Such a head looks ahead: it needs no
+    /// forward that reads the candidate, and there is none of its words before the draw.
     OfDrawn(f64),
 }
 
@@ -92,8 +95,9 @@ pub struct SignalNeeds {
 }
 
 impl SignalNeeds {
-    /// The needed signals that are functions of a candidate's raw logits alone, the same for every drafter. What asks
-    /// for more than logits is left None for the drafter or the round loop to fill in.
+    /// The needed signals that are functions of a candidate's raw logits alone, the same for every
+    /// drafter. What asks for more than logits is left None for the drafter or the round loop to
+    /// fill in.
     ///
     /// # Panics
     /// If a signal is needed and no logit is finite, or any is NaN or +∞.
@@ -110,8 +114,8 @@ impl SignalNeeds {
     }
 }
 
-/// The largest probability of the softmax of `logits`, to within a millionth: one pass for the maximum, one for the sum. It
-/// is that of the greedy candidate.
+/// The largest probability of the softmax of `logits`, to within a millionth: one pass for the
+/// maximum, one for the sum. It is that of the greedy candidate.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
@@ -133,8 +137,8 @@ pub struct SoftmaxSummary {
 }
 
 impl SoftmaxSummary {
-    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d with d a logit's distance to
-    /// the largest.
+    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d with d a
+    /// logit's distance to the largest.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.
@@ -171,11 +175,13 @@ fn check_probability(
     if (0.0..=1.0).contains(&threshold) { Ok(()) } else { Err(error(threshold)) }
 }
 
-/// The least and the greatest number of candidates a round, both inclusive, `min` <= `max`, 1 <= `max`.
+/// The least and the greatest number of candidates a round, both inclusive, `min` <= `max`, 1 <=
+/// `max`.
 ///
-/// The round loop applies them: below `min` it draws on whatever the rule says, at `max` it stops. A minimum of 0 lets
-/// a rule that stops before a draw end a round without candidates; for others it is 1. It may also stop
-/// early for reasons of its own, such as an end-of-sequence candidate or the token limit.
+/// The round loop applies them: below `min` it draws on whatever the rule says, at `max` it stops.
+/// A minimum of 0 lets a rule that stops before a draw end a round without candidates; for others
+/// it is 1. It may also stop early for reasons of its own, such as an end-of-sequence candidate or
+/// the token limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedBounds")]
 pub struct Bounds {
@@ -201,7 +207,8 @@ impl TryFrom<UncheckedBounds> for Bounds {
 }
 
 impl Default for Bounds {
-    /// 1 to 20 candidates. The authors' code says 2 to 20, but its minimum changes nothing, since step 1 never stops.
+    /// 1 to 20 candidates. The authors' code says 2 to 20, but its minimum changes nothing, since
+    /// step 1 never stops.
     fn default() -> Self {
         Self { min: 1, max: 20 }
     }
@@ -232,24 +239,24 @@ pub trait StopRule {
     /// Forgets the last round. Called before a round's first candidate.
     fn begin_round(&mut self) {}
 
-    /// True makes this a round without candidates, which the bounds do not forbid: the target decodes alone. Asked
-    /// before the round's first draft forward.
+    /// True makes this a round without candidates, which the bounds do not forbid: the target
+    /// decodes alone. Asked before the round's first draft forward.
     fn skips_drafting(&mut self) -> bool {
         false
     }
 
     /// True ends the round after the last of `candidates`, the round's candidates so far.
     ///
-    /// Called once after every candidate, also below the minimum, where the answer is not heeded: a rule may
-    /// accumulate.
+    /// Called once after every candidate, also below the minimum, where the answer is not heeded: a
+    /// rule may accumulate.
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
 
-    /// True ends the round after the last of `candidates` although the draft has read it and could name another: that
-    /// one is not drawn, so it is not withheld either.
+    /// True ends the round after the last of `candidates` although the draft has read it and could
+    /// name another: that one is not drawn, so it is not withheld either.
     ///
     /// `signals` are those of the draft forward that read the last candidate, which is the one that
-    /// [`HeadEstimate::OfRead`] is about. Called before every draw, also below the minimum, where the answer is not
-    /// heeded.
+    /// [`HeadEstimate::OfRead`] is about. Called before every draw, also below the minimum, where
+    /// the answer is not heeded.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         let _ = (candidates, signals);
         false
@@ -271,8 +278,8 @@ pub trait StopRule {
 mod test_rounds {
     use super::{DraftSignals, HeadEstimate, StopRule};
 
-    /// The candidate length of a round whose draft forwards give `signals`, the first about candidate 1; None if the
-    /// rule would go on.
+    /// The candidate length of a round whose draft forwards give `signals`, the first about
+    /// candidate 1; None if the rule would go on.
     pub(super) fn round_length(rule: &mut dyn StopRule, signals: &[DraftSignals]) -> Option<usize> {
         rule.begin_round();
         let mut candidates = Vec::new();

@@ -1,14 +1,16 @@
-//! When to stop drafting, solved exactly: the decision process of SpecDec++ (Huang et al. 2024, section 3) with known
-//! acceptance levels, by dynamic programming.
+//! When to stop drafting, solved exactly: the decision process of SpecDec++ (Huang et al. 2024,
+//! section 3) with known acceptance levels, by dynamic programming.
 //!
-//! Each candidate's acceptance probability is one of a few levels, drawn independently of all else. A round that
-//! submits K candidates keeps 1 + Σ_j ∏_{i≤j} p_i tokens on average and takes K·t_draft + t_target + (K + 1)·t_row
-//! seconds. Rounds are alike, so the policy of fewest seconds per token λ is the one that maximises
-//! λ·tokens − seconds in each round, at the λ where that maximum is 0; λ is found by iteration.
+//! Each candidate's acceptance probability is one of a few levels, drawn independently of all else.
+//! A round that submits K candidates keeps 1 + Σ_j ∏_{i≤j} p_i tokens on average and takes
+//! K·t_draft + t_target + (K + 1)·t_row seconds. Rounds are alike, so the policy of fewest seconds
+//! per token λ is the one that maximises λ·tokens − seconds in each round, at the λ where that
+//! maximum is 0; λ is found by iteration.
 //!
-//! In the paper's accounts, T = c₁·(N + N_discarded) + c₂·N_target with c₁ = t_draft + t_row, c₂ = t_target − t_draft.
-//! Its Theorem 3.1 says that stopping is the better where P(some assessed candidate is rejected) ≥
-//! (c₂ + Δ)/(c₁ + c₂ + Δ). Here Δ is known, see [`Decision::rejection_threshold`].
+//! In the paper's accounts, T = c₁·(N + N_discarded) + c₂·N_target with c₁ = t_draft + t_row, c₂ =
+//! t_target − t_draft. Its Theorem 3.1 says that stopping is the better where P(some assessed
+//! candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ + Δ). Here Δ is known, see
+//! [`Decision::rejection_threshold`].
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,8 @@ use crate::{Bounds, CostModel};
 pub struct AcceptanceLevel {
     /// The share of candidates at this level, in proportion to the other levels' shares.
     pub weight: f64,
-    /// The probability with which the target accepts such a candidate, given that it reaches it, in \[0, 1\].
+    /// The probability with which the target accepts such a candidate, given that it reaches it, in
+    /// \[0, 1\].
     pub acceptance_prob: f64,
 }
 
@@ -28,8 +31,9 @@ pub struct AcceptanceLevel {
 pub enum Assessed {
     /// Those of all candidates drawn so far.
     All,
-    /// Those of all but the newest, as in the paper's process and under an acceptance head, which assesses a candidate
-    /// by the very forward that draws the next one. The first candidate is drawn unassessed.
+    /// Those of all but the newest, as in the paper's process and under an acceptance head, which
+    /// assesses a candidate by the very forward that draws the next one. The first candidate is
+    /// drawn unassessed.
     AllButNewest,
 }
 
@@ -42,14 +46,16 @@ pub struct OptimalPolicy {
     pub tokens_per_round: f64,
     /// Expected candidates a round submits.
     pub candidates_per_round: f64,
-    /// Within the bounds, the policy continues exactly while the product of the assessed acceptance probabilities is
-    /// at least this: c₁/(λ·m), or c₁/(λ·m²) under [`Assessed::AllButNewest`], with m the mean acceptance probability.
-    /// It may be above 1, where the policy always stops. +∞ if m is 0.
+    /// Within the bounds, the policy continues exactly while the product of the assessed acceptance
+    /// probabilities is at least this: c₁/(λ·m), or c₁/(λ·m²) under [`Assessed::AllButNewest`],
+    /// with m the mean acceptance probability. It may be above 1, where the policy always stops. +∞
+    /// if m is 0.
     ///
-    /// That is: while the chance that the next candidate is accepted is worth its seconds. Looking one candidate ahead
-    /// is enough because that chance can only fall as the product does, so where one more candidate does not pay, no
-    /// later one will. Levels that depend on the levels before them may break this: a candidate may then be worth
-    /// drawing for what its level tells of those to come.
+    /// That is: while the chance that the next candidate is accepted is worth its seconds. Looking
+    /// one candidate ahead is enough because that chance can only fall as the product does, so
+    /// where one more candidate does not pay, no later one will. Levels that depend on the levels
+    /// before them may break this: a candidate may then be worth drawing for what its level tells
+    /// of those to come.
     pub least_product: f64,
     /// What is decided in every state between the bounds, by candidates drawn.
     pub decisions: Vec<Decision>,
@@ -64,26 +70,29 @@ pub struct Decision {
     pub all_accepted_prob: f64,
     /// Whether the policy draws another candidate.
     pub continues: bool,
-    /// Theorem 3.1's Δ, in seconds: given that every assessed candidate is accepted, the cost to go after verifying now
-    /// less the cost to go of continuing. Costs count as in the theorem, c₁ a discarded candidate and c₂ a
-    /// verification. Continuing means one more candidate and the best policy from there on.
+    /// Theorem 3.1's Δ, in seconds: given that every assessed candidate is accepted, the cost to go
+    /// after verifying now less the cost to go of continuing. Costs count as in the theorem, c₁ a
+    /// discarded candidate and c₂ a verification. Continuing means one more candidate and the best
+    /// policy from there on.
     ///
-    /// c₂ + Δ is then what continuing saves, λ·G − c₁·M, with G the tokens it adds to the round and M >= 1 the
-    /// candidates it draws, on average. Δ is below 0 where it saves less than a verification.
+    /// c₂ + Δ is then what continuing saves, λ·G − c₁·M, with G the tokens it adds to the round and
+    /// M >= 1 the candidates it draws, on average. Δ is below 0 where it saves less than a
+    /// verification.
     pub delta_seconds: f64,
-    /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ). At or above this chance of a rejection among the assessed candidates,
-    /// stopping is at least as good as continuing.
+    /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ). At or above this chance of a rejection among the
+    /// assessed candidates, stopping is at least as good as continuing.
     ///
-    /// The theorem has this as a sufficient condition, since a rejection makes continuing waste M >= 1 candidates and
-    /// only one is counted. Here it is necessary too: where the policy stops, it would stop after one more candidate
-    /// as well, so M = 1, and the threshold is 1 − [`OptimalPolicy::least_product`] in all those states. Where it
-    /// continues, the threshold is at least that.
+    /// The theorem has this as a sufficient condition, since a rejection makes continuing waste M
+    /// >= 1 candidates and only one is counted. Here it is necessary too: where the policy stops,
+    /// it would stop after one more candidate as well, so M = 1, and the threshold is 1 −
+    /// [`OptimalPolicy::least_product`] in all those states. Where it continues, the threshold is
+    /// at least that.
     pub rejection_threshold: f64,
 }
 
 impl OptimalPolicy {
-    /// SpecDec++'s h: the policy stops where the chance 1 − ∏ p of a rejection is above it. None if it always stops,
-    /// which no h can say.
+    /// SpecDec++'s h: the policy stops where the chance 1 − ∏ p of a rejection is above it. None if
+    /// it always stops, which no h can say.
     ///
     /// Under [`Assessed::AllButNewest`] this is the threshold for
     /// [`RejectionThreshold`](crate::RejectionThreshold), if the head's estimates are right.
@@ -92,14 +101,17 @@ impl OptimalPolicy {
     }
 }
 
-/// The policy of fewest seconds per token among all that stop within `bounds`, however they use what is `assessed`.
+/// The policy of fewest seconds per token among all that stop within `bounds`, however they use
+/// what is `assessed`.
 ///
-/// `levels` is the law of every candidate's acceptance probability. The states are the multisets of levels assessed,
-/// so work and memory grow as max^L for L levels; a handful of them is meant. Equally good choices continue.
+/// `levels` is the law of every candidate's acceptance probability. The states are the multisets of
+/// levels assessed, so work and memory grow as max^L for L levels; a handful of them is meant.
+/// Equally good choices continue.
 ///
 /// # Panics
-/// Unless the levels' weights are non-negative with a positive sum, their acceptance probabilities in \[0, 1\], a
-/// candidate's time t_draft + t_row and t_target positive, no time negative, and 1 <= min <= max.
+/// Unless the levels' weights are non-negative with a positive sum, their acceptance probabilities
+/// in \[0, 1\], a candidate's time t_draft + t_row and t_target positive, no time negative, and 1
+/// <= min <= max.
 pub fn optimal_stopping(
     levels: &[AcceptanceLevel],
     assessed: Assessed,
@@ -107,8 +119,9 @@ pub fn optimal_stopping(
     bounds: Bounds,
 ) -> OptimalPolicy {
     let process = Process::new(levels, assessed, costs, bounds);
-    // Dinkelbach's iteration: under a λ that is too large, the best policy has a smaller one. The policies are finitely
-    // many, so this ends. It begins above them all: the longest round, for a single token.
+    // Dinkelbach's iteration: under a λ that is too large, the best policy has a smaller one. The
+    // policies are finitely many, so this ends. It begins above them all: the longest round, for a
+    // single token.
     let longest = Yield { tokens: 1.0, candidates: bounds.max as f64 };
     let mut seconds_per_token = process.seconds(&longest);
     loop {
@@ -146,7 +159,8 @@ struct Process {
     /// Candidates drawn but not assessed: 0 or 1.
     num_unassessed: usize,
     bounds: Bounds,
-    /// Given that all assessed candidates are accepted, the chance that the candidate drawn next will be.
+    /// Given that all assessed candidates are accepted, the chance that the candidate drawn next
+    /// will be.
     next_prob: f64,
     mean_prob: f64,
     /// c₁.
@@ -201,15 +215,18 @@ impl Process {
         }
     }
 
-    /// c₁·(N + N_discarded) + c₂·N_target for one round, where N + N_discarded is its candidates and one more.
+    /// c₁·(N + N_discarded) + c₂·N_target for one round, where N + N_discarded is its candidates
+    /// and one more.
     fn seconds(&self, round: &Yield) -> f64 {
         self.candidate_seconds * (round.candidates + 1.0) + self.verification_seconds
     }
 
-    /// The round that maximises λ·tokens − seconds, and the decisions that do it, by backward induction.
+    /// The round that maximises λ·tokens − seconds, and the decisions that do it, by backward
+    /// induction.
     fn best_round(&self, lambda: f64) -> (Yield, Vec<Decision>) {
         let mut decisions = Vec::new();
-        // By state: what the rest of the round adds, its tokens given that all assessed candidates are accepted.
+        // By state: what the rest of the round adds, its tokens given that all assessed candidates
+        // are accepted.
         let mut later: BTreeMap<Vec<usize>, Yield> = BTreeMap::new();
         for num_assessed in (0..=self.bounds.max - self.num_unassessed).rev() {
             let num_candidates = num_assessed + self.num_unassessed;
@@ -233,7 +250,8 @@ impl Process {
         }
         decisions.reverse();
 
-        // The target's own token, the first candidate if it is drawn before any decision, and what the policy adds.
+        // The target's own token, the first candidate if it is drawn before any decision, and what
+        // the policy adds.
         let added = later[&vec![0; self.levels.len()]];
         let num_unassessed = self.num_unassessed as f64;
         let tokens = 1.0 + num_unassessed * self.mean_prob + added.tokens;

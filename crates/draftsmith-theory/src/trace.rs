@@ -1,7 +1,7 @@
 //! What happened while decoding, round by round, and the rates every report is made of.
 //!
-//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates are of the tokens that were kept: those
-//! cut off by an end-of-sequence token or the token limit count as discarded.
+//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates are of the tokens that
+//! were kept: those cut off by an end-of-sequence token or the token limit count as discarded.
 
 use std::iter::Sum;
 use std::ops::AddAssign;
@@ -16,8 +16,9 @@ use crate::TheoryError;
 pub struct Round {
     /// Candidates drafted and verified; 0 when the target decodes alone.
     pub num_drafted: usize,
-    /// Forwards of the draft. One a candidate for a separate draft and for a self-draft, whose forward is the target's
-    /// shallow layers, the adapter and the LM head; a drafter that looks tokens up has none.
+    /// Forwards of the draft. One a candidate for a separate draft and for a self-draft, whose
+    /// forward is the target's shallow layers, the adapter and the LM head; a drafter that looks
+    /// tokens up has none.
     pub num_draft_forwards: usize,
     /// Leading candidates the target accepted.
     pub num_accepted: usize,
@@ -83,9 +84,9 @@ impl Trace {
         counts
     }
 
-    /// CTAR(w), the consecutive token acceptance rate (Kangaroo): the share of rounds that yield more than
-    /// `num_tokens` tokens. A round yields its accepted candidates and one more, whether or not the end of the text
-    /// then cuts some. NaN without rounds.
+    /// CTAR(w), the consecutive token acceptance rate (Kangaroo): the share of rounds that yield
+    /// more than `num_tokens` tokens. A round yields its accepted candidates and one more, whether
+    /// or not the end of the text then cuts some. NaN without rounds.
     pub fn ctar(&self, num_tokens: usize) -> f64 {
         let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
         num_longer as f64 / self.rounds.len() as f64
@@ -113,8 +114,9 @@ impl Trace {
 pub struct Counts {
     /// N: new tokens kept.
     pub num_tokens: usize,
-    /// N_target: target forwards, one a round. Of a self-draft it is the deep layers over all candidates and the
-    /// shallow ones over the last alone: the others' are part of the draft forwards.
+    /// N_target: target forwards, one a round. Of a self-draft it is the deep layers over all
+    /// candidates and the shallow ones over the last alone: the others' are part of the draft
+    /// forwards.
     pub num_target_forwards: usize,
     /// N_draft: draft forwards.
     pub num_draft_forwards: usize,
@@ -122,7 +124,8 @@ pub struct Counts {
     pub num_drafted: usize,
     /// Candidates accepted, later cuts not considered.
     pub num_accepted: usize,
-    /// N_discarded: candidates rejected, and tokens cut by an end-of-sequence token or the token limit.
+    /// N_discarded: candidates rejected, and tokens cut by an end-of-sequence token or the token
+    /// limit.
     pub num_discarded: usize,
 }
 
@@ -152,10 +155,11 @@ impl Counts {
         self.num_drafted + self.num_target_forwards
     }
 
-    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), without which Eq. 2.3 says nothing.
+    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), without which Eq. 2.3 says
+    /// nothing.
     ///
-    /// It holds when every draft forward makes one candidate: for a separate draft, for a self-draft, and not for every
-    /// other.
+    /// It holds when every draft forward makes one candidate: for a separate draft, for a
+    /// self-draft, and not for every other.
     ///
     /// # Errors
     /// With the four counts, if they do not add up.

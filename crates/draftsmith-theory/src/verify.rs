@@ -1,8 +1,9 @@
 //! Verification: which of a round's candidates stand, and the token that follows them.
 //!
-//! Greedy verification compares with the target's argmax; sampled verification is rejection sampling (Leviathan et
-//! al., Chen et al.) and leaves the output distributed exactly as the target's own. Rows are the distributions *as
-//! served*: what each candidate was really drawn from, and what the target would really be sampled with.
+//! Greedy verification compares with the target's argmax; sampled verification is rejection
+//! sampling (Leviathan et al., Chen et al.) and leaves the output distributed exactly as the
+//! target's own. Rows are the distributions *as served*: what each candidate was really drawn from,
+//! and what the target would really be sampled with.
 
 use crate::Draws;
 
@@ -17,7 +18,8 @@ pub struct Verdict {
 
 /// Accepts the longest run of candidates that are the target's own choices.
 ///
-/// `target_choices[i]` is the target's argmax after the candidates before `i`: one for every candidate and one more.
+/// `target_choices[i]` is the target's argmax after the candidates before `i`: one for every
+/// candidate and one more.
 ///
 /// # Panics
 /// If there is not one more choice than candidates.
@@ -37,11 +39,13 @@ pub fn verify_greedy(candidates: &[u32], target_choices: &[u32]) -> Verdict {
 
 /// Accepts each candidate in turn with chance min(1, p/q), up to the first rejection.
 ///
-/// `draft_probs[i]` is the distribution q that candidate `i` was drawn from, and `target_probs[i]` the target's
-/// distribution p at the same place, with one more row for the bonus. On rejection the next token is drawn from
-/// (p − q)+, normalised by the draw; after the last candidate it is drawn from the last row of p.
+/// `draft_probs[i]` is the distribution q that candidate `i` was drawn from, and `target_probs[i]`
+/// the target's distribution p at the same place, with one more row for the bonus. On rejection the
+/// next token is drawn from (p − q)+, normalised by the draw; after the last candidate it is drawn
+/// from the last row of p.
 ///
-/// A candidate is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r = 0.
+/// A candidate is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r =
+/// 0.
 ///
 /// # Panics
 /// If the number of rows or their lengths do not fit, or a candidate's own draft probability is 0.
@@ -69,8 +73,9 @@ pub fn verify_sampled<R: AsRef<[f64]>>(
 /// A token drawn from (p − q)+, normalised.
 fn draw_residual(p: &[f64], q: &[f64], draws: &mut (impl Draws + ?Sized)) -> u32 {
     let residual: Vec<f64> = p.iter().zip(q).map(|(p, q)| (p - q).max(0.0)).collect();
-    // A rejection means p < q somewhere, hence p > q elsewhere, but rounding can leave rows that sum to a hair less
-    // than each other: then p and q are equal for all purposes, and p itself is the right law.
+    // A rejection means p < q somewhere, hence p > q elsewhere, but rounding can leave rows that
+    // sum to a hair less than each other: then p and q are equal for all purposes, and p itself is
+    // the right law.
     let nothing_left = residual.iter().all(|&weight| weight == 0.0);
     draws.categorical(if nothing_left { p } else { &residual }) as u32
 }

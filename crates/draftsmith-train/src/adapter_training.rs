@@ -19,8 +19,8 @@ pub struct AdapterTraining {
     /// How many of the target's layers run before the adapter, or a list of such numbers: an
     /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B).
     pub exit_layer: ExitLayers,
-    /// What the adapter is made of: `"attention"` (the paper's), `"mlp"`, `"attention-with-head"` or
-    /// `"decoder-layer"` (its ablation, Table 2).
+    /// What the adapter is made of: `"attention"` (the paper's), `"mlp"`, `"attention-with-head"`
+    /// or `"decoder-layer"` (its ablation, Table 2).
     pub architecture: AdapterArchitecture,
     /// The first weights: `"random"`, as the authors', or `"target"`. A head of its own begins as
     /// the target's either way.
@@ -36,23 +36,23 @@ pub struct AdapterTraining {
     /// Added to the root of AdamW's mean of squares, above 0. 1e-8: torch's default.
     pub epsilon: f64,
     /// What the learning rate does after its warm-up: `cosine`, `linear` (both fall to 0) or
-    /// `constant`. Cosine: as for heads. The authors' falls in a straight line that would end at step
-    /// 800,000.
+    /// `constant`. Cosine: as for heads. The authors' falls in a straight line that would end at
+    /// step 800,000.
     pub schedule: Schedule,
-    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; rounded
-    /// up. 0.03: as for heads.
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1;
+    /// rounded up. 0.03: as for heads.
     pub warm_up_share: f64,
     /// The number of those steps, in place of the share. The authors' is 2,000.
     pub warm_up_steps: Option<usize>,
-    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each number
-    /// for itself; above 0. A norm of 1: as for heads. The authors have a value of 0.5, which changes
-    /// the gradient's direction.
+    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each
+    /// number for itself; above 0. A norm of 1: as for heads. The authors have a value of 0.5,
+    /// which changes the gradient's direction.
     pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 10: the paper (20 in the authors' script).
     pub num_epochs: usize,
-    /// Epochs in a row without a lower loss on the validation rows after which an adapter's training
-    /// ends, 1 or more; never if absent. The learning rate is planned for all epochs all the same.
-    /// Absent: the authors' code.
+    /// Epochs in a row without a lower loss on the validation rows after which an adapter's
+    /// training ends, 1 or more; never if absent. The learning rate is planned for all epochs all
+    /// the same. Absent: the authors' code.
     pub patience: Option<usize>,
     /// Rows a batch, 1 or more: what goes through the target and the adapter at once. 4: the
     /// authors' script.
@@ -65,7 +65,8 @@ pub struct AdapterTraining {
     pub max_len: usize,
     /// What is minimised: `"cross-entropy"` (the paper), `"forward-kl"` (the same adapter, another
     /// number), `"reverse-kl"`, or `"total-variation"`, the share of sampled candidates that are
-    /// rejected. The epoch that is kept is the one whose validation rows have the lowest mean of it.
+    /// rejected. The epoch that is kept is the one whose validation rows have the lowest mean of
+    /// it.
     pub loss: DistillationLoss,
     /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
     /// vocabulary × this many floats, and does not change the result. 256: ours.

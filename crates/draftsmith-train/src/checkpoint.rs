@@ -2,12 +2,12 @@
 //!
 //! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
 //! optimiser and best weights as burn's records (safetensors has no parameter ids, by which the
-//! optimiser's state is kept), in a directory for each member if there are several, and `state.toml`,
-//! written last: a directory without it does not count.
+//! optimiser's state is kept), in a directory for each member if there are several, and
+//! `state.toml`, written last: a directory without it does not count.
 //! States are taken between steps only, when no gradients are pending. The order of rows and their
 //! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
-//! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in three
-//! files that can tear.
+//! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in
+//! three files that can tear.
 
 use std::fs;
 use std::io::{ErrorKind, Write};

@@ -1,5 +1,5 @@
-//! Gradients cut as torch's `clip_grad_norm_` and `clip_grad_value_` cut them. burn's own clipping by
-//! norm looks at one tensor at a time.
+//! Gradients cut as torch's `clip_grad_norm_` and `clip_grad_value_` cut them. burn's own clipping
+//! by norm looks at one tensor at a time.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -28,8 +28,8 @@ impl Clipping {
         }
     }
 
-    /// Cuts the gradients of `module`, and gives the norm of all of them together before that, `[1]`;
-    /// none if there are no gradients. Nothing leaves the device.
+    /// Cuts the gradients of `module`, and gives the norm of all of them together before that,
+    /// `[1]`; none if there are no gradients. Nothing leaves the device.
     pub(crate) fn clip<M: Module>(
         self,
         module: &M,

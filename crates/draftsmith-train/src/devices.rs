@@ -5,10 +5,10 @@
 //! adds them in the order of the batches and takes the step, and the others get its weights. So a
 //! step's sums are one device's, in one device's order, and its bits too where devices are alike.
 //!
-//! burn-train's `MultiDevicesTrainStep` does the like, and could not be taken: it hands gradients over
-//! in the order in which devices finish and does not say whose they are, sends all weights with
-//! each batch, trains one model at a time, and reads a data loader a device, which would have to agree
-//! on where steps end.
+//! burn-train's `MultiDevicesTrainStep` does the like, and could not be taken: it hands gradients
+//! over in the order in which devices finish and does not say whose they are, sends all weights
+//! with each batch, trains one model at a time, and reads a data loader a device, which would have
+//! to agree on where steps end.
 //!
 //! Threads stay: CubeCL gives each thread that uses a GPU a stream, and memory of its own with it.
 
@@ -128,7 +128,8 @@ impl<M: Frozen> PerDevice<M> {
         Self::new(std::iter::once(model.clone()).chain(copies).collect())
     }
 
-    /// Where what is trained beside it is, with autodiff. Its threads are others: both work at once.
+    /// Where what is trained beside it is, with autodiff. Its threads are others: both work at
+    /// once.
     pub(crate) fn trained(&self) -> Result<PerDevice<Device>, TrainError> {
         PerDevice::new(self.all.iter().map(|model| model.place().autodiff()).collect())
     }
@@ -140,8 +141,8 @@ impl PerDevice<Device> {
         self.all.iter().all(|device| device.clone().inner() == Device::flex())
     }
 
-    /// What each member makes of each of some batches, on the batch's device: for each member, in the
-    /// order of the batches. `models` are those of the members on each device.
+    /// What each member makes of each of some batches, on the batch's device: for each member, in
+    /// the order of the batches. `models` are those of the members on each device.
     pub(crate) fn work_of_members<L: Sync, U: Send>(
         &self,
         num_batches: usize,

@@ -4,8 +4,8 @@
 //! The logits of every token are too many to hold, and autodiff would hold several copies of them.
 //! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
 //! formula, and the learner goes on from there. On the CPU the formulas are passes over one token's
-//! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's type,
-//! everything between them in f32.
+//! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's
+//! type, everything between them in f32.
 
 mod on_device;
 mod on_host;
@@ -120,8 +120,8 @@ impl LmHead {
         Self { weight: target.lm_head_weight() }
     }
 
-    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student)) with
-    /// the student's own head or this one, and its gradients. Nothing is recorded.
+    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))
+    /// with the student's own head or this one, and its gradients. Nothing is recorded.
     ///
     /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     ///

@@ -1,7 +1,8 @@
 //! The loop over epochs: train, validate, keep the best weights, checkpoint, stop.
 //!
-//! It trains one head or adapter, or several side by side: its members see the same batches, and take
-//! their steps at the same time. burn-train's events and metrics show the first that is still trained.
+//! It trains one head or adapter, or several side by side: its members see the same batches, and
+//! take their steps at the same time. burn-train's events and metrics show the first that is still
+//! trained.
 //!
 //! burn-train's own loop counts batches to know when a step ends, forgets the labels of a
 //! validation batch, keeps no best model in memory, cannot end with an error of ours and saves at
@@ -132,7 +133,8 @@ pub(crate) struct Saving {
 }
 
 impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
-    /// The learner only satisfies burn-train: its model is the first member's, its optimiser unused.
+    /// The learner only satisfies burn-train: its model is the first member's, its optimiser
+    /// unused.
     fn fit(
         &self,
         components: TrainingComponents<L>,
@@ -330,8 +332,8 @@ impl<L: Trainee> Run<'_, L> {
         Ok(())
     }
 
-    /// Scores the present weights of each member that is still trained on the validation rows; `None`
-    /// if that was interrupted.
+    /// Scores the present weights of each member that is still trained on the validation rows;
+    /// `None` if that was interrupted.
     fn validate(&mut self, epoch: usize) -> Result<Option<Vec<L::Scores>>, TrainError> {
         let validation = self.validation.clone();
         let total_items = validation.num_items();

@@ -1,12 +1,12 @@
-//! Event files for TensorBoard beside `metrics.jsonl`: the numbers of each step, and the scores of each
-//! validation.
+//! Event files for TensorBoard beside `metrics.jsonl`: the numbers of each step, and the scores of
+//! each validation.
 //!
 //! Each call of a trainer begins a file of its own, as a TensorBoard that is watching reads on in a
 //! file that comes later in the order of names, but not in one that was replaced. The steps of
-//! earlier files that it is to take again are cut off, so that no step is there twice, and it begins
-//! with a session's start at its first step, at which TensorBoard forgets what it read of them before.
-//! Wall times are of the moment, and the only thing in a training's directory that another run does
-//! not repeat.
+//! earlier files that it is to take again are cut off, so that no step is there twice, and it
+//! begins with a session's start at its first step, at which TensorBoard forgets what it read of
+//! them before. Wall times are of the moment, and the only thing in a training's directory that
+//! another run does not repeat.
 
 mod record;
 
@@ -101,8 +101,8 @@ impl EventFile {
     }
 }
 
-/// Cuts off what the files in `dir` have after `num_steps` steps and `num_validations` validations, and
-/// what is not whole. Gives the number of the next file.
+/// Cuts off what the files in `dir` have after `num_steps` steps and `num_validations` validations,
+/// and what is not whole. Gives the number of the next file.
 fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, TrainError> {
     let mut files = files(dir)?;
     files.sort();

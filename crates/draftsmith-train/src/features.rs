@@ -1,5 +1,5 @@
-//! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the tokens there were
-//! drawn from, and what else it reads.
+//! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
+//! tokens there were drawn from, and what else it reads.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadReads, Rows};
@@ -11,16 +11,17 @@ use crate::rows::{Branch, Mixture};
 /// Logits that are held at a time, where the draft's distributions are looked at: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
-/// What a head that reads `reads` is given of each mixture's labelled positions, then of its branches.
+/// What a head that reads `reads` is given of each mixture's labelled positions, then of its
+/// branches.
 ///
-/// Rows without branches go through the draft `batch_size` at a time, those of like length together,
-/// padded on the right: the model is causal, so padding changes nothing to its left. A row with
-/// branches goes alone, once for its own tokens, and each branch reads its prefix from the cache.
-/// Several devices take turns at these forwards, whose rows do not depend on their number.
+/// Rows without branches go through the draft `batch_size` at a time, those of like length
+/// together, padded on the right: the model is causal, so padding changes nothing to its left. A
+/// row with branches goes alone, once for its own tokens, and each branch reads its prefix from the
+/// cache. Several devices take turns at these forwards, whose rows do not depend on their number.
 ///
 /// # Shapes
-/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the device
-///   that its forward was on
+/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the
+///   device that its forward was on
 pub(crate) fn labelled_features(
     drafts: &PerDevice<FrozenDraft>,
     reads: &HeadReads,
@@ -69,7 +70,8 @@ fn forward_features(
     batch.iter().zip(ends).map(of_row).collect()
 }
 
-/// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it drafts.
+/// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it
+/// drafts.
 fn readable(draft: &FrozenDraft, id: u32) -> u32 {
     if (id as usize) < draft.config().vocab_size { id } else { 0 }
 }
@@ -103,7 +105,8 @@ fn branching_features(draft: &FrozenDraft, reads: &HeadReads, mixture: &Mixture)
     candidates.push_labelled(draft, mixture, 0);
     let mut hidden = vec![read(&mixture.input_ids, 0)];
     let mut num_read = mixture.input_ids.len();
-    // From the last on, each prefix is still in the cache: a branch overwrites only what lies behind its own.
+    // From the last on, each prefix is still in the cache: a branch overwrites only what lies
+    // behind its own.
     let mut of_branches: Vec<(Rows, &Branch)> =
         mixture.branches.iter().rev().map(|b| (read(&b.token_ids, b.start), b)).collect();
     of_branches.reverse();
@@ -177,7 +180,8 @@ impl Candidates {
     }
 }
 
-/// Tokens as candidates of the distributions that the draft has after hidden states, at position 0. One sync.
+/// Tokens as candidates of the distributions that the draft has after hidden states, at position 0.
+/// One sync.
 ///
 /// # Shapes
 /// - hidden: `[labels, hidden]`, after the final norm
@@ -238,7 +242,8 @@ mod tests {
         }
     }
 
-    /// What a head is to be given of a labelled position, from the whole row's hidden states and logits.
+    /// What a head is to be given of a labelled position, from the whole row's hidden states and
+    /// logits.
     fn expected(
         draft: &FrozenDraft,
         reads: &HeadReads,

@@ -37,8 +37,8 @@ pub(crate) struct Fit<'a, S> {
 
 impl<S: BatchSource> Fit<'_, S> {
     /// Trains `models` side by side, from the state that was saved if there is one, and makes with
-    /// `trained` what the caller wants of each, given its place among them. Several have names, which
-    /// are directories; a single one's is not used.
+    /// `trained` what the caller wants of each, given its place among them. Several have names,
+    /// which are directories; a single one's is not used.
     pub(crate) fn run<L, T>(
         self,
         models: Vec<(String, L)>,

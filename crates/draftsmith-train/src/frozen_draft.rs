@@ -1,4 +1,5 @@
-//! The frozen drafter that heads are trained for: a draft model, or a target's first layers with an adapter.
+//! The frozen drafter that heads are trained for: a draft model, or a target's first layers with an
+//! adapter.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -28,7 +29,8 @@ impl From<&CausalLm> for FrozenDraft {
 }
 
 impl FrozenDraft {
-    /// A self-draft: `target`'s first `exit_layer` layers with an adapter, whose normed output is the hidden state.
+    /// A self-draft: `target`'s first `exit_layer` layers with an adapter, whose normed output is
+    /// the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
         Self { model: target, exit: Some(Exit { layer: exit_layer, adapter }) }
     }
@@ -51,7 +53,8 @@ impl FrozenDraft {
         Self { model: self.model.to_dtype(dtype), exit: self.exit.map(of_exit) }
     }
 
-    /// What the LM head reads, over whole sequences. Causal, so padding on the right changes nothing to its left.
+    /// What the LM head reads, over whole sequences. Causal, so padding on the right changes
+    /// nothing to its left.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
@@ -104,7 +107,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Forgets all tokens from position `start` on, reads `ids` there, and returns their hidden states.
+    /// Forgets all tokens from position `start` on, reads `ids` there, and returns their hidden
+    /// states.
     ///
     /// # Panics
     /// If fewer than `start` tokens were read, or there is no room.

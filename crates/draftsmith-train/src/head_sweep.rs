@@ -1,7 +1,9 @@
-//! The recipe's `[head.sweep]` section: heads of several depths, rejection weights and mixing ratios.
+//! The recipe's `[head.sweep]` section: heads of several depths, rejection weights and mixing
+//! ratios.
 //!
-//! A mixture depends on its ratio, and so do the hidden states that heads are trained on: heads of one
-//! ratio are trained side by side over one stream of them, a pass, and ratios one after another.
+//! A mixture depends on its ratio, and so do the hidden states that heads are trained on: heads of
+//! one ratio are trained side by side over one stream of them, a pass, and ratios one after
+//! another.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +11,8 @@ use crate::error::TrainError;
 use crate::head_training::{HeadTraining, check_num_layers};
 use crate::ranges::{Range, check_numbers};
 
-/// The settings that a sweep goes through, in every combination. A key that is left out stays at the
-/// value that `[head]` has; the others are lists of different values.
+/// The settings that a sweep goes through, in every combination. A key that is left out stays at
+/// the value that `[head]` has; the others are lists of different values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadSweep {
@@ -44,8 +46,8 @@ impl HeadSweep {
 }
 
 impl HeadTraining {
-    /// The heads that these settings stand for, a list for each pass over the data: one head, or those
-    /// of the sweep, ratio by ratio. None of them has a sweep.
+    /// The heads that these settings stand for, a list for each pass over the data: one head, or
+    /// those of the sweep, ratio by ratio. None of them has a sweep.
     pub fn passes(&self) -> Vec<Vec<Self>> {
         let sweep = self.sweep.clone().unwrap_or_default();
         let depths = sweep.num_layers.unwrap_or_else(|| vec![self.num_layers]);

@@ -20,13 +20,13 @@ pub enum HeadLabels {
     /// min(1, p/q) at a token that the draft drew, of the distributions as served: SpecDec++'s.
     #[default]
     Sampled,
-    /// Σ min(p, q) at its position, the mean of that over what the draft could have drawn: less noise, but nothing of
-    /// the token itself.
+    /// Σ min(p, q) at its position, the mean of that over what the draft could have drawn: less
+    /// noise, but nothing of the token itself.
     Overlap,
     /// Whether the draft's most probable token is the target's: what greedy decoding accepts.
     Greedy,
-    /// What became of the candidates that rounds along the data's responses would meet, whether they were decoded
-    /// greedily or sampled: the distribution met in use. Nothing is mixed.
+    /// What became of the candidates that rounds along the data's responses would meet, whether
+    /// they were decoded greedily or sampled: the distribution met in use. Nothing is mixed.
     Rollouts,
 }
 
@@ -59,20 +59,22 @@ pub struct HeadTraining {
     /// Whether one block serves every depth. True: the authors' code, and the only form that their
     /// class can load.
     pub tied: bool,
-    /// Which hidden state the head reads: `candidate`, the one at the candidate's own position, or `look-ahead`, the
-    /// one it was drawn from, with its embedding and log-probability, which ends rounds one draft forward earlier.
-    /// Candidate: the authors'.
+    /// Which hidden state the head reads: `candidate`, the one at the candidate's own position, or
+    /// `look-ahead`, the one it was drawn from, with its embedding and log-probability, which ends
+    /// rounds one draft forward earlier. Candidate: the authors'.
     pub form: HeadForm,
-    /// What the head is told besides: any of `entropy` and `top_prob`, of the distribution that the candidate was drawn
-    /// from, and `position`, its place in the round, with which nothing can be recorded for replay. Empty: the
-    /// authors'.
+    /// What the head is told besides: any of `entropy` and `top_prob`, of the distribution that the
+    /// candidate was drawn from, and `position`, its place in the round, with which nothing can be
+    /// recorded for replay. Empty: the authors'.
     pub inputs: Vec<HeadInput>,
-    /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q); `greedy`, whether
-    /// both models' most probable tokens are one; or `rollouts`, what became of the candidates that rounds along the
-    /// responses meet, which are then recorded first. Sampled: the authors'.
+    /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q);
+    /// `greedy`, whether both models' most probable tokens are one; or `rollouts`, what became of
+    /// the candidates that rounds along the responses meet, which are then recorded first. Sampled:
+    /// the authors'.
     pub labels: HeadLabels,
-    /// Of labels from rollouts: how many candidates are recorded from each rejected one on, itself included, 1 or more.
-    /// 1: ours; those behind a rejected one are met by rounds, but not by verification.
+    /// Of labels from rollouts: how many candidates are recorded from each rejected one on, itself
+    /// included, 1 or more. 1: ours; those behind a rejected one are met by rounds, but not by
+    /// verification.
     pub rollout_length: usize,
     /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
     /// 1, 3, 6 and 12.
@@ -93,13 +95,13 @@ pub struct HeadTraining {
     /// What the learning rate does after its warm-up: `cosine`, `linear` (both fall to 0) or
     /// `constant`. Cosine: the authors' script.
     pub schedule: Schedule,
-    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1; rounded
-    /// up. 0.03: the authors' script.
+    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1;
+    /// rounded up. 0.03: the authors' script.
     pub warm_up_share: f64,
     /// The number of those steps, in place of the share.
     pub warm_up_steps: Option<usize>,
-    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each number
-    /// for itself; above 0. A norm of 1: the Trainer's default.
+    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each
+    /// number for itself; above 0. A norm of 1: the Trainer's default.
     pub clipping: Clipping,
     /// How often the data is gone through, 1 or more. 3: the authors' script.
     pub num_epochs: usize,

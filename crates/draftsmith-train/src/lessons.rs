@@ -1,4 +1,5 @@
-//! What a training sees, written down: for a comparison with another trainer that is to see the same.
+//! What a training sees, written down: for a comparison with another trainer that is to see the
+//! same.
 
 use serde::Serialize;
 

@@ -73,8 +73,8 @@ impl<L: Trainee> Member<L> {
         if nth == 0 { &self.model } else { &self.copies[nth - 1] }
     }
 
-    /// Adds what batches gave, in their order; with a learning rate, also takes the step that they end.
-    /// What they say besides gradients.
+    /// Adds what batches gave, in their order; with a learning rate, also takes the step that they
+    /// end. What they say besides gradients.
     pub(crate) fn add(
         &mut self,
         outputs: Vec<TrainOutput<<L as TrainStep>::Output>>,
@@ -141,8 +141,8 @@ pub(crate) fn not_finite<L: Trainee>(
 /// rows: one wait for the device.
 ///
 /// # Errors
-/// [`TrainError::NotFinite`] for the first batch of a member whose loss is not finite, or for the step's
-/// batches together if only their gradients are not.
+/// [`TrainError::NotFinite`] for the first batch of a member whose loss is not finite, or for the
+/// step's batches together if only their gradients are not.
 pub(crate) fn count_step<L: Trainee>(
     members: &mut [&mut Member<L>],
     num_supervised: usize,

@@ -45,8 +45,8 @@ pub(crate) struct Score<S> {
     pub(crate) pick: fn(&S) -> f64,
 }
 
-/// The mean training loss of a whole epoch, however often it was stopped: burn-train's own mean begins
-/// anew with each run.
+/// The mean training loss of a whole epoch, however often it was stopped: burn-train's own mean
+/// begins anew with each run.
 pub(crate) const TRAINING_LOSS: Score<f64> =
     Score { name: "training loss", higher_is_better: false, pick: |loss| *loss };
 

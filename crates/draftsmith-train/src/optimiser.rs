@@ -1,8 +1,8 @@
-//! AdamW, its learning rates and its clipping, as both recipe sections have them: one check of their
-//! ranges, and the trainer that they make.
+//! AdamW, its learning rates and its clipping, as both recipe sections have them: one check of
+//! their ranges, and the trainer that they make.
 //!
-//! The keys lie flat in each section, which names its own defaults and their sources; what they mean
-//! together is here.
+//! The keys lie flat in each section, which names its own defaults and their sources; what they
+//! mean together is here.
 
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 

@@ -1,9 +1,9 @@
-//! A response with what was recorded of the draft along it, as head training sees it: the candidates that rounds would
-//! meet, with what became of them.
+//! A response with what was recorded of the draft along it, as head training sees it: the
+//! candidates that rounds would meet, with what became of them.
 //!
-//! That is the distribution met in use: at each place of a response the draft's candidate behind an accepted prefix,
-//! drawn as decoding draws it, and behind a rejected candidate what the draft goes on to say. Nothing is mixed, and
-//! every epoch sees the same.
+//! That is the distribution met in use: at each place of a response the draft's candidate behind an
+//! accepted prefix, drawn as decoding draws it, and behind a rejected candidate what the draft goes
+//! on to say. Nothing is mixed, and every epoch sees the same.
 
 use std::collections::HashMap;
 
@@ -18,8 +18,8 @@ use crate::rows::{Branch, Mixture};
 pub struct RecordedRollouts<'a> {
     /// The rows, those of one response together, its own first.
     pub rows: &'a [RolloutRow],
-    /// Whether candidates and responses were chosen greedily: then a candidate is accepted or not, and of those behind
-    /// a rejected one nothing is known. Else labels are min(1, p/q).
+    /// Whether candidates and responses were chosen greedily: then a candidate is accepted or not,
+    /// and of those behind a rejected one nothing is known. Else labels are min(1, p/q).
     pub is_greedy: bool,
 }
 
@@ -38,8 +38,9 @@ impl<'a> From<RecordedRollouts<'a>> for RolloutsById<'a> {
 }
 
 impl RolloutsById<'_> {
-    /// A row's input and labels, as far as they fit `context` tokens: the response with labels where its token is the
-    /// candidate that is accepted, and a branch for each rejected one. `None` if nothing is labelled.
+    /// A row's input and labels, as far as they fit `context` tokens: the response with labels
+    /// where its token is the candidate that is accepted, and a branch for each rejected one.
+    /// `None` if nothing is labelled.
     ///
     /// # Errors
     /// If there are no rollouts of the row's response.
@@ -88,7 +89,8 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// What is drafted instead of the response's token at `start`, where there is room for a token at least.
+    /// What is drafted instead of the response's token at `start`, where there is room for a token
+    /// at least.
     fn branch(&self, rollout: &RolloutRow, start: usize, run: usize, context: usize) -> Branch {
         let num_known = if self.is_greedy { 1 } else { rollout.candidates.candidate_ids.len() };
         let len = num_known.min(context - start);

@@ -1,14 +1,15 @@
-//! What a caller needs to show progress: [`Listener`], which is told what matters of a training, and
-//! [`Told`], which makes one of burn-train's renderers of it.
+//! What a caller needs to show progress: [`Listener`], which is told what matters of a training,
+//! and [`Told`], which makes one of burn-train's renderers of it.
 //!
-//! burn-train's renderer is five traits with a score of methods, some for what we never do. Here one
-//! place satisfies them; whoever shows something writes the methods that it needs.
+//! burn-train's renderer is five traits with a score of methods, some for what we never do. Here
+//! one place satisfies them; whoever shows something writes the methods that it needs.
 //!
 //! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a
-//! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number` after each batch,
-//! `end_half`, and `end_epoch` after both. The numbers are named `Loss`, `Learning Rate`
-//! (training), and in validation `Loss`, `training loss` (of the whole epoch), and `KL`, `BCE`,
-//! `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap` for adapters.
+//! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number`
+//! after each batch, `end_half`, and `end_epoch` after both. The numbers are named `Loss`,
+//! `Learning Rate` (training), and in validation `Loss`, `training loss` (of the whole epoch), and
+//! `KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap`
+//! for adapters.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,6 +1,6 @@
-//! Tests of both trainers, with one member and with several: a training that is stopped anywhere and
-//! goes on ends, bit for bit, as one that never stopped; each of several ends as if it were alone; and
-//! several devices end as one does.
+//! Tests of both trainers, with one member and with several: a training that is stopped anywhere
+//! and goes on ends, bit for bit, as one that never stopped; each of several ends as if it were
+//! alone; and several devices end as one does.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -194,7 +194,8 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, _) = whole(train);
         let mut num_within_a_step = 0;
-        // The renderer is told on another thread, so that the place is not quite the same each time.
+        // The renderer is told on another thread, so that the place is not quite the same each
+        // time.
         for stop_after in (4..).step_by(5).take(12) {
             let dir = tempfile::tempdir().unwrap();
             let (stint, num_updates) = stopped_after(stop_after, Stint::new(dir.path(), "f"));

@@ -41,11 +41,11 @@ struct MixedRow {
 pub(crate) struct Mixture {
     /// The prompt, then Z: X where it was kept, Y elsewhere. X where it was recorded.
     pub(crate) input_ids: Vec<u32>,
-    /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X that were drafted
-    /// and accepted.
+    /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X
+    /// that were drafted and accepted.
     pub(crate) labelled: Vec<usize>,
-    /// How many of the tokens right before each are candidates, one after the other: what comes closest to a
-    /// candidate's position in a round.
+    /// How many of the tokens right before each are candidates, one after the other: what comes
+    /// closest to a candidate's position in a round.
     pub(crate) runs: Vec<usize>,
     /// What the head is to predict at `labelled`.
     pub(crate) labels: Vec<f32>,
@@ -53,7 +53,8 @@ pub(crate) struct Mixture {
     pub(crate) branches: Vec<Branch>,
 }
 
-/// Candidates that go on from a prefix of a row's input: a rejected one, and what the draft says behind it.
+/// Candidates that go on from a prefix of a row's input: a rejected one, and what the draft says
+/// behind it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
     /// The length of the prefix, 1 or more.
@@ -85,8 +86,8 @@ impl TrainingRow {
         Self { id: row.id.clone(), content: Content::Recorded(recorded) }
     }
 
-    /// Takes what training needs, as far as it fits `context` tokens; `None` if no position does, or there is nothing
-    /// before the response that a first candidate could be drawn from.
+    /// Takes what training needs, as far as it fits `context` tokens; `None` if no position does,
+    /// or there is nothing before the response that a first candidate could be drawn from.
     ///
     /// # Errors
     /// If the row has no draft columns, they differ in length, or a log-probability is NaN.

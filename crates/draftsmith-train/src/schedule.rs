@@ -1,4 +1,5 @@
-//! The learning rate of each step: Hugging Face's `get_{cosine,linear,constant}_schedule_with_warmup`.
+//! The learning rate of each step: Hugging Face's
+//! `get_{cosine,linear,constant}_schedule_with_warmup`.
 //!
 //! burn's own linear scheduler refuses to begin at 0, where these begin.
 
@@ -46,8 +47,8 @@ pub(crate) struct WarmedUp {
 }
 
 impl WarmedUp {
-    /// The rates of `num_steps` steps, of which the first `num_warm_up_steps` climb. Where those are
-    /// all, or more, the rest is never reached.
+    /// The rates of `num_steps` steps, of which the first `num_warm_up_steps` climb. Where those
+    /// are all, or more, the rest is never reached.
     pub(crate) fn new(
         schedule: Schedule,
         peak: LearningRate,

@@ -1,5 +1,5 @@
-//! What a training tells of its steps: `metrics.jsonl`, a line of numbers for each, the same in the end
-//! however often training was stopped; and the same numbers, with the scores of validations, in
+//! What a training tells of its steps: `metrics.jsonl`, a line of numbers for each, the same in the
+//! end however often training was stopped; and the same numbers, with the scores of validations, in
 //! TensorBoard's event files.
 
 use std::fs::{File, OpenOptions};
@@ -39,7 +39,8 @@ impl StepLog {
     pub(crate) const NAME: &str = "metrics.jsonl";
 
     /// Opens the log of a training that has taken `num_steps` and was validated `num_validations`
-    /// times. Steps that it is to take again are cut off: whoever was killed had not saved their state.
+    /// times. Steps that it is to take again are cut off: whoever was killed had not saved their
+    /// state.
     pub(crate) fn open(
         dir: &Path,
         num_steps: usize,

@@ -14,8 +14,8 @@ use crate::renderer::Told;
 /// How long a run goes on by default before it saves its state again.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One call's share of a training: where its state is kept, how far it may go, where it computes, and
-/// whom it tells.
+/// One call's share of a training: where its state is kept, how far it may go, where it computes,
+/// and whom it tells.
 pub struct Stint<'a> {
     /// The directory of the training's state and metrics.
     pub checkpoint_dir: &'a Path,
@@ -27,10 +27,11 @@ pub struct Stint<'a> {
     /// The least time between two saved states, where no epoch ends: 60 s. Where saving takes more
     /// than a fiftieth of it, saving is rarer.
     pub save_interval: Duration,
-    /// Devices that share the work with the frozen model's own: none. Each gets a copy of the frozen
-    /// model, and every so many-th batch of a step; a step with fewer batches than devices leaves some
-    /// idle. Sums are taken in the order of the batches, so that the result is a single device's, bit
-    /// for bit where all compute alike, and a training may go on with other devices than it began with.
+    /// Devices that share the work with the frozen model's own: none. Each gets a copy of the
+    /// frozen model, and every so many-th batch of a step; a step with fewer batches than devices
+    /// leaves some idle. Sums are taken in the order of the batches, so that the result is a single
+    /// device's, bit for bit where all compute alike, and a training may go on with other devices
+    /// than it began with.
     pub more_devices: Vec<Device>,
     /// Is told of progress.
     pub renderer: Box<dyn MetricsRenderer>,
@@ -82,8 +83,8 @@ pub(crate) struct BestOf<L: Trainee> {
 }
 
 impl<T> Ending<Vec<T>> {
-    /// What a run of `num_planned_steps` left, of which `trained` makes what the caller wants of each
-    /// member, given its place among them.
+    /// What a run of `num_planned_steps` left, of which `trained` makes what the caller wants of
+    /// each member, given its place among them.
     pub(crate) fn of_members<L: Trainee>(
         history: History<L>,
         num_planned_steps: usize,

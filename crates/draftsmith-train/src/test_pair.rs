@@ -23,7 +23,8 @@ pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
     random_model(3, hidden_size, context)
 }
 
-/// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM head of its own.
+/// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM
+/// head of its own.
 pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [FrozenDraft; 2] {
     let target = deep_target(hidden_size, context);
     let config = AdapterConfig {

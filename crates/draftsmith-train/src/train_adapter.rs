@@ -48,8 +48,8 @@ pub struct TrainedAdapter {
     pub num_tokens: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation and earlier calls included, and the adapters that were trained beside
-    /// it.
+    /// Time in all, validation and earlier calls included, and the adapters that were trained
+    /// beside it.
     pub duration: Duration,
 }
 
@@ -61,8 +61,8 @@ impl TrainedAdapter {
 }
 
 /// Trains an adapter behind each exit layer of `training` on `rows`, all of them over one pass of
-/// `target`, on the target's device and those of `stint.more_devices`. Each adapter is, bit for bit, what it would be if it were
-/// trained alone.
+/// `target`, on the target's device and those of `stint.more_devices`. Each adapter is, bit for
+/// bit, what it would be if it were trained alone.
 ///
 /// The adapter A learns to say softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
 /// distance is `training.loss`), where h_ℓ is the target's hidden state after ℓ layers, h its final
@@ -72,14 +72,15 @@ impl TrainedAdapter {
 /// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
 /// give the same adapters, bit for bit, on the same CPU build.
 ///
-/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have their own, in
-/// `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first adapter that is still trained). A call that finds
-/// a state with its fingerprint goes on from it, and the adapters end with the same bits as if
-/// training had never stopped, on the same CPU build; a state with another is removed. After a call of
-/// `interrupter.stop` or the last step that the stint allows, training stops between two steps, with
-/// its state saved and the best adapters so far returned. The state stays after the end too, until
-/// [`discard`](crate::discard): the caller has yet to write the adapters.
+/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the
+/// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have
+/// their own, in `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first
+/// adapter that is still trained). A call that finds a state with its fingerprint goes on from it,
+/// and the adapters end with the same bits as if training had never stopped, on the same CPU build;
+/// a state with another is removed. After a call of `interrupter.stop` or the last step that the
+/// stint allows, training stops between two steps, with its state saved and the best adapters so
+/// far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
+/// has yet to write the adapters.
 ///
 /// # Errors
 /// If a setting is out of range, the target does not have more layers than an exit layer, a row is

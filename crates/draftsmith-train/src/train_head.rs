@@ -70,7 +70,8 @@ pub struct TrainedHead {
     pub num_labels: usize,
     /// Optimiser steps taken.
     pub num_steps: usize,
-    /// Time in all, validation and earlier calls included, and the heads that were trained beside it.
+    /// Time in all, validation and earlier calls included, and the heads that were trained beside
+    /// it.
     pub duration: Duration,
 }
 
@@ -82,22 +83,23 @@ impl TrainedHead {
 }
 
 /// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
-/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head is,
-/// bit for bit, what it would be if it were trained alone.
+/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head
+/// is, bit for bit, what it would be if it were trained alone.
 ///
 /// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
 /// as a function of `seed`, the epoch and the row's id; validation uses one mixture throughout.
 /// The draft is frozen and only read. The same arguments give the same heads, bit for bit, on the
 /// same CPU build.
 ///
-/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the state),
-/// `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their own, in a
-/// directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's metrics, of the first head that is
-/// still trained). A call that finds a state with its fingerprint goes on from it, and the heads end
-/// with the same bits as if training had never stopped, on the same CPU build; a state with another
-/// is removed. After a call of `interrupter.stop` or the last step that the stint allows, training
-/// stops between two steps, with its state saved and the best heads so far returned. The state stays
-/// after the end too, until [`discard`](crate::discard): the caller has yet to write the heads.
+/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the
+/// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their
+/// own, in a directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's
+/// metrics, of the first head that is still trained). A call that finds a state with its
+/// fingerprint goes on from it, and the heads end with the same bits as if training had never
+/// stopped, on the same CPU build; a state with another is removed. After a call of
+/// `interrupter.stop` or the last step that the stint allows, training stops between two steps,
+/// with its state saved and the best heads so far returned. The state stays after the end too,
+/// until [`discard`](crate::discard): the caller has yet to write the heads.
 ///
 /// # Errors
 /// If a setting is out of range, a row has no draft columns or broken ones, a side of the split has
@@ -195,7 +197,8 @@ fn config_of(draft: &LlamaConfig, head: &HeadTraining) -> AcceptanceHeadConfig {
     config.with_reads(head.reads())
 }
 
-/// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what heads share is read of `shared`.
+/// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what
+/// heads share is read of `shared`.
 fn prepare(
     drafts: &PerDevice<FrozenDraft>,
     data: HeadData<'_>,

@@ -59,9 +59,9 @@ impl<L: Trainee> Trainer<L> {
         self.active().into_iter().for_each(|member| member.begin(&devices));
     }
 
-    /// Runs batches of a step forward and back, at most one a device, for every member that is still
-    /// trained; with a learning rate, also takes the step that they end. What the first of those
-    /// members says of each batch.
+    /// Runs batches of a step forward and back, at most one a device, for every member that is
+    /// still trained; with a learning rate, also takes the step that they end. What the first of
+    /// those members says of each batch.
     pub(crate) fn train(
         &mut self,
         batches: &[L::Batch],

@@ -73,8 +73,8 @@ fn draft_forward(bencher: Bencher) {
     });
 }
 
-/// A draft of 2 layers and hidden size 128, with 4,096 tokens, and heads of 0 to 4 blocks, each with
-/// random weights. Read from files, because what was initialised is there to be trained.
+/// A draft of 2 layers and hidden size 128, with 4,096 tokens, and heads of 0 to 4 blocks, each
+/// with random weights. Read from files, because what was initialised is there to be trained.
 static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::new(|| {
     let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
     let config = LlamaConfig {

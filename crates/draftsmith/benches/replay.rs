@@ -4,8 +4,8 @@
 //! cargo bench --bench replay
 //! ```
 //!
-//! The recordings are made up: responses of 100 tokens, candidates accepted with chance 0.8, and 20 candidates behind
-//! every rejection, as `draftsmith record` would keep them.
+//! The recordings are made up: responses of 100 tokens, candidates accepted with chance 0.8, and 20
+//! candidates behind every rejection, as `draftsmith record` would keep them.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Whether a greedy answer is plain decoding's own: token for token, but for ties that rounding breaks the other way.
+//! Whether a greedy answer is plain decoding's own: token for token, but for ties that rounding
+//! breaks the other way.
 
 use anyhow::Result;
 

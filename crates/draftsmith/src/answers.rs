@@ -23,7 +23,8 @@ pub(crate) struct Answer {
     pub(crate) tstamp: f64,
 }
 
-/// A prompt's id as its file has it: numbers stay numbers, so that answers can be joined with questions.
+/// A prompt's id as its file has it: numbers stay numbers, so that answers can be joined with
+/// questions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum QuestionId {
@@ -46,7 +47,8 @@ pub(crate) struct Choice {
     pub(crate) new_tokens: Vec<usize>,
     /// Seconds of each turn, prefill included.
     pub(crate) wall_time: Vec<f64>,
-    /// Tokens each target forward yielded, the turns one after another; they add up to all of `new_tokens`.
+    /// Tokens each target forward yielded, the turns one after another; they add up to all of
+    /// `new_tokens`.
     pub(crate) accept_lengths: Vec<usize>,
 }
 
@@ -75,8 +77,8 @@ impl Choice {
     }
 }
 
-/// The tokens of each round that were kept. Tokens cut off at the end of the text are not counted, so that the mean
-/// over all rounds is the compression rate.
+/// The tokens of each round that were kept. Tokens cut off at the end of the text are not counted,
+/// so that the mean over all rounds is the compression rate.
 fn accept_lengths(trace: &Trace) -> impl Iterator<Item = usize> {
     trace.rounds.iter().scan(trace.num_tokens, |left, round| {
         let kept = round.num_tokens().min(*left);

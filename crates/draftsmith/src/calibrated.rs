@@ -1,8 +1,9 @@
 //! How a head's predictions are calibrated: the key `calibration` of its `config.json`.
 //!
-//! Per way of decoding, because a candidate's chance is another where tokens are drawn than where the best is taken.
-//! `tune` fits and writes it, with the rule that was chosen under it; whatever decodes with the head applies it. Rollouts
-//! hold predictions as the head says them, so that a calibration makes none of them untrue.
+//! Per way of decoding, because a candidate's chance is another where tokens are drawn than where
+//! the best is taken. `tune` fits and writes it, with the rule that was chosen under it; whatever
+//! decodes with the head applies it. Rollouts hold predictions as the head says them, so that a
+//! calibration makes none of them untrue.
 
 use std::path::Path;
 
@@ -17,7 +18,8 @@ use crate::results::DecodingName;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HeadCalibration {
-    /// For greedy decoding; null where predictions are better left as they are, or nothing was tuned.
+    /// For greedy decoding; null where predictions are better left as they are, or nothing was
+    /// tuned.
     pub(crate) greedy: Option<FittedCalibration>,
     /// For sampled decoding, likewise.
     pub(crate) sampled: Option<FittedCalibration>,

@@ -50,7 +50,8 @@ enum Command {
     BuildData(RecipeArguments),
     /// Train an acceptance head on the built data.
     TrainHead(TrainingArguments),
-    /// Train self-draft adapters on the built data, with their acceptance heads where the recipe has them.
+    /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
+    /// has them.
     TrainAdapter(TrainingArguments),
     /// Record what drafters say along responses, so that stop rules can be replayed without models.
     Record(RecipeArguments),
@@ -118,7 +119,8 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     pub(crate) head: Option<PathBuf>,
-    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its directory has one.
+    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
+    /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     pub(crate) adapter: Option<PathBuf>,
     /// What the user says to the model.
@@ -142,14 +144,17 @@ pub(crate) struct GenerateArguments {
     /// With an adapter: end a round after a candidate whose probability is at most this.
     #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
     pub(crate) confidence_threshold: Option<f64>,
-    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote into the head or
-    /// adapter; where none did, by H = 0.7 with a head, and after 5 candidates without.
+    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote
+    /// into the head or adapter; where none did, by H = 0.7 with a head, and after 5 candidates
+    /// without.
     #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
     pub(crate) candidate_length: Option<usize>,
-    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection exceeds this.
+    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection
+    /// exceeds this.
     #[arg(long, value_name = "H")]
     pub(crate) stop_threshold: Option<f64>,
-    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if absent.
+    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if
+    /// absent.
     #[arg(long, value_name = "K", requires = "threshold")]
     pub(crate) max_candidate_length: Option<usize>,
     /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.

@@ -1,5 +1,5 @@
-//! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C or the deadline that
-//! stops a job between two units of work.
+//! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C or the deadline
+//! that stops a job between two units of work.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -62,8 +62,8 @@ impl Console {
         Self { output: false, ..self.clone() }
     }
 
-    /// The same console, on which jobs are asked to stop after a time. One too long for the clock is
-    /// none.
+    /// The same console, on which jobs are asked to stop after a time. One too long for the clock
+    /// is none.
     pub(crate) fn stopping_after(self, time: Duration) -> Self {
         Self { deadline: Instant::now().checked_add(time), ..self }
     }

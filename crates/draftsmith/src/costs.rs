@@ -11,10 +11,12 @@ pub(crate) use measure::{Measurement, measure};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Costs {
-    /// Of a draft forward whose signals nobody reads, and of verifications, where rounds are all of one length.
+    /// Of a draft forward whose signals nobody reads, and of verifications, where rounds are all of
+    /// one length.
     pub(crate) rounds: RoundCosts,
-    /// The same where rounds are as long as a rule that looks at the draft would make them, one longer than another.
-    /// Engines are faster when they do the same again, and when they did it a short while ago.
+    /// The same where rounds are as long as a rule that looks at the draft would make them, one
+    /// longer than another. Engines are faster when they do the same again, and when they did it a
+    /// short while ago.
     pub(crate) mixed_rounds: RoundCosts,
     /// What a draft forward costs more with an acceptance head.
     pub(crate) head_seconds: f64,

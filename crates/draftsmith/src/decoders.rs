@@ -1,5 +1,5 @@
-//! A pair with what was trained for it, ready to decode: the target alone, with its draft, or with its
-//! own first layers and an adapter.
+//! A pair with what was trained for it, ready to decode: the target alone, with its draft, or with
+//! its own first layers and an adapter.
 
 use std::ops::ControlFlow;
 
@@ -65,8 +65,8 @@ impl<'m> Decoders<'m> {
         }
     }
 
-    /// Decodes with a drafter and a rule, which reads the head's predictions as they are calibrated for this way of
-    /// decoding.
+    /// Decodes with a drafter and a rule, which reads the head's predictions as they are calibrated
+    /// for this way of decoding.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
@@ -121,7 +121,8 @@ impl<'m> Decoders<'m> {
         Ok(decode_plain(target, decoding, prompt_ids, limits, draws, &mut observe)?)
     }
 
-    /// Records what a drafter does along a response of the target, for replay: predictions as the head says them.
+    /// Records what a drafter does along a response of the target, for replay: predictions as the
+    /// head says them.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
@@ -155,7 +156,8 @@ impl<'m> Decoders<'m> {
         })
     }
 
-    /// What a drafter would draw from at each place of a response, read token by token as in decoding.
+    /// What a drafter would draw from at each place of a response, read token by token as in
+    /// decoding.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.

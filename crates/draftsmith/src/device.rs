@@ -58,8 +58,8 @@ impl DeviceChoice {
     }
 }
 
-/// Checks that a device computes in the type that a section of the recipe asks for, and does so at a
-/// speed that is of use: the CPU has no products in bf16, and takes some 70 times as long.
+/// Checks that a device computes in the type that a section of the recipe asks for, and does so at
+/// a speed that is of use: the CPU has no products in bf16, and takes some 70 times as long.
 ///
 /// # Errors
 /// If not, with the key that says so.

@@ -8,8 +8,8 @@ use burn::tensor::Device;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 
-/// The devices that a training shares its batches out among, as the command line names them: one, or
-/// several CUDA GPUs.
+/// The devices that a training shares its batches out among, as the command line names them: one,
+/// or several CUDA GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceChoices(Vec<DeviceChoice>);
 

@@ -1,8 +1,9 @@
-//! Keys of an export's `config.json` that are not its architecture's: what was found out about a head or adapter after
-//! it was trained.
+//! Keys of an export's `config.json` that are not its architecture's: what was found out about a
+//! head or adapter after it was trained.
 //!
-//! Those who load the head or adapter alone pass these keys over. Training writes `config.json` anew, and so takes them
-//! away with the weights that they were about. `tuned.rs` and `calibrated.rs` own one key each.
+//! Those who load the head or adapter alone pass these keys over. Training writes `config.json`
+//! anew, and so takes them away with the weights that they were about. `tuned.rs` and
+//! `calibrated.rs` own one key each.
 
 use std::path::Path;
 
@@ -28,7 +29,8 @@ pub(crate) fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes keys into the `config.json` of the export in `dir`, all or none. All others stay, in their order.
+/// Writes keys into the `config.json` of the export in `dir`, all or none. All others stay, in
+/// their order.
 ///
 /// # Errors
 /// If `config.json` is not there, or cannot be replaced.

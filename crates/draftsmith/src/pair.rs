@@ -48,8 +48,8 @@ impl Pair {
         Ok(self.tokenizer.encode_chat(self.template.as_ref(), messages)?)
     }
 
-    /// Reads a self-draft adapter, after a check that it was trained for the target at hand (of hash
-    /// `target_hash`), where it says for which.
+    /// Reads a self-draft adapter, after a check that it was trained for the target at hand (of
+    /// hash `target_hash`), where it says for which.
     pub(crate) fn read_adapter(
         &self,
         dir: &Path,
@@ -92,8 +92,8 @@ pub(crate) fn hash_dir(dir: &Path) -> Result<String> {
     hash_model_dir(dir).with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
-/// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as the rule that was chosen
-/// for it by rollouts, and that changes no rollout.
+/// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as the
+/// rule that was chosen for it by rollouts, and that changes no rollout.
 pub(crate) fn hash_export(dir: &Path, shape: &str) -> Result<String> {
     let mut weights = Vec::new();
     for entry in

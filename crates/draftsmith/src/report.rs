@@ -1,9 +1,11 @@
 //! `report.html`: what an evaluation found, on one page that needs nothing else.
 //!
-//! No script, no font, no request: the style sheet stands in the page and the pictures are inline SVG. This file says
-//! what is on the page; its template says where. The pictures' geometry is worked out in `report/`: `pareto` (discard
-//! rate against verification rate), `bars` (speed-ups), `curves` (CTAR, acceptance by position), `replay` (gains, with
-//! their tables) and `reliability` (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections` holds what comes before and after the pictures.
+//! No script, no font, no request: the style sheet stands in the page and the pictures are inline
+//! SVG. This file says what is on the page; its template says where. The pictures' geometry is
+//! worked out in `report/`: `pareto` (discard rate against verification rate), `bars` (speed-ups),
+//! `curves` (CTAR, acceptance by position), `replay` (gains, with their tables) and `reliability`
+//! (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections`
+//! holds what comes before and after the pictures.
 
 mod axis;
 mod bars;
@@ -23,8 +25,9 @@ use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
 use crate::results::{DrafterName, EvaluationSummary, Group, Replay, ResultRow, groups};
 
-/// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the style sheet shows
-/// the one that fits: text scaled down with a wide picture could not be read on a telephone.
+/// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the
+/// style sheet shows the one that fits: text scaled down with a wide picture could not be read on a
+/// telephone.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     name: &'static str,
@@ -41,8 +44,8 @@ const FRAMES: [Frame; 2] = [
 /// A table of more settings is folded up.
 const SHORT_TABLE: usize = 30;
 
-/// The page for `rows`, in the order they are given, what they were measured with, and what replay found; of no replay
-/// it says nothing.
+/// The page for `rows`, in the order they are given, what they were measured with, and what replay
+/// found; of no replay it says nothing.
 ///
 /// # Errors
 /// None that rows, summary and replays can cause: the template is ours.

@@ -1,13 +1,14 @@
-//! The numbers an evaluation leaves behind: `results.json`, a list of rows, and `summary.json`, what the rows were
-//! measured with.
+//! The numbers an evaluation leaves behind: `results.json`, a list of rows, and `summary.json`,
+//! what the rows were measured with.
 //!
-//! This file owns the rows: their schema, their order and their reading and writing as text. `results/names.rs` says
-//! what drafters and rules are called, `results/group.rs` puts together what may be compared, `results/summary.rs` owns
-//! the other schema. The rates come from the theory crate's `Counts`; who decodes, and where files go, is the
-//! `evaluate` command's business. `table` and `report` show these rows.
+//! This file owns the rows: their schema, their order and their reading and writing as text.
+//! `results/names.rs` says what drafters and rules are called, `results/group.rs` puts together
+//! what may be compared, `results/summary.rs` owns the other schema. The rates come from the theory
+//! crate's `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table`
+//! and `report` show these rows.
 //!
-//! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in memory and `null` in
-//! the file, never NaN, which is not JSON.
+//! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
+//! memory and `null` in the file, never NaN, which is not JSON.
 
 mod group;
 mod names;
@@ -57,8 +58,8 @@ pub(crate) struct ResultRow {
     pub(crate) drafter: DrafterName,
     /// What ends a draft phase.
     pub(crate) stop_rule: StopRuleName,
-    /// The stop rule's number: K, the heuristic's first K, a threshold, or the least worth of a draft forward in tokens;
-    /// null without a rule.
+    /// The stop rule's number: K, the heuristic's first K, a threshold, or the least worth of a
+    /// draft forward in tokens; null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub(crate) setting: Option<f64>,
     /// How tokens are chosen.
@@ -88,26 +89,29 @@ pub(crate) struct ResultRow {
     /// Tokens a target forward.
     #[serde(with = "finite_or_null")]
     pub(crate) compression_rate: f64,
-    /// CTAR: the w-th entry, counted from 1, is the share of rounds that yield more than w tokens, w = 1 to 10.
-    /// Empty without rounds.
+    /// CTAR: the w-th entry, counted from 1, is the share of rounds that yield more than w tokens,
+    /// w = 1 to 10. Empty without rounds.
     pub(crate) ctar: Vec<f64>,
-    /// The i-th entry, counted from 1, is the share accepted of the candidates drafted at position i of their round
-    /// whose predecessors were all accepted, i = 1 to 10; it ends before the first position where fewer than 20 such
-    /// candidates were judged. Empty in files older than the column.
+    /// The i-th entry, counted from 1, is the share accepted of the candidates drafted at position
+    /// i of their round whose predecessors were all accepted, i = 1 to 10; it ends before the first
+    /// position where fewer than 20 such candidates were judged. Empty in files older than the
+    /// column.
     #[serde(default)]
     pub(crate) acceptance_by_position: Vec<f64>,
     /// Tokens kept over the time of prefill and of all rounds.
     #[serde(with = "finite_or_null")]
     pub(crate) tokens_per_second: f64,
-    /// `tokens_per_second` over that of the target decoding alone; null where that was not measured.
+    /// `tokens_per_second` over that of the target decoding alone; null where that was not
+    /// measured.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) speedup: Option<f64>,
-    /// The speed-up that these rounds would have at average costs: of draft forwards and of verifications of so many rows,
-    /// over all settings together. The measured prefill is added on both sides, since costs are of rounds only; null
-    /// where nothing was timed.
+    /// The speed-up that these rounds would have at average costs: of draft forwards and of
+    /// verifications of so many rows, over all settings together. The measured prefill is added on
+    /// both sides, since costs are of rounds only; null where nothing was timed.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
-    /// Whether the tokens are the target's own, token for token; null only where it was not checked.
+    /// Whether the tokens are the target's own, token for token; null only where it was not
+    /// checked.
     pub(crate) lossless: Option<bool>,
 }
 
@@ -128,7 +132,8 @@ pub(crate) struct RowContext {
     pub(crate) decoding: Decoding,
     /// See [`ResultRow::num_prompts`].
     pub(crate) num_prompts: usize,
-    /// The target alone on the same prompts; None if it was not run. Its own row names its own speed: speed-up 1.
+    /// The target alone on the same prompts; None if it was not run. Its own row names its own
+    /// speed: speed-up 1.
     pub(crate) plain_tokens_per_second: Option<f64>,
     /// See [`ResultRow::modelled_speedup`].
     pub(crate) modelled_speedup: Option<f64>,
@@ -214,13 +219,14 @@ impl ResultRow {
     }
 }
 
-/// Tokens kept over the time of prefill and of all rounds: what a user waits for. NaN without either.
+/// Tokens kept over the time of prefill and of all rounds: what a user waits for. NaN without
+/// either.
 pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / (trace.prefill_time + trace.decode_time()).as_secs_f64()
 }
 
-/// For each position of a round, the share accepted of the candidates that were judged: those whose predecessors in
-/// the round were all accepted. A later one is thrown away unseen.
+/// For each position of a round, the share accepted of the candidates that were judged: those whose
+/// predecessors in the round were all accepted. A later one is thrown away unseen.
 fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     let share = |position: usize| {
         let judged = trace
@@ -242,9 +248,10 @@ fn temperature(decoding: &Decoding) -> f64 {
     }
 }
 
-/// Puts rows in the order they are shown: datasets as they first came, then greedy before sampled, then all prompts
-/// before their categories as they first came, then the target alone, the separate draft and self-drafts by exit layer,
-/// in each the rules in the order of their names, settings ascending. Equal rows keep their order.
+/// Puts rows in the order they are shown: datasets as they first came, then greedy before sampled,
+/// then all prompts before their categories as they first came, then the target alone, the separate
+/// draft and self-drafts by exit layer, in each the rules in the order of their names, settings
+/// ascending. Equal rows keep their order.
 pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));

@@ -1,7 +1,9 @@
-//! Rollouts: what was recorded of a recipe's drafters, in `data/<recipe>/rollouts-<drafter>-<set>-<decoding>.parquet`.
+//! Rollouts: what was recorded of a recipe's drafters, in
+//! `data/<recipe>/rollouts-<drafter>-<set>-<decoding>.parquet`.
 //!
-//! `rollouts/rows.rs` turns recordings into rows and back; `rollouts/files.rs` knows the files of a recipe, and whether
-//! one is still true of the models and prompts at hand. Recording itself is the `record` command's business.
+//! `rollouts/rows.rs` turns recordings into rows and back; `rollouts/files.rs` knows the files of a
+//! recipe, and whether one is still true of the models and prompts at hand. Recording itself is the
+//! `record` command's business.
 
 mod files;
 mod rows;
@@ -56,7 +58,8 @@ pub(crate) struct RolloutSummary {
     pub(crate) num_responses: usize,
     /// Their tokens.
     pub(crate) num_tokens: usize,
-    /// The share of positions where the response's token is drafted and accepted, of those where something is drafted.
+    /// The share of positions where the response's token is drafted and accepted, of those where
+    /// something is drafted.
     pub(crate) share_accepted: Option<f64>,
     /// Positions where something else is drafted.
     pub(crate) num_rollouts: usize,
@@ -77,8 +80,9 @@ impl RecordedSet {
         Self { ids, recordings }
     }
 
-    /// What the head said of the candidates that rounds meet, with what came of them: of each prompt, the turns of a
-    /// conversation together. A turn's id is its conversation's with `#turn` behind it, and follows it.
+    /// What the head said of the candidates that rounds meet, with what came of them: of each
+    /// prompt, the turns of a conversation together. A turn's id is its conversation's with `#turn`
+    /// behind it, and follows it.
     pub(crate) fn judged_prompts(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
         let mut prompts: Vec<(&str, Vec<JudgedPrediction>)> = Vec::new();
         for (id, judged) in self.ids.iter().zip(self.recordings.judged_predictions(decoding)) {
@@ -122,7 +126,8 @@ impl RolloutFiles<'_> {
     /// Reads what `draftsmith record` left of a drafter.
     ///
     /// # Errors
-    /// If the file is missing, broken, or was recorded with other models, prompts or settings than the recipe has now.
+    /// If the file is missing, broken, or was recorded with other models, prompts or settings than
+    /// the recipe has now.
     pub(crate) fn read(&self, key: RolloutKey) -> Result<RecordedSet> {
         match self.state(key)? {
             FileState::Whole(set) => Ok(set),

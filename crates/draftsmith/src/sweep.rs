@@ -31,7 +31,8 @@ pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
     (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
 }
 
-/// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping, which is fitted.
+/// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping,
+/// which is fitted.
 pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings: Vec<StopRuleConfig> = fixed_lengths(max_length)
         .map(|candidate_length| StopRuleConfig::FixedLength { candidate_length })

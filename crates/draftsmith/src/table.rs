@@ -1,10 +1,11 @@
 //! The rows of an evaluation as text: what `evaluate` prints and `inspect` shows of a result.
 //!
-//! One aligned table for each dataset and way of decoding, over all prompts; the rows by category are for the report.
-//! Where several drafters are there, each has its heading. The fastest row of all is marked `fastest`, the fastest of
-//! the other road `best`, and the fastest of any other drafter and stop rule `*`. Nothing is said by colour alone.
-//! `table/replay.rs` shows what replay found in the same manner, `table/calibration.rs` how good a head's predictions are,
-//! and `table/sweep.rs` the heads of a sweep.
+//! One aligned table for each dataset and way of decoding, over all prompts; the rows by category
+//! are for the report. Where several drafters are there, each has its heading. The fastest row of
+//! all is marked `fastest`, the fastest of the other road `best`, and the fastest of any other
+//! drafter and stop rule `*`. Nothing is said by colour alone. `table/replay.rs` shows what replay
+//! found in the same manner, `table/calibration.rs` how good a head's predictions are, and
+//! `table/sweep.rs` the heads of a sweep.
 
 mod calibration;
 mod replay;
@@ -42,9 +43,11 @@ enum Line<'a, Row> {
     Row { name: String, mark: Option<&'static str>, is_wrong: bool, row: &'a Row },
 }
 
-/// The pooled rows as text tables, one for each dataset and way of decoding, ending with a line break.
+/// The pooled rows as text tables, one for each dataset and way of decoding, ending with a line
+/// break.
 ///
-/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are there.
+/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are
+/// there.
 pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let mut tables = Vec::new();
     for group in groups(rows) {

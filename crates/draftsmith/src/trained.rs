@@ -68,7 +68,8 @@ impl Trained {
         self.head.iter().chain(of_adapters)
     }
 
-    /// The directory of what tuning promises for a drafter: its head's, or that of an adapter without one.
+    /// The directory of what tuning promises for a drafter: its head's, or that of an adapter
+    /// without one.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
             DrafterName::None => None,
@@ -154,7 +155,8 @@ pub(crate) struct TrainedAdapter {
 }
 
 impl TrainedAdapter {
-    /// Reads the adapter in a directory, after a check that it was trained for the target, and leaves its head alone.
+    /// Reads the adapter in a directory, after a check that it was trained for the target, and
+    /// leaves its head alone.
     ///
     /// # Errors
     /// If it is broken, or of another target.
@@ -185,8 +187,8 @@ pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
     Some(adapter_head_dir(adapter_dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
-/// The hash that an adapter's head names its drafter by: of the weights and where they sit, not of what tuning found
-/// out about them since.
+/// The hash that an adapter's head names its drafter by: of the weights and where they sit, not of
+/// what tuning found out about them since.
 pub(crate) fn adapter_hash(dir: &Path, config: &AdapterConfig) -> Result<String> {
     hash_export(dir, &config.exit_layer.to_string())
 }

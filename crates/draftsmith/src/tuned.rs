@@ -1,7 +1,7 @@
 //! What tuning wrote into an export: the key `tuned` of a head's or an adapter's `config.json`.
 //!
-//! Per way of decoding, the stop rule that is best on the machine it was tuned on, and what it promises. `tune` writes
-//! it, `generate` decodes with it, `check` holds the export to it.
+//! Per way of decoding, the stop rule that is best on the machine it was tuned on, and what it
+//! promises. `tune` writes it, `generate` decodes with it, `check` holds the export to it.
 
 use std::path::Path;
 
@@ -95,7 +95,8 @@ impl TunedRule {
     }
 }
 
-/// The rule that `generate` decodes with where nothing was tuned: h = 0.7 with a head, else five candidates.
+/// The rule that `generate` decodes with where nothing was tuned: h = 0.7 with a head, else five
+/// candidates.
 pub(crate) fn default_rule(has_head: bool) -> StopRuleConfig {
     if has_head {
         StopRuleConfig::RejectionThreshold {

@@ -49,12 +49,12 @@ pub struct RolloutCandidates {
 }
 
 impl RolloutRow {
-    /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts) checks
-    /// those among rows.
+    /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts)
+    /// checks those among rows.
     ///
-    /// Lists have one length and hold something; a response starts at 0 and fits its limit, a rollout
-    /// leaves it room for one token more; probabilities are within \[0, 1\], the entropy is finite, and
-    /// log-probabilities are at most 0.
+    /// Lists have one length and hold something; a response starts at 0 and fits its limit, a
+    /// rollout leaves it room for one token more; probabilities are within \[0, 1\], the entropy is
+    /// finite, and log-probabilities are at most 0.
     ///
     /// # Errors
     /// [`DataError::Rollout`] with the first column that breaks a rule.

@@ -6,7 +6,8 @@ use super::provenance::RolloutProvenance;
 use super::row::RolloutRow;
 use crate::error::DataError;
 
-/// Checks every row ([`RolloutRow::validate`]), and the rules that the rows of one id keep together.
+/// Checks every row ([`RolloutRow::validate`]), and the rules that the rows of one id keep
+/// together.
 ///
 /// They follow one another: first the response's, then the others by ascending `start`, at most one
 /// a position, and none begins with the response's token.
@@ -27,8 +28,9 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
 }
 
 /// Checks rows, and that they fit their provenance: predictions are there iff there was a head; no
-/// row goes on behind an end token; and a row ends before its limit (a rollout also at `max_length`)
-/// only with one, so that a replay of up to `max_length` candidates never runs out of them.
+/// row goes on behind an end token; and a row ends before its limit (a rollout also at
+/// `max_length`) only with one, so that a replay of up to `max_length` candidates never runs out of
+/// them.
 pub(super) fn validate_file(
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,

@@ -9,7 +9,8 @@ use super::*;
 
 const TEXT: &str = "hello hello wörld — 日本語 🙂🏽 e\u{301}\n\tfn main() { }  ";
 
-/// The 256 bytes, some merges, a beginning-of-sequence token that is put before texts, and `<|eos|>`.
+/// The 256 bytes, some merges, a beginning-of-sequence token that is put before texts, and
+/// `<|eos|>`.
 fn byte_level() -> Value {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();

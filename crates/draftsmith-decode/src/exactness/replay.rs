@@ -1,5 +1,5 @@
-//! The proof that replay says what decoding does: of every rule, with either drafter, greedy count for count and
-//! sampled in law.
+//! The proof that replay says what decoding does: of every rule, with either drafter, greedy count
+//! for count and sampled in law.
 
 use std::ops::ControlFlow;
 

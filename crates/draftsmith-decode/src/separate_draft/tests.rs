@@ -1,4 +1,5 @@
-//! Heads of every form: what they say while drafting is what they say of whole sequences, and replay is decoding.
+//! Heads of every form: what they say while drafting is what they say of whole sequences, and
+//! replay is decoding.
 
 use std::ops::ControlFlow;
 
@@ -22,8 +23,8 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// What the head says of each token of `ids` behind the first `num_before`, candidates of one round, from one pass over
-/// the whole.
+/// What the head says of each token of `ids` behind the first `num_before`, candidates of one
+/// round, from one pass over the whole.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));

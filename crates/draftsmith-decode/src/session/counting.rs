@@ -2,19 +2,23 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    static NUM_BYTES: Cell<usize> = const { Cell::new(0) };
+    /// Where this thread's bytes are counted, if anywhere.
+    static NUM_BYTES: Cell<Option<&'static AtomicUsize>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, which counts what each thread asks it for.
+/// The system's allocator, which counts what some threads ask it for.
 struct Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 fn count(num_bytes: usize) {
-    NUM_BYTES.set(NUM_BYTES.get() + num_bytes);
+    if let Some(counter) = NUM_BYTES.get() {
+        counter.fetch_add(num_bytes, Ordering::Relaxed);
+    }
 }
 
 #[expect(unsafe_code, reason = "an allocator's interface is unsafe")]
@@ -44,9 +48,20 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Bytes that this thread asks for while `step` runs.
+/// Two threads to work on, whose bytes are counted together.
+pub(super) fn counted_pool() -> rayon::ThreadPool {
+    let counter: &'static AtomicUsize = Box::leak(Box::default());
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(2)
+        .start_handler(move |_| NUM_BYTES.set(Some(counter)))
+        .build()
+        .expect("two threads")
+}
+
+/// Bytes that a counted pool's threads ask for while one of them runs `step`.
 pub(super) fn bytes<R>(step: impl FnOnce() -> R) -> usize {
-    let before = NUM_BYTES.get();
+    let counter = NUM_BYTES.get().expect("runs on a counted pool");
+    let before = counter.load(Ordering::Relaxed);
     step();
-    NUM_BYTES.get() - before
+    counter.load(Ordering::Relaxed) - before
 }

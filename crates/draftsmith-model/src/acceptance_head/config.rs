@@ -33,7 +33,8 @@ pub struct AcceptanceHeadConfig {
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
-/// The keys as they stand in the file. The authors' schema has no name, and its heads no keys but the first two.
+/// The keys as they stand in the file. The authors' schema has no name, and its heads no keys but
+/// the first two.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
     hidden_size: usize,

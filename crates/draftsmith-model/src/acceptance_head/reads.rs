@@ -1,21 +1,23 @@
-//! What a head reads of a candidate besides a hidden state, and the one place where that becomes numbers: training and
-//! decoding ask the same function.
+//! What a head reads of a candidate besides a hidden state, and the one place where that becomes
+//! numbers: training and decoding ask the same function.
 
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// The position in a round from which on all are alike to a head: the default greatest candidate length.
+/// The position in a round from which on all are alike to a head: the default greatest candidate
+/// length.
 pub const LAST_POSITION: usize = 20;
 
 /// Which hidden state of the draft a head reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadForm {
-    /// The one at the candidate's own position: SpecDec++'s. The draft must have read the candidate.
+    /// The one at the candidate's own position: SpecDec++'s. The draft must have read the
+    /// candidate.
     #[default]
     Candidate,
-    /// The one that the candidate was drawn from, together with the candidate's embedding and log-probability: known
-    /// as soon as the candidate is drawn.
+    /// The one that the candidate was drawn from, together with the candidate's embedding and
+    /// log-probability: known as soon as the candidate is drawn.
     LookAhead,
 }
 
@@ -27,8 +29,9 @@ pub enum HeadInput {
     Entropy,
     /// The largest probability of that distribution.
     TopProb,
-    /// The number of candidates before it in its round. Training has no rounds: there it is the length of the run of
-    /// the draft's tokens right before it, since the last token that was the target's.
+    /// The number of candidates before it in its round. Training has no rounds: there it is the
+    /// length of the run of the draft's tokens right before it, since the last token that was the
+    /// target's.
     Position,
 }
 
@@ -43,8 +46,9 @@ impl HeadInput {
     }
 }
 
-/// A candidate where it was drawn: all that a head may be told of it besides hidden state and embedding. All is of the
-/// draft's raw distribution, T = 1, also where candidates are drawn from another.
+/// A candidate where it was drawn: all that a head may be told of it besides hidden state and
+/// embedding. All is of the draft's raw distribution, T = 1, also where candidates are drawn from
+/// another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DrawnCandidate {
     /// The entropy of the distribution, in nats.
@@ -105,10 +109,11 @@ impl HeadReads {
         embedding + self.num_scalars()
     }
 
-    /// What the head is told of a candidate of a draft with `vocab_size` tokens, each number of the size of 1: a
-    /// look-ahead head its log-probability, as a share of log V, −2 at the least; then of the inputs the entropy as a
-    /// share of log V, the log-odds of the top probability, a fifth of them and 2 either way at the most (as it is, 0.99
-    /// and 0.999 would look alike), the position s as log(1 + s) / log(1 + 20), 1 at the most.
+    /// What the head is told of a candidate of a draft with `vocab_size` tokens, each number of the
+    /// size of 1: a look-ahead head its log-probability, as a share of log V, −2 at the least; then
+    /// of the inputs the entropy as a share of log V, the log-odds of the top probability, a fifth
+    /// of them and 2 either way at the most (as it is, 0.99 and 0.999 would look alike), the
+    /// position s as log(1 + s) / log(1 + 20), 1 at the most.
     ///
     /// # Panics
     /// If the head looks ahead and is not told the log-probability.
@@ -141,10 +146,11 @@ impl HeadReads {
 /// What a head reads of some candidates, as tensors.
 #[derive(Debug, Clone)]
 pub struct HeadFeatures {
-    /// `[rows, hidden]`: the draft's hidden states after its final norm, at the position that the head's form says.
+    /// `[rows, hidden]`: the draft's hidden states after its final norm, at the position that the
+    /// head's form says.
     pub hidden: Tensor<2>,
-    /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then [`HeadReads::scalars`].
-    /// None where a hidden state is all that is read.
+    /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then
+    /// [`HeadReads::scalars`]. None where a hidden state is all that is read.
     pub extra: Option<Tensor<2>>,
 }
 

@@ -3,7 +3,8 @@
 use super::*;
 use burn::tensor::TensorData;
 
-/// What a head says of three rows, as training asks it, and as decoding does of rows on the device and in host memory.
+/// What a head says of three rows, as training asks it, and as decoding does of rows on the device
+/// and in host memory.
 fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     let device = Device::flex();
     let rows = |from: usize| {

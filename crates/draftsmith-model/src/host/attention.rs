@@ -7,8 +7,9 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use super::panels::{LINE, Line, Panels, Shape, Threads, multiply_panels};
+use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
-use super::{HostNorm, RopeTable, Sharing, vectorized};
+use super::{HostNorm, RopeTable, vectorized};
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use rayon::prelude::*;
 /// Rows of a thread's block are a multiple of this: whole passes.
 const ROWS_A_PASS: usize = 6;
 
-/// Panels that a thread takes at a time, and streams side by side that are enough to look ahead by themselves.
+/// Panels that a thread takes at a time, and streams side by side that are enough to look ahead by
+/// themselves.
 const PANELS_A_GROUP: usize = 4;
 
 /// Outputs of one panel: a cache line.
@@ -195,7 +196,8 @@ impl WithSimd for Product<'_> {
 
 /// Multiplies `[rows, inputs]` with panels, into `[rows, outputs]`.
 ///
-/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep the multipliers busy.
+/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep
+/// the multipliers busy.
 #[inline(always)]
 pub(super) fn multiply_panels<S: Simd>(
     simd: S,
@@ -289,12 +291,12 @@ fn pass_of_half_lines<S: Simd>(
 /// How far ahead a pass asks for its lines.
 const LINES_AHEAD: usize = 64;
 
-/// Where panels lie a multiple of so many lines apart, two rows read one panel at a time: the lines of two would compete
-/// for the same places of the cache.
+/// Where panels lie a multiple of so many lines apart, two rows read one panel at a time: the lines
+/// of two would compete for the same places of the cache.
 const ALIASING_STRIDE: usize = 256;
 
-/// Multiplies `ROWS` rows with `PANELS` panels side by side, of whose lines it holds sums for `REGISTERS` registers at
-/// a time.
+/// Multiplies `ROWS` rows with `PANELS` panels side by side, of whose lines it holds sums for
+/// `REGISTERS` registers at a time.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
 fn pass<S: Simd, const ROWS: usize, const PANELS: usize, const REGISTERS: usize>(

@@ -2,9 +2,9 @@
 //! rotation, softmax.
 //!
 //! Sums run in eight strands, so that they vectorise; a row's result depends on that row alone.
-//! Loops are plain `for` loops over indices of slices cut to one length: the closure of an iterator's
-//! `fold` or `extend`, and what `zip` calls, may be compiled on their own, without the vector
-//! instructions.
+//! Loops are plain `for` loops over indices of slices cut to one length: the closure of an
+//! iterator's `fold` or `extend`, and what `zip` calls, may be compiled on their own, without the
+//! vector instructions.
 
 #![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
 

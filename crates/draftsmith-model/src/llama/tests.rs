@@ -174,6 +174,8 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 
 #[test]
 fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
+    // Two threads share rows on a pool alone.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         if model.host.is_none() {
@@ -186,6 +188,8 @@ fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
         for num_rows in [2, 3, 4, 5, 6, 7, 8, 20, 31, ids.len()] {
             let pieces: Vec<&[u32]> = ids.chunks(num_rows).collect();
             assert!(cached_logits(&model, &pieces) == alone, "{name}, {num_rows} rows at a time");
+            let shared = pool.install(|| cached_logits(&model, &pieces));
+            assert!(shared == alone, "{name}, {num_rows} rows at a time, shared");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What is written is read back; what is cut, changed, misshapen or missing is an error that names it.
+//! What is written is read back; what is cut, changed, misshapen or missing is an error that names
+//! it.
 
 use super::*;
 

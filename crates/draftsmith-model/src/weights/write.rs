@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
 
-/// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or `bf16`.
+/// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
+/// `bf16`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightDtype {

@@ -1,9 +1,10 @@
 //! Isotonic calibration: straight lines between the blocks of an isotonic regression.
 //!
-//! A step function would be the regression itself, but it gives the same chance to all predictions of a block, and a
-//! rule that multiplies chances loses the head's order within it. Lines between the blocks' centres (centred isotonic
-//! regression, Oron and Flournoy 2017) keep that order, and err less where the truth rises smoothly. Below the first
-//! centre and above the last the map is flat: there is nothing to draw a line to.
+//! A step function would be the regression itself, but it gives the same chance to all predictions
+//! of a block, and a rule that multiplies chances loses the head's order within it. Lines between
+//! the blocks' centres (centred isotonic regression, Oron and Flournoy 2017) keep that order, and
+//! err less where the truth rises smoothly. Below the first centre and above the last the map is
+//! flat: there is nothing to draw a line to.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +46,8 @@ impl PiecewiseLinear {
     /// The function through (`predicted[i]`, `calibrated[i]`).
     ///
     /// # Errors
-    /// Unless there is a knot at least, predictions ascend, chances do not descend, and all lie between 0 and 1.
+    /// Unless there is a knot at least, predictions ascend, chances do not descend, and all lie
+    /// between 0 and 1.
     pub fn new(predicted: Vec<f64>, calibrated: Vec<f64>) -> Result<Self, TheoryError> {
         let is_prob = |prob: &f64| (0.0..=1.0).contains(prob);
         let sound = !predicted.is_empty()
@@ -63,8 +65,8 @@ impl PiecewiseLinear {
 
     /// Fits `judged`, some weight of which is above 0.
     ///
-    /// No chance is nearer to 0 or 1 than 1 / (W + 2) of all weight W: as Laplace has it, what was never seen is not
-    /// impossible.
+    /// No chance is nearer to 0 or 1 than 1 / (W + 2) of all weight W: as Laplace has it, what was
+    /// never seen is not impossible.
     pub(super) fn fit(judged: &[JudgedPrediction]) -> Self {
         let observed = judged.iter().map(|judged| Observed {
             at: judged.predicted_prob,

@@ -7,9 +7,9 @@ use crate::TheoryError;
 
 /// The largest logit that is told from certainty: a prediction within 1e-13 of 0 or 1.
 const MOST_LOGIT: f64 = 30.0;
-/// The precision of the normal prior on scale and bias about the identity: a standard deviation of 2, twice what a
-/// rejection weight of 6 moves a logit. It keeps fits finite where the outcomes are separable or the predictions all
-/// alike, and weighs as little as a few observations.
+/// The precision of the normal prior on scale and bias about the identity: a standard deviation of
+/// 2, twice what a rejection weight of 6 moves a logit. It keeps fits finite where the outcomes are
+/// separable or the predictions all alike, and weighs as little as a few observations.
 const PRIOR_PRECISION: f64 = 0.25;
 /// Newton steps; a handful are enough, as the objective is convex.
 const MOST_STEPS: usize = 100;
@@ -48,7 +48,8 @@ impl Platt {
     /// σ(`scale` · logit + `bias`).
     ///
     /// # Errors
-    /// If either is not finite, or the scale is negative, which would turn the order of predictions round.
+    /// If either is not finite, or the scale is negative, which would turn the order of predictions
+    /// round.
     pub fn new(scale: f64, bias: f64) -> Result<Self, TheoryError> {
         if scale >= 0.0 && scale.is_finite() && bias.is_finite() {
             Ok(Self { scale, bias })
@@ -67,8 +68,9 @@ impl Platt {
         self.bias
     }
 
-    /// The least weighted cross-entropy with soft labels, under the prior: Newton's method with steps halved until they
-    /// lead down. A best scale below 0 says that the head tells nothing: then all predictions are worth the same.
+    /// The least weighted cross-entropy with soft labels, under the prior: Newton's method with
+    /// steps halved until they lead down. A best scale below 0 says that the head tells nothing:
+    /// then all predictions are worth the same.
     pub(super) fn fit(judged: &[JudgedPrediction]) -> Self {
         let points: Vec<Point> = judged
             .iter()

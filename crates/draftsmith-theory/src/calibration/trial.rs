@@ -1,4 +1,5 @@
-//! Which calibration, if any: judged by cross-validation on prompts that a calibration was not fitted to.
+//! Which calibration, if any: judged by cross-validation on prompts that a calibration was not
+//! fitted to.
 
 use super::{Calibration, CalibrationKind, JudgedPrediction};
 use crate::head_metrics::binary_cross_entropy;
@@ -12,7 +13,8 @@ const MOST_FOLDS: usize = 10;
 pub struct CalibrationTrial {
     /// The form; None for predictions as the head says them.
     pub kind: Option<CalibrationKind>,
-    /// The calibrated predictions' scores, each calibrated by a map that was fitted without its prompt.
+    /// The calibrated predictions' scores, each calibrated by a map that was fitted without its
+    /// prompt.
     pub scores: HeadScores,
     /// The same predictions, bin by bin.
     pub reliability: Vec<ReliabilityBin>,
@@ -21,8 +23,9 @@ pub struct CalibrationTrial {
 }
 
 impl CalibrationTrial {
-    /// Whether this is better than a simpler one for more than the luck of the prompts: the difference of their
-    /// cross-entropies exceeds its own standard error over prompts (the one-standard-error rule, paired).
+    /// Whether this is better than a simpler one for more than the luck of the prompts: the
+    /// difference of their cross-entropies exceeds its own standard error over prompts (the
+    /// one-standard-error rule, paired).
     fn beats(&self, simpler: &Self) -> bool {
         let differences: Vec<f64> =
             simpler.losses.iter().zip(&self.losses).map(|(simple, own)| simple - own).collect();
@@ -34,8 +37,8 @@ impl CalibrationTrial {
     }
 }
 
-/// Tries no calibration, then every form, the simpler first, by `prompts`: the judged predictions of each. None of fewer
-/// than two prompts that have any, where there is nothing to validate with.
+/// Tries no calibration, then every form, the simpler first, by `prompts`: the judged predictions
+/// of each. None of fewer than two prompts that have any, where there is nothing to validate with.
 pub fn try_calibrations(prompts: &[Vec<JudgedPrediction>]) -> Option<Vec<CalibrationTrial>> {
     let has_weight =
         |prompt: &&Vec<JudgedPrediction>| prompt.iter().any(|judged| judged.weight > 0.0);
@@ -44,8 +47,8 @@ pub fn try_calibrations(prompts: &[Vec<JudgedPrediction>]) -> Option<Vec<Calibra
     (prompts.len() >= 2).then(|| kinds.into_iter().map(|kind| tried(&prompts, kind)).collect())
 }
 
-/// The trial that convinces: a form is preferred to a simpler one only where it is better for more than the luck of the
-/// prompts.
+/// The trial that convinces: a form is preferred to a simpler one only where it is better for more
+/// than the luck of the prompts.
 ///
 /// # Panics
 /// If there is no trial.
@@ -107,7 +110,8 @@ mod tests {
 
     #[test]
     fn scores_are_of_predictions_that_were_not_fitted_to() {
-        // What came of each prompt's predictions is all its own: a map learns one prompt from others only to its harm.
+        // What came of each prompt's predictions is all its own: a map learns one prompt from
+        // others only to its harm.
         let mut prompts = prompts(4, 2, |prob| prob);
         for (prompt, label) in prompts.iter_mut().zip([0.0, 1.0]) {
             prompt.iter_mut().for_each(|judged| judged.label = label);

@@ -1,8 +1,9 @@
 use super::*;
 use crate::{Draws, enumerate, expected_walltime_improvement, law, overlap, verify_sampled};
 
-// FLAN-T5 drafts of FLAN-T5-XXL. CS-Drafting's Table 1 does not print its inputs: these are the acceptance rates that
-// Leviathan et al. measured for greedy T5, and about the drafts' shares of the target's parameters.
+// FLAN-T5 drafts of FLAN-T5-XXL. CS-Drafting's Table 1 does not print its inputs: these are the
+// acceptance rates that Leviathan et al. measured for greedy T5, and about the drafts' shares of
+// the target's parameters.
 const SUMMARY_SMALL: DraftProfile = DraftProfile { acceptance_prob: 0.65, cost_ratio: 0.0069 };
 const SUMMARY_BASE: DraftProfile = DraftProfile { acceptance_prob: 0.73, cost_ratio: 0.022 };
 const TRANSLATION_SMALL: DraftProfile = DraftProfile { acceptance_prob: 0.75, cost_ratio: 0.0069 };
@@ -18,7 +19,8 @@ fn free(acceptance_prob: f64) -> DraftProfile {
     DraftProfile { acceptance_prob, cost_ratio: 0.0 }
 }
 
-/// Tokens one review yields if it accepts candidate i with chance `acceptance_probs[i]`, by the shipped verification.
+/// Tokens one review yields if it accepts candidate i with chance `acceptance_probs[i]`, by the
+/// shipped verification.
 fn review(acceptance_probs: &[f64], draws: &mut impl Draws) -> usize {
     let draft_probs = vec![[1.0, 0.0]; acceptance_probs.len()];
     let mut target_probs: Vec<_> =
@@ -28,7 +30,8 @@ fn review(acceptance_probs: &[f64], draws: &mut impl Draws) -> usize {
     verify_sampled(&candidates, &draft_probs, &target_probs, draws).num_accepted + 1
 }
 
-/// Tokens one round of a vertical cascade yields: n reviewed steps of the draft, then the target's review of them all.
+/// Tokens one round of a vertical cascade yields: n reviewed steps of the draft, then the target's
+/// review of them all.
 fn vertical_round(
     alpha: f64,
     inner_alpha: f64,
@@ -72,7 +75,8 @@ fn its_slope_at_one_is_the_expected_tokens() {
         let phi = |x| step_tokens_generating_function(alpha, candidate_length, x);
         assert_eq!(phi(1.0), 1.0);
         let slope = (phi(1.0 + 1e-5) - phi(1.0 - 1e-5)) / 2e-5;
-        // A central difference: h²·φ‴/6 is below 1e-8 for at most 7 tokens, and so is rounding, 1e-16 / h.
+        // A central difference: h²·φ‴/6 is below 1e-8 for at most 7 tokens, and so is rounding,
+        // 1e-16 / h.
         assert!((slope - expected_tokens_per_round(alpha, candidate_length)).abs() < 1e-8);
     }
 }
@@ -130,7 +134,8 @@ fn a_step_without_candidates_is_one_forward_of_the_draft() {
 
 #[test]
 fn a_free_inner_draft_never_hurts() {
-    // φ(α) < α wherever the inner draft is ever right, so a statistical draft under a neural one can only help.
+    // φ(α) < α wherever the inner draft is ever right, so a statistical draft under a neural one
+    // can only help.
     for alpha in [0.1, 0.5, 0.9] {
         for inner_alpha in [0.0, 0.05, 0.5, 1.0] {
             for num_steps in 1..6 {
@@ -145,8 +150,9 @@ fn a_free_inner_draft_never_hurts() {
 
 #[test]
 fn where_the_drafts_agree_the_target_may_too_and_the_formula_falls_short() {
-    // d2 always says 0, d1 says 0 with chance 0.6, the target with chance 0.8: α′ = 0.6, α = 0.6 + 0.2 = 0.8. A
-    // token that d2 got past d1 is one the target is sure to accept, and so is not independent of the step's length.
+    // d2 always says 0, d1 says 0 with chance 0.6, the target with chance 0.8: α′ = 0.6, α = 0.6 +
+    // 0.2 = 0.8. A token that d2 got past d1 is one the target is sure to accept, and so is not
+    // independent of the step's length.
     let (d2, d1, target) = ([1.0, 0.0], [0.6, 0.4], [0.8, 0.2]);
     let tokens = mean(enumerate(|draws| {
         let mut candidates = Vec::new();
@@ -187,8 +193,8 @@ fn the_better_draft_goes_first() {
 
 #[test]
 fn table_1_is_the_horizontal_cascade() {
-    // CS-Drafting, Table 1 (simulated): printed to two decimals. The rows of two drafts are the horizontal formula:
-    // the first length is base's, the second small's.
+    // CS-Drafting, Table 1 (simulated): printed to two decimals. The rows of two drafts are the
+    // horizontal formula: the first length is base's, the second small's.
     let row =
         |base: DraftProfile, small: DraftProfile, [first, second]: [usize; 2], published: f64| {
             let drafts = std::iter::repeat_n(base, first).chain(std::iter::repeat_n(small, second));

@@ -1,4 +1,5 @@
-//! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token costs.
+//! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token
+//! costs.
 
 use super::steps::fit_steps;
 use std::ops::Range;
@@ -25,12 +26,14 @@ pub struct CostOptimum {
     pub seconds_per_token: f64,
 }
 
-/// Fits [`CostOptimal`](crate::CostOptimal) that reads `signal` to recordings, where costs are `costs`: how likely
-/// candidates are accepted given the signal, and λ, the seconds a token costs, with which the rule does what λ says.
-/// Of the values met on the way to the fixed point the best is kept.
+/// Fits [`CostOptimal`](crate::CostOptimal) that reads `signal` to recordings, where costs are
+/// `costs`: how likely candidates are accepted given the signal, and λ, the seconds a token costs,
+/// with which the rule does what λ says. Of the values met on the way to the fixed point the best
+/// is kept.
 ///
 /// # Errors
-/// If the recordings are empty or have no head where `signal` is its word, or `bounds` go beyond them.
+/// If the recordings are empty or have no head where `signal` is its word, or `bounds` go beyond
+/// them.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -45,8 +48,9 @@ pub fn cost_optimal(
     };
     let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
     let estimate = fit(&own, 0..1)?;
-    // A head that speaks of a candidate once it is read: then one more can be drawn, and a forward brings a second.
-    // All else speaks of the candidate that is drawn, and a forward brings the next.
+    // A head that speaks of a candidate once it is read: then one more can be drawn, and a forward
+    // brings a second. All else speaks of the candidate that is drawn, and a forward brings the
+    // next.
     let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             let next = fit(&own, 1..2)?;
@@ -105,8 +109,9 @@ struct Place<'a> {
     at: usize,
 }
 
-/// Of every place: its signal, with 1 where the candidates at `ahead` places from it are all accepted, else 0. Where
-/// `ahead` begins beyond the place itself, only places whose own candidate is accepted count: the chance is given that.
+/// Of every place: its signal, with 1 where the candidates at `ahead` places from it are all
+/// accepted, else 0. Where `ahead` begins beyond the place itself, only places whose own candidate
+/// is accepted count: the chance is given that.
 fn outcomes(
     recordings: &Recordings,
     signal_of: &dyn Fn(Place<'_>) -> Option<f64>,

@@ -1,37 +1,46 @@
-//! What an acceptance head said along recordings, beside what came of it: what calibrations are fitted to.
+//! What an acceptance head said along recordings, beside what came of it: what calibrations are
+//! fitted to.
 //!
-//! A stop rule multiplies predictions to the chance that all candidates of its round are accepted so far. So a
-//! prediction is to be the chance that a candidate is accepted *given that all before it are*: it must be right over
-//! the candidates that verification reaches, each weighted by the chance that it does.
+//! A stop rule multiplies predictions to the chance that all candidates of its round are accepted
+//! so far. So a prediction is to be the chance that a candidate is accepted *given that all before
+//! it are*: it must be right over the candidates that verification reaches, each weighted by the
+//! chance that it does.
 //!
-//! Which are these? Whatever the rule, the output is the target's, so that a prefix that stands is a prefix of a
-//! response, and the recorded response is one draw of it. Behind such a prefix a round draws a candidate from q and
-//! accepts y with chance min(1, p(y)/q(y)). Given that the response goes on with x (see [`replay`](super)):
+//! Which are these? Whatever the rule, the output is the target's, so that a prefix that stands is
+//! a prefix of a response, and the recorded response is one draw of it. Behind such a prefix a
+//! round draws a candidate from q and accepts y with chance min(1, p(y)/q(y)). Given that the
+//! response goes on with x (see [`replay`](super)):
 //!
-//! - with chance min(1, q(x)/p(x)) the candidate was x itself. That chance is its weight: it is known, so that the luck
-//!   of the recording need not stand in for it;
-//! - else the candidate was another, from (q − p)+ normalised. It is recorded where that happened, and weighs 1.
+//! - with chance min(1, q(x)/p(x)) the candidate was x itself. That chance is its weight: it is
+//!   known, so that the luck of the recording need not stand in for it;
+//! - else the candidate was another, from (q − p)+ normalised. It is recorded where that happened,
+//!   and weighs 1.
 //!
-//! Over responses, a candidate y so weighs Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) − p(y))+ = min(p, q)(y) +
-//! (q − p)+(y) = q(y), as it is drawn. Its label is min(1, p(y)/q(y)): the mean of what comes of it, 0 or 1, and of
-//! less variance. Greedily the candidate is the response's token or is rejected, and weights and labels are 0 and 1.
+//! Over responses, a candidate y so weighs Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) − p(y))+ =
+//! min(p, q)(y) + (q − p)+(y) = q(y), as it is drawn. Its label is min(1, p(y)/q(y)): the mean of
+//! what comes of it, 0 or 1, and of less variance. Greedily the candidate is the response's token
+//! or is rejected, and weights and labels are 0 and 1.
 //!
-//! Candidates further along a rollout lie behind a rejection, where verification gets with chance 0. Their labels are
-//! known, and their weight might be the product of those before; but prefixes that begin with y would then weigh
-//! (q − p)+(y) · p(y)/q(y) beside the p(y) that they have from responses that go on with y, which is too much.
+//! Candidates further along a rollout lie behind a rejection, where verification gets with chance
+//! 0. Their labels are known, and their weight might be the product of those before; but prefixes
+//!    that begin with y would then weigh
+//! (q − p)+(y) · p(y)/q(y) beside the p(y) that they have from responses that go on with y, which
+//! is too much.
 //!
-//! All places of a response count alike. A rule with rounds of at most K candidates passes over the target's own token
-//! behind K accepted ones, and so asks a little less about places that are easy; a calibration that allowed for that
-//! would hold for that rule alone.
+//! All places of a response count alike. A rule with rounds of at most K candidates passes over the
+//! target's own token behind K accepted ones, and so asks a little less about places that are easy;
+//! a calibration that allowed for that would hold for that rule alone.
 
 use super::{RecordedCandidate, Recordings};
 use crate::{Calibration, Decoding, JudgedPrediction};
 
 impl Recordings {
-    /// What the head said of the candidates that rounds meet, as it said it, with what came of them: of each response.
-    /// `decoding` is how the responses were decoded. Without a head there is nothing.
+    /// What the head said of the candidates that rounds meet, as it said it, with what came of
+    /// them: of each response. `decoding` is how the responses were decoded. Without a head there
+    /// is nothing.
     ///
-    /// A prediction that nobody asks for, as of a candidate that ends a round by itself, is left out.
+    /// A prediction that nobody asks for, as of a candidate that ends a round by itself, is left
+    /// out.
     pub fn judged_predictions(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
         let of_response = |response: &super::Recording| {
             // Nothing is drafted for the last place the limit allows.
@@ -69,8 +78,8 @@ impl Recordings {
         }
     }
 
-    /// The same recordings with every prediction calibrated: a rule replayed on them does what it does in decoding with
-    /// that calibration.
+    /// The same recordings with every prediction calibrated: a rule replayed on them does what it
+    /// does in decoding with that calibration.
     pub fn calibrated(&self, calibration: &Calibration) -> Self {
         let mut recordings = self.clone();
         for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
@@ -86,7 +95,8 @@ impl Recordings {
 }
 
 impl RecordedCandidate {
-    /// min(1, q/p) of the response's token: the chance that it was drafted and accepted, given that it came out.
+    /// min(1, q/p) of the response's token: the chance that it was drafted and accepted, given that
+    /// it came out.
     fn chance_of_being_drafted(&self) -> f64 {
         (self.draft_log_prob - self.target_log_prob).exp().min(1.0)
     }
@@ -118,7 +128,8 @@ mod tests {
     }
 
     fn recordings(token: usize, rejected: Option<usize>) -> Recordings {
-        // Behind the rejected one lies a candidate that must not count, and the limit leaves a place that is not drafted.
+        // Behind the rejected one lies a candidate that must not count, and the limit leaves a
+        // place that is not drafted.
         let rollout = rejected.map(|token| vec![candidate(token), candidate(2)]);
         let place = RecordedPlace { candidate: candidate(token), rollout };
         let last = RecordedPlace { candidate: candidate(1), rollout: None };

@@ -8,8 +8,9 @@ const MOST_STEPS: usize = 16;
 /// The fewest observations a step stands on.
 const LEAST_OBSERVATIONS: f64 = 25.0;
 
-/// Fits a monotone step function to pairs of a signal and an outcome: about equally many pairs a step, then neighbours
-/// that stand in the wrong order pooled (isotonic regression). Rising or falling, whichever the pairs do on the whole.
+/// Fits a monotone step function to pairs of a signal and an outcome: about equally many pairs a
+/// step, then neighbours that stand in the wrong order pooled (isotonic regression). Rising or
+/// falling, whichever the pairs do on the whole.
 ///
 /// None without pairs.
 pub(super) fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
@@ -47,7 +48,8 @@ mod tests {
             let steps = fit_steps(pairs).expect("pairs");
             for chance in [0.05, 0.3, 0.5, 0.7, 0.95] {
                 let found = steps.at(if falls { -chance } else { chance });
-                // Half a step of a sixteenth, and four standard deviations of a mean over 2,500 coins.
+                // Half a step of a sixteenth, and four standard deviations of a mean over 2,500
+                // coins.
                 assert!((found - chance).abs() < 0.032 + 0.04, "{found} for {chance}");
             }
         }

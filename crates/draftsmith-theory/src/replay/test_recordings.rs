@@ -6,8 +6,8 @@ use crate::{Draws, HeadTiming, SeededDraws};
 /// The token that ends responses short of their limit.
 const END: u32 = 9;
 
-/// Responses of 1 to 40 tokens, each accepted with a chance that changes from place to place around `mean`, and with a
-/// head and a confidence that know something of it.
+/// Responses of 1 to 40 tokens, each accepted with a chance that changes from place to place around
+/// `mean`, and with a head and a confidence that know something of it.
 pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
     let max_length = 8;
     let mut draws = SeededDraws::new(seed, &["recordings"]);

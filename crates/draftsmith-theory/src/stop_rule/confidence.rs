@@ -5,13 +5,16 @@ use crate::TheoryError;
 
 const GIVEN: &str = "drafters give the signals a rule needs";
 
-/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability falls to the threshold.
+/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability falls
+/// to the threshold.
 ///
-/// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors' code has <.
+/// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors'
+/// code has <.
 ///
-/// The form [before the draw](Self::before_draw) is llama.cpp's `--draft-p-min`: no candidate is drawn where the draft is
-/// less sure than that, strictly. The forward is spent, a verified row saved. It does not look at the candidate, so
-/// nothing is withheld because of its own value; with a minimum of 0 a round may end without any.
+/// The form [before the draw](Self::before_draw) is llama.cpp's `--draft-p-min`: no candidate is
+/// drawn where the draft is less sure than that, strictly. The forward is spent, a verified row
+/// saved. It does not look at the candidate, so nothing is withheld because of its own value; with
+/// a minimum of 0 a round may end without any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConfidenceThreshold {
     confidence_threshold: f64,
@@ -20,8 +23,8 @@ pub struct ConfidenceThreshold {
 }
 
 impl ConfidenceThreshold {
-    /// The rule with threshold η = `confidence_threshold`; the paper's best is 0.6, with at most 6 candidates. 0 never
-    /// stops of its own accord, 1 always does.
+    /// The rule with threshold η = `confidence_threshold`; the paper's best is 0.6, with at most 6
+    /// candidates. 0 never stops of its own accord, 1 always does.
     ///
     /// # Errors
     /// If `confidence_threshold` is not between 0 and 1, or `bounds` are not valid.
@@ -55,11 +58,11 @@ impl StopRule for ConfidenceThreshold {
     }
 }
 
-/// transformers' `assistant_confidence_threshold`: stops when the chance that the draft gave the drawn candidate lies
-/// below the threshold. The candidate still goes to the target.
+/// transformers' `assistant_confidence_threshold`: stops when the chance that the draft gave the
+/// drawn candidate lies below the threshold. The candidate still goes to the target.
 ///
-/// A greedy candidate is the most probable token, so that this is then [`ConfidenceThreshold`] but for the comparison,
-/// which is <.
+/// A greedy candidate is the most probable token, so that this is then [`ConfidenceThreshold`] but
+/// for the comparison, which is <.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CandidateProbThreshold {
     confidence_threshold: f64,
@@ -67,7 +70,8 @@ pub struct CandidateProbThreshold {
 }
 
 impl CandidateProbThreshold {
-    /// The rule with a threshold between 0 and 1; transformers' default is 0.4, with at most 20 candidates.
+    /// The rule with a threshold between 0 and 1; transformers' default is 0.4, with at most 20
+    /// candidates.
     ///
     /// # Errors
     /// If `confidence_threshold` is not between 0 and 1, or `bounds` are not valid.
@@ -92,8 +96,9 @@ impl StopRule for CandidateProbThreshold {
     }
 }
 
-/// Stops when the product of the round's confidences falls to the threshold: what [`ConfidenceThreshold`] asks of one
-/// candidate, asked of all of them together. The candidate just drawn still goes to the target.
+/// Stops when the product of the round's confidences falls to the threshold: what
+/// [`ConfidenceThreshold`] asks of one candidate, asked of all of them together. The candidate just
+/// drawn still goes to the target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JointConfidence {
     confidence_threshold: f64,

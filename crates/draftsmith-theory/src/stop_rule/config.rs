@@ -9,8 +9,8 @@ use super::{
 };
 use crate::TheoryError;
 
-/// A stop rule and its settings; a table with the key `stop_rule` in files. [`Oracle`](crate::Oracle) is none: it
-/// belongs to one response.
+/// A stop rule and its settings; a table with the key `stop_rule` in files.
+/// [`Oracle`](crate::Oracle) is none: it belongs to one response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "stop_rule", rename_all = "snake_case", deny_unknown_fields)]
 pub enum StopRuleConfig {
@@ -129,7 +129,8 @@ impl StopRuleConfig {
         }
     }
 
-    /// Whether the rule ends rounds before a draw, so that a draft forward may come without a candidate.
+    /// Whether the rule ends rounds before a draw, so that a draft forward may come without a
+    /// candidate.
     pub fn stops_before_draw(&self) -> bool {
         match self {
             Self::RejectionThreshold { without_lag, .. } => *without_lag,
@@ -139,8 +140,8 @@ impl StopRuleConfig {
         }
     }
 
-    /// The number that tells the rule's settings apart: K, the first length, a threshold, or the least worth of a draft
-    /// forward in tokens.
+    /// The number that tells the rule's settings apart: K, the first length, a threshold, or the
+    /// least worth of a draft forward in tokens.
     pub fn parameter(&self) -> f64 {
         match self {
             Self::FixedLength { candidate_length } => *candidate_length as f64,

@@ -63,7 +63,8 @@ impl StepFunction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcceptanceSignal {
-    /// The acceptance head, which speaks of a candidate once the draft has read it, or as it is drawn.
+    /// The acceptance head, which speaks of a candidate once the draft has read it, or as it is
+    /// drawn.
     AcceptanceProb,
     /// The draft's confidence where the candidate is drawn.
     Confidence,
@@ -71,14 +72,16 @@ pub enum AcceptanceSignal {
     Entropy,
 }
 
-/// Stops where another candidate is not worth what it costs, asked twice: before a draw, which costs a verified row,
-/// and after it, whether to run the draft again for one more, which costs a forward and a row.
+/// Stops where another candidate is not worth what it costs, asked twice: before a draw, which
+/// costs a verified row, and after it, whether to run the draft again for one more, which costs a
+/// forward and a row.
 ///
-/// A candidate is worth λ, the seconds a token costs, if it and all before it are accepted, since it is a token that
-/// need not be paid for later. So a round goes on while ∏ p̂ · E\[p̂ of what would come\] is at least t_row / λ, or
-/// (t_draft + t_row) / λ. SpecDec++'s Theorem 3.1 says that the best policy compares the chance of a rejection with a
-/// threshold, but not which; this is the one-step look-ahead that says which. λ is a fixed point: what the rule
-/// achieves decides what it should do, so that tuning finds it by replay.
+/// A candidate is worth λ, the seconds a token costs, if it and all before it are accepted, since
+/// it is a token that need not be paid for later. So a round goes on while ∏ p̂ · E\[p̂ of what
+/// would come\] is at least t_row / λ, or (t_draft + t_row) / λ. SpecDec++'s Theorem 3.1 says that
+/// the best policy compares the chance of a rejection with a threshold, but not which; this is the
+/// one-step look-ahead that says which. λ is a fixed point: what the rule achieves decides what it
+/// should do, so that tuning finds it by replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimal {
     config: CostOptimalConfig,
@@ -88,26 +91,30 @@ pub struct CostOptimal {
     outlook: f64,
 }
 
-/// What [`CostOptimal`] is made of. Chances are of a candidate's acceptance given that all before it are accepted.
+/// What [`CostOptimal`] is made of. Chances are of a candidate's acceptance given that all before
+/// it are accepted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostOptimalConfig {
     /// What is read.
     pub signal: AcceptanceSignal,
-    /// The least expected number of tokens that a draft forward and a verified row must bring: (t_draft + t_row) / λ.
+    /// The least expected number of tokens that a draft forward and a verified row must bring:
+    /// (t_draft + t_row) / λ.
     pub least_worth: f64,
     /// The least that a verified row must: t_row / λ.
     pub least_draw_worth: f64,
     /// A candidate's chance, given the signal of it.
     pub estimate: StepFunction,
-    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its own signal. With a
-    /// head that looks ahead nothing new is known before the draw, and it is not asked.
+    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its
+    /// own signal. With a head that looks ahead nothing new is known before the draw, and it is not
+    /// asked.
     pub draw_outlook: StepFunction,
-    /// The chance of all candidates up to the one that another forward would bring: two beyond the one that the head
-    /// last spoke of, or one beyond the one that this signal is of, where it is known as that is drawn.
+    /// The chance of all candidates up to the one that another forward would bring: two beyond the
+    /// one that the head last spoke of, or one beyond the one that this signal is of, where it is
+    /// known as that is drawn.
     pub outlook: StepFunction,
-    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence, entropy and heads
-    /// that look ahead have.
+    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence,
+    /// entropy and heads that look ahead have.
     pub initial_outlook: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -129,7 +136,8 @@ impl CostOptimal {
         Ok(Self { config, all_accepted_prob: 1.0, outlook })
     }
 
-    /// The signal of the candidate at hand, drawn or about to be; None where it is the head's, which does not know yet.
+    /// The signal of the candidate at hand, drawn or about to be; None where it is the head's,
+    /// which does not know yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
         let given = "a rule is run with what gives the signal it reads";
         match self.config.signal {
@@ -253,8 +261,8 @@ mod tests {
             initial_outlook: 0.0,
             ..config(AcceptanceSignal::AcceptanceProb)
         };
-        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. No draw is asked about, though
-        // its outlook given 0.2 is 0.05.
+        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. No draw is
+        // asked about, though its outlook given 0.2 is 0.05.
         let ahead = [0.9, 0.9, 0.2, 0.9].map(|prob| heard(HeadEstimate::OfDrawn(prob)));
         assert_eq!(round_length(&mut rule(head.clone()), &ahead), Some(3));
         let sure = [heard(HeadEstimate::OfDrawn(0.9)); 4];

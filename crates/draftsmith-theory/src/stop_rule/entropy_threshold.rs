@@ -3,11 +3,13 @@
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule};
 use crate::TheoryError;
 
-/// SVIP (Zhang et al. 2024, section 3): stops when √(c·H) exceeds the threshold, H the entropy in nats of the raw
-/// distribution that the candidate was drawn from. The candidate still goes to the target.
+/// SVIP (Zhang et al. 2024, section 3): stops when √(c·H) exceeds the threshold, H the entropy in
+/// nats of the raw distribution that the candidate was drawn from. The candidate still goes to the
+/// target.
 ///
-/// 1 − √(c·H) estimates the chance of acceptance. The authors' code has c = 0.15 in front of H; the paper absorbs it
-/// into the threshold (c = 1). EAGLE-2 under SVIP looks at every second candidate only.
+/// 1 − √(c·H) estimates the chance of acceptance. The authors' code has c = 0.15 in front of H; the
+/// paper absorbs it into the threshold (c = 1). EAGLE-2 under SVIP looks at every second candidate
+/// only.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EntropyThreshold {
     entropy_threshold: f64,
@@ -20,12 +22,13 @@ impl EntropyThreshold {
     /// c of the authors' code.
     pub const ENTROPY_SCALE: f64 = 0.15;
 
-    /// The rule with threshold h = `entropy_threshold` and c = `entropy_scale`, asked at every `check_interval`-th
-    /// candidate; the paper's thresholds are 0.2 to 0.5 with at most 40 candidates.
+    /// The rule with threshold h = `entropy_threshold` and c = `entropy_scale`, asked at every
+    /// `check_interval`-th candidate; the paper's thresholds are 0.2 to 0.5 with at most 40
+    /// candidates.
     ///
     /// # Errors
-    /// If the threshold is negative or not finite, the scale is not positive and finite, the interval is 0, or the
-    /// bounds are not valid.
+    /// If the threshold is negative or not finite, the scale is not positive and finite, the
+    /// interval is 0, or the bounds are not valid.
     pub fn new(
         entropy_threshold: f64,
         entropy_scale: f64,

@@ -31,11 +31,11 @@ impl StopRule for FixedLength {
     }
 }
 
-/// The schedule of transformers' assisted generation, also a baseline of SVIP: a round whose candidates were all
-/// accepted makes the next longer by two, any other makes it shorter by one.
+/// The schedule of transformers' assisted generation, also a baseline of SVIP: a round whose
+/// candidates were all accepted makes the next longer by two, any other makes it shorter by one.
 ///
-/// The length starts anew with every sequence. A round that the limit or an end token kept below the length at hand
-/// counts as any other, as in transformers.
+/// The length starts anew with every sequence. A round that the limit or an end token kept below
+/// the length at hand counts as any other, as in transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heuristic {
     initial_length: usize,
@@ -44,7 +44,8 @@ pub struct Heuristic {
 }
 
 impl Heuristic {
-    /// The rule with so many candidates in a sequence's first round; lengths stay within `bounds` (SVIP: 1 to 40).
+    /// The rule with so many candidates in a sequence's first round; lengths stay within `bounds`
+    /// (SVIP: 1 to 40).
     ///
     /// # Errors
     /// If the bounds are not valid or do not hold `initial_length`.

@@ -2,12 +2,14 @@
 
 use super::{Bounds, DraftSignals, RoundEnd, StopRule};
 
-/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, and not that one.
+/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, and not
+/// that one.
 ///
-/// It knows the target's greedy response and at which of its positions the draft, having read it, would choose another
-/// token (the lemma's S). So nothing is discarded but the target's own token behind an accepted end token, and the
-/// target runs |S| + 1 times. No rule does better; none that
-/// does not know the future can do as well. Of a response whose end is cut by the limit it is the same.
+/// It knows the target's greedy response and at which of its positions the draft, having read it,
+/// would choose another token (the lemma's S). So nothing is discarded but the target's own token
+/// behind an accepted end token, and the target runs |S| + 1 times. No rule does better; none that
+/// does not know the future can do as well. Of a response whose end is cut by the limit it is the
+/// same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Oracle {
     /// One a response token.
@@ -18,8 +20,8 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// The rule for one response: `is_mismatch` says of each of its tokens whether the draft's choice there is another.
-    /// Rounds have at most `max_length` candidates.
+    /// The rule for one response: `is_mismatch` says of each of its tokens whether the draft's
+    /// choice there is another. Rounds have at most `max_length` candidates.
     ///
     /// # Panics
     /// If `max_length` is 0.
@@ -28,7 +30,8 @@ impl Oracle {
         Self { is_mismatch, bounds, num_kept: 0 }
     }
 
-    /// Whether the candidate after `num_drafted` others would be rejected, or have nothing to stand for.
+    /// Whether the candidate after `num_drafted` others would be rejected, or have nothing to stand
+    /// for.
     fn rejects(&self, num_drafted: usize) -> bool {
         self.is_mismatch.get(self.num_kept + num_drafted).copied().unwrap_or(true)
     }

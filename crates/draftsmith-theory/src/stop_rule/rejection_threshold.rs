@@ -3,16 +3,17 @@
 use super::{Bounds, DraftSignals, HeadEstimate, SignalNeeds, StopRule, check_probability};
 use crate::TheoryError;
 
-/// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏ p̂, exceeds the
-/// threshold, strictly.
+/// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏
+/// p̂, exceeds the threshold, strictly.
 ///
-/// In the paper's form the product runs over the candidates before the last, whose own p̂ is not known yet; its factor
-/// at the first candidate is 1 (the paper's e_0 is undefined), so a round never stops at one candidate of its own
-/// accord. The form [without lag](Self::without_lag) asks once the draft has read the last candidate, and then draws no
-/// further one: the same draft forwards, one verified row fewer, and one candidate that came for free not drawn.
+/// In the paper's form the product runs over the candidates before the last, whose own p̂ is not
+/// known yet; its factor at the first candidate is 1 (the paper's e_0 is undefined), so a round
+/// never stops at one candidate of its own accord. The form [without lag](Self::without_lag) asks
+/// once the draft has read the last candidate, and then draws no further one: the same draft
+/// forwards, one verified row fewer, and one candidate that came for free not drawn.
 ///
-/// With a head that looks ahead the product runs over all candidates, the last included, and both forms are one: a
-/// round ends one draft forward earlier than in either.
+/// With a head that looks ahead the product runs over all candidates, the last included, and both
+/// forms are one: a round ends one draft forward earlier than in either.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RejectionThreshold {
     stop_threshold: f64,
@@ -23,7 +24,8 @@ pub struct RejectionThreshold {
 }
 
 impl RejectionThreshold {
-    /// The paper's rule with threshold h = `stop_threshold`; its best is 0.7, within the default bounds.
+    /// The paper's rule with threshold h = `stop_threshold`; its best is 0.7, within the default
+    /// bounds.
     ///
     /// # Errors
     /// If `stop_threshold` is not between 0 and 1, or `bounds` are not valid.
@@ -86,7 +88,8 @@ mod tests {
         RejectionThreshold::new(stop_threshold, Bounds::default()).expect("a valid threshold")
     }
 
-    /// The candidate length of a round in which the head says `acceptance_probs` of candidates 1, 2, …
+    /// The candidate length of a round in which the head says `acceptance_probs` of candidates 1,
+    /// 2, …
     fn length(mut rule: RejectionThreshold, acceptance_probs: &[f64]) -> Option<usize> {
         let mut signals = vec![DraftSignals::default()];
         signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));

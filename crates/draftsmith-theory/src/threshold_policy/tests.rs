@@ -183,8 +183,8 @@ fn delta_is_the_difference_of_the_costs_to_go() {
     for_each_game(4, |game, policy| {
         let candidate_seconds = game.costs.draft_seconds + game.costs.row_seconds;
         let verification_seconds = game.costs.target_seconds - game.costs.draft_seconds;
-        // What a token costs in the theorem's accounts, where only discards and verifications cost: each one this
-        // round keeps is one that later rounds need not make.
+        // What a token costs in the theorem's accounts, where only discards and verifications cost:
+        // each one this round keeps is one that later rounds need not make.
         let token_seconds = policy.seconds_per_token - candidate_seconds;
         let cost = |goes_on: bool, assessed: &[usize]| -> f64 {
             let rounds = enumerate(|draws| {

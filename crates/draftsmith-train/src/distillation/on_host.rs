@@ -1,6 +1,6 @@
 //! The losses of a chunk in host memory: a token's logits stay in the processor's nearest cache
-//! while one pass after another goes over them, each vectorised, and the gradient takes the place of
-//! the logits. Tensors would pass through memory at each step, and take exponentials one by one.
+//! while one pass after another goes over them, each vectorised, and the gradient takes the place
+//! of the logits. Tensors would pass through memory at each step, and take exponentials one by one.
 
 use draftsmith_model::vectors::{STRANDS, exp, sum, vectorized};
 use rayon::prelude::*;

@@ -1,8 +1,8 @@
 //! What an event file is made of: TensorFlow's records, each an `Event`.
 //!
-//! A record is the length of its data (u64), the length's checksum (u32), the data, and its checksum,
-//! all little-endian. The checksum is CRC-32C, masked, as data may hold checksums itself. The messages
-//! are the fields of tensorflow's `event.proto` and `summary.proto` that we write.
+//! A record is the length of its data (u64), the length's checksum (u32), the data, and its
+//! checksum, all little-endian. The checksum is CRC-32C, masked, as data may hold checksums itself.
+//! The messages are the fields of tensorflow's `event.proto` and `summary.proto` that we write.
 
 use prost::Message;
 

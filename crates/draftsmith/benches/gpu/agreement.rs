@@ -1,6 +1,6 @@
-//! Whether a device trains as the CPU does: a small model with the same weights and rows, its hidden
-//! states number by number, and the losses and gradients of each step side by side. The first steps
-//! of a run on new hardware are these.
+//! Whether a device trains as the CPU does: a small model with the same weights and rows, its
+//! hidden states number by number, and the losses and gradients of each step side by side. The
+//! first steps of a run on new hardware are these.
 
 use std::path::Path;
 
@@ -29,13 +29,13 @@ const F32_TOLERANCE: f64 = 1e-3;
 const BF16_TOLERANCE: f64 = 0.02;
 /// Of a gradient norm, which small numbers make up after a few steps; 0.013 was seen.
 const BF16_NORM_TOLERANCE: f64 = 0.04;
-/// Of hidden states, number by number, weights as large as these make more of each rounding: torch's
-/// own bf16 is off from its f32 by 2 % after one layer and 4 % after three. A wrong mask or rotation
-/// is off by more than half.
+/// Of hidden states, number by number, weights as large as these make more of each rounding:
+/// torch's own bf16 is off from its f32 by 2 % after one layer and 4 % after three. A wrong mask or
+/// rotation is off by more than half.
 const BF16_STATES_TOLERANCE: f64 = 0.08;
 
-/// Runs and trains on the CPU in f32, and on `device` in f32 and bf16, and prints how far apart they
-/// are.
+/// Runs and trains on the CPU in f32, and on `device` in f32 and bf16, and prints how far apart
+/// they are.
 ///
 /// # Errors
 /// If hidden states, a loss or the norm of a step's gradients are further from the CPU's than their

@@ -75,8 +75,8 @@ impl Shape {
         self.layers_forward(rows, seq) + 3.0 * self.attention(rows, seq) + 3.0 * lm_head
     }
 
-    /// A step of a head: the draft forward, and the head forward and back, but for the gradient with
-    /// respect to what it reads.
+    /// A step of a head: the draft forward, and the head forward and back, but for the gradient
+    /// with respect to what it reads.
     pub(crate) fn head_step(
         &self,
         rows: usize,

@@ -1,6 +1,6 @@
 //! Both trainings at the shapes of real models, on a GPU: tokens a second, memory and the share of
-//! the card's arithmetic that is used. The models have random weights, made on the device; the steps
-//! are those of `train-adapter` and `train-head`, through the same functions.
+//! the card's arithmetic that is used. The models have random weights, made on the device; the
+//! steps are those of `train-adapter` and `train-head`, through the same functions.
 //!
 //! `cargo bench -p draftsmith --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which
 //! does the same with torch in turn (`../peers/gpu.py`). What is compared, and how, is in

@@ -1,5 +1,5 @@
-//! What is timed: the shipped trainers on made-up rows, watched by a listener that they tell of every
-//! batch.
+//! What is timed: the shipped trainers on made-up rows, watched by a listener that they tell of
+//! every batch.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,9 +1,10 @@
-//! The same training in torch: `cargo bench -p draftsmith --bench parity -- --python PATH --data DIR
+//! The same training in torch:
+//! `cargo bench -p draftsmith --bench parity -- --python PATH --data DIR
 //! --target DIR --draft DIR`. What is compared, and how, is in `../README.md`.
 //!
 //! We write down what our trainer is going to see (every step's batches with their mixtures and
-//! labels, the rows held out, the first weights) and train; `parity.py` then trains the same in torch
-//! from that. Ends with 1 where one of the first losses differs.
+//! labels, the rows held out, the first weights) and train; `parity.py` then trains the same in
+//! torch from that. Ends with 1 where one of the first losses differs.
 
 #[path = "../../src/allocator.rs"]
 mod allocator;

@@ -1,12 +1,15 @@
-//! The instruction corpus that the embedded models learn: seven kinds of short tasks, drawn from a seed.
+//! The instruction corpus that the embedded models learn: seven kinds of short tasks, drawn from a
+//! seed.
 //!
-//! Owns which task stands at an index, how an answer is judged and how prompts are written to a file.
-//! Each submodule owns the wording of one kind; tokens belong to `tokenizer`, training to `main`.
+//! Owns which task stands at an index, how an answer is judged and how prompts are written to a
+//! file. Each submodule owns the wording of one kind; tokens belong to `tokenizer`, training to
+//! `main`.
 //!
-//! The corpus is shaped for the study of speculative decoding. Answers spell out their steps, so most
-//! tokens are a copy or a small local computation that a 2-layer draft gets right, and beside them stand
-//! tokens that need more depth: a carry, a value looked up, the next word of a sorted list. Every answer
-//! follows from its prompt alone, so a model's answer can be judged without a second model.
+//! The corpus is shaped for the study of speculative decoding. Answers spell out their steps, so
+//! most tokens are a copy or a small local computation that a 2-layer draft gets right, and beside
+//! them stand tokens that need more depth: a carry, a value looked up, the next word of a sorted
+//! list. Every answer follows from its prompt alone, so a model's answer can be judged without a
+//! second model.
 
 mod code;
 mod copying;
@@ -126,8 +129,8 @@ pub(crate) fn example(seed: u64, index: u64) -> Example {
 
 /// Whether `got`, a model's answer, is as good as `expected`, the corpus's own.
 ///
-/// A sum is right when its last `Answer:` line is; every other answer must be equal, surrounding white
-/// space aside.
+/// A sum is right when its last `Answer:` line is; every other answer must be equal, surrounding
+/// white space aside.
 pub(crate) fn is_correct(kind: Kind, expected: &str, got: &str) -> bool {
     match kind {
         Kind::Sums => {
@@ -140,8 +143,8 @@ pub(crate) fn is_correct(kind: Kind, expected: &str, got: &str) -> bool {
     }
 }
 
-/// Writes the examples of `range` to `path`, one JSON object a line: `id` (kind and index), `category`,
-/// `prompt`, `answer`.
+/// Writes the examples of `range` to `path`, one JSON object a line: `id` (kind and index),
+/// `category`, `prompt`, `answer`.
 ///
 /// # Errors
 /// When the file cannot be created or written.

@@ -2,8 +2,8 @@
 //! into rows, AdamW with a linear warm-up and a cosine decay to a tenth.
 //!
 //! Some rows may be repetitions of random tokens instead. A few hundred steps of them teach a small
-//! model what the corpus alone teaches late: to find where it has read the last tokens before, and to
-//! go on from there, which copying, lists and tables all need.
+//! model what the corpus alone teaches late: to find where it has read the last tokens before, and
+//! to go on from there, which copying, lists and tables all need.
 
 use std::time::Instant;
 

@@ -1,7 +1,8 @@
 //! The tokenizer of the embedded models and the chat format around it.
 //!
-//! Owns the training of a byte-level BPE, the files that make it loadable elsewhere, and the rendering of
-//! an example as text. Which texts there are is `corpus`'s; ids meet tensors in `main`.
+//! Owns the training of a byte-level BPE, the files that make it loadable elsewhere, and the
+//! rendering of an example as text. Which texts there are is `corpus`'s; ids meet tensors in
+//! `main`.
 //!
 //! Digits are single tokens: a number then copies and adds digit by digit, whatever its length.
 
@@ -34,8 +35,8 @@ const SPECIAL_TOKENS: [&str; 5] = [BOS, EOS, PAD, USER, ASSISTANT];
 /// The longest sequence that the embedded models read, in tokens.
 const MODEL_MAX_LENGTH: usize = 256;
 
-/// The chat format. Every tag trims the white space around it, so it renders the same with and without
-/// `trim_blocks`.
+/// The chat format. Every tag trims the white space around it, so it renders the same with and
+/// without `trim_blocks`.
 const CHAT_TEMPLATE: &str = "\
 {{- bos_token }}
 {%- for message in messages %}
@@ -52,8 +53,8 @@ const CHAT_TEMPLATE: &str = "\
 {%- endif -%}
 ";
 
-/// Trains a byte-level BPE of `vocab_size` tokens on `examples`: bare prompts and answers, one text an
-/// item, without the chat format (whose special tokens would be learned as plain text).
+/// Trains a byte-level BPE of `vocab_size` tokens on `examples`: bare prompts and answers, one text
+/// an item, without the chat format (whose special tokens would be learned as plain text).
 ///
 /// The same texts give the same tokenizer.
 ///

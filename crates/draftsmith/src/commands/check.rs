@@ -1,8 +1,9 @@
 //! `check`: whether an exported head or adapter may be served.
 //!
-//! The export is read back from the disk as a server reads it, and decoded with under its tuned rules, or under those
-//! that `generate` falls back on. It fails if greedy output is not plain greedy output, if sampled output is not of the
-//! target's law, or if candidates are accepted at another rate than tuning promised.
+//! The export is read back from the disk as a server reads it, and decoded with under its tuned
+//! rules, or under those that `generate` falls back on. It fails if greedy output is not plain
+//! greedy output, if sampled output is not of the target's law, or if candidates are accepted at
+//! another rate than tuning promised.
 
 mod measure;
 mod show;
@@ -245,7 +246,8 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
     Ok(evaluate.prompts.clone())
 }
 
-/// The draft's head's own word on the target; those of an adapter and its head were checked when they were read.
+/// The draft's head's own word on the target; those of an adapter and its head were checked when
+/// they were read.
 fn check_target(arguments: &CheckArguments, recipe: &Recipe, trained: &Trained) -> Result<()> {
     let Some(hash) = trained.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
         return Ok(());

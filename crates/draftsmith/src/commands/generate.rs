@@ -1,5 +1,5 @@
-//! `generate`: text as it comes, from one model, from a target and its draft, or from a model and its
-//! adapter.
+//! `generate`: text as it comes, from one model, from a target and its draft, or from a model and
+//! its adapter.
 
 mod show;
 
@@ -200,7 +200,8 @@ fn generate(
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else the default.
+/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else
+/// the default.
 fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<dyn StopRule>> {
     let bounds = |most: usize| {
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))

@@ -1,7 +1,9 @@
-//! `record`: what each drafter says along responses of the target, so that any stop rule can be replayed without models.
+//! `record`: what each drafter says along responses of the target, so that any stop rule can be
+//! replayed without models.
 //!
-//! Two sets of prompts are recorded, validation and test, each drafter and way of decoding in a file of its own that is
-//! whole or absent. Every draw is seeded by its row's id: threads, order and restarts change nothing.
+//! Two sets of prompts are recorded, validation and test, each drafter and way of decoding in a
+//! file of its own that is whole or absent. Every draw is seeded by its row's id: threads, order
+//! and restarts change nothing.
 
 mod prompts;
 
@@ -197,7 +199,8 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Records all prompts. Their answers, a turn each, are added where the target has not given them yet.
+    /// Records all prompts. Their answers, a turn each, are added where the target has not given
+    /// them yet.
     fn record(
         &self,
         key: RolloutKey,

@@ -1,9 +1,9 @@
-//! `replay`: what every rule would have done on the test prompts, from their rollouts alone, and how much of what a
-//! perfect head could gain the trained one gains.
+//! `replay`: what every rule would have done on the test prompts, from their rollouts alone, and
+//! how much of what a perfect head could gain the trained one gains.
 //!
-//! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as `tune` measured them)
-//! and for the paper's. Head's predictions are calibrated as the export says, and are judged themselves too: before and
-//! after, on the test prompts.
+//! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as
+//! `tune` measured them) and for the paper's. Head's predictions are calibrated as the export says,
+//! and are judged themselves too: before and after, on the test prompts.
 
 use std::path::Path;
 

@@ -10,8 +10,8 @@ use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 
-/// Runs the command, trainings on all `devices`, of which there is one at least, and other stages on
-/// the first. It ends with the table of results and the report's path on stdout.
+/// Runs the command, trainings on all `devices`, of which there is one at least, and other stages
+/// on the first. It ends with the table of results and the report's path on stdout.
 pub(crate) fn run(
     recipe: &Recipe,
     devices: &[Device],

@@ -1,6 +1,6 @@
-//! `train-adapter`: self-draft adapters from built data, into `checkpoints/<recipe>/adapter/`, one for
-//! each exit layer; those that are missing are trained together. With `[adapter_head]`, then an acceptance head for each,
-//! one after another, into the directory `head/` of the adapter.
+//! `train-adapter`: self-draft adapters from built data, into `checkpoints/<recipe>/adapter/`, one
+//! for each exit layer; those that are missing are trained together. With `[adapter_head]`, then an
+//! acceptance head for each, one after another, into the directory `head/` of the adapter.
 
 use std::path::{Path, PathBuf};
 
@@ -182,8 +182,8 @@ impl Pass<'_> {
         Ok(written)
     }
 
-    /// Writes an adapter. Of an interrupted pass, none is taken for a finished one, though it may have
-    /// come to its own end: the pass is gone on with as a whole.
+    /// Writes an adapter. Of an interrupted pass, none is taken for a finished one, though it may
+    /// have come to its own end: the pass is gone on with as a whole.
     fn write(
         &self,
         missing: &Missing,

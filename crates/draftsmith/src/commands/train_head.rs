@@ -1,11 +1,12 @@
 //! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
 //!
-//! With `[head.sweep]`, every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those of one
-//! mixing ratio side by side, and the best of them into `head/`, where the other stages look for one.
-//! A head that is there already is not trained again, whatever is trained beside it: each is what it
-//! would be alone.
+//! With `[head.sweep]`, every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those of
+//! one mixing ratio side by side, and the best of them into `head/`, where the other stages look
+//! for one. A head that is there already is not trained again, whatever is trained beside it: each
+//! is what it would be alone.
 //!
-//! `train-adapter` has the head of an adapter trained here too, into the directory `head/` of the adapter.
+//! `train-adapter` has the head of an adapter trained here too, into the directory `head/` of the
+//! adapter.
 
 mod drafter;
 mod sweep;
@@ -42,7 +43,8 @@ pub(crate) struct Trained {
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
     pub(crate) scores: HeadScores,
-    /// Labelled tokens a second while it was trained, beside others if it was; null where it was kept.
+    /// Labelled tokens a second while it was trained, beside others if it was; null where it was
+    /// kept.
     pub(crate) labels_per_second: Option<f64>,
     /// Every head of a sweep, of which this one is the best; null without a sweep.
     pub(crate) sweep: Option<Vec<SweptHead>>,
@@ -92,7 +94,8 @@ pub(crate) fn run(
     Ok(trained)
 }
 
-/// Trains the head of the adapter in `adapter_dir`, which is there, as the recipe's `[adapter_head]` says.
+/// Trains the head of the adapter in `adapter_dir`, which is there, as the recipe's
+/// `[adapter_head]` says.
 ///
 /// # Errors
 /// If labels cannot be had, training fails, or it was interrupted.
@@ -286,8 +289,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Writes a head. Of an interrupted pass, none is taken for a finished one, though it may have come
-    /// to its own end: the pass is gone on with as a whole.
+    /// Writes a head. Of an interrupted pass, none is taken for a finished one, though it may have
+    /// come to its own end: the pass is gone on with as a whole.
     fn write(
         &self,
         planned: Planned,

@@ -77,8 +77,8 @@ impl<'a> Resumable<'a> {
         Ok(Self { console, command, checkpoint_dir, fingerprint, num_steps_before })
     }
 
-    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, with the dashboard or with `progress`,
-    /// and takes its steps off `steps_left`;
+    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, with the dashboard or with
+    /// `progress`, and takes its steps off `steps_left`;
     /// `None` if it was stopped before anything came of it.
     pub(super) fn train<T>(
         &self,

@@ -1,9 +1,10 @@
 //! `tune`: what costs what here, which drafter's rule is best for that, and what gain to expect.
 //!
-//! Costs are measured with the models at hand; rules are replayed over the rollouts of validation prompts. The best
-//! rule goes into the config of the head or adapter it serves, with the gain it promises over the best fixed length;
-//! `evaluate` and `check` say whether the promise holds. A head's predictions are first calibrated on the same rollouts,
-//! where that makes them better; rules are then replayed, and later decode, with calibrated ones.
+//! Costs are measured with the models at hand; rules are replayed over the rollouts of validation
+//! prompts. The best rule goes into the config of the head or adapter it serves, with the gain it
+//! promises over the best fixed length; `evaluate` and `check` say whether the promise holds. A
+//! head's predictions are first calibrated on the same rollouts, where that makes them better;
+//! rules are then replayed, and later decode, with calibrated ones.
 
 mod calibrate;
 mod runtimes;
@@ -39,8 +40,8 @@ use crate::tuned::{Tuned, TunedRule};
 pub(crate) const NUM_RESAMPLES: usize = 2000;
 /// The level of the intervals shown.
 pub(crate) const LEVEL: f64 = 0.95;
-/// The level of the interval of the acceptance rate, which `check` holds a server to: wide, so that it is left by a
-/// fault and not by luck.
+/// The level of the interval of the acceptance rate, which `check` holds a server to: wide, so that
+/// it is left by a fault and not by luck.
 const PROMISE_LEVEL: f64 = 0.9999;
 /// Resamples for that: ten beyond its ends.
 const PROMISE_RESAMPLES: usize = 100_000;
@@ -58,7 +59,8 @@ pub(crate) struct Tuning {
     pub(crate) num_tokens: usize,
     /// What was found about the head's predictions; null without a head.
     pub(crate) calibration: Option<Calibrating>,
-    /// Modelled speed over the target alone of each rule's best setting, and gain over the best fixed length.
+    /// Modelled speed over the target alone of each rule's best setting, and gain over the best
+    /// fixed length.
     pub(crate) rules: Vec<RuleGain>,
     /// The rule that was written into the export.
     pub(crate) chosen: StopRuleName,

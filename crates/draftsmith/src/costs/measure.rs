@@ -1,11 +1,13 @@
-//! Measuring the costs: rounds of every length on real prompts, again and again until they are known well enough.
+//! Measuring the costs: rounds of every length on real prompts, again and again until they are
+//! known well enough.
 //!
-//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last one was: weights leave
-//! the caches. So they are measured by rounds whose lengths are a rule's own, one after the other as it would draft
-//! them. Lengths by chance have other times, and too long ones make rules look worse than they are.
+//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last
+//! one was: weights leave the caches. So they are measured by rounds whose lengths are a rule's
+//! own, one after the other as it would draft them. Lengths by chance have other times, and too
+//! long ones make rules look worse than they are.
 //!
-//! What else runs on a machine only makes it slower, and not all lengths alike. So the slower half of the passes does not
-//! count.
+//! What else runs on a machine only makes it slower, and not all lengths alike. So the slower half
+//! of the passes does not count.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,13 +22,15 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::results::DrafterName;
 
-/// The round lengths that are timed; rounds of one length have the target read that many rows and one.
+/// The round lengths that are timed; rounds of one length have the target read that many rows and
+/// one.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
 /// How often prompts are decoded a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
-/// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated from all.
+/// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated
+/// from all.
 const ENOUGH_ROUNDS: usize = 30;
 /// Passes over all prompts and lengths, at least.
 const LEAST_PASSES: usize = 10;
@@ -41,14 +45,16 @@ const NUM_TOKENS: usize = 32;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Measurement {
     pub(crate) costs: Costs,
-    /// Half the 95 % interval of the worst known of a draft forward's time and those of verifications, relative to it.
+    /// Half the 95 % interval of the worst known of a draft forward's time and those of
+    /// verifications, relative to it.
     pub(crate) uncertainty: f64,
     /// Passes taken.
     pub(crate) num_passes: usize,
 }
 
-/// Measures a drafter's costs over `prompts`, whose first pass is not counted. `lengths_under` gives the lengths of
-/// rounds, in order, under a rule that would be good if the costs were those: a first estimate, of rounds of one length.
+/// Measures a drafter's costs over `prompts`, whose first pass is not counted. `lengths_under`
+/// gives the lengths of rounds, in order, under a rule that would be good if the costs were those:
+/// a first estimate, of rounds of one length.
 ///
 /// # Errors
 /// If there is no prompt, a model fails, or Ctrl-C is met.
@@ -78,8 +84,8 @@ fn passes(
     lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
-    // The first forwards of a process touch pages and pick kernels; what they cost is near enough to tell how long rounds
-    // will be.
+    // The first forwards of a process touch pages and pick kernels; what they cost is near enough
+    // to tell how long rounds will be.
     let first = Pass::run(decoders, drafter, decoding, prompts, &mut MixedLengths::default())?;
     let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
     let mut passes: Vec<Pass> = Vec::new();
@@ -153,8 +159,8 @@ impl Summary {
         let count = values.len() as f64;
         let median = median_of(values.iter().copied()).expect(MEASURED);
         let distances = values.iter().map(|value| (value - median).abs());
-        // The standard deviation by the median distance, which a few slow passes do not move; a median's own standard
-        // error is 1.2533 of a mean's.
+        // The standard deviation by the median distance, which a few slow passes do not move; a
+        // median's own standard error is 1.2533 of a mean's.
         let deviation = 1.4826 * median_of(distances).expect(MEASURED);
         Self { median, half_width: 1.96 * 1.2533 * deviation / count.sqrt() }
     }
@@ -340,8 +346,9 @@ impl StopRule for Probe<'_> {
     }
 }
 
-/// The medians over rounds of changing lengths, of each length that was met often enough. Of others, what rounds of that
-/// length alone cost, and as much more as rounds of changing lengths cost more on the whole.
+/// The medians over rounds of changing lengths, of each length that was met often enough. Of
+/// others, what rounds of that length alone cost, and as much more as rounds of changing lengths
+/// cost more on the whole.
 fn mixed_costs(passes: &[Pass], alone: &RoundCosts) -> Result<RoundCosts> {
     let rounds = || passes.iter().flat_map(|pass| &pass.mixed_rounds);
     let rows = |round: &Round| round.num_drafted + 1;
@@ -358,8 +365,9 @@ fn mixed_costs(passes: &[Pass], alone: &RoundCosts) -> Result<RoundCosts> {
     Ok(RoundCosts::new(draft_seconds, points.collect())?)
 }
 
-/// A draft forward's share of the time of rounds of several lengths; None without one. The first forward of a round costs
-/// more than the others, so that it is the time of all over the number of all, and no average over rounds.
+/// A draft forward's share of the time of rounds of several lengths; None without one. The first
+/// forward of a round costs more than the others, so that it is the time of all over the number of
+/// all, and no average over rounds.
 fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
     let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in rounds.filter(|round| round.num_draft_forwards > 0) {

@@ -18,8 +18,8 @@ mod by_system {
         tcgetpgrp(stdin()) == Ok(getpgrp())
     }
 
-    /// Lets Ctrl-C interrupt in raw mode too, as soon as that is on. Ctrl-Z and Ctrl-\ stay keys: they
-    /// would leave the terminal in it.
+    /// Lets Ctrl-C interrupt in raw mode too, as soon as that is on. Ctrl-Z and Ctrl-\ stay keys:
+    /// they would leave the terminal in it.
     pub(crate) fn restore_interrupt() {
         for _ in 0..WAITS.0 {
             match tcgetattr(stdin()) {

@@ -36,8 +36,8 @@ pub(crate) struct EvaluateRecipe {
     /// The fixed candidate lengths K.
     #[serde(default = "default_candidate_lengths")]
     pub(crate) candidate_lengths: Vec<usize>,
-    /// The stop thresholds h of heads, the draft's and adapters', of calibrated predictions where a head has a
-    /// calibration; none where there is no head.
+    /// The stop thresholds h of heads, the draft's and adapters', of calibrated predictions where a
+    /// head has a calibration; none where there is no head.
     #[serde(default = "default_stop_thresholds")]
     pub(crate) stop_thresholds: Vec<f64>,
     /// The same of the rule without the paper's lag of one candidate.

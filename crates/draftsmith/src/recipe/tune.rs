@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::require;
 
-/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are those of
-/// `[evaluate]`, whose prompts are recorded too, for the test.
+/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are
+/// those of `[evaluate]`, whose prompts are recorded too, for the test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TuneRecipe {
@@ -21,7 +21,8 @@ pub(crate) struct TuneRecipe {
     /// The greatest number of candidates a round can be replayed with.
     #[serde(default = "default_max_length")]
     pub(crate) max_length: usize,
-    /// Whether, and how, the head's predictions are made chances of acceptance before a rule reads them.
+    /// Whether, and how, the head's predictions are made chances of acceptance before a rule reads
+    /// them.
     #[serde(default)]
     pub(crate) calibration: CalibrationChoice,
 }

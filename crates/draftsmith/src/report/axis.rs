@@ -15,7 +15,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that holds `low` to `high` with about `num_ticks` round steps, drawn from `start` to `end`.
+    /// An axis that holds `low` to `high` with about `num_ticks` round steps, drawn from `start` to
+    /// `end`.
     pub(super) fn new((low, high): (f64, f64), num_ticks: usize, start: f64, end: f64) -> Self {
         // All values alike make no range.
         let span = if high > low { high - low } else { high.abs().max(1.0) * 0.1 };

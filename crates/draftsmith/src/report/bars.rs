@@ -1,5 +1,5 @@
-//! The speed-up picture: a bar a stop rule at its fastest setting under its drafter's heading, a tick where the cost
-//! model puts it, and a dot for each other setting of the sweep.
+//! The speed-up picture: a bar a stop rule at its fastest setting under its drafter's heading, a
+//! tick where the cost model puts it, and a dot for each other setting of the sweep.
 
 use minijinja::{Value, context};
 

@@ -1,5 +1,5 @@
-//! The curves over a round: CTAR(w), and acceptance by position, each of the fastest setting of every drafter and family
-//! of stop rules: more lines than that could not be told apart.
+//! The curves over a round: CTAR(w), and acceptance by position, each of the fastest setting of
+//! every drafter and family of stop rules: more lines than that could not be told apart.
 
 use minijinja::{Value, context};
 

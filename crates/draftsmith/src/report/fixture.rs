@@ -1,7 +1,8 @@
 //! Realistic numbers for tests: an evaluation that never ran.
 //!
-//! Tokens are easy or hard in runs, a head sees which through noise, and forwards take a set time give or take, so
-//! that the rows hang together as measured ones do. The rows come through `Trace`, as real ones do.
+//! Tokens are easy or hard in runs, a head sees which through noise, and forwards take a set time
+//! give or take, so that the rows hang together as measured ones do. The rows come through `Trace`,
+//! as real ones do.
 
 mod replays;
 

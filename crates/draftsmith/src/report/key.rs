@@ -1,7 +1,9 @@
-//! How the settings of a drafter and stop rule look, the same in every picture, and the key that says so.
+//! How the settings of a drafter and stop rule look, the same in every picture, and the key that
+//! says so.
 //!
-//! Rules that read alike are a family. Colour and shape each tell families and roads apart, so that neither is needed;
-//! within a family the filling does: full, hollow, hollow with a dot, and likewise lines whole, dashed, dotted.
+//! Rules that read alike are a family. Colour and shape each tell families and roads apart, so that
+//! neither is needed; within a family the filling does: full, hollow, hollow with a dot, and
+//! likewise lines whole, dashed, dotted.
 
 use minijinja::{Value, context};
 
@@ -248,8 +250,8 @@ impl Shape {
     }
 }
 
-/// The key of `rows` from `left` to `right`: under each drafter's name its rules, in as many lines as they take, the
-/// first at `top`; and its height.
+/// The key of `rows` from `left` to `right`: under each drafter's name its rules, in as many lines
+/// as they take, the first at `top`; and its height.
 pub(super) fn key<'a>(
     rows: &[&'a ResultRow],
     group: &Group<'_>,

@@ -112,11 +112,12 @@ impl Rect {
     }
 }
 
-/// Places a label for every mark that has one, inside `bounds`, off the other marks and labels and off `obstacles` where there is
-/// room, and rather not on `lines`. In order of the result: the marks' own.
+/// Places a label for every mark that has one, inside `bounds`, off the other marks and labels and
+/// off `obstacles` where there is room, and rather not on `lines`. In order of the result: the
+/// marks' own.
 ///
-/// Each label takes the cheapest of a ring of places, the bold ones choosing first. For some dozens of marks that is
-/// enough; a search over all labels together would be the next step.
+/// Each label takes the cheapest of a ring of places, the bold ones choosing first. For some dozens
+/// of marks that is enough; a search over all labels together would be the next step.
 pub(super) fn place(
     marks: &[Mark],
     obstacles: &[Rect],

@@ -1,7 +1,8 @@
 //! The Pareto picture: discard rate across, verification rate up, a point a setting.
 //!
-//! Both are work a token (drafted in vain, and verified), so lower left is better. By Eq. 2.3 of SpecDec++ modelled
-//! time is linear in the two, so that settings of equal modelled speed-up lie on a straight line.
+//! Both are work a token (drafted in vain, and verified), so lower left is better. By Eq. 2.3 of
+//! SpecDec++ modelled time is linear in the two, so that settings of equal modelled speed-up lie on
+//! a straight line.
 
 use minijinja::{Value, context};
 
@@ -18,8 +19,8 @@ const BOTTOM: f64 = 48.0;
 const RADIUS: f64 = 4.5;
 const BEST_RADIUS: f64 = 6.5;
 
-/// With more settings than these, points are smaller, only each road's best has a label, and what is far from the best of
-/// every rule is left out.
+/// With more settings than these, points are smaller, only each road's best has a label, and what
+/// is far from the best of every rule is left out.
 const CROWD: usize = 30;
 const CROWDED_RADIUS: f64 = 2.8;
 const CROWDED_BEST_RADIUS: f64 = 4.8;
@@ -217,8 +218,8 @@ fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
 
 /// Lines of equal modelled speed-up across the plot, and what they are called.
 ///
-/// With Eq. 2.3, time a token = a·(1 + discard) + b·verification, a = t_draft + t_row, b = t_target − t_draft; the
-/// target alone takes t_target + t_row.
+/// With Eq. 2.3, time a token = a·(1 + discard) + b·verification, a = t_draft + t_row, b = t_target
+/// − t_draft; the target alone takes t_target + t_row.
 fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)> {
     let row_seconds = cost.row_seconds.unwrap_or(0.0);
     let a = cost.draft_seconds + row_seconds;

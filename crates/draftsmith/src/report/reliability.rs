@@ -1,5 +1,5 @@
-//! How good the head's predictions are: for each way of decoding a picture of what came of them, before and after
-//! calibration, and a table of scores.
+//! How good the head's predictions are: for each way of decoding a picture of what came of them,
+//! before and after calibration, and a table of scores.
 
 use draftsmith_theory::{HeadScores, ReliabilityBin};
 use minijinja::{Value, context};

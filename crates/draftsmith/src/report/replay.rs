@@ -1,5 +1,5 @@
-//! What replay found: for each drafter and way of decoding a picture of gains over the best fixed length, and a table,
-//! under each set of costs.
+//! What replay found: for each drafter and way of decoding a picture of gains over the best fixed
+//! length, and a table, under each set of costs.
 
 use minijinja::{Value, context};
 

@@ -1,4 +1,5 @@
-//! What the page says in words and tables around its pictures: the finding first, the provenance last.
+//! What the page says in words and tables around its pictures: the finding first, the provenance
+//! last.
 
 use draftsmith_theory::Decoding;
 use minijinja::{Value, context};
@@ -46,7 +47,8 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
 
 const ROADS: [Road; 2] = [Road::SeparateDraft, Road::SelfDraft];
 
-/// What the road's best rule but the fixed length, by its mean over the groups, gains over the best fixed length.
+/// What the road's best rule but the fixed length, by its mean over the groups, gains over the best
+/// fixed length.
 fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
     let mut rules: Vec<StopRuleName> =
         groups.iter().flat_map(|group| group.rules_of_road(road)).collect();
@@ -177,9 +179,11 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     groups.iter().enumerate().filter_map(card).collect()
 }
 
-/// The best settings, category by category; None where no rows by category are there, or nothing was drafted.
+/// The best settings, category by category; None where no rows by category are there, or nothing
+/// was drafted.
 ///
-/// The settings are those best over all prompts: choosing anew in every category would flatter them.
+/// The settings are those best over all prompts: choosing anew in every category would flatter
+/// them.
 pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
     // Each with the fixed length it is compared with.
     let mut settings: Vec<(&ResultRow, Option<&ResultRow>)> = Vec::new();

@@ -35,7 +35,8 @@ fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// `REPORT_PAGE=page.html cargo test the_page_can_be_looked_at` leaves the page there, for a browser.
+/// `REPORT_PAGE=page.html cargo test the_page_can_be_looked_at` leaves the page there, for a
+/// browser.
 #[test]
 fn what_tuning_promised_stands_beside_what_was_measured() {
     let page = page();
@@ -60,8 +61,8 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Four pictures in two sizes for every dataset and decoding, one for every replay, and one for the head's predictions
-    // under each decoding.
+    // Four pictures in two sizes for every dataset and decoding, one for every replay, and one for
+    // the head's predictions under each decoding.
     assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 4 + 8 + 2) * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {

@@ -1,6 +1,7 @@
 //! The rows of one dataset under one way of decoding, and which of them are best.
 //!
-//! What may be compared with each other is decided here and nowhere else; the rows themselves are the parent's.
+//! What may be compared with each other is decided here and nowhere else; the rows themselves are
+//! the parent's.
 
 use super::{DecodingName, DrafterName, ResultRow, Road, StopRuleName, in_order};
 
@@ -114,8 +115,8 @@ impl<'a> Group<'a> {
         self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
-    /// Where `row` comes first, the widest field named; None for a row by category, and for one that comes first
-    /// nowhere.
+    /// Where `row` comes first, the widest field named; None for a row by category, and for one
+    /// that comes first nowhere.
     pub(crate) fn standing(&self, row: &ResultRow) -> Option<Standing> {
         let road = row.drafter.road().filter(|_| row.is_pooled())?;
         let is = |best: Option<&ResultRow>| best.is_some_and(|best| best.same_setting(row));
@@ -133,7 +134,8 @@ impl<'a> Group<'a> {
         matches!(self.standing(row), Some(Standing::All | Standing::Road))
     }
 
-    /// The prompts' categories, in the order they first came; none where only pooled rows are there.
+    /// The prompts' categories, in the order they first came; none where only pooled rows are
+    /// there.
     pub(crate) fn categories(&self) -> Vec<&'a str> {
         let rows = self.rows.iter().copied();
         in_order(rows.filter(|row| !row.is_pooled()).map(|row| row.category.as_str()))
@@ -165,8 +167,8 @@ impl<'a> Group<'a> {
     }
 }
 
-// Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and there is a fastest also
-// where the target alone was not measured.
+// Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and
+// there is a fastest also where the target alone was not measured.
 fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
     rows.filter(|row| row.tokens_per_second.is_finite())
         .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })

@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::CostSource;
 
-/// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`, `self_draft_1`.
+/// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`,
+/// `self_draft_1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// Nothing: the target decodes alone.
@@ -132,8 +133,8 @@ impl StopRuleName {
         }
     }
 
-    /// What the rule's number is called, in ASCII; None without a rule. `worth` is the least that a draft forward must
-    /// bring in tokens, by what its brackets name.
+    /// What the rule's number is called, in ASCII; None without a rule. `worth` is the least that a
+    /// draft forward must bring in tokens, by what its brackets name.
     pub(crate) fn symbol(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -178,7 +179,8 @@ impl StopRuleName {
     }
 }
 
-/// A setting's number alone: `6`, `0.7`, three digits of one that was worked out; `?` where a rule has none.
+/// A setting's number alone: `6`, `0.7`, three digits of one that was worked out; `?` where a rule
+/// has none.
 pub(super) fn setting_text(setting: Option<f64>) -> String {
     let Some(setting) = setting else { return "?".into() };
     let text = setting.to_string();
@@ -218,7 +220,8 @@ impl<'de> Deserialize<'de> for DrafterName {
             "draft" => Some(Self::Draft),
             _ => exit_layer().map(|exit_layer| Self::SelfDraft { exit_layer }),
         };
-        // `+1` and `01` are numbers too, but no name of ours: what is read is what would be written.
+        // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
+        // written.
         known.filter(|known| known.to_string() == name).ok_or_else(|| {
             let expected = "`none`, `draft` or `self_draft_` and an exit layer";
             de::Error::custom(format!("unknown drafter `{name}`, expected {expected}"))

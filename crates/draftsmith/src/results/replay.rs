@@ -1,8 +1,8 @@
-//! What replay found: `replay.json`, with groups, each of one drafter, one way of decoding and one set of costs, and how
-//! good the acceptance head's predictions are.
+//! What replay found: `replay.json`, with groups, each of one drafter, one way of decoding and one
+//! set of costs, and how good the acceptance head's predictions are.
 //!
-//! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are modelled: counts of the
-//! replayed rounds times the costs, prefill left out.
+//! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are
+//! modelled: counts of the replayed rounds times the costs, prefill left out.
 
 use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig};
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,8 @@ pub(crate) struct HeadPredictions {
     pub(crate) drafter: DrafterName,
     /// How tokens are chosen.
     pub(crate) decoding: DecodingName,
-    /// The calibration that is in the export, with its scores on the prompts that it was fitted to; null where there is
-    /// none.
+    /// The calibration that is in the export, with its scores on the prompts that it was fitted to;
+    /// null where there is none.
     pub(crate) calibration: Option<FittedCalibration>,
     /// Prompts that predictions are judged on.
     pub(crate) num_test_prompts: usize,
@@ -59,7 +59,8 @@ pub(crate) struct ReplayGroup {
     pub(crate) decoding: DecodingName,
     /// Whose costs these are.
     pub(crate) cost_source: CostSource,
-    /// Seconds a draft forward, a target forward and a verified row take, for rules that read nothing; rows on average.
+    /// Seconds a draft forward, a target forward and a verified row take, for rules that read
+    /// nothing; rows on average.
     pub(crate) costs: CostModel,
     /// Prompts the settings were chosen on.
     pub(crate) num_validation_prompts: usize,
@@ -99,8 +100,8 @@ pub(crate) struct ReplayRow {
     pub(crate) verification_rate: f64,
     /// Discarded candidates a token.
     pub(crate) discard_rate: f64,
-    /// Of a rule that reads an acceptance head: the gain over the best fixed length with a perfect one, at the setting
-    /// that is best for that on validation prompts.
+    /// Of a rule that reads an acceptance head: the gain over the best fixed length with a perfect
+    /// one, at the setting that is best for that on validation prompts.
     pub(crate) ceiling: Option<Estimate>,
     /// `gain` over `ceiling`; none where the ceiling may be nothing.
     pub(crate) share_of_ceiling: Option<Estimate>,

@@ -1,4 +1,5 @@
-//! `summary.json`: program, machine, models, prompts and cost models that belong to the rows of `results.json`.
+//! `summary.json`: program, machine, models, prompts and cost models that belong to the rows of
+//! `results.json`.
 //!
 //! This file owns the schema and its text. Who fills it in is the `evaluate` command's business.
 
@@ -73,17 +74,19 @@ pub(crate) struct GroupSummary {
     pub(crate) dataset: String,
     /// How tokens were chosen, with all sampling settings.
     pub(crate) decoding: Decoding,
-    /// Mismatches with plain greedy decoding forgiven because the top two logits were equal to 1e-5 there, all
-    /// settings together; 0 for sampled decoding.
+    /// Mismatches with plain greedy decoding forgiven because the top two logits were equal to 1e-5
+    /// there, all settings together; 0 for sampled decoding.
     pub(crate) num_forgiven_ties: usize,
-    /// The fitted cost models, in the drafters' order; none of a drafter where it could not be fitted.
+    /// The fitted cost models, in the drafters' order; none of a drafter where it could not be
+    /// fitted.
     pub(crate) costs: Vec<CostSummary>,
     /// What tuning promised, and what came of it. Empty in files older than the key.
     #[serde(default)]
     pub(crate) promises: Vec<PromiseSummary>,
 }
 
-/// A tuned rule's gain over the best fixed length, as tuning promised it and as it was measured, prefill left out.
+/// A tuned rule's gain over the best fixed length, as tuning promised it and as it was measured,
+/// prefill left out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PromiseSummary {
     /// What drafts.
@@ -96,12 +99,13 @@ pub(crate) struct PromiseSummary {
     pub(crate) expected_gain: Estimate,
     /// What these prompts gave.
     pub(crate) measured_gain: Estimate,
-    /// Whether the gain is at least the promised one, or differs from it by no more than both intervals allow.
+    /// Whether the gain is at least the promised one, or differs from it by no more than both
+    /// intervals allow.
     pub(crate) holds: bool,
 }
 
-/// A fitted cost model and how well it fits, over the target alone and all settings of a drafter pooled: a draft forward
-/// of another drafter takes another time.
+/// A fitted cost model and how well it fits, over the target alone and all settings of a drafter
+/// pooled: a draft forward of another drafter takes another time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostSummary {
     /// What drafted.

@@ -1,4 +1,5 @@
-//! Rows and summaries come back from their files; rows are sorted, grouped and compared as they are shown.
+//! Rows and summaries come back from their files; rows are sorted, grouped and compared as they are
+//! shown.
 
 use std::time::Duration;
 
@@ -105,8 +106,8 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
         )
         .acceptance_by_position
     };
-    // 50 first candidates, 40 of them accepted; 30 of those have a second, 20 accepted; 20 third ones are judged, 5
-    // accepted, and of the fourth ones only 5.
+    // 50 first candidates, 40 of them accepted; 30 of those have a second, 20 accepted; 20 third
+    // ones are judged, 5 accepted, and of the fourth ones only 5.
     let all: Vec<Round> = rounds(10, 4, 0)
         .chain(rounds(10, 1, 1))
         .chain(rounds(10, 4, 1))

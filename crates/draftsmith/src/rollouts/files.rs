@@ -1,4 +1,5 @@
-//! The rollouts files of a recipe: where each is, and whether it is true of the models, prompts and settings at hand.
+//! The rollouts files of a recipe: where each is, and whether it is true of the models, prompts and
+//! settings at hand.
 
 use std::path::{Path, PathBuf};
 
@@ -210,8 +211,8 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// The share of the built data's conversations that nothing was trained on: where heads and adapters held out different
-/// ones, the smaller, which is part of the larger.
+/// The share of the built data's conversations that nothing was trained on: where heads and
+/// adapters held out different ones, the smaller, which is part of the larger.
 pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
     let head = recipe.head.as_ref().map(|head| head.validation_share);
     let adapter = recipe.adapter.as_ref().map(|adapter| adapter.validation_share);
@@ -231,7 +232,8 @@ fn held_out_prompts(recipe: &Recipe) -> Result<PromptFile> {
         )
     })?;
     let provenance = paths.first().map(|path| read_provenance(path)).transpose()?;
-    // A shard is a function of its provenance and place, so these decide the rows, without reading them.
+    // A shard is a function of its provenance and place, so these decide the rows, without reading
+    // them.
     let shards: Vec<_> = paths.iter().map(|path| path.file_name()).collect();
     let all = json!({
         "provenance": provenance,

@@ -1,8 +1,8 @@
 //! What a drafter says along the responses that were built, for labels from rollouts:
 //! `data/<recipe>/rollouts-<drafter>-training-<decoding>.parquet`.
 //!
-//! Recorded under the data's own sampling, without a head, since this is what heads are made of. A file is whole or
-//! absent, and one of other data, models or settings is recorded again.
+//! Recorded under the data's own sampling, without a head, since this is what heads are made of. A
+//! file is whole or absent, and one of other data, models or settings is recorded again.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -37,12 +37,13 @@ pub(crate) struct TrainingRollouts {
 }
 
 impl TrainingRollouts {
-    /// Reads the rollouts of `max_length` candidates along `responses`, or records them: those of the adapter in
-    /// `adapter_dir`, or else the draft's. `provenance` is the data's, with the hash of that drafter.
+    /// Reads the rollouts of `max_length` candidates along `responses`, or records them: those of
+    /// the adapter in `adapter_dir`, or else the draft's. `provenance` is the data's, with the hash
+    /// of that drafter.
     ///
     /// # Errors
-    /// If the responses are not the target's own, it is another target than the recipe's, a model cannot be read or
-    /// fails, or the file cannot be written.
+    /// If the responses are not the target's own, it is another target than the recipe's, a model
+    /// cannot be read or fails, or the file cannot be written.
     pub(crate) fn read_or_record(
         recipe: &Recipe,
         adapter_dir: Option<&Path>,
@@ -122,7 +123,8 @@ impl TrainingRollouts {
     }
 }
 
-/// Whether rollouts are there of all responses and no others: data may have been built further since.
+/// Whether rollouts are there of all responses and no others: data may have been built further
+/// since.
 fn are_of(rows: &[RolloutRow], responses: &[ResponseRow], pair: &Pair) -> bool {
     let found: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
     let usable = responses.iter().filter(|response| is_usable(response, pair));

@@ -33,7 +33,8 @@ pub(crate) fn kind_text(kind: Option<CalibrationKind>) -> &'static str {
     }
 }
 
-/// The head's predictions on test prompts, a table for each way of decoding; nothing without a head.
+/// The head's predictions on test prompts, a table for each way of decoding; nothing without a
+/// head.
 pub(crate) fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &HeadPredictions| {
         let map = one.calibration.as_ref().map(|fitted| &fitted.map);

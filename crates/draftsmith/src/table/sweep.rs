@@ -24,7 +24,8 @@ const COLUMNS: [Column<SweptHead>; 6] = [
 
 /// The heads of a sweep as a text table, ending with a line break.
 ///
-/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are there.
+/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are
+/// there.
 pub(crate) fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
     let lines = rows.iter().map(|row| Line::Row {
         name: row.name.clone(),

@@ -1,5 +1,5 @@
-//! A head on the adapter's hidden state: what it says while drafting is what it says of whole sequences, replay is
-//! decoding, and no rule of it changes greedy output.
+//! A head on the adapter's hidden state: what it says while drafting is what it says of whole
+//! sequences, replay is decoding, and no rule of it changes greedy output.
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{HeadEstimate, HeadTiming, Platt, Recordings, StopRuleConfig};
@@ -38,8 +38,8 @@ fn tempfile_dir(name: &str) -> std::path::PathBuf {
     dir
 }
 
-/// What the head says of each token of `ids` behind the first `num_before`, candidates of one round, from one pass over
-/// the whole.
+/// What the head says of each token of `ids` behind the first `num_before`, candidates of one
+/// round, from one pass over the whole.
 fn of_whole_sequence(
     model: &CausalLm,
     adapter: &Adapter,

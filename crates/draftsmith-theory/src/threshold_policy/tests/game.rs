@@ -2,7 +2,8 @@
 
 use crate::{Bounds, CostModel, Draws, Observation, enumerate};
 
-/// The decision process itself, candidate by candidate, for two levels whose weights may depend on the levels before.
+/// The decision process itself, candidate by candidate, for two levels whose weights may depend on
+/// the levels before.
 pub(super) struct Game<'a> {
     pub(super) probs: [f64; 2],
     pub(super) weights: &'a dyn Fn(&[usize]) -> [f64; 2],
@@ -12,7 +13,8 @@ pub(super) struct Game<'a> {
 }
 
 impl Game<'_> {
-    /// Draws candidates until `continues`, asked about the assessed levels, says no; returns all levels drawn.
+    /// Draws candidates until `continues`, asked about the assessed levels, says no; returns all
+    /// levels drawn.
     pub(super) fn draft(
         &self,
         mut drawn: Vec<usize>,
@@ -50,8 +52,8 @@ impl Game<'_> {
         mean_seconds / mean_tokens
     }
 
-    /// The least seconds per token over every map from assessed levels to {stop, continue}, and such a map, as bits
-    /// by the node a path of levels leads to in a binary tree.
+    /// The least seconds per token over every map from assessed levels to {stop, continue}, and
+    /// such a map, as bits by the node a path of levels leads to in a binary tree.
     pub(super) fn best_of_all_maps(&self) -> (f64, u32) {
         let num_nodes = (1 << (self.bounds.max - self.num_unassessed)) - 1;
         let seconds = |map: u32| self.seconds_per_token(|assessed| map >> node(assessed) & 1 == 1);

@@ -1,6 +1,7 @@
 //! Short Python functions, completed from a signature and a docstring.
 //!
-//! Names and layout are copied or fixed; the operators and constants come from the docstring's words.
+//! Names and layout are copied or fixed; the operators and constants come from the docstring's
+//! words.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;

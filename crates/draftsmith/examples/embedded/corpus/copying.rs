@@ -1,6 +1,7 @@
 //! Passages of two to four sentences, copied whole, in reverse order, or one sentence at a time.
 //!
-//! Copying is the easiest kind: only where a sentence starts, and which sentence it is, needs a choice.
+//! Copying is the easiest kind: only where a sentence starts, and which sentence it is, needs a
+//! choice.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;

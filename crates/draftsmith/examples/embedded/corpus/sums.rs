@@ -1,6 +1,8 @@
-//! Column addition, spelled out digit by digit so that the sum needs no arithmetic longer than a column.
+//! Column addition, spelled out digit by digit so that the sum needs no arithmetic longer than a
+//! column.
 //!
-//! The hard tokens are the column's sum and its carry; everything else is copied from the line above.
+//! The hard tokens are the column's sum and its carry; everything else is copied from the line
+//! above.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;

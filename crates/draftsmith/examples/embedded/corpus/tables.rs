@@ -56,7 +56,8 @@ fn strings<T: ToString>(values: Vec<T>) -> Vec<String> {
     values.iter().map(T::to_string).collect()
 }
 
-/// What a table is about: the name of its first column, what that column lists, and which others fit.
+/// What a table is about: the name of its first column, what that column lists, and which others
+/// fit.
 const SUBJECTS: [(&str, &[&str], &[Column]); 3] = [
     (
         "item",

@@ -1,4 +1,5 @@
-//! Conversion between two units: the factor, then the multiplication or division, then what is left over.
+//! Conversion between two units: the factor, then the multiplication or division, then what is left
+//! over.
 //!
 //! Powers of ten move digits about and are easy; times 60, 24 or 7 are products to be known.
 

@@ -1,7 +1,7 @@
 //! The words that every kind shares, and drawing from them.
 //!
-//! The lists are short on purpose: with a vocabulary of 1024 tokens nearly every word here becomes one
-//! token, so that copying a word is copying a token.
+//! The lists are short on purpose: with a vocabulary of 1024 tokens nearly every word here becomes
+//! one token, so that copying a word is copying a token.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;

@@ -14,11 +14,13 @@ use crate::results::{DrafterName, Estimate};
 use crate::trained::Trained;
 use crate::tuned::interval;
 
-/// The level of the intervals of acceptance rates, that of the promised ones: left by a fault and not by luck.
+/// The level of the intervals of acceptance rates, that of the promised ones: left by a fault and
+/// not by luck.
 const LEVEL: f64 = 0.9999;
 /// Enough that ten resamples lie beyond the interval, five on either side.
 const NUM_RESAMPLES: usize = 100_000;
-/// How much more nucleus mass a token may need, that its place at the nucleus's edge is put down to rounding.
+/// How much more nucleus mass a token may need, that its place at the nucleus's edge is put down to
+/// rounding.
 const EDGE: f64 = 1e-4;
 
 /// The models, ready to decode prompts.
@@ -177,8 +179,8 @@ impl<'m> Bench<'m> {
         Ok(generation.trace)
     }
 
-    /// Tests an answer against the target's law, which is read in one forward of its own: a fault in the rounds'
-    /// caches does not reach it. The draft's law only says where to look.
+    /// Tests an answer against the target's law, which is read in one forward of its own: a fault
+    /// in the rounds' caches does not reach it. The draft's law only says where to look.
     fn test(&mut self, sampling: &Sampling, prompt_ids: &[u32], answer: &[u32]) -> Result<()> {
         let Some((_, read)) = answer.split_last() else {
             return Ok(());
@@ -221,7 +223,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Whether a little more nucleus mass lets a token in: rows of rounds and of whole texts differ by rounding.
+/// Whether a little more nucleus mass lets a token in: rows of rounds and of whole texts differ by
+/// rounding.
 fn is_at_edge(sampling: &Sampling, logits: &[f32], token: u32) -> bool {
     let wider = Sampling { top_p: (sampling.top_p + EDGE).min(1.0), ..*sampling };
     wider.probs(logits)[token as usize] > 0.0

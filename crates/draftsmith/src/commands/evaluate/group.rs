@@ -91,8 +91,9 @@ impl<'a> Group<'a> {
         drafters.filter_map(fit).collect()
     }
 
-    /// What rounds cost under each setting, all prompts pooled: verifications of so many rows over all settings of its
-    /// drafter and the target alone, draft forwards over the settings whose rules read the same signals.
+    /// What rounds cost under each setting, all prompts pooled: verifications of so many rows over
+    /// all settings of its drafter and the target alone, draft forwards over the settings whose
+    /// rules read the same signals.
     fn round_costs(&self) -> Vec<Option<RoundCosts>> {
         let rounds_of = |belongs: &dyn Fn(&Setting) -> bool| -> Vec<Round> {
             let settings = self.plan.settings.iter().zip(&self.runs);

@@ -1,4 +1,5 @@
-//! Whether what tuning promised came true: the tuned rule against the best fixed length, as measured here.
+//! Whether what tuning promised came true: the tuned rule against the best fixed length, as
+//! measured here.
 
 use draftsmith_theory::{Interval, Trace, bootstrap};
 
@@ -8,8 +9,8 @@ use crate::commands::tune::{LEVEL, NUM_RESAMPLES};
 use crate::results::{DrafterName, Estimate, PromiseSummary, StopRuleName};
 use crate::tuned::TunedRule;
 
-/// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that were not run are left
-/// out.
+/// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that
+/// were not run are left out.
 pub(super) fn promises(
     tuned: &[TunedRule],
     settings: &[Setting],

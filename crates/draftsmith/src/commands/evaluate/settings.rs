@@ -20,8 +20,8 @@ impl Setting {
     /// The target alone.
     pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
 
-    /// All settings of a recipe under one way of decoding, plain decoding first: those of a draft, a
-    /// head and adapters where they are, and of each the tuned rule with the fixed length that it
+    /// All settings of a recipe under one way of decoding, plain decoding first: those of a draft,
+    /// a head and adapters where they are, and of each the tuned rule with the fixed length that it
     /// promises to beat.
     pub(crate) fn all(
         evaluate: &EvaluateRecipe,

@@ -1,5 +1,5 @@
-//! What an evaluation writes, each file whole or not at all: the report, answers, summary and, last,
-//! results.json.
+//! What an evaluation writes, each file whole or not at all: the report, answers, summary and,
+//! last, results.json.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! `--show`: where each token came from, and what each round did.
 //!
-//! Accepted candidates stand as they are (green in colour); the token that the target put in the place
-//! of a rejected candidate is `[corrected]` (yellow), the one it added after a round without a
-//! rejection is `<bonus>` (blue). Without colour the brackets say the same.
+//! Accepted candidates stand as they are (green in colour); the token that the target put in the
+//! place of a rejected candidate is `[corrected]` (yellow), the one it added after a round without
+//! a rejection is `<bonus>` (blue). Without colour the brackets say the same.
 
 use comfy_table::{CellAlignment, Table};
 use draftsmith_decode::RoundTokens;

@@ -1,4 +1,5 @@
-//! Which prompts are recorded: those that rules are chosen on, and those that `evaluate` measures with.
+//! Which prompts are recorded: those that rules are chosen on, and those that `evaluate` measures
+//! with.
 
 use anyhow::{Result, bail};
 use draftsmith_data::{Prompt, Provenance, ResponseRow};

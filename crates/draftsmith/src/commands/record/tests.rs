@@ -1,5 +1,6 @@
-//! Replay is decoding: on real models, a rule replayed on the recorded test set spends what evaluation counted, count
-//! for count, with the head's predictions calibrated in both; and files that are not true of the recipe any more are told.
+//! Replay is decoding: on real models, a rule replayed on the recorded test set spends what
+//! evaluation counted, count for count, with the head's predictions calibrated in both; and files
+//! that are not true of the recipe any more are told.
 
 use std::path::{Path, PathBuf};
 use std::slice;

@@ -29,8 +29,8 @@ struct Family {
     drafts_greedily: bool,
 }
 
-/// The best setting of every family, where the recordings say what it would do. Runtimes have no self-drafts, and those
-/// that always draft greedily do not sample as was recorded.
+/// The best setting of every family, where the recordings say what it would do. Runtimes have no
+/// self-drafts, and those that always draft greedily do not sample as was recorded.
 pub(super) fn best_settings(
     recordings: &Recordings,
     drafter: DrafterName,
