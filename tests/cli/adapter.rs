@@ -180,6 +180,10 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     assert!(place.path("data/road/rollouts-self_draft_3-training-sampled.parquet").is_file());
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[0]["head"]["kept"]), (&true.into(), &true.into()));
+    let hot = ["--set", "adapter_head.learning_rate=1e38", "--set", "adapter_head.warm_up_share=0"];
+    place
+        .run(&[&["train-adapter", "road.toml"], &hot[..]].concat())
+        .fails_naming(&["not finite in epoch 1", "`adapter_head.learning_rate`"]);
 
     // Recorded with its predictions, tuned with them, and replayed beside a perfect head.
     for stage in ["record", "tune"] {

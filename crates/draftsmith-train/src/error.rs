@@ -14,7 +14,7 @@ pub enum TrainError {
     /// A setting is out of its range.
     #[error("`{section}.{key}` is {value}, expected {expected}")]
     Setting {
-        /// The recipe's section: `head` or `adapter`.
+        /// The recipe's section: `head`, `adapter` or `adapter_head`.
         section: &'static str,
         /// The key in it.
         key: &'static str,
@@ -61,10 +61,12 @@ pub enum TrainError {
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \
          {num_rows} in all ({num_unusable} are empty or begin past the draft's context of \
-         {context} tokens), with `head.validation_share` = {validation_share} and \
-         `head.mixing_ratio` = {mixing_ratio}: each side needs one; build more data"
+         {context} tokens), with `{section}.validation_share` = {validation_share} and \
+         `{section}.mixing_ratio` = {mixing_ratio}: each side needs one; build more data"
     )]
     TooFewRows {
+        /// The recipe's section: `head` or `adapter_head`.
+        section: &'static str,
         /// Rows given.
         num_rows: usize,
         /// Rows that have no position inside the draft's context.
@@ -129,7 +131,7 @@ pub enum TrainError {
         epoch: usize,
         /// The rows of the batch.
         row_ids: Vec<String>,
-        /// The recipe's section: `head` or `adapter`.
+        /// The recipe's section: `head`, `adapter` or `adapter_head`.
         section: &'static str,
         /// The frozen model: `draft` or `target`.
         frozen: &'static str,
@@ -158,6 +160,21 @@ pub enum TrainError {
     /// burn-train stopped: a checkpoint could not be written, or a metric not be computed.
     #[error("training stopped: {0}")]
     Learner(Arc<burn_train::TrainingError>),
+}
+
+impl TrainError {
+    /// The same error of the settings in another section: a head's settings stand in `adapter_head`
+    /// as well as in `head`.
+    #[must_use]
+    pub fn in_section(mut self, name: &'static str) -> Self {
+        if let Self::Setting { section, .. }
+        | Self::TooFewRows { section, .. }
+        | Self::NotFinite { section, .. } = &mut self
+        {
+            *section = name;
+        }
+        self
+    }
 }
 
 fn quoted(ids: &[String]) -> String {

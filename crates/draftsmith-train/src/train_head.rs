@@ -236,6 +236,7 @@ fn prepare(
     let loaders = Loaders::new(training, validation, settings, shared.num_epochs);
     if loaders.num_training == 0 || loaders.num_validation == 0 {
         return Err(TrainError::TooFewRows {
+            section: "head",
             num_rows: rows.len(),
             num_unusable: split.num_unusable,
             num_training: loaders.num_training,

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Decoding, Sampling};
-use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining, TrainError};
+use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use evaluate::EvaluateRecipe;
@@ -249,12 +249,7 @@ impl Recipe {
     }
 
     fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {
-        head.validate().map_err(|error| match error {
-            TrainError::Setting { section: "head", key, value, expected } => {
-                TrainError::Setting { section: "adapter_head", key, value, expected }
-            }
-            other => other,
-        })?;
+        head.validate().map_err(|error| error.in_section("adapter_head"))?;
         require(
             self.adapter.is_some(),
             "adapter_head",

@@ -253,6 +253,7 @@ impl Stage<'_> {
         let trained = resumable.train(steps_left, progress, data, |stint| {
             let stint = Stint { more_devices: self.devices[1..].to_vec(), ..stint };
             train_heads(frozen, head_data, &heads, self.recipe.seed, stint)
+                .map_err(|error| error.in_section(self.drafter.section()))
         })?;
         let Some(trained) = trained else {
             return Err(Interrupted.into());
