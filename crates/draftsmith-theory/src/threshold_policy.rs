@@ -82,8 +82,8 @@ pub struct Decision {
     /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ). At or above this chance of a rejection among the
     /// assessed candidates, stopping is at least as good as continuing.
     ///
-    /// The theorem has this as a sufficient condition, since a rejection makes continuing waste M
-    /// >= 1 candidates and only one is counted. Here it is necessary too: where the policy stops,
+    /// The theorem has this as a sufficient condition, since a rejection makes continuing waste
+    /// M >= 1 candidates and only one is counted. Here it is necessary too: where the policy stops,
     /// it would stop after one more candidate as well, so M = 1, and the threshold is 1 −
     /// [`OptimalPolicy::least_product`] in all those states. Where it continues, the threshold is
     /// at least that.

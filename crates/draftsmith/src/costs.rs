@@ -1,6 +1,7 @@
 //! What draft forwards, target forwards and rows cost: measured on this machine, or the paper's.
 
 mod measure;
+mod mixed;
 
 use draftsmith_theory::{CostModel, RoundCosts, SignalNeeds, StopRuleConfig};
 use serde::{Deserialize, Serialize};

@@ -21,11 +21,10 @@
 //! what comes of it, 0 or 1, and of less variance. Greedily the candidate is the response's token
 //! or is rejected, and weights and labels are 0 and 1.
 //!
-//! Candidates further along a rollout lie behind a rejection, where verification gets with chance
-//! 0. Their labels are known, and their weight might be the product of those before; but prefixes
-//!    that begin with y would then weigh
-//! (q − p)+(y) · p(y)/q(y) beside the p(y) that they have from responses that go on with y, which
-//! is too much.
+//! Candidates further along a rollout lie behind a rejection, where verification gets with
+//! chance 0. Their labels are known, and their weight might be the product of those before; but
+//! prefixes that begin with y would then weigh (q − p)+(y) · p(y)/q(y) beside the p(y) that they
+//! have from responses that go on with y, which is too much.
 //!
 //! All places of a response count alike. A rule with rounds of at most K candidates passes over the
 //! target's own token behind K accepted ones, and so asks a little less about places that are easy;

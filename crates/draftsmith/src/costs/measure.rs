@@ -1,39 +1,34 @@
 //! Measuring the costs: rounds of every length on real prompts, again and again until they are
 //! known well enough.
 //!
-//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last
-//! one was: weights leave the caches. So they are measured by rounds whose lengths are a rule's
-//! own, one after the other as it would draft them. Lengths by chance have other times, and too
-//! long ones make rules look worse than they are.
-//!
 //! What else runs on a machine only makes it slower, and not all lengths alike. So the slower half
 //! of the passes does not count.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
-};
+use draftsmith_theory::{Decoding, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
 
 use super::Costs;
+use super::mixed::{MixedLengths, Probe, mixed_costs};
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
+use crate::progress::Progress;
 use crate::results::DrafterName;
 
 /// The round lengths that are timed; rounds of one length have the target read that many rows and
 /// one.
-const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
+pub(super) const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
 /// How often prompts are decoded a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
-/// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated
-/// from all.
-const ENOUGH_ROUNDS: usize = 30;
 /// Passes over all prompts and lengths, at least.
 const LEAST_PASSES: usize = 10;
+/// Passes at least where they take long: then they are of large models, whose forwards differ less.
+const LEAST_LONG_PASSES: usize = 5;
+/// Time from which on measuring takes long.
+const LONG: Duration = Duration::from_secs(300);
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
 const MOST_PASSES: usize = 40;
 /// Half the 95 % interval of each cost, relative to it, at which measuring ends.
@@ -84,24 +79,38 @@ fn passes(
     lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
+    let progress = Progress::new(console, "tune", "passes at most", MOST_PASSES as u64);
+    let mut run = |lengths: &mut MixedLengths| {
+        let pass = Pass::run(decoders, drafter, decoding, prompts, lengths, console)?;
+        progress.advance(1);
+        anyhow::Ok(pass)
+    };
     // The first forwards of a process touch pages and pick kernels; what they cost is near enough
     // to tell how long rounds will be.
-    let first = Pass::run(decoders, drafter, decoding, prompts, &mut MixedLengths::default())?;
+    let first = run(&mut MixedLengths::default())?;
+    progress.skip_to(0);
     let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
     let mut passes: Vec<Pass> = Vec::new();
+    let begun = Instant::now();
     loop {
-        if console.is_interrupted() {
-            return Err(Interrupted.into());
+        passes.push(run(&mut lengths)?);
+        let num_passes = passes.len();
+        if num_passes < LEAST_LONG_PASSES {
+            continue;
         }
-        passes.push(Pass::run(decoders, drafter, decoding, prompts, &mut lengths)?);
-        if passes.len() >= LEAST_PASSES {
-            let num_passes = passes.len();
-            let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
-            if measurement.uncertainty <= CLOSE_ENOUGH || passes.len() >= MOST_PASSES {
-                return Ok(measurement);
-            }
+        let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
+        let uncertainty = measurement.uncertainty;
+        progress.message(format!("costs known to {:.1} %", uncertainty * 100.0));
+        if is_enough(num_passes, uncertainty, begun.elapsed()) {
+            progress.clear();
+            return Ok(measurement);
         }
     }
+}
+
+fn is_enough(num_passes: usize, uncertainty: f64, taken: Duration) -> bool {
+    let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= LEAST_PASSES;
+    is_known || taken >= LONG && num_passes >= LEAST_LONG_PASSES || num_passes >= MOST_PASSES
 }
 
 /// The faster half of the passes.
@@ -133,7 +142,7 @@ impl Measurement {
         let points = verify.iter().map(|(rows, summary)| (*rows, summary.median)).collect();
         let rounds = RoundCosts::from_points(draft.median, points)?;
         let costs = Costs {
-            mixed_rounds: mixed_costs(passes, &rounds)?,
+            mixed_rounds: mixed_costs(passes.iter().flat_map(|pass| &pass.mixed_rounds), &rounds)?,
             rounds,
             head_seconds: extra(&|pass| pass.head_seconds),
             confidence_seconds: extra(&|pass| pass.confidence_seconds),
@@ -167,18 +176,12 @@ impl Summary {
 }
 
 /// The median; None of nothing.
-fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+pub(super) fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     let upper = *sorted.get(middle)?;
     Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
-}
-
-/// Seconds of a draft forward, averaged over its round; None of a round without one.
-fn forward_seconds(round: &Round) -> Option<f64> {
-    let num_forwards = round.num_draft_forwards;
-    (num_forwards > 0).then(|| round.draft_time.as_secs_f64() / num_forwards as f64)
 }
 
 /// One pass over all prompts, lengths and signals.
@@ -203,18 +206,21 @@ impl Pass {
         decoding: &Decoding,
         prompts: &[Vec<u32>],
         mixed: &mut MixedLengths,
+        console: &Console,
     ) -> Result<Self> {
         let begun = Instant::now();
         let has_head = decoders.has_head_for(drafter);
+        let go_on = || if console.is_interrupted() { Err(Interrupted) } else { Ok(()) };
         let mut time = |length, needs| -> Result<Timed> {
             let mut timed = Timed::default();
             for (number, prompt) in prompts.iter().enumerate() {
+                go_on()?;
                 let mut draws = SeededDraws::new(number as u64, &["costs"]);
                 let found = if length == 0 {
                     decoders.decode_plain(decoding, prompt, &mut draws)?
                 } else {
                     let mut one = MixedLengths::of(vec![length]);
-                    let mut rule = Probe { lengths: &mut one, length, needs };
+                    let mut rule = Probe::new(&mut one, needs);
                     decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?
                 };
                 timed.add(&found.trace, length);
@@ -244,10 +250,11 @@ impl Pass {
         let confidence_seconds = extra(SignalNeeds { confidence: true, ..none })?;
         let entropy_seconds = extra(SignalNeeds { entropy: true, ..none })?;
         let mut mixed_rounds = Vec::new();
-        let num_repeats = if mixed.lengths.is_empty() { 0 } else { MIXED_REPEATS };
+        let num_repeats = if mixed.is_empty() { 0 } else { MIXED_REPEATS };
         for prompt_number in (0..num_repeats).flat_map(|_| 0..prompts.len()) {
+            go_on()?;
             let mut draws = SeededDraws::new(prompt_number as u64, &["costs"]);
-            let mut rule = Probe { lengths: mixed, length: 0, needs: none };
+            let mut rule = Probe::new(mixed, none);
             let prompt = &prompts[prompt_number];
             let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
             mixed_rounds.extend(found.trace.rounds);
@@ -275,7 +282,10 @@ struct Timed {
 impl Timed {
     fn add(&mut self, trace: &Trace, length: usize) {
         for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
-            self.draft.extend(forward_seconds(round));
+            let num_forwards = round.num_draft_forwards;
+            if num_forwards > 0 {
+                self.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
+            }
             self.verify.push(round.verify_time.as_secs_f64());
         }
     }
@@ -291,138 +301,22 @@ impl Timed {
     }
 }
 
-/// Lengths of rounds, one after the other and then from the first again.
-#[derive(Debug, Clone, Default)]
-struct MixedLengths {
-    lengths: Vec<usize>,
-    /// The greatest, 1 at least: asked for in each round, while drafting is timed.
-    longest: usize,
-    next: usize,
-}
-
-impl MixedLengths {
-    fn of(lengths: Vec<usize>) -> Self {
-        let longest = lengths.iter().copied().max().unwrap_or(1).max(1);
-        Self { lengths, longest, next: 0 }
-    }
-
-    /// # Panics
-    /// If there are none.
-    fn next(&mut self) -> usize {
-        let length = self.lengths[self.next];
-        self.next = (self.next + 1) % self.lengths.len();
-        length
-    }
-}
-
-/// Rounds whose signals are asked for and not looked at.
-#[derive(Debug)]
-struct Probe<'a> {
-    lengths: &'a mut MixedLengths,
-    /// This round's.
-    length: usize,
-    needs: SignalNeeds,
-}
-
-impl StopRule for Probe<'_> {
-    fn bounds(&self) -> Bounds {
-        Bounds { min: 1, max: self.lengths.longest }
-    }
-
-    fn begin_round(&mut self) {
-        self.length = self.lengths.next();
-    }
-
-    fn skips_drafting(&mut self) -> bool {
-        self.length == 0
-    }
-
-    fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
-        candidates.len() >= self.length
-    }
-
-    fn needs(&self) -> SignalNeeds {
-        self.needs
-    }
-}
-
-/// The medians over rounds of changing lengths, of each length that was met often enough. Of
-/// others, what rounds of that length alone cost, and as much more as rounds of changing lengths
-/// cost more on the whole.
-fn mixed_costs(passes: &[Pass], alone: &RoundCosts) -> Result<RoundCosts> {
-    let rounds = || passes.iter().flat_map(|pass| &pass.mixed_rounds);
-    let rows = |round: &Round| round.num_drafted + 1;
-    let verify = |round: &Round| round.verify_time.as_secs_f64();
-    let dearer = rounds().map(|round| verify(round) / alone.verify_seconds(rows(round)));
-    let dearer = median_of(dearer).unwrap_or(1.0);
-    let most_rows = LENGTHS[LENGTHS.len() - 1] + 1;
-    let points = (1..=most_rows).map(|number| {
-        let alike: Vec<f64> = rounds().filter(|round| rows(round) == number).map(verify).collect();
-        let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= ENOUGH_ROUNDS);
-        met.unwrap_or_else(|| dearer * alone.verify_seconds(number))
-    });
-    let draft_seconds = mixed_draft_seconds(rounds()).unwrap_or(alone.draft_seconds());
-    Ok(RoundCosts::new(draft_seconds, points.collect())?)
-}
-
-/// A draft forward's share of the time of rounds of several lengths; None without one. The first
-/// forward of a round costs more than the others, so that it is the time of all over the number of
-/// all, and no average over rounds.
-fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
-    let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for round in rounds.filter(|round| round.num_draft_forwards > 0) {
-        let alike = by_forwards.entry(round.num_draft_forwards).or_default();
-        alike.push(round.draft_time.as_secs_f64());
-    }
-    let (mut seconds, mut num_forwards) = (0.0, 0);
-    for (forwards, times) in by_forwards {
-        num_forwards += forwards * times.len();
-        // Not the sum itself, which a few slow rounds would move.
-        seconds += times.len() as f64 * median_of(times)?;
-    }
-    (num_forwards > 0).then(|| seconds / num_forwards as f64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn round(num_drafted: usize, draft_micros: u64, verify_micros: u64) -> Round {
-        Round {
-            num_drafted,
-            num_draft_forwards: num_drafted,
-            num_accepted: 0,
-            draft_time: Duration::from_micros(draft_micros),
-            verify_time: Duration::from_micros(verify_micros),
-        }
-    }
-
     #[test]
-    fn a_draft_forward_has_its_share_of_all_drafting() {
-        let mut rounds = vec![round(1, 30, 0); 3];
-        rounds.extend(vec![round(4, 90, 0); 3]);
-        // One that was held up, and one without a forward.
-        rounds.extend([round(4, 9000, 0), round(0, 5, 0)]);
-        let expected = (3.0 * 30e-6 + 4.0 * 90e-6) / (3.0 + 16.0);
-        let found = mixed_draft_seconds(rounds.iter()).expect("there are forwards");
-        assert!((found - expected).abs() < 1e-12, "{found}");
-        assert_eq!(mixed_draft_seconds([round(0, 5, 0)].iter()), None);
-    }
-
-    #[test]
-    fn lengths_that_were_seldom_met_cost_more_as_the_others_do() {
-        let alone = RoundCosts::new(20e-6, (1..=14).map(|rows| rows as f64 * 100e-6).collect());
-        let alone = alone.expect("times");
-        let mut mixed_rounds = vec![round(2, 40, 330); ENOUGH_ROUNDS];
-        mixed_rounds.extend(vec![round(5, 100, 9000); ENOUGH_ROUNDS - 1]);
-        mixed_rounds.extend(vec![round(1, 20, 220); ENOUGH_ROUNDS + 1]);
-        let pass = Pass { mixed_rounds, ..Pass::default() };
-        let found = mixed_costs(&[pass], &alone).expect("times");
-        for (rows, expected) in [(1, 110.0), (2, 220.0), (3, 330.0), (6, 660.0), (14, 1540.0)] {
-            let seconds = found.verify_seconds(rows);
-            assert!((seconds * 1e6 - expected).abs() < 1e-6, "{rows} rows: {seconds}");
+    fn measuring_ends_when_costs_are_known_or_it_takes_too_long() {
+        let (short, long) = (Duration::from_secs(20), Duration::from_secs(400));
+        let cases = [(9, 0.01, short), (10, 0.05, short), (39, 0.05, short), (4, 0.01, long)];
+        for (num_passes, uncertainty, taken) in cases {
+            assert!(!is_enough(num_passes, uncertainty, taken), "{num_passes}");
         }
-        assert_eq!(mixed_costs(&[Pass::default()], &alone).expect("times"), alone);
+        for (num_passes, uncertainty, taken) in
+            [(10, 0.01, short), (40, 0.1, short), (5, 0.1, long)]
+        {
+            assert!(is_enough(num_passes, uncertainty, taken), "{num_passes}");
+        }
     }
 
     #[test]
