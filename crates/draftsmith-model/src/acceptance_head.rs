@@ -13,7 +13,7 @@ mod reads;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
 
@@ -86,6 +86,27 @@ impl AcceptanceHead {
     /// What is read of a candidate.
     pub fn reads(&self) -> &HeadReads {
         &self.reads
+    }
+
+    /// The head that says of embeddings what this one says of `gain` times them; itself if it reads
+    /// none. Exact where `gain` is a power of two.
+    #[must_use]
+    pub fn with_embedding_gain(mut self, gain: f32) -> Self {
+        let reads_embedding = self.reads.looks_ahead();
+        if let Some(input) = self.input.take_if(|_| reads_embedding) {
+            let weight = input.weight.val();
+            let [num_inputs, hidden] = weight.dims();
+            let of_embedding = weight.clone().slice([0..hidden, 0..hidden]) * gain;
+            let rest = weight.slice([hidden..num_inputs, 0..hidden]);
+            let weight = Tensor::cat(vec![of_embedding, rest], 0);
+            let (blocks, output) = (&self.blocks, &self.output);
+            let input = Linear { weight: Param::from_tensor(weight), bias: None };
+            if self.host.is_some() {
+                self.host = Some(Arc::new(HostHead::of(&self.reads, Some(&input), blocks, output)));
+            }
+            self.input = Some(input);
+        }
+        self
     }
 
     /// The two logits, reject and accept.

@@ -20,7 +20,9 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu, module::embedding};
+use burn::tensor::{
+    Device, FloatDType, Int, Tensor, TensorData, activation::silu, module::embedding,
+};
 
 use crate::config::LlamaConfig;
 use crate::host;
@@ -199,6 +201,12 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]`
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         embedding(self.embed_tokens.val(), ids)
+    }
+
+    /// The root of the mean square of all numbers of the embeddings.
+    pub fn embedding_size(&self) -> f32 {
+        let table = self.embed_tokens.val().cast(FloatDType::F32);
+        table.square().mean().sqrt().into_scalar::<f32>()
     }
 
     /// Looks up the embeddings of one sequence's tokens, for the layers over a cache: in host

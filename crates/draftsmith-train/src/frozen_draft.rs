@@ -11,6 +11,8 @@ pub struct FrozenDraft {
     /// The draft model, or the target of a self-draft.
     model: CausalLm,
     exit: Option<Exit>,
+    #[module(skip)]
+    embedding_gain: f32,
 }
 
 /// Where a self-draft leaves its target.
@@ -24,7 +26,7 @@ struct Exit {
 impl From<&CausalLm> for FrozenDraft {
     /// A draft model of its own.
     fn from(draft: &CausalLm) -> Self {
-        Self { model: draft.clone(), exit: None }
+        Self::new(draft.clone(), None)
     }
 }
 
@@ -32,7 +34,13 @@ impl FrozenDraft {
     /// A self-draft: `target`'s first `exit_layer` layers with an adapter, whose normed output is
     /// the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
-        Self { model: target, exit: Some(Exit { layer: exit_layer, adapter }) }
+        Self::new(target, Some(Exit { layer: exit_layer, adapter }))
+    }
+
+    fn new(model: CausalLm, exit: Option<Exit>) -> Self {
+        // A power of two, by which all numbers are multiplied without rounding.
+        let gain = (1.0 / model.embedding_size()).log2().round().exp2();
+        Self { model, exit, embedding_gain: if gain.is_normal() { gain } else { 1.0 } }
     }
 
     /// The shape of the model: hidden size, vocabulary and context are the drafter's.
@@ -50,7 +58,7 @@ impl FrozenDraft {
             WeightDtype::F32 => exit,
             other => Exit { adapter: exit.adapter.to_dtype(other.float_dtype()), ..exit },
         };
-        Self { model: self.model.to_dtype(dtype), exit: self.exit.map(of_exit) }
+        Self { model: self.model.to_dtype(dtype), exit: self.exit.map(of_exit), ..self }
     }
 
     /// What the LM head reads, over whole sequences. Causal, so padding on the right changes
@@ -82,13 +90,22 @@ impl FrozenDraft {
         }
     }
 
-    /// Looks up token embeddings; a self-draft's are its target's.
+    /// What embeddings are multiplied with while a head is trained.
+    ///
+    /// Models keep them small, some hundredths a number, where hidden states are of the size of 1.
+    /// AdamW's steps are as long for the weights that read the ones as for those that read the
+    /// others, so that a head would learn of tokens last. This makes embeddings as large.
+    pub(crate) fn embedding_gain(&self) -> f32 {
+        self.embedding_gain
+    }
+
+    /// Looks up token embeddings, times [`Self::embedding_gain`]; a self-draft's are its target's.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub(crate) fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        self.model.embed(ids)
+        self.model.embed(ids) * self.embedding_gain
     }
 
     /// Reads one sequence of up to `capacity` tokens.

@@ -119,6 +119,7 @@ pub fn train_heads<'a>(
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
     let draft = draft.into();
+    let embedding_gain = draft.embedding_gain();
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = draft.valid().in_dtype(shared.dtype);
     let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
@@ -143,7 +144,8 @@ pub fn train_heads<'a>(
     fit.run(learners, |nth, best| {
         let BestOf { part, place, standing, interrupted, duration } = best;
         let mut trained = TrainedHead {
-            head: part,
+            // It was trained on larger embeddings than those that it is going to read.
+            head: part.with_embedding_gain(embedding_gain),
             config: config_of(draft.config(), &heads[nth]),
             scores: standing.epochs[place].validation,
             best_epoch: standing.epochs[place].epoch,

@@ -98,6 +98,51 @@ fn heads_of_every_kind_round_trip_at_every_depth() {
 }
 
 /// The keys of `config.json`, and the names of the tensors.
+#[test]
+fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
+    let device = Device::flex();
+    device.seed(4);
+    for reads in all_reads() {
+        let config = AcceptanceHeadConfig::new(8, 2, false).with_reads(reads.clone());
+        let head = config.init(&device);
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        head.write_dir(dir.path(), &config).expect("written");
+        let (_, on_host) = AcceptanceHead::from_dir(dir.path(), 8, &device).expect("reads");
+        for head in [head, on_host] {
+            let values = |i: usize| ((i as f32 + 1.0) * 0.71).cos();
+            let rows = |width: usize| {
+                let values = (0..2 * width).map(values).collect::<Vec<_>>();
+                Tensor::<2>::from_data(TensorData::new(values, [2, width]), &device)
+            };
+            let features = |gain: f32| {
+                let num_extra = reads.num_extra(8);
+                let extra = (num_extra > 0).then(|| {
+                    let (all, embedding) =
+                        (rows(num_extra), if reads.looks_ahead() { 8 } else { 0 });
+                    let larger = all.clone().slice([0..2, 0..embedding]) * gain;
+                    match embedding {
+                        0 => all,
+                        _ => Tensor::cat(vec![larger, all.slice([0..2, embedding..num_extra])], 1),
+                    }
+                });
+                HeadFeatures { hidden: rows(8), extra }
+            };
+            let said = |head: &AcceptanceHead, gain: f32| -> Vec<f32> {
+                let logits = head.acceptance_logit(features(gain));
+                logits.into_data().try_into_vec().expect("f32")
+            };
+            let with_gain = head.clone().with_embedding_gain(8.0);
+            assert_eq!(said(&with_gain, 1.0), said(&head, 8.0), "{reads:?}");
+            assert_eq!(said(&with_gain, 1.0) == said(&head, 1.0), !reads.looks_ahead());
+            // By both ways of decoding.
+            let [trained, on_device, on_host] = outputs(&with_gain, 8);
+            for (a, b) in trained.iter().zip(on_device).chain(trained.iter().zip(on_host)) {
+                assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+            }
+        }
+    }
+}
+
 fn names(config: &AcceptanceHeadConfig) -> (Vec<String>, Vec<String>) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     config.init(&Device::flex()).write_dir(dir.path(), config).expect("written");

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Int, Tensor, TensorData, activation::sigmoid};
 use burn_train::Interrupter;
+use draftsmith_model::HeadForm;
 
 use super::*;
 use crate::features::labelled_features;
@@ -91,10 +92,16 @@ fn a_head_learns_what_the_hidden_state_tells() {
 
 #[test]
 fn the_returned_head_is_the_one_that_was_scored_best() {
+    for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+        assert_is_the_one_that_was_scored_best(form);
+    }
+}
+
+fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
     let draft = tiny_draft(16, 64);
     let rows = responses(40, 12, 4);
     // A rate this high goes up and down from epoch to epoch.
-    let training = HeadTraining { learning_rate: 0.3, num_epochs: 6, ..quick() };
+    let training = HeadTraining { form, learning_rate: 0.3, num_epochs: 6, ..quick() };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&draft, &rows, &training, dir.path()).unwrap();
     let kls: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.validation.kl).collect();
@@ -102,10 +109,11 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
     assert_eq!(trained.scores.kl, lowest, "{kls:?}");
     assert_eq!(kls[trained.best_epoch - 1], lowest);
 
-    let nothing = Tensor::<2>::zeros([1, 16], &Device::flex());
-    assert!(!trained.head.forward(nothing).is_autodiff(), "the head still records a graph");
     let held_out = rows.iter().filter(|row| is_held_out(row, 0.3));
-    let frozen = FrozenDraft::from(&draft).into();
+    let frozen = FrozenDraft::from(&draft);
+    let gain = frozen.embedding_gain();
+    assert_eq!(gain, 4.0, "of embeddings of about 0.29");
+    let frozen = frozen.into();
     let mut metrics = draftsmith_theory::HeadMetrics::default();
     for row in held_out {
         let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
@@ -114,10 +122,19 @@ fn the_returned_head_is_the_one_that_was_scored_best() {
             continue;
         }
         let reads = training.reads();
-        let features =
+        let mut features =
             labelled_features(&frozen, &reads, std::slice::from_ref(&mixture), 1).remove(0);
-        let probs: Vec<f32> =
-            sigmoid(trained.head.acceptance_logit(features)).into_data().try_into_vec().unwrap();
+        if form == HeadForm::LookAhead {
+            // What it reads in use: embeddings as they are.
+            let extra = features.extra.unwrap();
+            let [rows, width] = extra.dims();
+            let embedding = extra.clone().slice([0..rows, 0..16]) / gain;
+            let scalars = extra.slice([0..rows, 16..width]);
+            features.extra = Some(Tensor::cat(vec![embedding, scalars], 1));
+        }
+        let logits = trained.head.acceptance_logit(features);
+        assert!(!logits.is_autodiff(), "the head still records a graph");
+        let probs: Vec<f32> = sigmoid(logits).into_data().try_into_vec().unwrap();
         for (prob, label) in probs.into_iter().zip(mixture.labels) {
             metrics.update(f64::from(prob), f64::from(label));
         }
