@@ -41,7 +41,7 @@ impl Progress {
             if console.quiet() || !terminal { ProgressBar::hidden() } else { ProgressBar::new(0) };
         bar.set_length(total);
         let template = format!(
-            "{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left {{msg}}"
+            "{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left{{msg}}"
         );
         bar.set_style(
             ProgressStyle::with_template(&template)
@@ -57,7 +57,7 @@ impl Progress {
 
     /// Says what is going on beside the numbers.
     pub(crate) fn message(&self, text: impl Into<String>) {
-        self.bar.set_message(text.into());
+        self.bar.set_message(format!(", {}", text.into()));
     }
 
     /// Moves on by `units`.
@@ -106,7 +106,7 @@ impl Progress {
         let left =
             Duration::from_secs_f64((total.saturating_sub(position)) as f64 / rate.max(1e-9));
         eprintln!(
-            "{}: {position}/{total} {}, {rate:.1}/s, {} left {}",
+            "{}: {position}/{total} {}, {rate:.1}/s, {} left{}",
             self.name,
             self.unit,
             HumanDuration(left),

@@ -79,7 +79,7 @@ fn passes(
     lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
-    let progress = Progress::new(console, "tune", "passes at most", MOST_PASSES as u64);
+    let progress = Progress::new(console, "tune", "passes", MOST_PASSES as u64);
     let mut run = |lengths: &mut MixedLengths| {
         let pass = Pass::run(decoders, drafter, decoding, prompts, lengths, console)?;
         progress.advance(1);
@@ -100,7 +100,7 @@ fn passes(
         }
         let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
         let uncertainty = measurement.uncertainty;
-        progress.message(format!("costs known to {:.1} %", uncertainty * 100.0));
+        progress.message(format!("± {:.1} %", uncertainty * 100.0));
         if is_enough(num_passes, uncertainty, begun.elapsed()) {
             progress.clear();
             return Ok(measurement);
