@@ -27,7 +27,7 @@ const MIXED_REPEATS: usize = 2;
 const LEAST_PASSES: usize = 10;
 /// Passes at least where they take long: then they are of large models, whose forwards differ less.
 const LEAST_LONG_PASSES: usize = 5;
-/// Time from which on measuring takes long.
+/// What measuring may take, but for that.
 const LONG: Duration = Duration::from_secs(300);
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
 const MOST_PASSES: usize = 40;
@@ -79,21 +79,19 @@ fn passes(
     lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
-    let progress = Progress::new(console, "tune", "passes", MOST_PASSES as u64);
     let mut run = |lengths: &mut MixedLengths| {
-        let pass = Pass::run(decoders, drafter, decoding, prompts, lengths, console)?;
-        progress.advance(1);
-        anyhow::Ok(pass)
+        Pass::run(decoders, drafter, decoding, prompts, lengths, console)
     };
     // The first forwards of a process touch pages and pick kernels; what they cost is near enough
-    // to tell how long rounds will be.
+    // to tell how long rounds will be, and passes.
     let first = run(&mut MixedLengths::default())?;
-    progress.skip_to(0);
+    let most_passes = most_passes(first.duration);
     let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
+    let progress = Progress::new(console, "tune", "passes", most_passes as u64);
     let mut passes: Vec<Pass> = Vec::new();
-    let begun = Instant::now();
     loop {
         passes.push(run(&mut lengths)?);
+        progress.advance(1);
         let num_passes = passes.len();
         if num_passes < LEAST_LONG_PASSES {
             continue;
@@ -101,16 +99,19 @@ fn passes(
         let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
         let uncertainty = measurement.uncertainty;
         progress.message(format!("± {:.1} %", uncertainty * 100.0));
-        if is_enough(num_passes, uncertainty, begun.elapsed()) {
+        let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= LEAST_PASSES;
+        if is_known || num_passes >= most_passes {
             progress.clear();
             return Ok(measurement);
         }
     }
 }
 
-fn is_enough(num_passes: usize, uncertainty: f64, taken: Duration) -> bool {
-    let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= LEAST_PASSES;
-    is_known || taken >= LONG && num_passes >= LEAST_LONG_PASSES || num_passes >= MOST_PASSES
+/// So many passes at most, by what one takes.
+fn most_passes(of_one: Duration) -> usize {
+    // Of no time there are infinitely many, which the cast makes the most.
+    let in_time = (LONG.as_secs_f64() / of_one.as_secs_f64()) as usize;
+    in_time.clamp(LEAST_LONG_PASSES, MOST_PASSES)
 }
 
 /// The faster half of the passes.
@@ -306,17 +307,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn measuring_ends_when_costs_are_known_or_it_takes_too_long() {
-        let (short, long) = (Duration::from_secs(20), Duration::from_secs(400));
-        let cases = [(9, 0.01, short), (10, 0.05, short), (39, 0.05, short), (4, 0.01, long)];
-        for (num_passes, uncertainty, taken) in cases {
-            assert!(!is_enough(num_passes, uncertainty, taken), "{num_passes}");
-        }
-        for (num_passes, uncertainty, taken) in
-            [(10, 0.01, short), (40, 0.1, short), (5, 0.1, long)]
-        {
-            assert!(is_enough(num_passes, uncertainty, taken), "{num_passes}");
-        }
+    fn passes_that_take_long_are_fewer() {
+        let most = |seconds: f64| most_passes(Duration::from_secs_f64(seconds));
+        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 5]);
     }
 
     #[test]
