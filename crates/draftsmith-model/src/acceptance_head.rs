@@ -92,19 +92,16 @@ impl AcceptanceHead {
     /// none. Exact where `gain` is a power of two.
     #[must_use]
     pub fn with_embedding_gain(mut self, gain: f32) -> Self {
-        let reads_embedding = self.reads.looks_ahead();
-        if let Some(input) = self.input.take_if(|_| reads_embedding) {
+        if let Some(input) = self.input.as_mut().filter(|_| self.reads.looks_ahead()) {
             let weight = input.weight.val();
-            let [num_inputs, hidden] = weight.dims();
-            let of_embedding = weight.clone().slice([0..hidden, 0..hidden]) * gain;
-            let rest = weight.slice([hidden..num_inputs, 0..hidden]);
-            let weight = Tensor::cat(vec![of_embedding, rest], 0);
-            let (blocks, output) = (&self.blocks, &self.output);
-            let input = Linear { weight: Param::from_tensor(weight), bias: None };
-            if self.host.is_some() {
-                self.host = Some(Arc::new(HostHead::of(&self.reads, Some(&input), blocks, output)));
-            }
-            self.input = Some(input);
+            let [_, hidden] = weight.dims();
+            let of_embedding = [0..hidden, 0..hidden];
+            let larger = weight.clone().slice(of_embedding.clone()) * gain;
+            input.weight = Param::from_tensor(weight.slice_assign(of_embedding, larger));
+        }
+        if self.host.is_some() {
+            let (input, blocks) = (self.input.as_ref(), &self.blocks);
+            self.host = Some(Arc::new(HostHead::of(&self.reads, input, blocks, &self.output)));
         }
         self
     }

@@ -97,7 +97,6 @@ fn heads_of_every_kind_round_trip_at_every_depth() {
     }
 }
 
-/// The keys of `config.json`, and the names of the tensors.
 #[test]
 fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
     let device = Device::flex();
@@ -143,6 +142,7 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
     }
 }
 
+/// The keys of `config.json`, and the names of the tensors.
 fn names(config: &AcceptanceHeadConfig) -> (Vec<String>, Vec<String>) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     config.init(&Device::flex()).write_dir(dir.path(), config).expect("written");

@@ -109,7 +109,7 @@ fn passes(
 
 /// So many passes at most, by what one takes.
 fn most_passes(of_one: Duration) -> usize {
-    // Of no time there are infinitely many, which the cast makes the most.
+    // Infinitely many of no time: the cast makes that the greatest number.
     let in_time = (LONG.as_secs_f64() / of_one.as_secs_f64()) as usize;
     in_time.clamp(LEAST_LONG_PASSES, MOST_PASSES)
 }
