@@ -4,8 +4,9 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use arrow::array::{Array, ArrowPrimitiveType, AsArray, RecordBatch};
-use arrow::datatypes::{Float32Type, Float64Type, UInt32Type};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
+use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;

@@ -4,8 +4,8 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use arrow::array::{Array, ArrayRef, ListArray, RecordBatch};
-use arrow::buffer::OffsetBuffer;
+use arrow_array::{Array, ArrayRef, ListArray, RecordBatch};
+use arrow_buffer::OffsetBuffer;
 use parquet::arrow::ArrowWriter;
 
 use super::*;

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::DataType;
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::DataType;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use serde_json::{Map, Value};
@@ -70,8 +71,8 @@ fn value(column: &dyn Array, row: usize) -> Value {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, Int32Array, ListArray, StringArray};
-    use arrow::datatypes::Int32Type;
+    use arrow_array::types::Int32Type;
+    use arrow_array::{ArrayRef, Int32Array, ListArray, StringArray};
     use parquet::arrow::ArrowWriter;
     use parquet::basic::Compression;
     use parquet::file::properties::WriterProperties;
@@ -84,7 +85,7 @@ mod tests {
     ) -> Result<Vec<Prompt>, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("train-00000.parquet");
-        let batch = arrow::array::RecordBatch::try_from_iter(columns).unwrap();
+        let batch = arrow_array::RecordBatch::try_from_iter(columns).unwrap();
         let properties = WriterProperties::builder().set_compression(compression).build();
         let file = std::fs::File::create(&path).unwrap();
         let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
@@ -118,7 +119,8 @@ mod tests {
 
     #[test]
     fn lists_of_text_are_turns() {
-        let mut turns = arrow::array::ListBuilder::new(arrow::array::StringBuilder::new());
+        let mut turns =
+            arrow_array::builder::ListBuilder::new(arrow_array::builder::StringBuilder::new());
         turns.append_value([Some("a"), Some("b")]);
         let turns = Arc::new(turns.finish()) as ArrayRef;
         let prompts = read(vec![("turns", turns)], Compression::UNCOMPRESSED).unwrap();

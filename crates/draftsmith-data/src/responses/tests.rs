@@ -4,9 +4,9 @@
 use std::fs::{self, File};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float32Array, StringArray, UInt32Array};
-use arrow::buffer::NullBuffer;
-use arrow::datatypes::{DataType, Field};
+use arrow_array::{ArrayRef, Float32Array, StringArray, UInt32Array};
+use arrow_buffer::NullBuffer;
+use arrow_schema::{DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use arrow::array::ArrayRef;
-use arrow::datatypes::{Float32Type, UInt32Type};
-use arrow::error::ArrowError;
+use arrow_array::ArrayRef;
+use arrow_array::types::{Float32Type, UInt32Type};
+use arrow_schema::ArrowError;
 
 use super::schema::COLUMNS;
 use crate::columns::{Column, lists, texts, write_rows};

@@ -7,7 +7,7 @@ mod rules;
 use std::fs::{self, File};
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field};
+use arrow_schema::{DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 

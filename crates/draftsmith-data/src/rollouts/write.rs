@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use arrow::array::ArrayRef;
-use arrow::datatypes::{Float64Type, UInt32Type};
-use arrow::error::ArrowError;
+use arrow_array::ArrayRef;
+use arrow_array::types::{Float64Type, UInt32Type};
+use arrow_schema::ArrowError;
 
 use super::provenance::RolloutProvenance;
 use super::row::{RolloutCandidates, RolloutRow};

@@ -1,7 +1,7 @@
 //! Files that are not what they claim to be.
 
-use arrow::array::{ArrayRef, BooleanArray, Float32Array, Float64Array, StringArray, UInt32Array};
-use arrow::buffer::NullBuffer;
+use arrow_array::{ArrayRef, BooleanArray, Float32Array, Float64Array, StringArray, UInt32Array};
+use arrow_buffer::NullBuffer;
 
 use super::*;
 use crate::columns::tests::{Table, check_cut_files, check_flipped_bytes, null_list, nullable};
