@@ -40,7 +40,7 @@ for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.' \
     'Reverse this list: lamp, cup, chair, box, spoon.'; do
     expected="$(tokens cpu --prompt "$prompt")"
     for extra in '' '--draft models/draft --candidate-length 4' \
-        '--adapter checkpoints/cpu/adapter/exit-2'; do
+        '--adapter checkpoints/cpu/adapter'; do
         # shellcheck disable=SC2086
         found="$(tokens cuda --prompt "$prompt" $extra)"
         if [ "$found" = "$expected" ] && [ -n "$found" ]; then

@@ -1,27 +1,25 @@
 #!/usr/bin/env bash
-# Proves that a killed job goes on where it was and ends with the same bytes.
+# Proves that a killed job resumes and ends with the same bytes.
 #
 #   crates/draftsmith/benches/kill.sh [KILLS] [RECIPE]
 #
 # Builds the recipe's data once without interruption and once with KILLS (20) SIGKILLs at random moments, from the
-# repository root's release binary, in a temporary copy of what the recipe names; then compares every file.
+# repository root's release binary, in a temporary copy of the embedded models and prompts; then compares every file.
+# Another RECIPE names its own models and prompts by absolute paths.
 set -euo pipefail
 
 kills=${1:-20}
-recipe=${2:-recipes/tiny.toml}
+recipe=${2:-recipes/tiny-full.toml}
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 binary=$root/target/release/draftsmith
 [ -x "$binary" ] || { echo "build first: cargo build --release" >&2; exit 1; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-name=$(basename "$recipe" .toml)
 for run in whole killed; do
-    mkdir -p "$work/$run/data/$name" "$work/$run/checkpoints"
-    cp -r "$root/data/$name/prompts" "$work/$run/data/$name/" 2>/dev/null || true
-    cp -r "$root/checkpoints/$name" "$work/$run/checkpoints/" 2>/dev/null || true
-    # The shared directory's models and prompts, for recipes that point beside the checkout.
-    ln -sfn "$root/../shared" "$work/shared"
+    mkdir -p "$work/$run/data/tiny" "$work/$run/checkpoints"
+    cp -r "$root/data/tiny/prompts" "$work/$run/data/tiny/"
+    cp -r "$root/checkpoints/tiny" "$work/$run/checkpoints/"
 done
 
 begun=$(date +%s.%N)
