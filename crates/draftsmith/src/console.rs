@@ -1,6 +1,9 @@
 //! Where words go: data to stdout, notes and progress to stderr; and the Ctrl-C or the deadline
 //! that stops a job between two units of work.
 
+pub(crate) mod dashboard;
+pub(crate) mod progress;
+
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::dashboard::Screen;
+use self::dashboard::Screen;
 
 /// A job was stopped by Ctrl-C, or did the share of it that it was told to; what is done is kept.
 #[derive(Debug, thiserror::Error)]

@@ -10,10 +10,10 @@ use draftsmith_decode::{
 };
 use draftsmith_theory::{Decoding, Draws, Recording, SignalNeeds, StopRule};
 
-use crate::calibrated::HeadCalibration;
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName};
-use crate::trained::{Trained, TrainedAdapter};
 
 /// Sessions of all models, one sequence at a time.
 pub(crate) struct Decoders<'m> {
@@ -36,11 +36,11 @@ struct SelfDrafting<'m> {
 
 impl<'m> Decoders<'m> {
     /// Sessions that hold the pair's whole context.
-    pub(crate) fn new(pair: &'m Pair, trained: &'m Trained, max_new_tokens: usize) -> Self {
+    pub(crate) fn new(pair: &'m Pair, trained: &'m Exports, max_new_tokens: usize) -> Self {
         let (context, vocab_size) = (pair.context(), pair.target.config().vocab_size);
         let head = trained.head.as_ref().map(|head| &head.head);
         let drafter = |draft: &'m _| SeparateDraft::new(draft, head, vocab_size, context);
-        let self_drafting = |trained: &'m TrainedAdapter| {
+        let self_drafting = |trained: &'m AdapterExport| {
             let exit_layer = trained.config.exit_layer;
             SelfDrafting {
                 exit_layer,

@@ -4,26 +4,20 @@
 //! `commands/`; what they share stands beside it.
 
 mod agreement;
-mod answers;
-mod calibrated;
 mod cli;
 mod commands;
 mod console;
 mod costs;
-mod dashboard;
 mod decoders;
 mod device;
 mod devices;
-mod export_config;
+mod exports;
 mod pair;
-mod progress;
 mod recipe;
 mod report;
 mod results;
 mod rollouts;
 mod sweep;
 mod table;
-mod trained;
-mod tuned;
 
 pub use cli::run;

@@ -10,6 +10,7 @@
 //! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
 //! memory and `null` in the file, never NaN, which is not JSON.
 
+pub(crate) mod answers;
 mod group;
 mod names;
 mod replay;

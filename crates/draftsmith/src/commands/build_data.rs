@@ -21,10 +21,10 @@ use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::pair::{Pair, hash_dir};
-use crate::progress::Progress;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 
 /// Prompts (whole conversations) a shard.

@@ -19,14 +19,14 @@ use serde::Serialize;
 use self::measure::{Bench, OneDecoding};
 use crate::cli::CheckArguments;
 use crate::commands::build_data::read_sources;
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
+use crate::exports::tuned::{Tuned, default_rule};
+use crate::exports::{ExportKind, Exports};
 use crate::pair::{Pair, hash_dir};
-use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
-use crate::trained::{ExportKind, Trained};
-use crate::tuned::{Tuned, default_rule};
 
 /// Sampled output is not of the target's law where it is rarer than this under that law.
 const ALPHA: f64 = 1e-4;
@@ -163,16 +163,16 @@ fn check(
     for prompt in &prompts {
         pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
     }
-    let trained = Trained::read_export(kind, dir, &recipe, &pair, device)?;
-    check_target(arguments, &recipe, &trained)?;
-    let drafter = match trained.adapters.first() {
+    let exports = Exports::read_export(kind, dir, &recipe, &pair, device)?;
+    check_target(arguments, &recipe, &exports)?;
+    let drafter = match exports.adapters.first() {
         Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
         None => DrafterName::Draft,
     };
-    let promise_dir = trained.export_of(drafter).context("it was read just now")?;
+    let promise_dir = exports.export_of(drafter).context("it was read just now")?;
     let exported = Exported {
         drafter,
-        has_head: trained.heads().next().is_some(),
+        has_head: exports.heads().next().is_some(),
         tuned: Tuned::read(&promise_dir)?,
         dir: promise_dir,
     };
@@ -180,7 +180,7 @@ fn check(
     let sampled = Served::choose(&exported, DecodingName::Sampled)?;
 
     let max_new_tokens = max_new_tokens(&recipe);
-    let mut bench = Bench::new(&pair, &trained, drafter, max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(&pair, &exports, drafter, max_new_tokens, recipe.seed);
     let mut greedy = OneDecoding::new(greedy)?;
     let mut sampled = OneDecoding::new(sampled)?;
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
@@ -248,8 +248,8 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
 
 /// The draft's head's own word on the target; those of an adapter and its head were checked when
 /// they were read.
-fn check_target(arguments: &CheckArguments, recipe: &Recipe, trained: &Trained) -> Result<()> {
-    let Some(hash) = trained.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
+fn check_target(arguments: &CheckArguments, recipe: &Recipe, exports: &Exports) -> Result<()> {
+    let Some(hash) = exports.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
         return Ok(());
     };
     let target_hash = hash_dir(&recipe.models.target)?;

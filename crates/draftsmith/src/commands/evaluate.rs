@@ -21,14 +21,14 @@ use self::measure::Bench;
 use self::settings::Setting;
 use self::write::write;
 use crate::commands::build_data::{Source, read_sources};
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
+use crate::exports::tuned::{Tuned, TunedRule};
+use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
-use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName, ResultRow};
-use crate::trained::{Trained, adapter_dirs};
-use crate::tuned::{Tuned, TunedRule};
 
 /// What an evaluation left behind.
 #[derive(Debug, Serialize)]
@@ -60,15 +60,15 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
             pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
         }
     }
-    let trained = Trained::read(recipe, evaluate, &pair, device)?;
+    let exports = Exports::read(recipe, evaluate, &pair, device)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
-        let tuned = tuned_rules(&trained, *name)?;
-        let settings = Setting::all(evaluate, pair.draft.is_some(), &trained, &tuned);
+        let tuned = tuned_rules(&exports, *name)?;
+        let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);
         Ok(Plan { decoding: evaluate.decoding(*name), tuned, settings })
     };
     let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
 
-    let mut bench = Bench::new(&pair, &trained, evaluate.max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(&pair, &exports, evaluate.max_new_tokens, recipe.seed);
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
     for plan in &plans {
@@ -104,7 +104,7 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let models = Models { pair: &pair, trained: &trained };
+    let models = Models { pair: &pair, exports: &exports };
     let evaluation = write(recipe, evaluate, device, models, &datasets, evaluated, console)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
@@ -118,12 +118,12 @@ struct Plan {
 }
 
 /// The rules that tuning wrote into what was trained, for a way of decoding.
-fn tuned_rules(trained: &Trained, decoding: DecodingName) -> Result<Vec<TunedRule>> {
-    let adapters = trained.adapters.iter();
+fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRule>> {
+    let adapters = exports.adapters.iter();
     let drafters =
         adapters.map(|adapter| DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer });
     let mut rules = Vec::new();
-    for dir in iter::once(DrafterName::Draft).chain(drafters).filter_map(|it| trained.export_of(it))
+    for dir in iter::once(DrafterName::Draft).chain(drafters).filter_map(|it| exports.export_of(it))
     {
         let tuned = Tuned::read(&dir)?.unwrap_or_default();
         rules.extend(tuned.rule(decoding).cloned());
@@ -171,5 +171,5 @@ pub(crate) fn choose_prompts(
 #[derive(Clone, Copy)]
 struct Models<'a> {
     pair: &'a Pair,
-    trained: &'a Trained,
+    exports: &'a Exports,
 }

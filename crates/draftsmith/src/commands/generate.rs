@@ -18,15 +18,15 @@ use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{Bounds, Decoding, Sampling, SeededDraws, StopRule, StopRuleConfig};
 use serde::Serialize;
 
-use crate::calibrated::HeadCalibration;
 use crate::cli::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::tuned::{Tuned, default_rule};
+use crate::exports::{found_adapter_head, read_adapter_head};
 use crate::pair::{Pair, hash_dir};
 use crate::recipe;
 use crate::results::DecodingName;
-use crate::trained::{found_adapter_head, read_adapter_head};
-use crate::tuned::{Tuned, default_rule};
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]

@@ -11,14 +11,14 @@ use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig, WeightR
 use draftsmith_theory::acceptance_prob;
 use serde_json::{Map, Value, json};
 
-use crate::calibrated::HeadCalibration;
 use crate::console::Console;
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::found_adapter_head;
+use crate::exports::tuned::Tuned;
 use crate::pair::hash_dir;
 use crate::results;
 use crate::rollouts::RecordedSet;
 use crate::table::render_table;
-use crate::trained::found_adapter_head;
-use crate::tuned::Tuned;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {

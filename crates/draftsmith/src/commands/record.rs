@@ -18,15 +18,15 @@ use serde::Serialize;
 
 pub(crate) use self::prompts::validation_prompts;
 use self::prompts::{SetPrompt, Sources};
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::device::{DeviceChoice, on_pool};
+use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
-use crate::progress::Progress;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary};
-use crate::trained::{Trained, adapter_dirs};
 
 /// A file of rollouts, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -63,8 +63,8 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
     let validation = Sources::read(recipe, PromptSet::Validation)?;
     let test = Sources::read(recipe, PromptSet::Test)?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
-    let trained = Trained::read(recipe, evaluate, &pair, device)?;
-    let mut heads = trained.heads();
+    let exports = Exports::read(recipe, evaluate, &pair, device)?;
+    let mut heads = exports.heads();
     if let Some(head) = heads.find(|head| head.config.reads.inputs().contains(&HeadInput::Position))
     {
         bail!(
@@ -86,7 +86,7 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
     let progress = Progress::new(console, "record", "prompts", plan.num_prompts() as u64);
     let job = Job {
         pair: &pair,
-        trained: &trained,
+        exports: &exports,
         evaluate,
         seed: recipe.seed,
         max_length: tune.max_length,
@@ -189,7 +189,7 @@ struct Answer {
 /// What the recordings of all prompts have in common.
 struct Job<'a> {
     pair: &'a Pair,
-    trained: &'a Trained,
+    exports: &'a Exports,
     evaluate: &'a EvaluateRecipe,
     seed: u64,
     max_length: usize,
@@ -209,7 +209,7 @@ impl<'a> Job<'a> {
     ) -> Result<Vec<(String, Recording)>> {
         let (set, decoding) = (key.set.name(), key.stored_decoding());
         self.progress.message(format!("{}, {set}, {decoding}", key.drafter));
-        let decoders = || Decoders::new(self.pair, self.trained, self.evaluate.max_new_tokens);
+        let decoders = || Decoders::new(self.pair, self.exports, self.evaluate.max_new_tokens);
         let one = |decoders: &mut Decoders<'a>,
                    (prompt, answers): (&SetPrompt, &mut Option<Vec<Answer>>)|
          -> Result<Vec<(String, Recording)>> {

@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings, Spending, bootstrap};
 use serde::de::DeserializeOwned;
 
-use crate::calibrated::{FittedCalibration, HeadCalibration};
 use crate::commands::tune::{CostsEntry, LEVEL, NUM_RESAMPLES};
 use crate::console::Console;
 use crate::costs::Costs;
+use crate::exports::calibration::{FittedCalibration, HeadCalibration};
 use crate::recipe::{Recipe, write_text};
 use crate::results::{
     CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead, Replay,

@@ -19,9 +19,9 @@ use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows}
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
+use crate::exports::found_adapter_head;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
-use crate::trained::found_adapter_head;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]

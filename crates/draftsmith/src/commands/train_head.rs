@@ -28,11 +28,11 @@ use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows}
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
+use crate::exports::adapter_hash;
 use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 use crate::rollouts::TrainingRollouts;
 use crate::table::render_sweep_table;
-use crate::trained::adapter_hash;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]

@@ -16,7 +16,7 @@ use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, disca
 
 pub(super) use self::show::EpochProgress;
 use crate::console::Console;
-use crate::dashboard;
+use crate::console::dashboard;
 use crate::recipe::Recipe;
 
 /// The rows that build-data left, and where they came from.

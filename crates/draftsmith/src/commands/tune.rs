@@ -21,20 +21,20 @@ use serde::{Deserialize, Serialize};
 
 use self::calibrate::{Calibrating, calibrate};
 use self::runtimes::RuntimeSetting;
-use crate::calibrated::HeadCalibration;
 use crate::commands::record::validation_prompts;
 use crate::console::Console;
 use crate::costs::{self, Costs};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
-use crate::export_config::write_keys;
+use crate::exports::Exports;
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::config_keys::write_keys;
+use crate::exports::tuned::{Tuned, TunedRule};
 use crate::pair::Pair;
 use crate::recipe::{Recipe, write_text};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
-use crate::trained::Trained;
-use crate::tuned::{Tuned, TunedRule};
 
 /// Resamples of a bootstrap interval.
 pub(crate) const NUM_RESAMPLES: usize = 2000;
@@ -104,15 +104,15 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
 fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
-    let trained = Trained::read(recipe, evaluate, &pair, device)?;
-    let mut decoders = Decoders::new(&pair, &trained, evaluate.max_new_tokens);
+    let exports = Exports::read(recipe, evaluate, &pair, device)?;
+    let mut decoders = Decoders::new(&pair, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe)?;
     let prompts = validation_prompts(recipe, &pair, console)?;
     let prompts: Vec<Vec<u32>> = spread(&prompts, NUM_COST_PROMPTS);
     let mut tunings = Vec::new();
     let mut promises: Vec<Promise> = Vec::new();
     for drafter in decoders.drafters() {
-        let export = trained.export_of(drafter);
+        let export = exports.export_of(drafter);
         let has_head = decoders.has_head_for(drafter);
         let mut tuned = Tuned::default();
         let mut calibration = has_head.then(HeadCalibration::default);

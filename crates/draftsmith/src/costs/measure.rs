@@ -11,9 +11,9 @@ use draftsmith_theory::{Decoding, Round, RoundCosts, SeededDraws, SignalNeeds, T
 
 use super::Costs;
 use super::mixed::{MixedLengths, Probe, mixed_costs};
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
-use crate::progress::Progress;
 use crate::results::DrafterName;
 
 /// The round lengths that are timed; rounds of one length have the target read that many rows and

@@ -8,7 +8,7 @@ use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
 use super::{DecodingName, DrafterName, StopRuleName};
-use crate::calibrated::FittedCalibration;
+use crate::exports::calibration::FittedCalibration;
 
 /// All that replay found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -16,10 +16,10 @@ use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
+use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 use crate::pair::{hash_dir, hash_export};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::trained::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

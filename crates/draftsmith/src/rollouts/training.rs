@@ -18,14 +18,14 @@ use draftsmith_train::RecordedRollouts;
 use rayon::prelude::*;
 
 use super::rows::rows_of;
+use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::device::{DeviceChoice, on_pool};
+use crate::exports::{AdapterExport, Exports};
 use crate::pair::{Pair, hash_dir};
-use crate::progress::Progress;
 use crate::recipe::{Recipe, decoding};
 use crate::results::DrafterName;
-use crate::trained::{Trained, TrainedAdapter};
 
 /// The set's name in files.
 const SET: &str = "training";
@@ -71,9 +71,9 @@ impl TrainingRollouts {
         let draft = recipe.models.draft.as_deref().filter(|_| adapter_dir.is_none());
         let pair = Pair::load(&recipe.models.target, draft, device)?;
         let adapter =
-            adapter_dir.map(|dir| TrainedAdapter::without_head(dir, recipe, &pair, device));
-        let trained = Trained { head: None, adapters: adapter.transpose()?.into_iter().collect() };
-        let drafter = match trained.adapters.first() {
+            adapter_dir.map(|dir| AdapterExport::without_head(dir, recipe, &pair, device));
+        let exports = Exports { head: None, adapters: adapter.transpose()?.into_iter().collect() };
+        let drafter = match exports.adapters.first() {
             Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
             None => DrafterName::Draft,
         };
@@ -103,7 +103,7 @@ impl TrainingRollouts {
         progress.message(expected.drafter.clone());
         let job = Job {
             pair: &pair,
-            trained: &trained,
+            exports: &exports,
             drafter,
             expected: &expected,
             console,
@@ -139,7 +139,7 @@ fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
 
 struct Job<'a> {
     pair: &'a Pair,
-    trained: &'a Trained,
+    exports: &'a Exports,
     drafter: DrafterName,
     expected: &'a RolloutProvenance,
     console: &'a Console,
@@ -149,7 +149,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn record(&self, responses: &[ResponseRow], on_cpu: bool) -> Result<Vec<(String, Recording)>> {
         let max_new_tokens = self.expected.responses.max_new_tokens as usize;
-        let decoders = || Decoders::new(self.pair, self.trained, max_new_tokens);
+        let decoders = || Decoders::new(self.pair, self.exports, max_new_tokens);
         let one = |decoders: &mut Decoders<'_>, response: &ResponseRow| {
             if self.console.is_interrupted() {
                 return Err(Interrupted.into());

@@ -9,10 +9,10 @@ use draftsmith_theory::{
 use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
 use crate::agreement::{Agreement, compare, num_same};
 use crate::decoders::Decoders;
+use crate::exports::Exports;
+use crate::exports::tuned::interval;
 use crate::pair::Pair;
 use crate::results::{DrafterName, Estimate};
-use crate::trained::Trained;
-use crate::tuned::interval;
 
 /// The level of the intervals of acceptance rates, that of the promised ones: left by a fault and
 /// not by luck.
@@ -92,14 +92,14 @@ impl<'m> Bench<'m> {
     /// Sessions of the models, and nothing found yet.
     pub(super) fn new(
         pair: &'m Pair,
-        trained: &'m Trained,
+        exports: &'m Exports,
         drafter: DrafterName,
         max_new_tokens: usize,
         seed: u64,
     ) -> Self {
         Self {
             pair,
-            decoders: Decoders::new(pair, trained, max_new_tokens),
+            decoders: Decoders::new(pair, exports, max_new_tokens),
             drafter,
             seed,
             test: LosslessnessTest::default(),

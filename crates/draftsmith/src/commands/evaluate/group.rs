@@ -13,8 +13,8 @@ use super::promise::promises;
 use super::settings::Setting;
 use super::{Dataset, Plan};
 use crate::agreement::Agreement;
-use crate::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::recipe::Recipe;
+use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
     ALL_CATEGORIES, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
     tokens_per_second,

@@ -9,8 +9,8 @@ use draftsmith_theory::{Decoding, SeededDraws, Trace};
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
 use crate::decoders::Decoders;
+use crate::exports::Exports;
 use crate::pair::Pair;
-use crate::trained::Trained;
 
 /// One prompt under one setting.
 #[derive(Debug, Clone)]
@@ -42,11 +42,11 @@ pub(super) struct Bench<'m> {
 impl<'m> Bench<'m> {
     pub(super) fn new(
         pair: &'m Pair,
-        trained: &'m Trained,
+        exports: &'m Exports,
         max_new_tokens: usize,
         seed: u64,
     ) -> Self {
-        Self { pair, decoders: Decoders::new(pair, trained, max_new_tokens), seed }
+        Self { pair, decoders: Decoders::new(pair, exports, max_new_tokens), seed }
     }
 
     /// Runs every setting once on a prompt, untimed and short: the first forwards of a process

@@ -6,8 +6,8 @@ use draftsmith_theory::{Interval, Trace, bootstrap};
 use super::measure::Measured;
 use super::settings::Setting;
 use crate::commands::tune::{LEVEL, NUM_RESAMPLES};
+use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate, PromiseSummary, StopRuleName};
-use crate::tuned::TunedRule;
 
 /// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that
 /// were not run are left out.

@@ -3,10 +3,10 @@
 
 use draftsmith_theory::{Bounds, StopRuleConfig};
 
+use crate::exports::Exports;
+use crate::exports::tuned::TunedRule;
 use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, StopRuleName};
-use crate::trained::Trained;
-use crate::tuned::TunedRule;
 
 /// One way of decoding.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +26,7 @@ impl Setting {
     pub(crate) fn all(
         evaluate: &EvaluateRecipe,
         has_draft: bool,
-        trained: &Trained,
+        exports: &Exports,
         tuned: &[TunedRule],
     ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
@@ -46,13 +46,13 @@ impl Setting {
             let bounds = Bounds { min: 1, max: evaluate.max_candidate_length };
             let mut rules = fixed(&evaluate.candidate_lengths);
             rules.extend(heuristic(evaluate, bounds));
-            if trained.head.is_some() {
+            if exports.head.is_some() {
                 rules.extend(head_rules(evaluate, bounds));
             }
             rules.extend(signal_rules(evaluate, &evaluate.draft_confidence_thresholds, bounds));
             add(DrafterName::Draft, rules);
         }
-        for adapter in &trained.adapters {
+        for adapter in &exports.adapters {
             let bounds = Bounds { min: 1, max: evaluate.max_self_draft_length };
             let mut rules = fixed(&evaluate.self_draft_lengths);
             rules.extend(heuristic(evaluate, bounds));

@@ -12,6 +12,7 @@ use super::{Dataset, Evaluation, Models, machine};
 use crate::commands::replay::read_replay;
 use crate::console::Console;
 use crate::device::DeviceChoice;
+use crate::exports::Exports;
 use crate::pair::hash_dir;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
 use crate::report::render_html;
@@ -20,7 +21,6 @@ use crate::results::{
     PromiseSummary, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
-use crate::trained::Trained;
 
 pub(super) fn write(
     recipe: &Recipe,
@@ -38,7 +38,7 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
-    let Models { pair, trained: Trained { head, adapters } } = all;
+    let Models { pair, exports: Exports { head, adapters } } = all;
     let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
     if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
         models.push(describe("draft", path, draft.config())?);

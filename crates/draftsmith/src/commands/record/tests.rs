@@ -13,9 +13,9 @@ use draftsmith_train::HeadLabels;
 use serde_json::json;
 
 use super::*;
-use crate::calibrated::HeadCalibration;
 use crate::commands::{build_data, evaluate, train_adapter, train_head};
-use crate::export_config::write_keys;
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::config_keys::write_keys;
 use crate::results::{ALL_CATEGORIES, ResultRow, StopRuleName};
 use crate::rollouts::{RecordedSet, RolloutFiles, RolloutKey};
 

@@ -7,8 +7,8 @@ use burn::tensor::Device;
 use draftsmith_model::{Adapter, CausalLm, WeightDtype};
 use draftsmith_train::FrozenDraft;
 
+use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
-use crate::trained::adapter_head_dir;
 
 /// The drafter of a head.
 pub(super) enum HeadDrafter<'a> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use draftsmith_train::renderer::{Extent, Half, Listener};
 
 use crate::console::Console;
-use crate::progress::Progress;
+use crate::console::progress::Progress;
 
 /// Shows it on stderr.
 pub(crate) struct EpochProgress {

@@ -7,7 +7,7 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use crate::calibrated::FittedCalibration;
+use crate::exports::calibration::FittedCalibration;
 use crate::recipe::CalibrationChoice;
 use crate::rollouts::RecordedSet;
 

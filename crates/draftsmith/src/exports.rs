@@ -1,5 +1,9 @@
 //! Heads and adapters, as a recipe names or trains them.
 
+pub(crate) mod calibration;
+pub(crate) mod config_keys;
+pub(crate) mod tuned;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -7,19 +11,19 @@ use burn::tensor::Device;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
 use serde_json::{Map, Value};
 
-use crate::calibrated::HeadCalibration;
+use self::calibration::HeadCalibration;
 use crate::pair::{Pair, hash_dir, hash_export};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
 
 /// What was trained for a pair.
-pub(crate) struct Trained {
-    pub(crate) head: Option<Head>,
+pub(crate) struct Exports {
+    pub(crate) head: Option<HeadExport>,
     /// By exit layer.
-    pub(crate) adapters: Vec<TrainedAdapter>,
+    pub(crate) adapters: Vec<AdapterExport>,
 }
 
-impl Trained {
+impl Exports {
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
     ///
     /// # Errors
@@ -63,7 +67,7 @@ impl Trained {
     }
 
     /// All heads, of whichever drafter.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = &Head> {
+    pub(crate) fn heads(&self) -> impl Iterator<Item = &HeadExport> {
         let of_adapters = self.adapters.iter().filter_map(|adapter| adapter.head.as_ref());
         self.head.iter().chain(of_adapters)
     }
@@ -146,15 +150,15 @@ pub(crate) fn head_dir(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Option<Pat
 }
 
 /// An adapter and where it came from.
-pub(crate) struct TrainedAdapter {
+pub(crate) struct AdapterExport {
     pub(crate) adapter: Adapter,
     pub(crate) config: AdapterConfig,
     pub(crate) dir: PathBuf,
     /// The head that reads what the adapter says.
-    pub(crate) head: Option<Head>,
+    pub(crate) head: Option<HeadExport>,
 }
 
-impl TrainedAdapter {
+impl AdapterExport {
     /// Reads the adapter in a directory, after a check that it was trained for the target, and
     /// leaves its head alone.
     ///
@@ -202,11 +206,11 @@ pub(crate) fn read_adapter_head(
     config: &AdapterConfig,
     target_hash: &str,
     device: &Device,
-) -> Result<Option<Head>> {
+) -> Result<Option<HeadExport>> {
     let Some(head_dir) = found_adapter_head(dir) else {
         return Ok(None);
     };
-    let head = Head::from_dir(&head_dir, config.llama.hidden_size, device)?;
+    let head = HeadExport::from_dir(&head_dir, config.llama.hidden_size, device)?;
     let adapter_hash = adapter_hash(dir, config)?;
     let expected = [
         ("adapter", &head.config.draft_hash, adapter_hash.as_str()),
@@ -252,10 +256,10 @@ fn read_adapters(
     dirs: &[PathBuf],
     pair: &Pair,
     device: &Device,
-) -> Result<Vec<TrainedAdapter>> {
-    let mut adapters: Vec<TrainedAdapter> = Vec::with_capacity(dirs.len());
+) -> Result<Vec<AdapterExport>> {
+    let mut adapters: Vec<AdapterExport> = Vec::with_capacity(dirs.len());
     for dir in dirs {
-        let mut adapter = TrainedAdapter::without_head(dir, recipe, pair, device)?;
+        let mut adapter = AdapterExport::without_head(dir, recipe, pair, device)?;
         let target_hash = hash_dir(&recipe.models.target)?;
         adapter.head = read_adapter_head(dir, &adapter.config, &target_hash, device)?;
         if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
@@ -272,7 +276,7 @@ fn read_adapters(
 }
 
 /// A head and where it came from.
-pub(crate) struct Head {
+pub(crate) struct HeadExport {
     pub(crate) head: AcceptanceHead,
     pub(crate) config: AcceptanceHeadConfig,
     /// What its predictions are worth.
@@ -280,7 +284,7 @@ pub(crate) struct Head {
     pub(crate) dir: PathBuf,
 }
 
-impl Head {
+impl HeadExport {
     fn from_dir(dir: &Path, hidden_size: usize, device: &Device) -> Result<Self> {
         let (config, head) = AcceptanceHead::from_dir(dir, hidden_size, device)?;
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
@@ -293,7 +297,7 @@ fn read_head(
     evaluate: &EvaluateRecipe,
     pair: &Pair,
     device: &Device,
-) -> Result<Option<Head>> {
+) -> Result<Option<HeadExport>> {
     let Some(dir) = head_dir(recipe, evaluate) else {
         return Ok(None);
     };
@@ -332,11 +336,11 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
 }
 
 /// Reads the head in a directory.
-fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Result<Head> {
+fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Result<HeadExport> {
     let Some(draft) = &pair.draft else {
         bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
     };
-    let head = Head::from_dir(dir, draft.config().hidden_size, device)?;
+    let head = HeadExport::from_dir(dir, draft.config().hidden_size, device)?;
     let draft_hash = hash_dir(recipe.need_draft("an acceptance head")?)?;
     if head.config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
         bail!(

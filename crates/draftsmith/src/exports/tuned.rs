@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_theory::{Bounds, CostModel, Decoding, Interval, Sampling, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::export_config::{named, read_key};
+use crate::exports::config_keys::{named, read_key};
 use crate::recipe::decoding;
 use crate::results::{DecodingName, DrafterName, Estimate};
 
@@ -120,7 +120,7 @@ mod tests {
     use burn::tensor::Device;
     use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
 
-    use crate::export_config::write_keys;
+    use crate::exports::config_keys::write_keys;
 
     fn rule(temperature: f64) -> TunedRule {
         let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };

@@ -11,7 +11,7 @@ use anyhow::Result;
 use draftsmith_theory::{Calibration, HeadScores};
 use serde::{Deserialize, Serialize};
 
-use crate::export_config::read_key;
+use crate::exports::config_keys::read_key;
 use crate::results::DecodingName;
 
 /// The calibrations of one head.
@@ -79,7 +79,7 @@ mod tests {
     use draftsmith_theory::{PiecewiseLinear, Platt};
     use serde_json::{Value, json};
 
-    use crate::export_config::write_keys;
+    use crate::exports::config_keys::write_keys;
 
     fn scores() -> HeadScores {
         HeadScores {

@@ -2,8 +2,8 @@
 //! head or adapter after it was trained.
 //!
 //! Those who load the head or adapter alone pass these keys over. Training writes `config.json`
-//! anew, and so takes them away with the weights that they were about. `tuned.rs` and
-//! `calibrated.rs` own one key each.
+//! anew, and so takes them away with the weights that they were about. `exports/tuned.rs` and
+//! `exports/calibration.rs` own one key each.
 
 use std::path::Path;
 
