@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::commands;
-use crate::commands::check::CheckFailed;
+use crate::commands::check::{CheckArguments, CheckFailed};
+use crate::commands::generate::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::devices::DeviceChoices;
@@ -103,79 +104,6 @@ fn hours(text: &str) -> Result<Duration, String> {
     let hours: f64 = text.parse().map_err(|_| "expected a number of hours".to_owned())?;
     let time = Duration::try_from_secs_f64(hours * 3600.0).ok();
     time.filter(|time| !time.is_zero()).ok_or_else(|| "expected hours above 0".to_owned())
-}
-
-/// What `generate` is told.
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
-#[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
-pub(crate) struct GenerateArguments {
-    /// The target's checkpoint directory.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) target: PathBuf,
-    /// A draft's checkpoint directory, for speculative decoding.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) draft: Option<PathBuf>,
-    /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
-    #[arg(long, value_name = "DIR", requires = "draft")]
-    pub(crate) head: Option<PathBuf>,
-    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
-    /// directory has one.
-    #[arg(long, value_name = "DIR", conflicts_with = "draft")]
-    pub(crate) adapter: Option<PathBuf>,
-    /// What the user says to the model.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) prompt: String,
-    /// Give the prompt to the model as it is, without its chat template.
-    #[arg(long)]
-    pub(crate) raw: bool,
-    /// Always take the most probable token (the default).
-    #[arg(long)]
-    pub(crate) greedy: bool,
-    /// Sample at this temperature; 0 is greedy.
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f64>,
-    /// Sample from the smallest set of tokens that has this mass.
-    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
-    pub(crate) top_p: f64,
-    /// The most new tokens.
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub(crate) max_new_tokens: usize,
-    /// With an adapter: end a round after a candidate whose probability is at most this.
-    #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
-    pub(crate) confidence_threshold: Option<f64>,
-    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote
-    /// into the head or adapter; where none did, by H = 0.7 with a head, and after 5 candidates
-    /// without.
-    #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
-    pub(crate) candidate_length: Option<usize>,
-    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection
-    /// exceeds this.
-    #[arg(long, value_name = "H")]
-    pub(crate) stop_threshold: Option<f64>,
-    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if
-    /// absent.
-    #[arg(long, value_name = "K", requires = "threshold")]
-    pub(crate) max_candidate_length: Option<usize>,
-    /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) show: bool,
-}
-
-/// What `check` is told.
-#[derive(Debug, Args)]
-pub(crate) struct CheckArguments {
-    /// A head's or an adapter's directory.
-    pub(crate) export: PathBuf,
-    /// Prompts to decode; those of the recipe's `[evaluate]` if absent.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) prompts: Option<PathBuf>,
-    /// The most prompts, spread evenly.
-    #[arg(long, value_name = "N", default_value = "64")]
-    pub(crate) num_prompts: NonZeroUsize,
-    /// The recipe that names the models; the one beside the export if absent.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) recipe: Option<PathBuf>,
 }
 
 /// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,

@@ -3,6 +3,7 @@
 
 pub(crate) mod dashboard;
 pub(crate) mod progress;
+mod screen;
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use self::dashboard::Screen;
+use self::screen::Screen;
 
 /// A job was stopped by Ctrl-C, or did the share of it that it was told to; what is done is kept.
 #[derive(Debug, thiserror::Error)]

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use measure::{Measurement, measure};
 
+/// The round lengths that are timed; the target reads one row more than a round has candidates.
+const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
+
 /// Costs of one drafter under one way of decoding, in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

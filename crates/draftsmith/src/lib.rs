@@ -4,6 +4,7 @@
 //! `commands/`; what they share stands beside it.
 
 mod agreement;
+mod built_data;
 mod cli;
 mod commands;
 mod console;
@@ -13,11 +14,14 @@ mod device;
 mod devices;
 mod exports;
 mod pair;
+mod prompts;
 mod recipe;
 mod report;
 mod results;
 mod rollouts;
+mod statistics;
 mod sweep;
 mod table;
+mod tuning;
 
 pub use cli::run;

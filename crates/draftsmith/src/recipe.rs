@@ -3,7 +3,10 @@
 //!
 //! Paths are relative to the directory that draftsmith is run in.
 
+mod checks;
+mod data;
 mod evaluate;
+mod overrides;
 mod tune;
 
 use std::path::{Path, PathBuf};
@@ -11,12 +14,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_data::write_atomically;
 use draftsmith_model::HeadInput;
-use draftsmith_theory::{Decoding, Sampling};
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use evaluate::EvaluateRecipe;
-pub(crate) use tune::{CalibrationChoice, TuneRecipe};
+use self::checks::require;
+pub(crate) use self::data::{DataRecipe, Responses, decoding};
+pub(crate) use self::evaluate::EvaluateRecipe;
+use self::overrides::set;
+pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 
 /// Everything a job is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,54 +60,6 @@ pub(crate) struct Models {
     pub(crate) draft: Option<PathBuf>,
 }
 
-/// How responses are made and labelled.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DataRecipe {
-    /// Prompt files: Spec-Bench, GSM8K, HumanEval, Alpaca, ShareGPT, `messages` or `{"prompt"}`.
-    pub(crate) prompts: Vec<PathBuf>,
-    /// At most so many prompts of each file; all if absent.
-    #[serde(default)]
-    pub(crate) num_prompts: Option<usize>,
-    /// Where responses come from.
-    #[serde(default)]
-    pub(crate) responses: Responses,
-    /// Sampling temperature of target and draft; 0 is greedy.
-    #[serde(default = "one")]
-    pub(crate) temperature: f64,
-    /// Nucleus mass of target and draft; 1 keeps all.
-    #[serde(default = "one")]
-    pub(crate) top_p: f64,
-    /// Most probable tokens kept by target and draft; all if absent.
-    #[serde(default)]
-    pub(crate) top_k: Option<usize>,
-    /// The longest response, in tokens.
-    #[serde(default = "default_max_new_tokens")]
-    pub(crate) max_new_tokens: usize,
-    /// Leave out prompts that do not fit the models' context; an error if false.
-    #[serde(default)]
-    pub(crate) skip_long_prompts: bool,
-}
-
-/// Where responses come from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Responses {
-    /// The target writes them.
-    #[default]
-    Generate,
-    /// They stand in the prompt files.
-    Existing,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn default_max_new_tokens() -> usize {
-    128
-}
-
 impl Recipe {
     /// Reads a recipe, applies `KEY=VALUE` overrides and a seed from the command line, and checks
     /// every value.
@@ -116,7 +73,7 @@ impl Recipe {
             let mut table: toml::Table =
                 toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
             for given in overrides {
-                apply(&mut table, given)?;
+                set(&mut table, given)?;
             }
             // Through text again, so that messages name keys as they do for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
@@ -274,18 +231,6 @@ impl Recipe {
     }
 }
 
-impl DataRecipe {
-    /// How target and draft are sampled; temperature 0 is greedy.
-    pub(crate) fn decoding(&self) -> Decoding {
-        decoding(Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k })
-    }
-}
-
-/// Sampling settings with the meaning that temperature 0 has everywhere: greedy.
-pub(crate) fn decoding(sampling: Sampling) -> Decoding {
-    if sampling.temperature == 0.0 { Decoding::Greedy } else { Decoding::Sampled(sampling) }
-}
-
 /// Writes a text file whole or not at all, making its directory.
 pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     if let Some(dir) = path.parent() {
@@ -299,36 +244,9 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
-    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
-}
-
 /// toml's own message without its trailing newline.
 fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     anyhow::anyhow!("{}", error.to_string().trim_end().to_owned())
-}
-
-/// Sets `a.b=value` in a table. The value is TOML; what is not, is a string.
-fn apply(table: &mut toml::Table, given: &str) -> Result<()> {
-    let (key, value) = given.split_once('=').with_context(|| {
-        format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`")
-    })?;
-    let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
-        .ok()
-        .and_then(|mut parsed| parsed.remove("value"))
-        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
-    let mut parts: Vec<&str> = key.trim().split('.').collect();
-    let last = parts.pop().unwrap_or_default();
-    let mut place = table;
-    for part in parts {
-        place = place
-            .entry(part)
-            .or_insert_with(|| toml::Value::Table(toml::Table::new()))
-            .as_table_mut()
-            .with_context(|| format!("`--set {given}`: `{part}` is not a section"))?;
-    }
-    place.insert(last.to_owned(), value);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -18,11 +18,13 @@ mod pareto;
 mod reliability;
 mod replay;
 mod sections;
+mod text;
 
 use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
+use self::text::{counted, group_id, number, percent, rule_label, sentence_case, thousands, times};
 use crate::results::{DrafterName, EvaluationSummary, Group, Replay, ResultRow, groups};
 
 /// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the
@@ -182,83 +184,6 @@ fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
         },
         mismatch => row.lossless == Some(false),
     }
-}
-
-/// The fragment a group is found under; names may hold anything, so it is not made of them.
-fn group_id(index: usize) -> String {
-    format!("group-{}", index + 1)
-}
-
-/// What a row is called on the page.
-fn label(row: &ResultRow) -> String {
-    on_a_page(&row.label())
-}
-
-/// What a row is called under its drafter's heading.
-fn rule_label(row: &ResultRow) -> String {
-    on_a_page(&row.rule_label())
-}
-
-/// What the row's setting is called: `K`, `h`, `η`.
-fn symbol(row: &ResultRow) -> String {
-    on_a_page(row.stop_rule.symbol().unwrap_or_default())
-}
-
-/// A terminal may lack the letter; a page does not.
-fn on_a_page(label: &str) -> String {
-    label.replace("eta", "η")
-}
-
-/// `value` with so many decimals; an en dash where there is none. What rounds to 0 has no sign.
-fn number(value: f64, decimals: usize) -> String {
-    if !value.is_finite() {
-        return "\u{2013}".into();
-    }
-    let text = format!("{value:.decimals$}");
-    match text.strip_prefix('-') {
-        Some(zero) if !zero.contains(|digit| matches!(digit, '1'..='9')) => zero.into(),
-        Some(digits) => format!("\u{2212}{digits}"),
-        None => text,
-    }
-}
-
-fn times(value: Option<f64>) -> String {
-    match value.filter(|value| value.is_finite()) {
-        Some(value) => format!("{value:.2}\u{d7}"),
-        None => number(f64::NAN, 0),
-    }
-}
-
-fn percent(share: f64) -> String {
-    if share.is_finite() { number(100.0 * share, 1) + "\u{a0}%" } else { number(share, 1) }
-}
-
-/// `+9.0 %`, `−1.2 %`.
-fn gain(ratio: f64) -> String {
-    let text = percent(ratio - 1.0);
-    if text.starts_with('\u{2212}') || !ratio.is_finite() { text } else { format!("+{text}") }
-}
-
-/// `12 345`, with narrow spaces that do not break.
-fn thousands(count: usize) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-fn counted(count: usize, what: &str) -> String {
-    format!("{}\u{a0}{what}{}", thousands(count), if count == 1 { "" } else { "s" })
-}
-
-fn sentence_case(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 #[cfg(test)]

@@ -25,10 +25,8 @@ use draftsmith_theory::{Counts, Decoding, Sampling, Trace};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use names::{DecodingName, DrafterName, Road, StopRuleName};
-pub(crate) use replay::{
-    CostSource, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
-};
+pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, StopRuleName};
+pub(crate) use replay::{Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
     Version, summary_to_json,

@@ -6,6 +6,7 @@
 //! `record` command's business.
 
 mod files;
+mod prompts;
 mod rows;
 mod training;
 
@@ -14,7 +15,8 @@ use draftsmith_data::{RolloutHead, RolloutProvenance, RolloutRow};
 use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
 use serde::Serialize;
 
-pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey, held_out_share};
+pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey};
+pub(crate) use self::prompts::{SetPrompt, SetSources, validation_prompts};
 pub(crate) use self::training::TrainingRollouts;
 
 /// The two sets of prompts that are recorded.

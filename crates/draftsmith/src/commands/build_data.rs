@@ -6,15 +6,14 @@
 
 mod labels;
 
-use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{
-    FinishReason, Prompt, PromptFile, Provenance, ResponseRow, hash_file, read_prompts,
-    read_provenance, shard_path, shard_paths, write_shard,
+    FinishReason, Prompt, Provenance, ResponseRow, read_provenance, shard_path, shard_paths,
+    write_shard,
 };
 use draftsmith_decode::{Finish, Limits, ModelSession, decode_plain};
 use draftsmith_theory::{Decoding, SeededDraws};
@@ -25,6 +24,7 @@ use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::pair::{Pair, hash_dir};
+use crate::prompts::{prompt_files, read_sources};
 use crate::recipe::{DataRecipe, Recipe, Responses};
 
 /// Prompts (whole conversations) a shard.
@@ -60,7 +60,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
         source.prompts.truncate(data.num_prompts.unwrap_or(usize::MAX));
     }
     let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
-    let provenance = provenance(recipe, data, &sources, &pair)?;
+    let provenance = provenance(recipe, data, &pair)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
     let present = present_shards(&dir, &provenance, num_shards)?;
@@ -116,90 +116,14 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     Ok(built)
 }
 
-/// A prompt file and what was taken from it.
-#[derive(Debug)]
-pub(crate) struct Source {
-    pub(crate) path: PathBuf,
-    pub(crate) prompts: Vec<Prompt>,
-}
-
-impl Source {
-    /// Takes out the prompts whose first turn does not fit the models' context, and tells how many.
-    ///
-    /// # Errors
-    /// If a prompt cannot be encoded, or none is left.
-    pub(crate) fn drop_long(&mut self, pair: &Pair, console: &Console) -> Result<()> {
-        let num_all = self.prompts.len();
-        let mut kept = Vec::with_capacity(num_all);
-        for prompt in self.prompts.drain(..) {
-            if pair.encode(&prompt.messages(0, &[]))?.len() < pair.context() {
-                kept.push(prompt);
-            }
-        }
-        if kept.is_empty() {
-            bail!(
-                "no prompt of `{}` fits the models' context of {} tokens",
-                self.path.display(),
-                pair.context()
-            );
-        }
-        if kept.len() < num_all {
-            console.note(format!(
-                "`{}`: {} of {num_all} prompts left out, they do not fit the context of {} tokens",
-                self.path.display(),
-                num_all - kept.len(),
-                pair.context()
-            ));
-        }
-        self.prompts = kept;
-        Ok(())
-    }
-}
-
-/// Reads prompt files.
-///
-/// # Errors
-/// If one cannot be read, or two would give the same row ids.
-pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
-    let mut names = BTreeSet::new();
-    let mut sources = Vec::new();
-    for path in paths {
-        let prompts = read_prompts(path)?;
-        let name = prompts.first().map(|p| p.source.clone()).unwrap_or_default();
-        if !names.insert(name.clone()) {
-            bail!(
-                "`{}` is named `{name}` like another prompt file, and rows are named by file: \
-                 rename one of them",
-                path.display()
-            );
-        }
-        sources.push(Source { path: path.clone(), prompts });
-    }
-    Ok(sources)
-}
-
-fn provenance(
-    recipe: &Recipe,
-    data: &DataRecipe,
-    sources: &[Source],
-    pair: &Pair,
-) -> Result<Provenance> {
-    let prompts = sources
-        .iter()
-        .map(|source| {
-            Ok(PromptFile {
-                name: source.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-                hash: hash_file(&source.path)?,
-            })
-        })
-        .collect::<Result<Vec<_>>>()?;
+fn provenance(recipe: &Recipe, data: &DataRecipe, pair: &Pair) -> Result<Provenance> {
     Ok(Provenance {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         target: hash_dir(&recipe.models.target)?,
         draft: recipe.models.draft.as_deref().map(hash_dir).transpose()?,
         tokenizer: pair.tokenizer.hash(),
         chat_template: pair.template.as_ref().map(|template| template.hash()),
-        prompts,
+        prompts: prompt_files(&data.prompts)?,
         limit: data.num_prompts.map(|n| n as u64),
         existing_responses: data.responses == Responses::Existing,
         temperature: data.temperature,

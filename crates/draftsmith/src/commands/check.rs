@@ -8,23 +8,24 @@
 mod measure;
 mod show;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
+use clap::Args;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{Decoding, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, OneDecoding};
-use crate::cli::CheckArguments;
-use crate::commands::build_data::read_sources;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
 use crate::pair::{Pair, hash_dir};
+use crate::prompts::{read_sources, spread};
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
 
@@ -32,6 +33,22 @@ use crate::results::{DecodingName, DrafterName, Estimate};
 const ALPHA: f64 = 1e-4;
 /// The most new tokens a turn where the recipe says nothing about it.
 const MAX_NEW_TOKENS: usize = 128;
+
+/// What `check` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    /// A head's or an adapter's directory.
+    export: PathBuf,
+    /// Prompts to decode; those of the recipe's `[evaluate]` if absent.
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// The most prompts, spread evenly.
+    #[arg(long, value_name = "N", default_value = "64")]
+    num_prompts: NonZeroUsize,
+    /// The recipe that names the models; the one beside the export if absent.
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+}
 
 /// The export does not hold what it must; what was found is on stdout.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +176,7 @@ fn check(
         }
     }
     let prompts: Vec<Prompt> = sources.into_iter().flat_map(|source| source.prompts).collect();
-    let prompts = spread(prompts, arguments.num_prompts.get());
+    let prompts = spread(prompts, Some(arguments.num_prompts.get()));
     for prompt in &prompts {
         pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
     }
@@ -267,14 +284,6 @@ fn max_new_tokens(recipe: &Recipe) -> usize {
     let evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
     let data = || recipe.data.as_ref().map(|data| data.max_new_tokens);
     evaluate.or_else(data).unwrap_or(MAX_NEW_TOKENS)
-}
-
-/// At most `count` prompts, spread evenly.
-fn spread(prompts: Vec<Prompt>, count: usize) -> Vec<Prompt> {
-    let (total, count) = (prompts.len(), count.min(prompts.len()));
-    let mut chosen = (0..count).map(|i| i * total / count).peekable();
-    let numbered = prompts.into_iter().enumerate();
-    numbered.filter(|(i, _)| chosen.next_if_eq(i).is_some()).map(|(_, prompt)| prompt).collect()
 }
 
 /// What is known of an export.

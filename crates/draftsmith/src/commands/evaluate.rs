@@ -12,7 +12,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use draftsmith_data::Prompt;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
@@ -20,14 +19,14 @@ use self::group::{Evaluated, Group};
 use self::measure::Bench;
 use self::settings::Setting;
 use self::write::write;
-use crate::commands::build_data::{Source, read_sources};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
-use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::prompts::{PromptChoice, read_sources};
+use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, ResultRow};
 
 /// What an evaluation left behind.
@@ -54,12 +53,9 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
         recipe.need_draft("evaluate, where there is no adapter,")?;
     }
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
-    let datasets = choose_prompts(evaluate, sources, &pair, console)?;
-    for dataset in &datasets {
-        for prompt in &dataset.prompts {
-            pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
-        }
-    }
+    let choice =
+        PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
+    let datasets = choice.of(sources, &pair, console)?;
     let exports = Exports::read(recipe, evaluate, &pair, device)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, *name)?;
@@ -129,42 +125,6 @@ fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRul
         rules.extend(tuned.rule(decoding).cloned());
     }
     Ok(rules)
-}
-
-/// A prompt file's prompts.
-pub(crate) struct Dataset {
-    pub(crate) name: String,
-    pub(crate) prompts: Vec<Prompt>,
-}
-
-/// Of each file at most `num_prompts` prompts, spread evenly, so that a file sorted by category
-/// gives all of them.
-pub(crate) fn choose_prompts(
-    evaluate: &EvaluateRecipe,
-    sources: Vec<Source>,
-    pair: &Pair,
-    console: &Console,
-) -> Result<Vec<Dataset>> {
-    sources
-        .into_iter()
-        .map(|mut source| {
-            if evaluate.skip_long_prompts {
-                source.drop_long(pair, console)?;
-            }
-            let all = source.prompts;
-            let count = evaluate.num_prompts.unwrap_or(all.len()).min(all.len());
-            let name = all.first().map(|p| p.source.clone()).unwrap_or_default();
-            let total = all.len();
-            let chosen: Vec<usize> = (0..count).map(|i| i * total / count).collect();
-            let prompts = all
-                .into_iter()
-                .enumerate()
-                .filter(|(i, _)| chosen.binary_search(i).is_ok())
-                .map(|(_, prompt)| prompt)
-                .collect();
-            Ok(Dataset { name, prompts })
-        })
-        .collect()
 }
 
 /// Everything that was measured.

@@ -5,10 +5,12 @@ mod show;
 
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
+use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{
     Generation, Limits, ModelSession, RoundTokens, SelfDraft, SeparateDraft, decode_plain,
@@ -18,7 +20,6 @@ use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{Bounds, Decoding, Sampling, SeededDraws, StopRule, StopRuleConfig};
 use serde::Serialize;
 
-use crate::cli::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::exports::calibration::HeadCalibration;
@@ -27,6 +28,63 @@ use crate::exports::{found_adapter_head, read_adapter_head};
 use crate::pair::{Pair, hash_dir};
 use crate::recipe;
 use crate::results::DecodingName;
+
+/// What `generate` is told.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
+#[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
+pub(crate) struct GenerateArguments {
+    /// The target's checkpoint directory.
+    #[arg(long, value_name = "DIR")]
+    target: PathBuf,
+    /// A draft's checkpoint directory, for speculative decoding.
+    #[arg(long, value_name = "DIR")]
+    draft: Option<PathBuf>,
+    /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
+    #[arg(long, value_name = "DIR", requires = "draft")]
+    head: Option<PathBuf>,
+    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
+    /// directory has one.
+    #[arg(long, value_name = "DIR", conflicts_with = "draft")]
+    adapter: Option<PathBuf>,
+    /// What the user says to the model.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// Give the prompt to the model as it is, without its chat template.
+    #[arg(long)]
+    raw: bool,
+    /// Always take the most probable token (the default).
+    #[arg(long)]
+    greedy: bool,
+    /// Sample at this temperature; 0 is greedy.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f64>,
+    /// Sample from the smallest set of tokens that has this mass.
+    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
+    top_p: f64,
+    /// The most new tokens.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_new_tokens: usize,
+    /// With an adapter: end a round after a candidate whose probability is at most this.
+    #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
+    confidence_threshold: Option<f64>,
+    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote
+    /// into the head or adapter; where none did, by H = 0.7 with a head, and after 5 candidates
+    /// without.
+    #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
+    candidate_length: Option<usize>,
+    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection
+    /// exceeds this.
+    #[arg(long, value_name = "H")]
+    stop_threshold: Option<f64>,
+    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if
+    /// absent.
+    #[arg(long, value_name = "K", requires = "threshold")]
+    max_candidate_length: Option<usize>,
+    /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
+    #[arg(long, conflicts_with = "json")]
+    show: bool,
+}
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]

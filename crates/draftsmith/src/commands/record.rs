@@ -5,8 +5,6 @@
 //! file of its own that is whole or absent. Every draw is seeded by its row's id: threads, order
 //! and restarts change nothing.
 
-mod prompts;
-
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -16,8 +14,6 @@ use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
-pub(crate) use self::prompts::validation_prompts;
-use self::prompts::{SetPrompt, Sources};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
@@ -26,7 +22,9 @@ use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::rollouts::{FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary};
+use crate::rollouts::{
+    FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
+};
 
 /// A file of rollouts, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -60,8 +58,8 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;
     }
-    let validation = Sources::read(recipe, PromptSet::Validation)?;
-    let test = Sources::read(recipe, PromptSet::Test)?;
+    let validation = SetSources::read(recipe, PromptSet::Validation)?;
+    let test = SetSources::read(recipe, PromptSet::Test)?;
     let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
     let exports = Exports::read(recipe, evaluate, &pair, device)?;
     let mut heads = exports.heads();

@@ -5,30 +5,27 @@
 //! `tune` measured them) and for the paper's. Head's predictions are calibrated as the export says,
 //! and are judged themselves too: before and after, on the test prompts.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings, Spending, bootstrap};
-use serde::de::DeserializeOwned;
+use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings, Spending};
 
-use crate::commands::tune::{CostsEntry, LEVEL, NUM_RESAMPLES};
 use crate::console::Console;
 use crate::costs::Costs;
 use crate::exports::calibration::{FittedCalibration, HeadCalibration};
-use crate::recipe::{Recipe, write_text};
+use crate::recipe::Recipe;
 use crate::results::{
     CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead, Replay,
     ReplayGroup, ReplayRow, StopRuleName,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
 use crate::table::{render_predictions, render_replay_table};
+use crate::tuning::{read_costs, write_replay};
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
     let (_, evaluate) = recipe.need_tuning("replay")?;
-    let dir = recipe.tuning_dir();
-    let measured = read_costs(&dir.join("costs.json"))?;
+    let measured = read_costs(recipe)?;
     if measured.is_empty() {
         console.note(
             "replay: this machine's costs are not known, so only the paper's are used; \
@@ -64,8 +61,7 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
             }
         }
     }
-    let text = serde_json::to_string_pretty(&replay).context("results are plain numbers")?;
-    write_text(&dir.join("replay.json"), &(text + "\n"))?;
+    write_replay(recipe, &replay)?;
     console.text(render_predictions(&replay.predictions))?;
     console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
     console.document(&replay)?;
@@ -94,35 +90,6 @@ fn predictions(
         num_test_prompts: set.recordings.responses.len(),
         before: judge(&|prob| prob),
         after: fitted.map(|fitted| judge(&|prob| fitted.map.apply(prob))),
-    })
-}
-
-/// What an earlier replay of the recipe found; nothing where there was none.
-///
-/// # Errors
-/// If the file is there and cannot be read.
-pub(crate) fn read_replay(recipe: &Recipe) -> Result<Replay> {
-    read_written(&recipe.tuning_dir().join("replay.json"), "replay")
-}
-
-fn read_costs(path: &Path) -> Result<Vec<CostsEntry>> {
-    read_written(path, "tune")
-}
-
-/// Reads what `command` wrote; nothing where it has not run.
-fn read_written<T: DeserializeOwned + Default>(path: &Path, command: &str) -> Result<T> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
-        }
-    };
-    serde_json::from_str(&text).with_context(|| {
-        format!(
-            "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
-            path.display()
-        )
     })
 }
 
@@ -204,7 +171,7 @@ impl Sets<'_> {
     }
 
     fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
-        bootstrap(self.test.responses.len(), NUM_RESAMPLES, self.seed, LEVEL, statistic).into()
+        shown_interval(self.test.responses.len(), self.seed, statistic).into()
     }
 }
 

@@ -14,8 +14,9 @@ use draftsmith_train::{
 use serde::Serialize;
 use serde_json::json;
 
+use crate::built_data::built_rows;
 use crate::commands::train_head;
-use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;

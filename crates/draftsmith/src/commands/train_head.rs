@@ -24,7 +24,8 @@ use serde_json::json;
 
 use self::drafter::HeadDrafter;
 pub(crate) use self::sweep::SweptHead;
-use crate::commands::training::{EpochProgress, Resumable, StepsLeft, built_rows};
+use crate::built_data::built_rows;
+use crate::commands::training::{EpochProgress, Resumable, StepsLeft};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;

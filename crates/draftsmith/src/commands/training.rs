@@ -1,4 +1,4 @@
-//! What both trainers' commands share: the built data, progress on the console, stopping and going
+//! What both trainers' commands share: progress on the console, stopping and going
 //! on.
 
 mod show;
@@ -9,27 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
-use draftsmith_data::{Provenance, ResponseRow, hash_bytes, read_dir, write_shard};
+use anyhow::{Result, anyhow};
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_train::renderer::Told;
 use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, discard};
 
 pub(super) use self::show::EpochProgress;
 use crate::console::Console;
 use crate::console::dashboard;
-use crate::recipe::Recipe;
-
-/// The rows that build-data left, and where they came from.
-pub(super) fn built_rows(recipe: &Recipe) -> Result<(Vec<ResponseRow>, Provenance)> {
-    let data_dir = recipe.data_dir();
-    if !data_dir.is_dir() {
-        bail!(
-            "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
-            data_dir.display()
-        );
-    }
-    Ok(read_dir(&data_dir)?)
-}
 
 /// The optimiser steps that `--steps` leaves, over all trainings of a command; no bound if absent.
 pub(crate) type StepsLeft = Option<usize>;

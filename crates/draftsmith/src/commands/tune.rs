@@ -14,14 +14,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use draftsmith_theory::{
-    Counts, Decoding, Interval, Recordings, SignalNeeds, bootstrap, seconds_per_token,
-};
-use serde::{Deserialize, Serialize};
+use draftsmith_theory::{Counts, Decoding, Recordings, SignalNeeds, seconds_per_token};
+use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
 use self::runtimes::RuntimeSetting;
-use crate::commands::record::validation_prompts;
 use crate::console::Console;
 use crate::costs::{self, Costs};
 use crate::decoders::Decoders;
@@ -31,20 +28,14 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::pair::Pair;
-use crate::recipe::{Recipe, write_text};
+use crate::prompts::spread;
+use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
+use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
+use crate::tuning::{CostsEntry, MeasuredCosts, write_costs};
 
-/// Resamples of a bootstrap interval.
-pub(crate) const NUM_RESAMPLES: usize = 2000;
-/// The level of the intervals shown.
-pub(crate) const LEVEL: f64 = 0.95;
-/// The level of the interval of the acceptance rate, which `check` holds a server to: wide, so that
-/// it is left by a fault and not by luck.
-const PROMISE_LEVEL: f64 = 0.9999;
-/// Resamples for that: ten beyond its ends.
-const PROMISE_RESAMPLES: usize = 100_000;
 /// Prompts that costs are measured on.
 const NUM_COST_PROMPTS: usize = 4;
 
@@ -78,24 +69,6 @@ pub(crate) struct RuleGain {
     pub(crate) gain: Estimate,
 }
 
-/// Costs that were measured for a drafter and decoding.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct MeasuredCosts {
-    pub(crate) costs: Costs,
-    /// Half the 95 % interval of the worst known cost, relative.
-    pub(crate) uncertainty: f64,
-    pub(crate) num_passes: usize,
-}
-
-/// An entry of `costs.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct CostsEntry {
-    pub(crate) drafter: DrafterName,
-    pub(crate) decoding: DecodingName,
-    #[serde(flatten)]
-    pub(crate) measured: MeasuredCosts,
-}
-
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
     on_pool(|| tune(recipe, device, console))
@@ -108,7 +81,8 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
     let mut decoders = Decoders::new(&pair, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe)?;
     let prompts = validation_prompts(recipe, &pair, console)?;
-    let prompts: Vec<Vec<u32>> = spread(&prompts, NUM_COST_PROMPTS);
+    let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|(_, ids)| ids).collect();
     let mut tunings = Vec::new();
     let mut promises: Vec<Promise> = Vec::new();
     for drafter in decoders.drafters() {
@@ -164,10 +138,8 @@ fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tunin
             measured: tuning.costs.clone(),
         })
         .collect();
-    let dir = recipe.tuning_dir();
-    let costs = serde_json::to_string_pretty(&entries).context("costs are plain numbers")?;
-    write_text(&dir.join("costs.json"), &(costs + "\n"))?;
-    recipe.write_beside(&dir)?;
+    write_costs(recipe, &entries)?;
+    recipe.write_beside(&recipe.tuning_dir())?;
     console.document(&tunings)?;
     Ok(tunings)
 }
@@ -190,12 +162,6 @@ impl Promise {
         keys.push((Tuned::KEY, serde_json::to_value(&self.tuned)?));
         write_keys(&self.dir, keys)
     }
-}
-
-/// At most so many prompts, spread evenly.
-fn spread(prompts: &[(String, Vec<u32>)], most: usize) -> Vec<Vec<u32>> {
-    let count = most.min(prompts.len());
-    (0..count).map(|index| prompts[index * prompts.len() / count].1.clone()).collect()
 }
 
 /// The lengths of rounds under the rule that looks at the draft and is best for the costs.
@@ -223,9 +189,6 @@ fn choose(
     let fixed_spent = spent(fixed)?;
     let plain = seconds_per_token(&recordings.plain(&costs.rounds));
     let num_prompts = recordings.responses.len();
-    let interval = |num_resamples, level, statistic: &dyn Fn(&[usize]) -> f64| {
-        bootstrap(num_prompts, num_resamples, recipe.seed, level, statistic)
-    };
     let rules = choices
         .iter()
         .map(|choice| {
@@ -235,7 +198,7 @@ fn choose(
                 stop_rule: choice.name,
                 config: choice.config.clone(),
                 speedup: plain / choice.seconds_per_token,
-                gain: interval(NUM_RESAMPLES, LEVEL, &gain).into(),
+                gain: shown_interval(num_prompts, recipe.seed, gain).into(),
             })
         })
         .collect::<Result<Vec<_>>>()?;
@@ -254,7 +217,7 @@ fn choose(
         temperature,
         top_p,
         expected_gain: expected.context("the best rule is one of the rules")?,
-        expected_acceptance_rate: interval(PROMISE_RESAMPLES, PROMISE_LEVEL, &acceptance).into(),
+        expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,
         costs: costs.of_rule(&best.config).line(),
         num_prompts,
@@ -276,11 +239,4 @@ fn choose(
         export,
     };
     Ok((tuning, rule))
-}
-
-impl From<Interval> for Estimate {
-    fn from(interval: Interval) -> Self {
-        let Interval { value, low, high } = interval;
-        Self { value, low, high }
-    }
 }

@@ -8,14 +8,10 @@ mod keys;
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use crossterm::cursor::Show;
-use crossterm::event::DisableMouseCapture;
 use crossterm::execute;
-use crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
 use draftsmith_train::Interrupter;
 use draftsmith_train::renderer::{Dashboard, MetricsRenderer};
 
@@ -23,26 +19,6 @@ use crate::console::{Console, Interrupted};
 
 /// What burn-train panics with when it is told to kill the training.
 const KILLED: &str = "Killing training from user input.";
-
-/// Whether the dashboard has the terminal.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Screen(Arc<AtomicBool>);
-
-impl Screen {
-    /// Whether it does.
-    pub(crate) fn is_taken(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    /// Gives the terminal back, if it is taken, where the process is about to end.
-    pub(crate) fn give_back(&self) {
-        if self.0.swap(false, Ordering::SeqCst) {
-            // There is nowhere left to tell of a failure.
-            let _ = disable_raw_mode();
-            let _ = execute!(stdout(), DisableMouseCapture, LeaveAlternateScreen, Show);
-        }
-    }
-}
 
 /// Whether a training is to be watched there: someone is at the terminal that stdout is, and wants
 /// text.
@@ -62,12 +38,12 @@ pub(crate) fn watched<T>(
     train: impl FnOnce(Box<dyn MetricsRenderer>) -> Result<T>,
 ) -> Result<T> {
     let screen = console.screen();
-    screen.0.store(true, Ordering::SeqCst);
+    screen.take();
     let dashboard = Box::new(Dashboard::new(interrupter.clone(), None));
     keys::restore_interrupt();
     // A training that panicked is not looked at again.
     let outcome = catch_unwind(AssertUnwindSafe(|| train(dashboard)));
-    screen.0.store(false, Ordering::SeqCst);
+    screen.leave();
     let panic = match outcome {
         Ok(done) => return done,
         Err(panic) => panic,

@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use draftsmith_theory::{Decoding, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
 
-use super::Costs;
 use super::mixed::{MixedLengths, Probe, mixed_costs};
+use super::{Costs, LENGTHS};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::results::DrafterName;
+use crate::statistics::median_of;
 
-/// The round lengths that are timed; rounds of one length have the target read that many rows and
-/// one.
-pub(super) const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
 /// How often prompts are decoded a pass with rounds of changing lengths.
@@ -174,15 +172,6 @@ impl Summary {
         let deviation = 1.4826 * median_of(distances).expect(MEASURED);
         Self { median, half_width: 1.96 * 1.2533 * deviation / count.sqrt() }
     }
-}
-
-/// The median; None of nothing.
-pub(super) fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.into_iter().collect();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let upper = *sorted.get(middle)?;
-    Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
 }
 
 /// One pass over all prompts, lengths and signals.

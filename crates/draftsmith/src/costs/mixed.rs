@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use draftsmith_theory::{Bounds, DraftSignals, Round, RoundCosts, SignalNeeds, StopRule};
 
-use super::measure::{LENGTHS, median_of};
+use super::LENGTHS;
+use crate::statistics::median_of;
 
 /// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated
 /// from all.

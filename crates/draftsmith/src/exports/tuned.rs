@@ -6,12 +6,13 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_theory::{Bounds, CostModel, Decoding, Interval, Sampling, StopRuleConfig};
+use draftsmith_theory::{Bounds, CostModel, Decoding, Sampling, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};
 use crate::recipe::decoding;
 use crate::results::{DecodingName, DrafterName, Estimate};
+use crate::statistics::interval_of;
 
 /// The best rules for one head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -80,8 +81,8 @@ impl Tuned {
             if DecodingName::of(&rule.decoding()) != name {
                 bail!("`{key}.temperature` is {}: 0 is greedy, more is sampled", rule.temperature);
             }
-            interval(&rule.expected_gain).with_context(|| format!("`{key}.expected_gain`"))?;
-            interval(&rule.expected_acceptance_rate)
+            interval_of(&rule.expected_gain).with_context(|| format!("`{key}.expected_gain`"))?;
+            interval_of(&rule.expected_acceptance_rate)
                 .with_context(|| format!("`{key}.expected_acceptance_rate`"))?;
         }
         Ok(())
@@ -107,11 +108,6 @@ pub(crate) fn default_rule(has_head: bool) -> StopRuleConfig {
     } else {
         StopRuleConfig::FixedLength { candidate_length: 5 }
     }
-}
-
-/// An estimate as an interval that holds its value.
-pub(crate) fn interval(estimate: &Estimate) -> Result<Interval> {
-    Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Bounds, Decoding, EntropyThreshold, Sampling};
 use serde::{Deserialize, Serialize};
 
-use super::{default_max_new_tokens, one, require};
+use super::checks::require;
+use super::data::{default_max_new_tokens, one};
 use crate::results::DecodingName;
 
 /// What is measured.

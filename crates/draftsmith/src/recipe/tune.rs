@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::require;
+use super::checks::require;
 
 /// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are
 /// those of `[evaluate]`, whose prompts are recorded too, for the test.

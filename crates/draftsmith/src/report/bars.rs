@@ -3,9 +3,10 @@
 
 use minijinja::{Value, context};
 
+use super::Frame;
 use super::axis::{Axis, tenth};
 use super::key::{ADVANCE, Look};
-use super::{Frame, label, rule_label, times};
+use super::text::{label, rule_label, times};
 use crate::results::{DrafterName, Group, ResultRow};
 
 const TOP: f64 = 24.0;
@@ -43,7 +44,7 @@ pub(super) fn picture(group: &Group<'_>, frame: Frame) -> Option<Value> {
         if std::mem::replace(&mut drafter, row.drafter) != row.drafter {
             top += HEADING;
             headings.push(context! {
-                text => super::sentence_case(&row.drafter.text()),
+                text => super::text::sentence_case(&row.drafter.text()),
                 y => tenth(top - 7.0),
             });
         }

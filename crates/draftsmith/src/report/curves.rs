@@ -3,9 +3,10 @@
 
 use minijinja::{Value, context};
 
+use super::Frame;
 use super::axis::{Axis, tenth};
 use super::key::{Family, Look, key};
-use super::{Frame, label, number, rule_label};
+use super::text::{label, number, rule_label};
 use crate::results::{Group, ResultRow};
 
 const LEFT: f64 = 44.0;

@@ -269,7 +269,7 @@ pub(super) fn key<'a>(
             drafter = Some(row.drafter);
             told.clear();
             (x, y) = (left, y + LINE);
-            let text = super::sentence_case(&row.drafter.text());
+            let text = super::text::sentence_case(&row.drafter.text());
             x += text.chars().count() as f64 * ADVANCE + GAP;
             headings.push(context! { x => tenth(left), y => tenth(y + 4.2), text });
         }

@@ -6,10 +6,11 @@
 
 use minijinja::{Value, context};
 
+use super::Frame;
 use super::axis::{Axis, decimals, round_step, tenth};
 use super::key::{Look, key};
 use super::labels::{Mark, Rect, Segment, place};
-use super::{Frame, counted, label, number, rule_label, symbol, times};
+use super::text::{counted, label, number, rule_label, symbol, times};
 use crate::results::{CostSummary, Group, GroupSummary, ResultRow, Standing, StopRuleName};
 
 const LEFT: f64 = 44.0;

@@ -6,7 +6,8 @@ use minijinja::{Value, context};
 
 use super::axis::{Axis, tenth};
 use super::key::{ADVANCE, circle};
-use super::{FRAMES, Frame, counted, number, percent, sentence_case};
+use super::text::{counted, number, percent, sentence_case};
+use super::{FRAMES, Frame};
 use crate::results::HeadPredictions;
 use crate::table::calibration_text;
 

@@ -6,7 +6,8 @@ use minijinja::{Value, context};
 use super::axis::{Axis, tenth};
 use super::bars::{MARK, label_width};
 use super::key::Look;
-use super::{FRAMES, Frame, counted, gain, number, on_a_page, percent, sentence_case, times};
+use super::text::{counted, gain, number, on_a_page, percent, sentence_case, times};
+use super::{FRAMES, Frame};
 use crate::results::{DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName};
 
 const TOP: f64 = 10.0;

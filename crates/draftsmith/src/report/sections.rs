@@ -4,7 +4,7 @@
 use draftsmith_theory::Decoding;
 use minijinja::{Value, context};
 
-use super::{
+use super::text::{
     counted, gain, group_id, label, number, on_a_page, percent, rule_label, symbol, times,
 };
 use crate::results::{

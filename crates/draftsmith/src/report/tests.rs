@@ -1,5 +1,6 @@
 //! The page is well formed, complete, finite, escaped, and asks nobody for anything.
 
+use super::text::gain;
 use super::*;
 use crate::results::{Estimate, ReplayGroup, Road, StopRuleName};
 

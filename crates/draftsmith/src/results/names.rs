@@ -5,8 +5,6 @@ use std::fmt;
 use draftsmith_theory::{AcceptanceSignal, Decoding, StopRuleConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::CostSource;
-
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`,
 /// `self_draft_1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -245,6 +243,16 @@ impl DecodingName {
             Self::Sampled => "sampled",
         }
     }
+}
+
+/// Whose costs a replay is judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CostSource {
+    /// Measured here.
+    Machine,
+    /// SpecDec++'s: (0.0234, 0.112) s, rows for nothing.
+    Paper,
 }
 
 impl CostSource {

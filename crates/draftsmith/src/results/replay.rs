@@ -7,7 +7,7 @@
 use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
-use super::{DecodingName, DrafterName, StopRuleName};
+use super::names::{CostSource, DecodingName, DrafterName, StopRuleName};
 use crate::exports::calibration::FittedCalibration;
 
 /// All that replay found.
@@ -72,16 +72,6 @@ pub(crate) struct ReplayGroup {
     pub(crate) rows: Vec<ReplayRow>,
     /// What a rule could gain that knew the answers (Lemma 2.1); greedy only.
     pub(crate) oracle: Option<Estimate>,
-}
-
-/// Whose costs a replay is judged by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum CostSource {
-    /// Measured here.
-    Machine,
-    /// SpecDec++'s: (0.0234, 0.112) s, rows for nothing.
-    Paper,
 }
 
 /// A rule at the setting that was best on validation prompts.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_data::{
     ChatTemplate, PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance,
-    TextTokenizer, hash_bytes, hash_file, read_provenance, read_rollouts, rollouts_path,
-    shard_paths, write_rollouts,
+    TextTokenizer, hash_bytes, read_provenance, read_rollouts, rollouts_path, shard_paths,
+    write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig};
 use draftsmith_theory::{Decoding, Recording};
@@ -18,6 +18,7 @@ use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 use crate::pair::{hash_dir, hash_export};
+use crate::prompts::prompt_files;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
 
@@ -241,14 +242,6 @@ fn held_out_prompts(recipe: &Recipe) -> Result<PromptFile> {
         "share": held_out_share(recipe),
     });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
-}
-
-fn prompt_files(paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
-    let file = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(PromptFile { name, hash: hash_file(path)? })
-    };
-    paths.iter().map(file).collect()
 }
 
 fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>> {

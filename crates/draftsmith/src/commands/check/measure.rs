@@ -3,22 +3,17 @@
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    Counts, Decoding, Interval, LosslessnessTest, Sampling, SeededDraws, StopRule, Trace, bootstrap,
+    Counts, Decoding, LosslessnessTest, Sampling, SeededDraws, StopRule, Trace,
 };
 
 use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
 use crate::agreement::{Agreement, compare, num_same};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
-use crate::exports::tuned::interval;
 use crate::pair::Pair;
-use crate::results::{DrafterName, Estimate};
+use crate::results::DrafterName;
+use crate::statistics::{interval_of, promise_interval};
 
-/// The level of the intervals of acceptance rates, that of the promised ones: left by a fault and
-/// not by luck.
-const LEVEL: f64 = 0.9999;
-/// Enough that ten resamples lie beyond the interval, five on either side.
-const NUM_RESAMPLES: usize = 100_000;
 /// How much more nucleus mass a token may need, that its place at the nucleus's edge is put down to
 /// rounding.
 const EDGE: f64 = 1e-4;
@@ -55,7 +50,7 @@ impl OneDecoding {
     fn judge<T>(self, seed: u64, output: T) -> Result<DecodingCheck<T>> {
         let Served { decoding, rule, is_tuned, promised } = self.served;
         let total: Counts = self.counts.iter().copied().sum();
-        let rate = bootstrap(self.counts.len(), NUM_RESAMPLES, seed, LEVEL, |prompts| {
+        let rate = promise_interval(self.counts.len(), seed, |prompts| {
             let (accepted, drafted) = prompts.iter().fold((0, 0), |(accepted, drafted), prompt| {
                 let counts = &self.counts[*prompt];
                 (accepted + counts.num_accepted, drafted + counts.num_drafted)
@@ -63,10 +58,9 @@ impl OneDecoding {
             accepted as f64 / drafted as f64
         });
         let holds = match &promised {
-            Some(promised) => Some(rate.agrees_with(&interval(promised)?)),
+            Some(promised) => Some(rate.agrees_with(&interval_of(promised)?)),
             None => None,
         };
-        let Interval { value, low, high } = rate;
         let (temperature, top_p) = match decoding {
             Decoding::Greedy => (0.0, 1.0),
             Decoding::Sampled(sampling) => (sampling.temperature, sampling.top_p),
@@ -81,7 +75,7 @@ impl OneDecoding {
             acceptance: Acceptance {
                 holds,
                 num_drafted: total.num_drafted,
-                rate: Estimate { value, low, high },
+                rate: rate.into(),
                 promised,
             },
         })

@@ -8,11 +8,12 @@ use draftsmith_theory::{
     CostModel, Decoding, Fit, Observation, Round, RoundCosts, StopRuleConfig, Trace,
 };
 
+use super::Plan;
 use super::measure::{Bench, Measured};
 use super::promise::promises;
 use super::settings::Setting;
-use super::{Dataset, Plan};
 use crate::agreement::Agreement;
+use crate::prompts::Dataset;
 use crate::recipe::Recipe;
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{

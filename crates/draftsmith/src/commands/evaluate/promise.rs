@@ -1,13 +1,13 @@
 //! Whether what tuning promised came true: the tuned rule against the best fixed length, as
 //! measured here.
 
-use draftsmith_theory::{Interval, Trace, bootstrap};
+use draftsmith_theory::{Interval, Trace};
 
 use super::measure::Measured;
 use super::settings::Setting;
-use crate::commands::tune::{LEVEL, NUM_RESAMPLES};
 use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate, PromiseSummary, StopRuleName};
+use crate::statistics::shown_interval;
 
 /// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that
 /// were not run are left out.
@@ -33,7 +33,7 @@ pub(super) fn promises(
             seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()
         };
         let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
-        let measured = bootstrap(own.len(), NUM_RESAMPLES, seed, LEVEL, gain);
+        let measured = shown_interval(own.len(), seed, gain);
         let Estimate { value, low, high } = tuned.expected_gain;
         let expected = Interval { value, low, high };
         Some(PromiseSummary {

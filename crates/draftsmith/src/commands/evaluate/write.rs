@@ -8,12 +8,12 @@ use burn::tensor::Device;
 use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
-use super::{Dataset, Evaluation, Models, machine};
-use crate::commands::replay::read_replay;
+use super::{Evaluation, Models, machine};
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
 use crate::pair::hash_dir;
+use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
 use crate::report::render_html;
 use crate::results::{
@@ -21,6 +21,7 @@ use crate::results::{
     PromiseSummary, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
+use crate::tuning::read_replay;
 
 pub(super) fn write(
     recipe: &Recipe,

@@ -5,16 +5,16 @@ use anyhow::{Result, bail};
 use draftsmith_data::{Prompt, Provenance, ResponseRow};
 use draftsmith_train::is_held_out;
 
-use crate::commands::build_data::{Source, read_sources};
-use crate::commands::evaluate::choose_prompts;
-use crate::commands::training::built_rows;
+use super::PromptSet;
+use super::files::held_out_share;
+use crate::built_data::built_rows;
 use crate::console::Console;
 use crate::pair::Pair;
+use crate::prompts::{PromptChoice, Source, read_sources, spread};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::rollouts::{PromptSet, held_out_share};
 
 /// A prompt to be recorded.
-pub(super) enum SetPrompt {
+pub(crate) enum SetPrompt {
     /// A conversation, answered turn by turn.
     Conversation(Prompt),
     /// A prompt of the built data that nothing was trained on, earlier turns included.
@@ -22,19 +22,19 @@ pub(super) enum SetPrompt {
 }
 
 /// Where the prompts of a set come from.
-pub(super) enum Sources {
+pub(crate) enum SetSources {
     /// Files, of each of which at most so many prompts are taken.
     Files(Vec<Source>, Option<usize>),
     /// The built data, of which at most so many prompts are taken.
     HeldOut(Vec<ResponseRow>, Box<Provenance>, Option<usize>),
 }
 
-impl Sources {
+impl SetSources {
     /// Reads them.
     ///
     /// # Errors
     /// If a file is missing or broken, or there is no built data.
-    pub(super) fn read(recipe: &Recipe, set: PromptSet) -> Result<Self> {
+    pub(crate) fn read(recipe: &Recipe, set: PromptSet) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("record")?;
         Ok(match (set, &tune.prompts) {
             (PromptSet::Test, _) => {
@@ -54,7 +54,7 @@ impl Sources {
     ///
     /// # Errors
     /// If one does not fit the models' context, or the built data is of another tokenizer.
-    pub(super) fn choose(
+    pub(crate) fn choose(
         self,
         recipe: &Recipe,
         pair: &Pair,
@@ -63,16 +63,10 @@ impl Sources {
         let (_, evaluate) = recipe.need_tuning("record")?;
         match self {
             Self::Files(sources, num_prompts) => {
-                let choice = EvaluateRecipe { num_prompts, ..evaluate.clone() };
-                let datasets = choose_prompts(&choice, sources, pair, console)?;
+                let choice = PromptChoice { num_prompts, skip_long: evaluate.skip_long_prompts };
+                let datasets = choice.of(sources, pair, console)?;
                 let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
-                prompts
-                    .map(|prompt| {
-                        let first = pair.encode(&prompt.messages(0, &[]))?;
-                        pair.check_fits(&prompt.id, &first)?;
-                        Ok(SetPrompt::Conversation(prompt))
-                    })
-                    .collect()
+                Ok(prompts.map(SetPrompt::Conversation).collect())
             }
             Self::HeldOut(rows, provenance, num_prompts) => {
                 check_provenance(recipe, &provenance, pair)?;
@@ -91,7 +85,7 @@ pub(crate) fn validation_prompts(
     pair: &Pair,
     console: &Console,
 ) -> Result<Vec<(String, Vec<u32>)>> {
-    let chosen = Sources::read(recipe, PromptSet::Validation)?.choose(recipe, pair, console)?;
+    let chosen = SetSources::read(recipe, PromptSet::Validation)?.choose(recipe, pair, console)?;
     chosen
         .into_iter()
         .map(|prompt| {
@@ -151,26 +145,4 @@ fn held_out(
             Ok(SetPrompt::HeldOut { id, prompt_ids })
         })
         .collect()
-}
-
-/// At most so many, spread evenly.
-fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
-    let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
-    let mut wanted = (0..num).map(|i| i * total / num).peekable();
-    let chosen = all.into_iter().enumerate().filter(|(i, _)| wanted.next_if_eq(i).is_some());
-    chosen.map(|(_, one)| one).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prompts_are_spread_from_the_first_on() {
-        let ten = || (0..10).collect::<Vec<_>>();
-        assert_eq!(spread(ten(), Some(3)), [0, 3, 6]);
-        assert_eq!(spread(ten(), Some(1)), [0]);
-        assert_eq!(spread(ten(), Some(11)), ten());
-        assert_eq!(spread(ten(), None), ten());
-    }
 }

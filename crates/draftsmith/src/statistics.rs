@@ -1,0 +1,58 @@
+//! The statistics of what is shown and promised: bootstrap intervals over prompts, and medians.
+
+use anyhow::Result;
+use draftsmith_theory::{Interval, bootstrap};
+
+use crate::results::Estimate;
+
+/// Resamples of a bootstrap interval that is shown.
+const NUM_RESAMPLES: usize = 2000;
+/// The level of such an interval.
+const LEVEL: f64 = 0.95;
+/// The level of the interval of an acceptance rate, which `check` holds a server to: wide, so that
+/// a fault leaves it and bad luck does not.
+const PROMISE_LEVEL: f64 = 0.9999;
+/// Resamples for that: ten lie outside the interval, five on either side.
+const NUM_PROMISE_RESAMPLES: usize = 100_000;
+
+/// A statistic over prompts with its 95 % interval.
+pub(crate) fn shown_interval(
+    num_prompts: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize]) -> f64,
+) -> Interval {
+    bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
+}
+
+/// A statistic over prompts with its 99.99 % interval.
+pub(crate) fn promise_interval(
+    num_prompts: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize]) -> f64,
+) -> Interval {
+    bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
+}
+
+/// An estimate as an interval that holds its value.
+///
+/// # Errors
+/// If it does not.
+pub(crate) fn interval_of(estimate: &Estimate) -> Result<Interval> {
+    Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
+}
+
+impl From<Interval> for Estimate {
+    fn from(interval: Interval) -> Self {
+        let Interval { value, low, high } = interval;
+        Self { value, low, high }
+    }
+}
+
+/// The median; None of nothing.
+pub(crate) fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = *sorted.get(middle)?;
+    Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
+}

@@ -1,0 +1,84 @@
+//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json` and
+//! `replay.json`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::costs::Costs;
+use crate::recipe::{Recipe, write_text};
+use crate::results::{DecodingName, DrafterName, Replay};
+
+/// Costs that were measured for a drafter and decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MeasuredCosts {
+    pub(crate) costs: Costs,
+    /// Half the 95 % interval of the least certain cost, relative to it.
+    pub(crate) uncertainty: f64,
+    pub(crate) num_passes: usize,
+}
+
+/// An entry of `costs.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CostsEntry {
+    pub(crate) drafter: DrafterName,
+    pub(crate) decoding: DecodingName,
+    #[serde(flatten)]
+    pub(crate) measured: MeasuredCosts,
+}
+
+/// The costs that `tune` measured for the recipe; none where it has not run.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn read_costs(recipe: &Recipe) -> Result<Vec<CostsEntry>> {
+    read_written(&recipe.tuning_dir().join(COSTS), "tune")
+}
+
+/// Writes `costs.json`.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()> {
+    let text = serde_json::to_string_pretty(entries).context("costs are plain numbers")?;
+    write_text(&recipe.tuning_dir().join(COSTS), &(text + "\n"))
+}
+
+/// What `replay` found for the recipe; nothing where it has not run.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn read_replay(recipe: &Recipe) -> Result<Replay> {
+    read_written(&recipe.tuning_dir().join(REPLAY), "replay")
+}
+
+/// Writes `replay.json`.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
+    let text = serde_json::to_string_pretty(replay).context("results are plain numbers")?;
+    write_text(&recipe.tuning_dir().join(REPLAY), &(text + "\n"))
+}
+
+const COSTS: &str = "costs.json";
+const REPLAY: &str = "replay.json";
+
+/// Reads what `command` wrote; nothing where it has not run.
+fn read_written<T: DeserializeOwned + Default>(path: &Path, command: &str) -> Result<T> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
+        }
+    };
+    serde_json::from_str(&text).with_context(|| {
+        format!(
+            "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
+            path.display()
+        )
+    })
+}
