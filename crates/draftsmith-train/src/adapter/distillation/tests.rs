@@ -1,0 +1,217 @@
+//! Every loss against autodiff, in host memory and as tensors.
+
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, TensorData};
+use draftsmith_theory::SeededDraws;
+
+use super::*;
+use crate::tests::pair::tiny_draft;
+
+const HIDDEN: usize = 16;
+const LOSSES: [DistillationLoss; 4] = [
+    DistillationLoss::CrossEntropy,
+    DistillationLoss::ForwardKl,
+    DistillationLoss::ReverseKl,
+    DistillationLoss::TotalVariation,
+];
+
+fn random(num_tokens: usize, width: usize, purpose: &str) -> Tensor<2> {
+    let mut draws = SeededDraws::new(3, &[purpose]);
+    let values: Vec<f32> =
+        (0..num_tokens * width).map(|_| 4.0 * draws.uniform() as f32 - 2.0).collect();
+    Tensor::from_data(TensorData::new(values, [num_tokens, width]), &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+/// One that speaks through the target's head.
+fn headless(hidden: Tensor<2>) -> Student {
+    Student { hidden, own_head: None }
+}
+
+#[track_caller]
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        // f32 sums in another order, of numbers near 1.
+        assert!((a - b).abs() < 1e-5, "{a} for {b}");
+    }
+}
+
+/// The mean loss as its definition says, recorded for autodiff.
+fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+    let (log_q, log_p) = (log_softmax(student, 1), log_softmax(teacher, 1));
+    let (q, p) = (log_q.clone().exp(), log_p.clone().exp());
+    let [num_tokens, _] = q.dims();
+    let sum = match loss {
+        DistillationLoss::CrossEntropy => (p * log_q).sum().neg(),
+        DistillationLoss::ForwardKl => (p * (log_p - log_q)).sum(),
+        DistillationLoss::ReverseKl => (q * (log_q - log_p)).sum(),
+        DistillationLoss::TotalVariation => (p - q).abs().sum() / 2.0,
+    };
+    sum / num_tokens as f64
+}
+
+#[test]
+fn the_head_that_was_read_is_the_targets() {
+    let target = tiny_draft(HIDDEN, 64);
+    let hidden = random(40, HIDDEN, "hidden");
+    let expected = target.lm_head(hidden.clone().unsqueeze()).squeeze_dim::<2>(0);
+    let found = hidden.matmul(LmHead::of(&target).weight);
+    assert_close(&values(found), &values(expected));
+}
+
+#[test]
+fn value_and_gradient_are_those_of_autodiff_whatever_the_chunk() {
+    let target = tiny_draft(HIDDEN, 64);
+    let head = LmHead::of(&target);
+    let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
+    for loss in LOSSES {
+        let leaf = student.clone().autodiff().require_grad();
+        let logits = |hidden: Tensor<2>| hidden.matmul(head.weight.clone());
+        let expected = direct(loss, logits(leaf.clone()), logits(teacher.clone()));
+        let gradient = leaf.grad(&expected.backward()).unwrap();
+        // Otherwise the comparison shows little.
+        assert!(gradient.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
+        for loss_chunk in [1, 2, 7, 22, 23, 24, usize::MAX] {
+            let student = headless(student.clone());
+            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            assert_close(&values(found.loss), &values(expected.clone()));
+            assert_close(&values(found.hidden), &values(gradient.clone()));
+            assert!(found.own_head.is_none());
+        }
+    }
+}
+
+#[test]
+fn a_head_of_its_own_has_the_gradient_of_autodiff_too() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let [_, vocab_size] = head.weight.dims();
+    let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
+    let own_head = random(HIDDEN, vocab_size, "own") * 0.3;
+    for loss in LOSSES {
+        let leaves = [student.clone(), own_head.clone()].map(|leaf| leaf.autodiff().require_grad());
+        let [hidden, own] = leaves.clone();
+        let logits = hidden.matmul(own);
+        let expected = direct(loss, logits, teacher.clone().matmul(head.weight.clone()));
+        let grads = expected.backward();
+        let [of_hidden, of_head] = leaves.map(|leaf| leaf.grad(&grads).unwrap());
+        assert!(of_head.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
+        for loss_chunk in [1, 7, 23] {
+            let student = Student { hidden: student.clone(), own_head: Some(own_head.clone()) };
+            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            assert_close(&values(found.loss), &values(expected.clone()));
+            assert_close(&values(found.hidden), &values(of_hidden.clone()));
+            assert_close(&values(found.own_head.unwrap()), &values(of_head.clone()));
+        }
+    }
+    // A head that is the target's scores as none does.
+    let [own, none] = [Some(head.weight.clone()), None].map(|own_head| {
+        let student = Student { hidden: student.clone(), own_head };
+        values(head.score_sums(student, teacher.clone(), 7))
+    });
+    assert_eq!(own, none);
+}
+
+#[test]
+fn in_host_memory_and_as_tensors_logits_give_the_same() {
+    // Whole strands, strands and a rest, and a rest alone.
+    for vocab_size in [64, 61, 5] {
+        let logits = random(9, vocab_size, "student") * 3.0;
+        let target = random(9, vocab_size, "teacher") * 3.0;
+        for loss in LOSSES {
+            let device = on_device::Teacher::new(target.clone(), loss);
+            let (expected, expected_gradient) = device.loss_and_gradient(logits.clone());
+            let host = on_host::Teacher::new(values(target.clone()), vocab_size, loss);
+            let mut found_gradient = values(logits.clone());
+            let found = host.loss_and_gradient(&mut found_gradient, 1.0);
+            // Sums of nine such.
+            assert!((found as f32 - expected.into_scalar::<f32>()).abs() < 1e-4, "{loss:?}");
+            assert_close(&found_gradient, &values(expected_gradient));
+        }
+        let expected = values(on_device::score_sums(logits.clone(), target.clone()));
+        let found = on_host::score_sums(values(logits), values(target), vocab_size);
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert!((found as f32 - expected).abs() < 1e-4, "{found} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_teacher_itself_has_no_gradient_and_costs_nothing_but_its_entropy() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let teacher = random(9, HIDDEN, "teacher");
+    let sums = values(head.score_sums(headless(teacher.clone()), teacher.clone(), 4));
+    for loss in LOSSES {
+        let student = headless(teacher.clone());
+        let found = head.loss_and_gradients(loss, student, teacher.clone(), 4);
+        assert_close(&values(found.hidden), &[0.0; 9 * HIDDEN]);
+        let entropy = if loss == DistillationLoss::CrossEntropy { sums[1] / 9.0 } else { 0.0 };
+        assert_close(&values(found.loss), &[entropy]);
+    }
+    assert_close(&[sums[0], sums[2], sums[3], sums[4]], &[sums[1], 9.0, 9.0, 0.0]);
+}
+
+#[test]
+fn where_nothing_differs_total_variation_has_the_subgradient_zero() {
+    for vocab_size in [64, 61] {
+        let logits = random(3, vocab_size, "both") * 5.0;
+        let loss = DistillationLoss::TotalVariation;
+        let device = on_device::Teacher::new(logits.clone(), loss);
+        let (value, gradient) = device.loss_and_gradient(logits.clone());
+        assert_eq!((values(value), values(gradient)), (vec![0.0], vec![0.0; 3 * vocab_size]));
+        let host = on_host::Teacher::new(values(logits.clone()), vocab_size, loss);
+        let mut gradient = values(logits);
+        assert_eq!(host.loss_and_gradient(&mut gradient, 1.0), 0.0);
+        assert_eq!(gradient, vec![0.0; 3 * vocab_size]);
+    }
+}
+
+#[test]
+fn the_sums_are_those_of_each_token_whatever_the_chunk() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let (student, teacher) = (random(12, HIDDEN, "student"), random(12, HIDDEN, "teacher"));
+    let probs = |hidden: &Tensor<2>| {
+        values(log_softmax(hidden.clone().matmul(head.weight.clone()), 1).exp())
+    };
+    let (q, p) = (probs(&student), probs(&teacher));
+    let vocab = q.len() / 12;
+    let largest = |row: &[f32]| (0..vocab).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+    let mut expected = [0.0_f32; NUM_SCORES];
+    for (q, p) in q.chunks(vocab).zip(p.chunks(vocab)) {
+        for (q, p) in q.iter().zip(p) {
+            expected[0] -= p * q.ln();
+            expected[1] -= p * p.ln();
+            expected[3] += p.min(*q);
+            expected[4] += q * (q / p).ln();
+        }
+        expected[2] += f32::from(largest(q) == largest(p));
+    }
+    for loss_chunk in [1, 5, 12] {
+        let student = headless(student.clone());
+        let sums = values(head.score_sums(student, teacher.clone(), loss_chunk));
+        for (found, expected) in sums.iter().zip(expected) {
+            // Sums of twelve such.
+            assert!((found - expected).abs() < 1e-4, "{sums:?} for {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn far_apart_distributions_stay_finite_and_broken_ones_do_not() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let (student, teacher) =
+        (random(5, HIDDEN, "student") * 1e3, random(5, HIDDEN, "teacher") * 1e3);
+    for loss in LOSSES {
+        let found = head.loss_and_gradients(loss, headless(student.clone()), teacher.clone(), 2);
+        assert!(found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
+        assert!(values(found.hidden).iter().all(|x| x.is_finite()), "{loss:?}");
+        let broken = headless(student.clone() * f32::NAN);
+        let found = head.loss_and_gradients(loss, broken, teacher.clone(), 2);
+        assert!(!found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
+    }
+    let sums = values(head.score_sums(headless(student), teacher, 2));
+    assert!(sums.iter().all(|x| x.is_finite()), "{sums:?}");
+}

@@ -1,0 +1,263 @@
+//! The adapter as burn-train's learner sees it: one batch forward and back.
+
+use burn::module::Module;
+use burn::tensor::{ExecutionError, Tensor};
+use burn_train::metric::{Adaptor, LossInput};
+use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use draftsmith_model::Adapter;
+
+use crate::adapter::batches::{AdapterBatch, at_positions};
+use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
+use crate::adapter::scores::AdapterScores;
+use crate::error::{TrainError, to_host};
+use crate::log::metrics::Score;
+use crate::run::clipping::Clipping;
+use crate::run::epochs::Trainee;
+
+/// The adapter, and the settings that its steps need. The target is not in here: what is in
+/// the learner is trained and saved.
+#[derive(Module, Debug)]
+pub(crate) struct AdapterLearner {
+    pub(crate) adapter: Adapter,
+    /// That of its exit layer among those whose hidden states a batch has.
+    #[module(skip)]
+    pub(crate) place: usize,
+    #[module(skip)]
+    pub(crate) loss: DistillationLoss,
+    #[module(skip)]
+    pub(crate) loss_chunk: usize,
+    #[module(skip)]
+    pub(crate) clipping: Clipping,
+}
+
+/// What a training batch gives back: `[1]`, without a graph.
+#[derive(Debug, Clone)]
+pub(crate) struct AdapterLoss(Tensor<1>);
+
+/// What a validation batch gives back.
+#[derive(Debug, Clone)]
+pub(crate) struct AdapterSums {
+    /// `[NUM_SCORES]`: see [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
+    sums: Tensor<1>,
+    num_tokens: usize,
+}
+
+/// The sums of a validation so far, in f64.
+#[derive(Debug, Default)]
+pub(crate) struct AdapterTally {
+    sums: [f64; NUM_SCORES],
+    num_tokens: usize,
+}
+
+impl AdapterLearner {
+    /// What the adapter says at the batch's supervised positions, computed in the features' type.
+    fn student(&self, batch: &AdapterBatch) -> Student {
+        let features = batch.features[self.place].clone();
+        let adapter = self.adapter.to_dtype(features.dtype().into());
+        Student {
+            hidden: at_positions(adapter.forward(features), batch.supervised.clone()),
+            own_head: adapter.own_head(),
+        }
+    }
+}
+
+impl TrainStep for AdapterLearner {
+    type Input = AdapterBatch;
+    type Output = AdapterLoss;
+
+    fn step(&self, batch: AdapterBatch) -> TrainOutput<AdapterLoss> {
+        let student = self.student(&batch);
+        let LossAndGradients { loss, hidden, own_head } = batch.lm_head.loss_and_gradients(
+            self.loss,
+            student.without_autodiff(),
+            batch.teacher,
+            self.loss_chunk,
+        );
+        // The gradient of Σ student ∘ gradient with respect to the student is `gradient`: so the
+        // loss's own is what goes back through the adapter. Accumulation sums: each batch brings
+        // its share, so that a step has the mean over its tokens.
+        let mut sum = (student.hidden * (hidden * batch.step_share)).sum();
+        if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
+            let gradient = (gradient * batch.step_share).cast(head.dtype());
+            sum = sum + (head * gradient).sum();
+        }
+        TrainOutput::new(self, sum.backward(), AdapterLoss(loss))
+    }
+}
+
+impl InferenceStep for AdapterLearner {
+    type Input = AdapterBatch;
+    type Output = AdapterSums;
+
+    fn step(&self, batch: AdapterBatch) -> AdapterSums {
+        let student = self.student(&batch).without_autodiff();
+        let [num_tokens, _] = student.hidden.dims();
+        let sums = batch.lm_head.score_sums(student, batch.teacher, self.loss_chunk);
+        AdapterSums { sums, num_tokens }
+    }
+}
+
+impl Trainee for AdapterLearner {
+    type Batch = AdapterBatch;
+    type Part = Adapter;
+    type Tally = AdapterTally;
+    type Scores = AdapterScores;
+
+    const SECTION: &'static str = "adapter";
+    const FROZEN: &'static str = "target";
+    const SCORES: &'static [Score<AdapterScores>] = &[
+        Score {
+            name: "cross-entropy",
+            higher_is_better: false,
+            pick: |scores| scores.cross_entropy,
+        },
+        Score { name: "KL", higher_is_better: false, pick: AdapterScores::kl },
+        Score { name: "reverse KL", higher_is_better: false, pick: |scores| scores.reverse_kl },
+        Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
+        Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
+    ];
+
+    fn part(self) -> Adapter {
+        self.adapter
+    }
+
+    fn clipping(&self) -> Clipping {
+        self.clipping
+    }
+
+    fn training_loss(output: &AdapterLoss) -> Tensor<1> {
+        output.0.clone()
+    }
+
+    fn tally(&self) -> AdapterTally {
+        AdapterTally::default()
+    }
+
+    fn count(output: &AdapterSums, tally: &mut AdapterTally) -> Result<bool, TrainError> {
+        let sums = to_host(output.sums.clone())?;
+        for (total, sum) in tally.sums.iter_mut().zip(&sums) {
+            *total += f64::from(*sum);
+        }
+        tally.num_tokens += output.num_tokens;
+        Ok(sums.iter().all(|sum| sum.is_finite()))
+    }
+
+    fn scores(tally: AdapterTally) -> AdapterScores {
+        let [cross_entropy, target_entropy, agreement, overlap, reverse_kl] =
+            tally.sums.map(|sum| sum / tally.num_tokens as f64);
+        let num_tokens = tally.num_tokens;
+        AdapterScores { num_tokens, cross_entropy, target_entropy, reverse_kl, agreement, overlap }
+    }
+
+    fn to_minimise(&self, scores: &AdapterScores) -> f64 {
+        scores.loss(self.loss)
+    }
+}
+
+impl ItemLazy for AdapterLoss {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl ItemLazy for AdapterSums {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl Adaptor<LossInput> for AdapterLoss {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.0.clone())
+    }
+}
+
+impl Adaptor<LossInput> for AdapterSums {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.sums.clone().slice(0..1) / self.num_tokens as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::{ModuleVisitor, Param};
+    use burn::optim::GradientsParams;
+    use burn::tensor::activation::{log_softmax, softmax};
+    use draftsmith_model::{AdapterArchitecture, AdapterConfig};
+
+    use super::*;
+    use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
+    use crate::data::batches::BatchSource;
+    use crate::tests::pair::{responses, tiny_draft};
+
+    /// The gradient of every parameter, in order.
+    struct Collect<'a> {
+        grads: &'a GradientsParams,
+        all: Vec<f32>,
+    }
+
+    impl ModuleVisitor for Collect<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grad = self.grads.get::<D>(param.id).expect("every parameter is trained");
+            self.all.extend(to_host(grad).unwrap());
+        }
+    }
+
+    fn gradients(learner: &AdapterLearner, grads: &GradientsParams) -> Vec<f32> {
+        let mut collect = Collect { grads, all: Vec::new() };
+        learner.visit(&mut collect);
+        collect.all
+    }
+
+    #[test]
+    fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
+        for architecture in AdapterArchitecture::ALL {
+            check_gradients(architecture);
+        }
+    }
+
+    fn check_gradients(architecture: AdapterArchitecture) {
+        let target = tiny_draft(16, 64);
+        let rows = responses(6, 20, 5)
+            .iter()
+            .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
+            .collect();
+        let targets = FrozenTarget::from(target.clone()).into();
+        let source = AdapterSource { targets, exit_layers: vec![1], rows };
+        let config = AdapterConfig::new(target.config(), 1).unwrap();
+        let config = AdapterConfig { architecture, ..config };
+        let mut learner = AdapterLearner {
+            adapter: config.init(&target.device().autodiff()),
+            place: 0,
+            loss: DistillationLoss::CrossEntropy,
+            loss_chunk: 7,
+            clipping: Clipping::Norm(1.0),
+        };
+        let mut batches: Vec<AdapterBatch> =
+            source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
+        let batch = batches.remove(0);
+        assert!(batches.is_empty() && batch.step_share == 1.0);
+        let student = learner.student(&batch);
+        let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
+        let log_probs = log_softmax(student.hidden.matmul(head), 1);
+        let logits = target.lm_head(batch.teacher.clone().unsqueeze()).squeeze_dim::<2>(0);
+        let num_tokens = batch.supervised.dims()[0] as f64;
+        assert!(num_tokens > 16.0, "so few rows of a target are not recorded");
+        let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
+        let expected = GradientsParams::from_grads(direct.backward(), &learner);
+        let expected = gradients(&learner, &expected);
+        let direct: f32 = direct.into_scalar();
+        let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
+        assert!(largest > 1e-3, "gradients this small show little: {largest}");
+        for loss_chunk in [1, 7, 1000] {
+            learner.loss_chunk = loss_chunk;
+            let output = TrainStep::step(&learner, batch.clone());
+            let loss: f32 = output.item.0.into_scalar();
+            // f32 sums in another order.
+            assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
+            for (found, expected) in gradients(&learner, &output.grads).iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! What adapter training must hold to: it learns, it repeats itself, it stops when told, it leaves
+//! the target alone, and it says what is wrong with its input.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::module::{ModuleVisitor, Param};
+use burn::tensor::Device;
+use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
+use burn_train::Interrupter;
+use draftsmith_model::AdapterArchitecture;
+
+use super::*;
+use crate::adapter::distillation::DistillationLoss;
+use crate::adapter::settings::{ExitLayers, InitialWeights};
+use crate::head::rows::is_held_out;
+use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
+use crate::tests::runs::{Watcher, files_under, only};
+
+/// Small and quick.
+fn quick() -> AdapterTraining {
+    AdapterTraining {
+        exit_layer: ExitLayers::One(1),
+        learning_rate: 1e-2,
+        num_epochs: 2,
+        gradient_accumulation: 2,
+        loss_chunk: 5,
+        validation_share: 0.3,
+        ..AdapterTraining::default()
+    }
+}
+
+fn train(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    dir: &Path,
+) -> Result<TrainedAdapter, TrainError> {
+    train_adapters(target, rows, training, 3, Stint::new(dir, "")).map(only)
+}
+
+fn train_in_temporary_dir(rows: &[ResponseRow], training: &AdapterTraining) -> TrainedAdapter {
+    let dir = tempfile::tempdir().unwrap();
+    train(&tiny_draft(16, 64), rows, training, dir.path()).unwrap()
+}
+
+/// Rows as data is built without a drafter.
+fn undrafted(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
+    let rows = responses(num_rows, longest, seed);
+    rows.into_iter().map(|row| ResponseRow { draft: None, ..row }).collect()
+}
+
+#[test]
+fn an_adapter_learns_to_speak_for_the_target() {
+    let rows = undrafted(200, 40, 21);
+    let training = AdapterTraining { num_epochs: 15, weight_decay: 0.0, ..quick() };
+    let untrained = AdapterTraining { num_epochs: 1, learning_rate: 1e-30, ..quick() };
+    let [trained, untrained] = [training, untrained].map(|training| {
+        let dir = tempfile::tempdir().unwrap();
+        train(&early_target(), &rows, &training, dir.path()).unwrap()
+    });
+    let untrained = untrained.scores;
+    let scores = &trained.scores;
+    assert_eq!(scores.target_entropy, untrained.target_entropy);
+    assert!(scores.kl() > 0.0 && scores.kl() < 0.25 * untrained.kl(), "{scores:?} {untrained:?}");
+    assert!(scores.agreement > untrained.agreement + 0.2, "{scores:?} after {untrained:?}");
+    assert!(scores.overlap > untrained.overlap + 0.05, "{scores:?} after {untrained:?}");
+    assert!(trained.epochs[14].training_loss < trained.epochs[0].training_loss);
+    assert!(!trained.interrupted);
+    assert!(trained.tokens_per_second() > 0.0);
+}
+
+#[test]
+fn every_architecture_learns_and_its_files_round_trip() {
+    let rows = undrafted(80, 30, 23);
+    let target = early_target();
+    for architecture in AdapterArchitecture::ALL {
+        for initial in [InitialWeights::Random, InitialWeights::Target] {
+            let training = AdapterTraining { architecture, initial, num_epochs: 3, ..quick() };
+            let dir = tempfile::tempdir().unwrap();
+            let trained = train(&target, &rows, &training, dir.path()).unwrap();
+            assert_eq!(trained.config.architecture, architecture);
+            assert_eq!(trained.adapter.num_parameters(), trained.config.num_parameters());
+            let losses: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.training_loss).collect();
+            // This target's own layer has next to nothing to learn.
+            let learns = initial == InitialWeights::Target || losses[2] < losses[0];
+            assert!(learns, "{architecture}: {losses:?}");
+            trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
+            let (config, read) =
+                Adapter::from_dir(dir.path(), target.config(), &Device::flex()).unwrap();
+            assert_eq!((config.architecture, &config.llama), (architecture, &trained.config.llama));
+            let features = Tensor::<3>::ones([1, 3, 16], &Device::flex());
+            let [found, expected] = [read, trained.adapter].map(|adapter| {
+                let normed = adapter.forward(features.clone());
+                normed.into_data().try_into_vec::<f32>().unwrap()
+            });
+            for (found, expected) in found.iter().zip(expected) {
+                // The same products in another layout.
+                assert!((found - expected).abs() < 1e-5, "{architecture}: {found} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_left() {
+    // The target has two layers, and the adapter stands in for the second.
+    let target = early_target();
+    let training = AdapterTraining {
+        architecture: AdapterArchitecture::DecoderLayer,
+        initial: InitialWeights::Target,
+        learning_rate: 1e-30,
+        num_epochs: 1,
+        ..quick()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let trained = train(&target, &undrafted(30, 20, 3), &training, dir.path()).unwrap();
+    // f32 sums in another order.
+    assert!(trained.scores.kl().abs() < 1e-5, "{:?}", trained.scores);
+    assert_eq!(trained.scores.agreement, 1.0);
+}
+
+#[test]
+fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
+    let rows = undrafted(80, 30, 22);
+    for loss in [
+        DistillationLoss::CrossEntropy,
+        DistillationLoss::ForwardKl,
+        DistillationLoss::ReverseKl,
+        DistillationLoss::TotalVariation,
+    ] {
+        let training = AdapterTraining { loss, num_epochs: 5, ..quick() };
+        let dir = tempfile::tempdir().unwrap();
+        let trained = train(&early_target(), &rows, &training, dir.path()).unwrap();
+        // What of it an adapter can lower.
+        let floor = match loss {
+            DistillationLoss::CrossEntropy => trained.scores.target_entropy,
+            _ => 0.0,
+        };
+        let losses: Vec<f64> =
+            trained.epochs.iter().map(|epoch| epoch.validation.loss(loss) - floor).collect();
+        let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
+        assert_eq!(trained.scores.loss(loss) - floor, lowest, "{loss:?}: {losses:?}");
+        assert!(losses[4] < 0.97 * losses[0], "{loss:?}: {losses:?}");
+        // What is trained is what is measured, on other rows and before each step.
+        let training_loss = trained.epochs[4].training_loss - floor;
+        let range = 0.5 * losses[4]..2.0 * losses[4];
+        assert!(range.contains(&training_loss), "{loss:?}: {training_loss} {losses:?}");
+    }
+}
+
+/// The scores of an adapter on one row after another, from logits of whole sequences.
+fn direct_scores(target: &CausalLm, adapter: &Adapter, rows: &[ResponseRow]) -> [f64; 3] {
+    let mut sums = [0.0; 3];
+    let mut num_tokens = 0.0;
+    for row in rows {
+        let ids: Vec<i32> =
+            row.prompt_ids.iter().chain(&row.response_ids).map(|id| *id as i32).collect();
+        let len = ids.len();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, len]), &target.device());
+        let features = target.all_hidden_states(ids.clone()).swap_remove(1);
+        let log_probs = |hidden: Tensor<3>| -> Vec<f32> {
+            log_softmax(target.lm_head(hidden), 2).into_data().try_into_vec().unwrap()
+        };
+        let p = log_probs(target.hidden_states(ids));
+        let q = log_probs(adapter.forward(features));
+        let vocab = p.len() / len;
+        let largest = |row: &[f32]| (0..vocab).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+        // The position before each token of the response.
+        for position in row.prompt_ids.len() - 1..len - 1 {
+            let at = position * vocab..(position + 1) * vocab;
+            let (p, q) = (&p[at.clone()], &q[at]);
+            for (p, q) in p.iter().zip(q) {
+                sums[0] -= f64::from(p.exp() * q);
+                sums[1] += f64::from(p.min(*q).exp());
+            }
+            sums[2] += f64::from(largest(p) == largest(q));
+            num_tokens += 1.0;
+        }
+    }
+    sums.map(|sum| sum / num_tokens)
+}
+
+#[test]
+fn the_returned_adapter_is_the_one_that_was_scored_best() {
+    let target = tiny_draft(16, 64);
+    let rows = undrafted(40, 12, 4);
+    // A rate that climbs to the end, far too high.
+    let training =
+        AdapterTraining { learning_rate: 1.0, warm_up_share: 1.0, num_epochs: 6, ..quick() };
+    let dir = tempfile::tempdir().unwrap();
+    let trained = train(&target, &rows, &training, dir.path()).unwrap();
+    let losses: Vec<f64> =
+        trained.epochs.iter().map(|epoch| epoch.validation.cross_entropy).collect();
+    let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
+    assert_eq!(trained.scores.cross_entropy, lowest, "{losses:?}");
+    assert_eq!(losses[trained.best_epoch - 1], lowest);
+    assert_ne!(trained.best_epoch, 6, "the last is the best: this shows nothing: {losses:?}");
+
+    let nothing = Tensor::<3>::zeros([1, 1, 16], &Device::flex());
+    assert!(!trained.adapter.forward(nothing).is_autodiff(), "it still records a graph");
+    let held_out: Vec<ResponseRow> = rows.into_iter().filter(|row| is_held_out(row, 0.3)).collect();
+    let num_tokens: usize = held_out.iter().map(|row| row.response_ids.len()).sum();
+    assert_eq!(trained.scores.num_tokens, num_tokens);
+    let [cross_entropy, overlap, agreement] = direct_scores(&target, &trained.adapter, &held_out);
+    // f32 sums over other shapes.
+    assert!((cross_entropy - lowest).abs() < 1e-4, "{cross_entropy} {lowest}");
+    assert!((overlap - trained.scores.overlap).abs() < 1e-4);
+    assert!((agreement - trained.scores.agreement).abs() < 1e-9);
+}
+
+/// The files of an exported adapter.
+fn exported(trained: &TrainedAdapter) -> [Vec<u8>; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
+    ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let rows = undrafted(30, 30, 8);
+    let target = tiny_draft(32, 64);
+    let train_with = |seed| {
+        let dir = tempfile::tempdir().unwrap();
+        let stint = Stint::new(dir.path(), "");
+        exported(&only(train_adapters(&target, &rows, &quick(), seed, stint).unwrap()))
+    };
+    let first = train_with(1);
+    // Other tests train at the same time: neither threads nor burn's generator may matter.
+    assert!(first == train_with(1), "the bytes differ");
+    assert!(first != train_with(2), "the seed does nothing");
+}
+
+/// Every number of a model.
+fn weights(model: &CausalLm) -> Vec<f32> {
+    struct Collect(Vec<f32>);
+    impl ModuleVisitor for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let values: Vec<f32> = param.val().into_data().try_into_vec().unwrap();
+            self.0.extend(values);
+        }
+    }
+    let mut all = Collect(Vec::new());
+    model.visit(&mut all);
+    all.0
+}
+
+#[test]
+fn the_target_stays_as_it_is_and_a_step_is_the_same_however_it_is_cut() {
+    let target = tiny_draft(16, 64);
+    let before = weights(&target);
+    let rows = undrafted(24, 20, 13);
+    let whole =
+        AdapterTraining { batch_size: 8, gradient_accumulation: 1, loss_chunk: 1000, ..quick() };
+    let cut = AdapterTraining { batch_size: 2, gradient_accumulation: 4, loss_chunk: 3, ..quick() };
+    let [whole, cut] = [whole, cut].map(|training| {
+        let dir = tempfile::tempdir().unwrap();
+        train(&target, &rows, &training, dir.path()).unwrap()
+    });
+    assert_eq!(weights(&target), before);
+    assert_eq!((whole.num_steps, whole.num_tokens), (cut.num_steps, cut.num_tokens));
+    // AdamW's first steps divide a gradient by its own size, which magnifies rounding.
+    let gap = (whole.scores.cross_entropy - cut.scores.cross_entropy).abs();
+    assert!(gap < 1e-4, "{:?} {:?}", whole.scores, cut.scores);
+    assert!((whole.scores.target_entropy - cut.scores.target_entropy).abs() < 1e-5);
+}
+
+#[test]
+fn an_autodiff_target_trains_the_same() {
+    let rows = undrafted(20, 10, 6);
+    let plain = train_in_temporary_dir(&rows, &quick());
+    let target = tiny_draft(16, 64).fork(&Device::flex().autodiff());
+    let dir = tempfile::tempdir().unwrap();
+    let trained = train(&target, &rows, &quick(), dir.path()).unwrap();
+    assert!(exported(&plain) == exported(&trained), "the bytes differ");
+}
+
+#[test]
+fn adapters_round_trip_and_record_their_training() {
+    let rows = undrafted(20, 10, 6);
+    let trained = train_in_temporary_dir(&rows, &quick());
+    let target = tiny_draft(16, 64);
+    let dir = tempfile::tempdir().unwrap();
+    trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
+    let (config, read) = Adapter::from_dir(dir.path(), target.config(), &Device::flex()).unwrap();
+    assert_eq!(config.exit_layer, 1);
+    let keys = |config: &AdapterConfig| config.training.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&config), keys(&trained.config));
+    let record = &trained.config.training;
+    assert_eq!(record["seed"], 3);
+    assert_eq!(record["learning_rate"], 1e-2);
+    assert_eq!(record["loss_chunk"], 5);
+    assert_eq!(record["epochs"].as_array().unwrap().len(), 2);
+    assert_eq!(record["validation"]["cross_entropy"], trained.scores.cross_entropy);
+    assert_eq!(record["num_tokens"], trained.num_tokens);
+    assert!(!record.contains_key("exit_layer"));
+    let x = Tensor::<3>::ones([1, 3, 16], &Device::flex()) * 0.3;
+    let gap: f32 = (read.forward(x.clone()) - trained.adapter.forward(x)).abs().max().into_scalar();
+    // The weights are the same; layouts may sum in another order.
+    assert!(gap < 1e-5, "off by {gap}");
+}
+
+#[test]
+fn rows_steps_and_tokens_are_counted() {
+    let mut rows = undrafted(30, 10, 2);
+    rows[4].response_ids.clear();
+    rows[4].response_target_log_prob.clear();
+    rows.push(ResponseRow { draft: None, ..response_row("set#90", &[1; 64], &[2], &[2], &[0.5]) });
+    let trained = train_in_temporary_dir(&rows, &quick());
+    assert_eq!(trained.num_unusable_rows, 2);
+    assert_eq!(trained.num_training_rows + trained.num_validation_rows, 29);
+    // Steps of 4 · 2 rows, the last one of what is left, in each of two epochs.
+    let steps = trained.num_training_rows.div_ceil(8);
+    assert_eq!(trained.epochs[0].num_steps, steps);
+    assert_eq!(trained.num_steps, 2 * steps);
+    let tokens: usize = rows[..30]
+        .iter()
+        .filter(|row| !is_held_out(row, 0.3))
+        .map(|row| row.response_ids.len())
+        .sum();
+    assert_eq!(trained.num_tokens, 2 * tokens);
+    let short = AdapterTraining { max_len: 4, ..quick() };
+    let trained = train_in_temporary_dir(&rows, &short);
+    assert!(trained.num_unusable_rows > 2 && trained.num_tokens < 2 * tokens);
+}
+
+#[test]
+fn the_last_state_holds_the_adapter_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    train(&tiny_draft(16, 64), &undrafted(20, 10, 6), &quick(), dir.path()).unwrap();
+    let files = files_under(dir.path());
+    let has = |name: &str| files.contains(Path::new(name));
+    for name in ["model.bpk", "optimizer.bpk", "best.bpk", "state.toml"] {
+        assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
+    }
+    assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
+    for name in ["Loss", "cross-entropy", "KL", "agreement", "overlap"] {
+        assert!(has(&format!("valid/epoch-2/{name}.log")), "{files:?}");
+    }
+    // Four projections (keys and values of one head of two) and two norms, of 4 bytes a number, and
+    // a header; the target alone has 48 · 16 in its embedding.
+    let num_weights = 2 * 16 * 16 + 2 * 16 * 8 + 2 * 16;
+    let size =
+        std::fs::metadata(dir.path().join("checkpoint/epoch-3-step-0/model.bpk")).unwrap().len();
+    assert!((num_weights * 4..num_weights * 4 + 2048).contains(&size), "{size}");
+}
+
+/// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final
+/// validation metrics the renderer was told.
+fn stopped_after(num_batches: usize) -> (Option<TrainedAdapter>, usize) {
+    let interrupter = Interrupter::new();
+    let num_final_scores = Arc::new(AtomicUsize::new(0));
+    let renderer = Watcher {
+        interrupter: interrupter.clone(),
+        stop_after: num_batches,
+        num_updates: Arc::default(),
+        num_final_scores: num_final_scores.clone(),
+    }
+    .renderer();
+    if num_batches == 0 {
+        interrupter.stop(None);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let training = AdapterTraining { num_epochs: 50, ..quick() };
+    let (target, rows) = (tiny_draft(16, 64), undrafted(40, 10, 6));
+    let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
+    let ending = train_adapters(&target, &rows, &training, 3, stint).unwrap();
+    assert!(matches!(ending, Ending::Stopped { .. }));
+    (ending.best().map(|mut adapters| adapters.remove(0)), num_final_scores.load(Ordering::SeqCst))
+}
+
+#[test]
+fn an_interruption_returns_the_best_adapter_so_far() {
+    // In the second or a later epoch: an epoch has fewer than 15 batches.
+    let (trained, num_final_scores) = stopped_after(15);
+    let trained = trained.unwrap();
+    assert!(trained.interrupted);
+    assert!(!trained.epochs.is_empty() && trained.epochs.len() < 10);
+    assert_eq!(trained.config.training["interrupted"], true);
+    // Four scores, once an epoch.
+    assert!(num_final_scores >= 4 * trained.epochs.len());
+}
+
+#[test]
+fn an_interruption_in_the_first_epoch_returns_nothing() {
+    for num_batches in [0, 1] {
+        assert!(stopped_after(num_batches).0.is_none());
+    }
+}
+
+fn error(rows: &[ResponseRow], training: &AdapterTraining) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    train(&tiny_draft(16, 64), rows, training, dir.path()).unwrap_err().to_string()
+}
+
+#[track_caller]
+fn assert_says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_refused() {
+    let mut rows = undrafted(20, 10, 6);
+    assert_says(&error(&[], &quick()), &["0 rows for training", "build more data"]);
+    assert_says(&error(&rows[..1], &quick()), &["of 1 in all", "adapter.validation_share"]);
+    let short = AdapterTraining { max_len: 2, ..quick() };
+    let too_long = [response_row("set#0", &[1; 3], &[2], &[3], &[0.5])];
+    assert_says(&error(&too_long, &short), &["(1 have no response within 2 tokens"]);
+    rows[7].response_ids[0] = 48;
+    assert_says(&error(&rows, &quick()), &["`set#7`", "token 48", "48 tokens"]);
+    let bad = AdapterTraining { batch_size: 0, ..quick() };
+    assert_says(&error(&rows, &bad), &["`adapter.batch_size` is 0"]);
+    let bad = AdapterTraining { exit_layer: ExitLayers::Many(vec![]), ..quick() };
+    assert_says(&error(&rows, &bad), &["`adapter.exit_layer` is []"]);
+}
+
+#[test]
+fn an_exit_layer_out_of_range_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, rows) = (tiny_draft(16, 64), undrafted(20, 10, 6));
+    for exit_layer in [2, 3] {
+        let training =
+            AdapterTraining { exit_layer: ExitLayers::Many(vec![1, exit_layer]), ..quick() };
+        let error = train_adapters(&target, &rows, &training, 3, Stint::new(dir.path(), ""));
+        let message = error.unwrap_err().to_string();
+        assert_says(&message, &["exit layer", &exit_layer.to_string()]);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_epoch_and_rows() {
+    let hot = AdapterTraining { learning_rate: 1e38, warm_up_share: 0.0, ..quick() };
+    let message = error(&undrafted(40, 10, 6), &hot);
+    assert_says(&message, &["not finite in epoch 1", "`set#", "adapter.learning_rate", "target's"]);
+}

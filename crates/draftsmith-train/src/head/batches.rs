@@ -1,0 +1,230 @@
+//! Batches of labelled positions: what a head is given of rows and the frozen draft.
+
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData};
+use draftsmith_model::{HeadFeatures, HeadReads};
+
+use crate::data::batches::{BatchSource, TrainingBatch};
+use crate::data::lessons::Example;
+use crate::head::features::labelled_features;
+use crate::head::frozen_draft::FrozenDraft;
+use crate::head::rows::{Mixture, TrainingRow};
+use crate::run::devices::PerDevice;
+
+/// The labelled positions of a few rows.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadBatch {
+    /// Of the frozen draft, a row a label.
+    pub(crate) features: HeadFeatures,
+    /// `[labels]`: acceptance probabilities.
+    pub(crate) labels: Tensor<1>,
+    /// The rows' ids, for messages.
+    pub(crate) row_ids: Vec<String>,
+    /// One over the number of batches of the step.
+    pub(crate) step_share: f64,
+    /// Whether the step's gradients are complete after this batch.
+    pub(crate) ends_step: bool,
+}
+
+impl TrainingBatch for HeadBatch {
+    fn row_ids(&self) -> &[String] {
+        &self.row_ids
+    }
+
+    fn num_supervised(&self) -> usize {
+        self.labels.dims()[0]
+    }
+
+    fn ends_step(&self) -> bool {
+        self.ends_step
+    }
+}
+
+/// Rows, and the draft that reads their mixtures.
+#[derive(Clone)]
+pub(crate) struct HeadSource {
+    /// Without autodiff.
+    pub(crate) drafts: PerDevice<FrozenDraft>,
+    pub(crate) reads: HeadReads,
+    pub(crate) rows: Vec<Arc<TrainingRow>>,
+    pub(crate) seed: u64,
+    pub(crate) mixing_ratio: f64,
+    /// Rows that go through the draft together.
+    pub(crate) batch_size: usize,
+}
+
+impl BatchSource for HeadSource {
+    type Batch = HeadBatch;
+
+    fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn num_devices(&self) -> usize {
+        self.drafts.num_devices()
+    }
+
+    fn is_used(&self, row: usize, epoch: u64) -> bool {
+        self.rows[row].has_label(self.seed, epoch, self.mixing_ratio)
+    }
+
+    /// Runs the draft on one step's rows together, so that rows of like length can share a
+    /// forward, and deals the features out to the step's batches.
+    fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = HeadBatch> {
+        let mixtures: Vec<Mixture> = step
+            .iter()
+            .flatten()
+            .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
+            .collect();
+        let mut features =
+            labelled_features(&self.drafts, &self.reads, &mixtures, self.batch_size).into_iter();
+        let mut mixtures = mixtures.into_iter();
+        step.iter().enumerate().map(move |(nth, rows)| {
+            let of_rows = mixtures.by_ref().take(rows.len());
+            let labels: Vec<f32> =
+                of_rows.flat_map(|mixture| mixture.all_labels().collect::<Vec<_>>()).collect();
+            let device = self.drafts.of_batch(nth).device();
+            let features = features.by_ref().take(rows.len()).map(|row| row.to_device(&device));
+            HeadBatch {
+                features: HeadFeatures::cat(features.collect()),
+                labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
+                row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
+                step_share: 1.0 / step.len() as f64,
+                ends_step: nth + 1 == step.len(),
+            }
+        })
+    }
+
+    /// # Panics
+    /// If a row has branches: they are no one sequence.
+    fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
+        let example = |row: &usize| {
+            let row = &self.rows[*row];
+            let Mixture { input_ids, labelled, labels, branches, .. } =
+                row.mixture(self.seed, epoch, self.mixing_ratio);
+            assert!(branches.is_empty(), "a row of rollouts is no one sequence");
+            Example { row_id: row.id().to_owned(), input_ids, positions: labelled, labels }
+        };
+        step.iter().map(|rows| rows.iter().map(example).collect()).collect()
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Self {
+        Self { rows: self.rows[start..end].to_vec(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::data::dataloader::DataLoader;
+
+    use super::*;
+    use draftsmith_model::{HeadForm, HeadInput};
+
+    use crate::data::batches::{BatchSettings, Loader, Start};
+    use crate::head::settings::MixedLabels;
+    use crate::tests::pair::{responses, tiny_draft};
+
+    const SETTINGS: BatchSettings =
+        BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 4 };
+
+    fn source(num_rows: usize, mixing_ratio: f64) -> HeadSource {
+        let rows = responses(num_rows, 12, 5);
+        let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
+        HeadSource {
+            drafts: FrozenDraft::from(&tiny_draft(16, 64)).into(),
+            reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
+            rows: rows.iter().map(row).collect(),
+            seed: 7,
+            mixing_ratio,
+            batch_size: 3,
+        }
+    }
+
+    fn loader(source: HeadSource) -> Loader<HeadSource> {
+        Loader::training(source, SETTINGS, Start::new())
+    }
+
+    fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {
+        loader.iter().map(Result::unwrap).collect()
+    }
+
+    fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+        tensor.clone().into_data().try_into_vec().unwrap()
+    }
+
+    /// Hidden states and what is read beside them, row by row.
+    fn both(features: &HeadFeatures) -> Vec<f32> {
+        let extra = features.extra.clone().expect("more is read");
+        values(&Tensor::cat(vec![features.hidden.clone(), extra], 1))
+    }
+
+    #[test]
+    fn batches_hold_the_features_and_labels_of_their_rows() {
+        let source = source(31, 0.15);
+        let by_id = |id: &str| source.rows.iter().find(|row| row.id() == id).unwrap();
+        for batch in collect(&loader(source.clone())) {
+            let mixtures: Vec<Mixture> =
+                batch.row_ids.iter().map(|id| by_id(id).mixture(7, 1, 0.15)).collect();
+            let labels: Vec<f32> = mixtures.iter().flat_map(|m| m.labels.clone()).collect();
+            assert_eq!(values(&batch.labels), labels);
+            let expected: Vec<f32> = mixtures
+                .iter()
+                .flat_map(|m| {
+                    labelled_features(&source.drafts, &source.reads, std::slice::from_ref(m), 1)
+                })
+                .flat_map(|features| both(&features))
+                .collect();
+            assert_eq!(batch.features.hidden.dims(), [labels.len(), 16]);
+            let whole = (0..labels.len()).map(|row| batch.features.slice(row..row + 1));
+            let found: Vec<f32> = whole.flat_map(|row| both(&row)).collect();
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.into_iter().zip(expected) {
+                // Another batch shape may sum in another order: f32 rounding of numbers near 1.
+                assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_is_what_the_batches_hold() {
+        let source = source(31, 0.15);
+        let loader = loader(source);
+        let written: Vec<Vec<Example>> = loader.examples(1).into_iter().flatten().collect();
+        let batches = collect(&loader);
+        assert_eq!(written.len(), batches.len());
+        for (examples, batch) in written.iter().zip(&batches) {
+            let ids: Vec<&String> = examples.iter().map(|example| &example.row_id).collect();
+            assert_eq!(ids, batch.row_ids.iter().collect::<Vec<_>>());
+            let labels: Vec<f32> = examples.iter().flat_map(|e| e.labels.clone()).collect();
+            assert_eq!(values(&batch.labels), labels);
+            assert!(examples.iter().all(|e| e.positions.len() == e.labels.len()));
+        }
+    }
+
+    #[test]
+    fn a_steps_batches_share_it_evenly() {
+        let shares: Vec<f64> =
+            collect(&loader(source(31, 0.0))).iter().map(|batch| batch.step_share).collect();
+        assert_eq!(shares[..8], [0.25; 8]);
+        assert_eq!(shares[8..], [1.0 / 3.0; 3]);
+    }
+
+    #[test]
+    fn validation_is_the_same_every_time() {
+        let loader = Loader::validation(source(10, 0.15), SETTINGS);
+        let labels = |loader: &Loader<HeadSource>| -> Vec<Vec<f32>> {
+            collect(loader).iter().map(|batch| values(&batch.labels)).collect()
+        };
+        assert_eq!(labels(&loader), labels(&loader));
+        assert_eq!(collect(&loader)[0].row_ids, ["set#0", "set#1", "set#2"]);
+    }
+
+    #[test]
+    fn rows_without_a_label_are_left_out_of_the_epoch() {
+        let loader = loader(source(31, 0.95));
+        let (num_rows, _) = loader.size(1);
+        assert!(num_rows > 0 && num_rows < 31, "{num_rows}");
+        assert!(collect(&loader).iter().all(|batch| batch.labels.dims()[0] >= batch.row_ids.len()));
+    }
+}

@@ -1,0 +1,399 @@
+//! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
+//! tokens there were drawn from, and what else it reads.
+
+use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
+use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadReads, Rows};
+
+use crate::head::frozen_draft::FrozenDraft;
+use crate::head::rows::{Branch, Mixture};
+use crate::run::devices::PerDevice;
+
+/// Logits that are held at a time, where the draft's distributions are looked at: 32 MiB in f32.
+const LOGITS_AT_A_TIME: usize = 8 << 20;
+
+/// What a head that reads `reads` is given of each mixture's labelled positions, then of its
+/// branches.
+///
+/// Rows without branches go through the draft `batch_size` at a time, those of like length
+/// together, padded on the right: the model is causal, so padding changes nothing to its left. A
+/// row with branches goes alone, once for its own tokens, and each branch reads its prefix from the
+/// cache. Several devices take turns at these forwards, whose rows do not depend on their number.
+///
+/// # Shapes
+/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the
+///   device that its forward was on
+pub(crate) fn labelled_features(
+    drafts: &PerDevice<FrozenDraft>,
+    reads: &HeadReads,
+    mixtures: &[Mixture],
+    batch_size: usize,
+) -> Vec<HeadFeatures> {
+    let branches = |row: &usize| !mixtures[*row].branches.is_empty();
+    let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
+        (0..mixtures.len()).partition(branches);
+    by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
+    let forwards: Vec<&[usize]> = by_length.chunks(batch_size).chain(branching.chunks(1)).collect();
+    let num_used = drafts.num_devices().min(forwards.len());
+    let made = drafts.work(num_used, |nth, draft| {
+        let own = forwards.iter().skip(nth).step_by(num_used);
+        own.map(|rows| (*rows, forward_features(draft, reads, mixtures, rows))).collect::<Vec<_>>()
+    });
+    let mut features: Vec<Option<HeadFeatures>> = vec![None; mixtures.len()];
+    for (rows, of_rows) in made.into_iter().flatten() {
+        for (row, of_row) in rows.iter().zip(of_rows) {
+            features[*row] = Some(of_row);
+        }
+    }
+    features.into_iter().map(|row| row.expect("every row is in one batch")).collect()
+}
+
+/// The features of rows that go through the draft together.
+fn forward_features(
+    draft: &FrozenDraft,
+    reads: &HeadReads,
+    mixtures: &[Mixture],
+    rows: &[usize],
+) -> Vec<HeadFeatures> {
+    let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
+    if let [only] = batch[..]
+        && !only.branches.is_empty()
+    {
+        return vec![branching_features(draft, reads, only)];
+    }
+    let of_batch = batch_features(draft, reads, &batch);
+    let ends = batch.iter().scan(0, |end, mixture| {
+        *end += mixture.labelled.len();
+        Some(*end)
+    });
+    let of_row =
+        |(mixture, end): (&&Mixture, usize)| of_batch.slice(end - mixture.labelled.len()..end);
+    batch.iter().zip(ends).map(of_row).collect()
+}
+
+/// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it
+/// drafts.
+fn readable(draft: &FrozenDraft, id: u32) -> u32 {
+    if (id as usize) < draft.config().vocab_size { id } else { 0 }
+}
+
+/// The features of the labelled positions of one padded batch, row after row.
+fn batch_features(draft: &FrozenDraft, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
+    let seq = batch.iter().map(|mixture| mixture.input_ids.len()).max().unwrap_or(0);
+    let mut ids: Vec<i32> = Vec::with_capacity(batch.len() * seq);
+    let mut candidates = Candidates::default();
+    for (row, mixture) in batch.iter().enumerate() {
+        candidates.push_labelled(draft, mixture, row * seq);
+        ids.extend(mixture.input_ids.iter().map(|id| readable(draft, *id) as i32));
+        ids.resize((row + 1) * seq, 0);
+    }
+    let ids = TensorData::new(ids, [batch.len(), seq]);
+    let hidden = draft.hidden_states(Tensor::<2, Int>::from_data(ids, &draft.device()));
+    let [rows, seq, width] = hidden.dims();
+    candidates.features(draft, reads, hidden.reshape([rows * seq, width]))
+}
+
+/// The features of a mixture's labelled positions, then of its branches.
+fn branching_features(draft: &FrozenDraft, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
+    let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
+    let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
+    let mut reader = draft.reader(capacity);
+    let mut read = |ids: &[u32], start: usize| {
+        let ids: Vec<u32> = ids.iter().map(|id| readable(draft, *id)).collect();
+        reader.read(&ids, start)
+    };
+    let mut candidates = Candidates::default();
+    candidates.push_labelled(draft, mixture, 0);
+    let mut hidden = vec![read(&mixture.input_ids, 0)];
+    let mut num_read = mixture.input_ids.len();
+    // From the last on, each prefix is still in the cache: a branch overwrites only what lies
+    // behind its own.
+    let mut of_branches: Vec<(Rows, &Branch)> =
+        mixture.branches.iter().rev().map(|b| (read(&b.token_ids, b.start), b)).collect();
+    of_branches.reverse();
+    for (rows, branch) in of_branches {
+        for (nth, id) in branch.token_ids.iter().enumerate() {
+            candidates.own.push((num_read + nth) as i32);
+            let before = if nth == 0 { branch.start - 1 } else { num_read + nth - 1 };
+            candidates.drawn_from.push(before as i32);
+            candidates.tokens.push(readable(draft, *id) as i32);
+            candidates.runs.push(branch.run + nth);
+        }
+        num_read += branch.token_ids.len();
+        hidden.push(rows);
+    }
+    let hidden = Rows::cat(&hidden).into_tensor(&draft.device());
+    candidates.features(draft, reads, hidden.squeeze_dim(0))
+}
+
+/// Candidates among rows of hidden states.
+#[derive(Default)]
+struct Candidates {
+    /// Each one's own row.
+    own: Vec<i32>,
+    /// The row that it was drawn from.
+    drawn_from: Vec<i32>,
+    tokens: Vec<i32>,
+    runs: Vec<usize>,
+}
+
+impl Candidates {
+    /// Adds a mixture's labelled positions, whose first token's row is `start`.
+    fn push_labelled(&mut self, draft: &FrozenDraft, mixture: &Mixture, start: usize) {
+        let ids = &mixture.input_ids;
+        self.own.extend(mixture.labelled.iter().map(|at| (start + at) as i32));
+        // Something is before the first: rows without a prompt are not trained on.
+        self.drawn_from.extend(mixture.labelled.iter().map(|at| (start + at - 1) as i32));
+        self.tokens.extend(mixture.labelled.iter().map(|at| readable(draft, ids[*at]) as i32));
+        self.runs.extend(&mixture.runs);
+    }
+
+    /// What a head is given of them.
+    ///
+    /// # Shapes
+    /// - hidden: `[rows, hidden]`, after the final norm
+    fn features(self, draft: &FrozenDraft, reads: &HeadReads, hidden: Tensor<2>) -> HeadFeatures {
+        let (device, num_labels) = (draft.device(), self.own.len());
+        let list = |values: Vec<i32>| {
+            Tensor::<1, Int>::from_data(TensorData::new(values, [num_labels]), &device)
+        };
+        if reads.is_hidden_alone() {
+            return hidden.select(0, list(self.own)).into();
+        }
+        let (vocab_size, width) = (draft.config().vocab_size, draft.config().hidden_size);
+        let drawn_from = hidden.clone().select(0, list(self.drawn_from));
+        let tokens = list(self.tokens);
+        let scalars: Vec<f32> = drawn(draft, drawn_from.clone(), tokens.clone())
+            .zip(self.runs)
+            .flat_map(|(candidate, position)| {
+                let candidate = DrawnCandidate { position, ..candidate };
+                reads.scalars(&candidate, vocab_size).collect::<Vec<_>>()
+            })
+            .collect();
+        let scalars = TensorData::new(scalars, [num_labels, reads.num_scalars()]);
+        let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
+        if !reads.looks_ahead() {
+            return HeadFeatures { hidden: hidden.select(0, list(self.own)), extra: Some(scalars) };
+        }
+        let embedding = draft.embed(tokens.unsqueeze()).reshape([num_labels, width]);
+        let extra = Some(Tensor::cat(vec![embedding, scalars], 1));
+        HeadFeatures { hidden: drawn_from, extra }
+    }
+}
+
+/// Tokens as candidates of the distributions that the draft has after hidden states, at position 0.
+/// One sync.
+///
+/// # Shapes
+/// - hidden: `[labels, hidden]`, after the final norm
+/// - tokens: `[labels]`
+fn drawn(
+    draft: &FrozenDraft,
+    hidden: Tensor<2>,
+    tokens: Tensor<1, Int>,
+) -> impl Iterator<Item = DrawnCandidate> {
+    let [num_labels, width] = hidden.dims();
+    let rows_at_a_time = (LOGITS_AT_A_TIME / draft.config().vocab_size).max(1);
+    let mut parts = Vec::new();
+    for start in (0..num_labels).step_by(rows_at_a_time) {
+        let rows = start..(start + rows_at_a_time).min(num_labels);
+        let hidden = hidden.clone().slice(rows.clone()).reshape([1, rows.len(), width]);
+        let logits = draft.lm_head(hidden).cast(FloatDType::F32);
+        let log_probs: Tensor<2> = log_softmax(logits, 2).squeeze_dim(0);
+        let tokens = tokens.clone().slice(rows.clone()).reshape([rows.len(), 1]);
+        let of_token = log_probs.clone().gather(1, tokens);
+        let top = log_probs.clone().max_dim(1);
+        // A token of probability 0 adds nothing; 0 · −∞ would be NaN.
+        let weighted = log_probs.clone().exp() * log_probs.clamp_min(f32::MIN);
+        parts.push(Tensor::cat(vec![weighted.sum_dim(1).neg(), top, of_token], 1));
+    }
+    let numbers = Tensor::cat(parts, 0).into_data().try_into_vec::<f32>();
+    let numbers = numbers.expect("they were cast to f32");
+    (0..num_labels).map(move |row| {
+        let [entropy, top_log_prob, log_prob] = [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
+        DrawnCandidate {
+            entropy,
+            top_prob: top_log_prob.exp(),
+            log_prob: Some(log_prob),
+            position: 0,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_model::{HeadForm, HeadInput};
+    use draftsmith_theory::{entropy_of_log_probs, log_softmax};
+
+    use super::*;
+    use crate::head::rows::TrainingRow;
+    use crate::head::settings::MixedLabels;
+    use crate::tests::pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().try_into_vec().unwrap()
+    }
+
+    #[track_caller]
+    fn assert_close(found: Vec<f32>, expected: &[f32]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.into_iter().zip(expected) {
+            // Another batch shape may sum in another order: f32 rounding of numbers near 1.
+            assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
+        }
+    }
+
+    /// What a head is to be given of a labelled position, from the whole row's hidden states and
+    /// logits.
+    fn expected(
+        draft: &FrozenDraft,
+        reads: &HeadReads,
+        mixture: &Mixture,
+        nth: usize,
+    ) -> (Vec<f32>, Vec<f32>) {
+        let tensor = |ids: &[u32]| {
+            let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+            let data = TensorData::new(ids.clone(), [1, ids.len()]);
+            Tensor::<2, Int>::from_data(data, &draft.device())
+        };
+        let hidden = draft.hidden_states(tensor(&mixture.input_ids));
+        let logits = values(draft.lm_head(hidden.clone()));
+        let (hidden, vocab_size) = (values(hidden), VOCAB_SIZE as usize);
+        let at = mixture.labelled[nth];
+        let token = mixture.input_ids[at];
+        let log_probs = log_softmax(&logits[(at - 1) * vocab_size..at * vocab_size]);
+        let candidate = DrawnCandidate {
+            entropy: entropy_of_log_probs(&log_probs),
+            top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+            log_prob: Some(log_probs[token as usize]),
+            position: mixture.runs[nth],
+        };
+        let mut extra = Vec::new();
+        if reads.looks_ahead() {
+            extra = values(draft.embed(tensor(&[token])));
+        }
+        extra.extend(reads.scalars(&candidate, vocab_size));
+        let from = if reads.looks_ahead() { at - 1 } else { at };
+        (hidden[from * 16..(from + 1) * 16].to_vec(), extra)
+    }
+
+    #[test]
+    fn features_are_those_of_each_row_alone() {
+        tiny_drafters(16, 64).iter().for_each(assert_features_are_those_of_each_row_alone);
+    }
+
+    fn assert_features_are_those_of_each_row_alone(draft: &FrozenDraft) {
+        let mixtures: Vec<Mixture> = responses(9, 20, 8)
+            .iter()
+            .map(|row| {
+                let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
+                row.mixture(2, 1, 0.3)
+            })
+            .collect();
+        use HeadInput::{Entropy, Position, TopProb};
+        for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+            for inputs in [&[][..], &[TopProb], &[Entropy, TopProb, Position]] {
+                let reads = HeadReads::new(form, inputs);
+                let features = labelled_features(&draft.clone().into(), &reads, &mixtures, 4);
+                assert_eq!(features.len(), mixtures.len());
+                for (mixture, HeadFeatures { hidden, extra }) in mixtures.iter().zip(features) {
+                    let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
+                        .map(|nth| expected(draft, &reads, mixture, nth))
+                        .unzip();
+                    assert_close(values(hidden), &own.concat());
+                    assert_eq!(extra.is_none(), reads.is_hidden_alone());
+                    assert_close(extra.map(values).unwrap_or_default(), &more.concat());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn devices_take_turns_at_the_forwards() {
+        let drafts =
+            [tiny_draft(16, 64), deep_target(16, 64)].map(|draft| FrozenDraft::from(&draft));
+        let mixtures: Vec<Mixture> = responses(11, 20, 8)
+            .iter()
+            .map(|row| {
+                let row = TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap();
+                row.mixture(2, 1, 0.3)
+            })
+            .collect();
+        let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
+        let features = |drafts: PerDevice<FrozenDraft>| -> Vec<Vec<f32>> {
+            let features = labelled_features(&drafts, &reads, &mixtures, 2).into_iter();
+            features.map(|of_row| values(of_row.hidden)).collect()
+        };
+        let [first, second] = drafts.clone().map(|draft| features(draft.into()));
+        let found = features(PerDevice::new(drafts.to_vec()).unwrap());
+        let mut by_length: Vec<usize> = (0..mixtures.len()).collect();
+        by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
+        for (place, row) in by_length.into_iter().enumerate() {
+            let expected = if (place / 2).is_multiple_of(2) { &first } else { &second };
+            assert!(found[row] == expected[row], "row {row} is of another forward");
+            assert!(first[row] != second[row]);
+        }
+    }
+
+    #[test]
+    fn a_branch_is_read_as_if_it_stood_behind_its_prefix_alone() {
+        tiny_drafters(16, 64).iter().for_each(assert_a_branch_is_read_as_if_it_stood_alone);
+    }
+
+    fn assert_a_branch_is_read_as_if_it_stood_alone(draft: &FrozenDraft) {
+        let trunk = Mixture {
+            input_ids: vec![3, 9, 4, 30, 11, 25],
+            labelled: vec![2, 5],
+            runs: vec![0, 2],
+            labels: vec![0.25, 0.5],
+            branches: Vec::new(),
+        };
+        let branch = |start, token_ids: &[u32], run| Branch {
+            start,
+            token_ids: token_ids.to_vec(),
+            run,
+            labels: vec![0.75; token_ids.len()],
+        };
+        let branches = vec![branch(1, &[7, 8, 40], 0), branch(3, &[7], 1), branch(6, &[2, 7], 0)];
+        let whole = Mixture { branches: branches.clone(), ..trunk.clone() };
+        for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+            let reads = HeadReads::new(form, &[HeadInput::Entropy, HeadInput::Position]);
+            let alone = branches.iter().map(|branch| Mixture {
+                input_ids: [&trunk.input_ids[..branch.start], &branch.token_ids].concat(),
+                labelled: (branch.start..branch.start + branch.token_ids.len()).collect(),
+                runs: (branch.run..branch.run + branch.token_ids.len()).collect(),
+                labels: branch.labels.clone(),
+                branches: Vec::new(),
+            });
+            let alone: Vec<Mixture> = std::iter::once(trunk.clone()).chain(alone).collect();
+            let expected =
+                HeadFeatures::cat(labelled_features(&draft.clone().into(), &reads, &alone, 1));
+            let mixtures = [trunk.clone(), whole.clone()];
+            let found = labelled_features(&draft.clone().into(), &reads, &mixtures, 4).remove(1);
+            assert_eq!(found.hidden.dims()[0], whole.num_labels());
+            assert_close(values(found.hidden), &values(expected.hidden));
+            let extra = |features: Option<_>| values::<2>(features.unwrap());
+            assert_close(extra(found.extra), &extra(expected.extra));
+        }
+    }
+
+    #[test]
+    fn a_token_the_draft_does_not_know_is_read_as_token_0() {
+        let [draft, _] = &tiny_drafters(16, 64);
+        let mixture = |id: u32| Mixture {
+            input_ids: vec![3, id, 5],
+            labelled: vec![1, 2],
+            runs: vec![0, 1],
+            labels: vec![0.5; 2],
+            branches: Vec::new(),
+        };
+        for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+            let reads = HeadReads::new(form, &[HeadInput::Entropy]);
+            let [known, unknown] = [0, 1_000_000].map(|id| {
+                let features =
+                    labelled_features(&draft.clone().into(), &reads, &[mixture(id)], 1).remove(0);
+                (values(features.hidden), features.extra.map(values))
+            });
+            assert_eq!(known, unknown);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The head as burn-train's learner sees it: one batch forward and back.
+
+use burn::module::Module;
+use burn::tensor::{ExecutionError, Tensor};
+use burn_train::metric::{Adaptor, LossInput};
+use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use draftsmith_model::AcceptanceHead;
+use draftsmith_theory::{HeadMetrics, HeadScores};
+
+use crate::error::{TrainError, to_host};
+use crate::head::batches::HeadBatch;
+use crate::head::loss::weighted_bce;
+use crate::log::metrics::Score;
+use crate::run::clipping::Clipping;
+use crate::run::epochs::Trainee;
+
+/// The head, and the two settings that its steps need. The draft is not in here: what is in the
+/// learner is trained and saved.
+#[derive(Module, Debug)]
+pub(crate) struct HeadLearner {
+    pub(crate) head: AcceptanceHead,
+    #[module(skip)]
+    pub(crate) rejection_weight: f64,
+    #[module(skip)]
+    pub(crate) clipping: Clipping,
+}
+
+/// What a batch gives back. No tensor of it holds on to the graph.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadOutput {
+    /// `[1]`
+    pub(crate) loss: Tensor<1>,
+    /// `[labels]`: accept minus reject.
+    pub(crate) logit: Tensor<1>,
+    /// `[labels]`: acceptance probabilities.
+    pub(crate) labels: Tensor<1>,
+}
+
+impl HeadLearner {
+    fn output(&self, batch: &HeadBatch) -> HeadOutput {
+        // In the features' type; logits are f32.
+        let head = self.head.to_dtype(batch.features.hidden.dtype().into());
+        let logit = head.acceptance_logit(batch.features.clone());
+        let loss = weighted_bce(logit.clone(), batch.labels.clone(), self.rejection_weight);
+        HeadOutput { loss, logit, labels: batch.labels.clone() }
+    }
+}
+
+impl TrainStep for HeadLearner {
+    type Input = HeadBatch;
+    type Output = HeadOutput;
+
+    fn step(&self, batch: HeadBatch) -> TrainOutput<HeadOutput> {
+        let output = self.output(&batch);
+        // Accumulation sums: each batch brings its share, so that a step has the mean.
+        let grads = (output.loss.clone() * batch.step_share).backward();
+        TrainOutput::new(self, grads, output.without_graph())
+    }
+}
+
+impl InferenceStep for HeadLearner {
+    type Input = HeadBatch;
+    type Output = HeadOutput;
+
+    fn step(&self, batch: HeadBatch) -> HeadOutput {
+        self.output(&batch).without_graph()
+    }
+}
+
+impl Trainee for HeadLearner {
+    type Batch = HeadBatch;
+    type Part = AcceptanceHead;
+    type Tally = HeadMetrics;
+    type Scores = HeadScores;
+
+    const SECTION: &'static str = "head";
+    const FROZEN: &'static str = "draft";
+    const SCORES: &'static [Score<HeadScores>] = &[
+        Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
+        Score { name: "BCE", higher_is_better: false, pick: |scores| scores.bce },
+        Score {
+            name: "AUROC",
+            higher_is_better: true,
+            pick: |scores| scores.auroc.unwrap_or(f64::NAN),
+        },
+        Score { name: "Brier", higher_is_better: false, pick: |scores| scores.brier },
+        Score { name: "ECE", higher_is_better: false, pick: |scores| scores.ece },
+    ];
+
+    fn part(self) -> AcceptanceHead {
+        self.head
+    }
+
+    fn clipping(&self) -> Clipping {
+        self.clipping
+    }
+
+    fn training_loss(output: &HeadOutput) -> Tensor<1> {
+        output.loss.clone()
+    }
+
+    fn tally(&self) -> HeadMetrics {
+        HeadMetrics::unshifting(self.rejection_weight)
+    }
+
+    fn count(output: &HeadOutput, tally: &mut HeadMetrics) -> Result<bool, TrainError> {
+        let logits = to_host(output.logit.clone())?;
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Ok(false);
+        }
+        for (logit, label) in logits.into_iter().zip(to_host(output.labels.clone())?) {
+            let predicted_prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
+            tally.update(predicted_prob, f64::from(label));
+        }
+        Ok(true)
+    }
+
+    fn scores(tally: HeadMetrics) -> HeadScores {
+        tally.finish()
+    }
+
+    fn to_minimise(&self, scores: &HeadScores) -> f64 {
+        scores.kl
+    }
+}
+
+impl HeadOutput {
+    fn without_graph(self) -> Self {
+        Self {
+            loss: self.loss.without_autodiff(),
+            logit: self.logit.without_autodiff(),
+            labels: self.labels,
+        }
+    }
+}
+
+impl ItemLazy for HeadOutput {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl Adaptor<LossInput> for HeadOutput {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.loss.clone())
+    }
+}

@@ -1,0 +1,197 @@
+//! A response with what was recorded of the draft along it, as head training sees it: the
+//! candidates that rounds would meet, with what became of them.
+//!
+//! That is the distribution met in use: at each place of a response the draft's candidate behind an
+//! accepted prefix, drawn as decoding draws it, and behind a rejected candidate what the draft goes
+//! on to say. Nothing is mixed, and every epoch sees the same.
+
+use std::collections::HashMap;
+
+use draftsmith_data::{ResponseRow, RolloutRow};
+use draftsmith_theory::acceptance_prob;
+
+use crate::error::TrainError;
+use crate::head::rows::{Branch, Mixture};
+
+/// Rollouts of the draft along the responses that are trained on, recorded without a head.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordedRollouts<'a> {
+    /// The rows, those of one response together, its own first.
+    pub rows: &'a [RolloutRow],
+    /// Whether candidates and responses were chosen greedily: then a candidate is accepted or not,
+    /// and of those behind a rejected one nothing is known. Else labels are min(1, p/q).
+    pub is_greedy: bool,
+}
+
+/// The rows of each response.
+pub(crate) struct RolloutsById<'a> {
+    by_id: HashMap<&'a str, &'a [RolloutRow]>,
+    is_greedy: bool,
+}
+
+impl<'a> From<RecordedRollouts<'a>> for RolloutsById<'a> {
+    fn from(rollouts: RecordedRollouts<'a>) -> Self {
+        let chunks = rollouts.rows.chunk_by(|one, next| one.id == next.id);
+        let by_id = chunks.map(|rows| (rows[0].id.as_str(), rows)).collect();
+        Self { by_id, is_greedy: rollouts.is_greedy }
+    }
+}
+
+impl RolloutsById<'_> {
+    /// A row's input and labels, as far as they fit `context` tokens: the response with labels
+    /// where its token is the candidate that is accepted, and a branch for each rejected one.
+    /// `None` if nothing is labelled.
+    ///
+    /// # Errors
+    /// If there are no rollouts of the row's response.
+    pub(crate) fn mixture(
+        &self,
+        row: &ResponseRow,
+        context: usize,
+    ) -> Result<Option<Mixture>, TrainError> {
+        let first = row.prompt_ids.len();
+        let len = row.response_ids.len().min(context.saturating_sub(first));
+        if first == 0 || len == 0 {
+            return Ok(None);
+        }
+        let wrong = |problem| TrainError::Rollouts { id: row.id.clone(), problem };
+        let rows = self.by_id.get(row.id.as_str()).ok_or_else(|| wrong("there are none"))?;
+        let (response, rollouts) = rows.split_first().expect("a chunk has a row");
+        let recorded = &response.candidates.candidate_ids;
+        if !response.is_response || !recorded.starts_with(&row.response_ids[..len]) {
+            return Err(wrong("they are of another response"));
+        }
+        let mut input_ids = row.prompt_ids.clone();
+        input_ids.extend(&row.response_ids[..len]);
+        let mut mixture = Mixture { input_ids, ..Mixture::default() };
+        let mut rollouts = rollouts.iter().peekable();
+        let mut run = 0;
+        for at in 0..len {
+            let rollout = rollouts.next_if(|rollout| rollout.start as usize == at);
+            // The last token that the limit allows is the target's own: nothing is drafted for it.
+            if at + 1 >= response.limit as usize {
+                break;
+            }
+            match rollout {
+                None => {
+                    mixture.labelled.push(first + at);
+                    mixture.runs.push(run);
+                    mixture.labels.push(self.label(response, at, true));
+                    run += 1;
+                }
+                Some(rollout) => {
+                    mixture.branches.push(self.branch(rollout, first + at, run, context));
+                    run = 0;
+                }
+            }
+        }
+        let is_labelled = !(mixture.labels.is_empty() && mixture.branches.is_empty());
+        Ok(is_labelled.then_some(mixture))
+    }
+
+    /// What is drafted instead of the response's token at `start`, where there is room for a token
+    /// at least.
+    fn branch(&self, rollout: &RolloutRow, start: usize, run: usize, context: usize) -> Branch {
+        let num_known = if self.is_greedy { 1 } else { rollout.candidates.candidate_ids.len() };
+        let len = num_known.min(context - start);
+        Branch {
+            start,
+            token_ids: rollout.candidates.candidate_ids[..len].to_vec(),
+            run,
+            labels: (0..len).map(|at| self.label(rollout, at, false)).collect(),
+        }
+    }
+
+    fn label(&self, row: &RolloutRow, at: usize, is_accepted: bool) -> f32 {
+        if self.is_greedy {
+            return if is_accepted { 1.0 } else { 0.0 };
+        }
+        let candidates = &row.candidates;
+        acceptance_prob(candidates.target_log_prob[at] as f32, candidates.draft_log_prob[at] as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_data::RolloutCandidates;
+
+    use super::*;
+    use crate::tests::pair::response_row;
+
+    fn rollout(start: u32, ids: &[u32], acceptance_probs: &[f64], limit: u32) -> RolloutRow {
+        let num = ids.len();
+        RolloutRow {
+            id: "set#0".to_owned(),
+            start,
+            limit,
+            is_response: false,
+            candidates: RolloutCandidates {
+                candidate_ids: ids.to_vec(),
+                candidate_prob: vec![0.5; num],
+                confidence: vec![0.5; num],
+                draft_entropy: vec![1.0; num],
+                predicted_acceptance_prob: None,
+                draft_log_prob: vec![-0.25; num],
+                target_log_prob: acceptance_probs.iter().map(|p| -0.25 + p.ln()).collect(),
+            },
+        }
+    }
+
+    /// A response of four tokens: accepted, rejected, accepted, and the last that the limit allows.
+    fn recorded() -> (ResponseRow, Vec<RolloutRow>) {
+        let row = response_row("set#0", &[1, 2], &[3, 4, 5, 6], &[0; 4], &[0.5; 4]);
+        let response = rollout(0, &[3, 4, 5, 6], &[0.5, 1.0, 0.25, 1.0], 4);
+        let rollouts = rollout(1, &[7, 8], &[0.125, 0.75], 4);
+        (row, vec![RolloutRow { is_response: true, ..response }, rollouts])
+    }
+
+    fn mixture(is_greedy: bool, context: usize) -> Option<Mixture> {
+        let (row, rows) = recorded();
+        let rollouts = RolloutsById::from(RecordedRollouts { rows: &rows, is_greedy });
+        rollouts.mixture(&row, context).unwrap()
+    }
+
+    #[test]
+    fn candidates_are_labelled_where_they_were_met() {
+        let found = mixture(false, 64).unwrap();
+        assert_eq!(found.input_ids, [1, 2, 3, 4, 5, 6]);
+        // The token behind a rejection begins a new run.
+        assert_eq!((&found.labelled, &found.runs), (&vec![2, 4], &vec![0, 0]));
+        assert_eq!(found.labels, [0.5, 0.25]);
+        let [branch] = &found.branches[..] else { panic!("{found:?}") };
+        assert_eq!((branch.start, &branch.token_ids, branch.run), (3, &vec![7, 8], 1));
+        assert_eq!(branch.labels, [0.125, 0.75]);
+        assert_eq!(found.all_labels().collect::<Vec<_>>(), [0.5, 0.25, 0.125, 0.75]);
+    }
+
+    #[test]
+    fn a_greedy_candidate_is_accepted_or_not_and_nothing_is_known_behind_it() {
+        let found = mixture(true, 64).unwrap();
+        assert_eq!(found.labels, [1.0, 1.0]);
+        assert_eq!(
+            (&found.branches[0].token_ids, &found.branches[0].labels),
+            (&vec![7], &vec![0.0])
+        );
+    }
+
+    #[test]
+    fn a_long_row_is_cut_to_the_context() {
+        let found = mixture(false, 4).unwrap();
+        assert_eq!((found.input_ids.len(), found.labelled.len()), (4, 1));
+        assert_eq!(found.branches[0].token_ids, [7]);
+        assert_eq!(mixture(false, 3).unwrap().branches, []);
+        assert_eq!(mixture(false, 2), None);
+    }
+
+    #[test]
+    fn rollouts_of_another_response_are_refused() {
+        let (mut row, rows) = recorded();
+        let rollouts = RolloutsById::from(RecordedRollouts { rows: &rows, is_greedy: false });
+        row.response_ids[1] = 9;
+        let message = rollouts.mixture(&row, 64).unwrap_err().to_string();
+        assert!(message.contains("`set#0`") && message.contains("another response"), "{message}");
+        row.id = "set#1".to_owned();
+        let message = rollouts.mixture(&row, 64).unwrap_err().to_string();
+        assert!(message.contains("`set#1`") && message.contains("there are none"), "{message}");
+    }
+}

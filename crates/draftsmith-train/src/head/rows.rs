@@ -1,0 +1,355 @@
+//! A response as head training sees it: its tokens, its labels, the mixture an epoch makes of
+//! them, and the side of the split it falls on.
+
+use std::sync::Arc;
+
+use draftsmith_data::ResponseRow;
+use draftsmith_theory::{acceptance_prob, in_validation, keep_target};
+
+use crate::error::TrainError;
+use crate::head::settings::MixedLabels;
+
+/// A row to train on, cut to the draft's context.
+#[derive(Debug)]
+pub(crate) struct TrainingRow {
+    id: String,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// Mixed afresh in each epoch.
+    Mixed(MixedRow),
+    /// What was recorded of it, in each epoch the same.
+    Recorded(Mixture),
+}
+
+/// What mixing needs of a [`ResponseRow`]. There is at least one position.
+#[derive(Debug)]
+struct MixedRow {
+    prompt_ids: Vec<u32>,
+    /// X, the target's tokens; the lists below have its length.
+    response_ids: Vec<u32>,
+    /// Y, the draft's tokens: drawn, or its most probable ones.
+    draft_ids: Vec<u32>,
+    /// What the head is to predict at Y.
+    labels: Vec<f32>,
+}
+
+/// One row's input and labels in one epoch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Mixture {
+    /// The prompt, then Z: X where it was kept, Y elsewhere. X where it was recorded.
+    pub(crate) input_ids: Vec<u32>,
+    /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X
+    /// that were drafted and accepted.
+    pub(crate) labelled: Vec<usize>,
+    /// How many of the tokens right before each are candidates, one after the other: what comes
+    /// closest to a candidate's position in a round.
+    pub(crate) runs: Vec<usize>,
+    /// What the head is to predict at `labelled`.
+    pub(crate) labels: Vec<f32>,
+    /// What the draft says elsewhere, by their start; none where tokens were mixed.
+    pub(crate) branches: Vec<Branch>,
+}
+
+/// Candidates that go on from a prefix of a row's input: a rejected one, and what the draft says
+/// behind it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Branch {
+    /// The length of the prefix, 1 or more.
+    pub(crate) start: usize,
+    /// The candidates, at least one.
+    pub(crate) token_ids: Vec<u32>,
+    /// How many of the tokens right before the first are candidates.
+    pub(crate) run: usize,
+    /// What the head is to predict of each.
+    pub(crate) labels: Vec<f32>,
+}
+
+impl Mixture {
+    /// The labels of the input, then those of each branch.
+    pub(crate) fn all_labels(&self) -> impl Iterator<Item = f32> {
+        let of_branches = self.branches.iter().flat_map(|branch| &branch.labels);
+        self.labels.iter().chain(of_branches).copied()
+    }
+
+    /// The number of labels.
+    pub(crate) fn num_labels(&self) -> usize {
+        self.all_labels().count()
+    }
+}
+
+impl TrainingRow {
+    /// What was recorded of a row.
+    pub(crate) fn recorded(row: &ResponseRow, recorded: Mixture) -> Self {
+        Self { id: row.id.clone(), content: Content::Recorded(recorded) }
+    }
+
+    /// Takes what training needs, as far as it fits `context` tokens; `None` if no position does,
+    /// or there is nothing before the response that a first candidate could be drawn from.
+    ///
+    /// # Errors
+    /// If the row has no draft columns, they differ in length, or a log-probability is NaN.
+    pub(crate) fn new(
+        row: &ResponseRow,
+        context: usize,
+        labels: MixedLabels,
+    ) -> Result<Option<Self>, TrainError> {
+        let Some(draft) = &row.draft else {
+            return Err(TrainError::NoDraftColumns { id: row.id.clone() });
+        };
+        row.validate()?;
+        let pairs = draft.target_log_prob.iter().zip(&draft.draft_log_prob);
+        if let Some(position) = pairs.clone().position(|(p, q)| p.is_nan() || q.is_nan()) {
+            return Err(TrainError::LogProb {
+                id: row.id.clone(),
+                position,
+                target: draft.target_log_prob[position],
+                draft: draft.draft_log_prob[position],
+            });
+        }
+        let len = row.response_ids.len().min(context.saturating_sub(row.prompt_ids.len()));
+        if len == 0 || row.prompt_ids.is_empty() {
+            return Ok(None);
+        }
+        let (draft_ids, labels) = match labels {
+            MixedLabels::Sampled => {
+                (&draft.draft_ids, pairs.map(|(p, q)| acceptance_prob(*p, *q)).take(len).collect())
+            }
+            MixedLabels::Overlap => (&draft.draft_ids, draft.overlap[..len].to_vec()),
+            MixedLabels::Greedy => {
+                let choices = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
+                let agrees = choices.map(|(draft, target)| if draft == target { 1.0 } else { 0.0 });
+                (&draft.draft_top_ids, agrees.take(len).collect())
+            }
+        };
+        let content = Content::Mixed(MixedRow {
+            prompt_ids: row.prompt_ids.clone(),
+            response_ids: row.response_ids[..len].to_vec(),
+            draft_ids: draft_ids[..len].to_vec(),
+            labels,
+        });
+        Ok(Some(Self { id: row.id.clone(), content }))
+    }
+
+    /// The row's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the mixture of an epoch has a label.
+    pub(crate) fn has_label(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> bool {
+        match &self.content {
+            Content::Mixed(row) => {
+                let num_tokens = row.response_ids.len();
+                keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens).contains(&false)
+            }
+            Content::Recorded(recorded) => recorded.num_labels() > 0,
+        }
+    }
+
+    /// The mixture of an epoch: a function of the seed, the epoch and the row's id.
+    pub(crate) fn mixture(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> Mixture {
+        match &self.content {
+            Content::Mixed(row) => {
+                let num_tokens = row.response_ids.len();
+                row.mixture(keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens))
+            }
+            Content::Recorded(recorded) => recorded.clone(),
+        }
+    }
+}
+
+impl MixedRow {
+    /// The mixture that keeps some of X.
+    fn mixture(&self, kept: Vec<bool>) -> Mixture {
+        let mut mixture = Mixture { input_ids: self.prompt_ids.clone(), ..Mixture::default() };
+        let mut run = 0;
+        for (i, kept) in kept.into_iter().enumerate() {
+            if kept {
+                mixture.input_ids.push(self.response_ids[i]);
+                run = 0;
+            } else {
+                mixture.labelled.push(mixture.input_ids.len());
+                mixture.runs.push(run);
+                mixture.labels.push(self.labels[i]);
+                mixture.input_ids.push(self.draft_ids[i]);
+                run += 1;
+            }
+        }
+        mixture
+    }
+}
+
+/// The rows of each side, in their order.
+pub(crate) struct Split<T> {
+    pub(crate) training: Vec<Arc<T>>,
+    pub(crate) validation: Vec<Arc<T>>,
+    pub(crate) num_unusable: usize,
+}
+
+impl<T> Split<T> {
+    /// Splits what `usable` takes of each row; `None` counts as unusable.
+    ///
+    /// # Errors
+    /// If `usable` refuses a row.
+    pub(crate) fn new(
+        rows: &[ResponseRow],
+        validation_share: f64,
+        usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
+    ) -> Result<Self, TrainError> {
+        let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
+        for row in rows {
+            match usable(row)?.map(Arc::new) {
+                None => split.num_unusable += 1,
+                Some(usable) if is_held_out(row, validation_share) => {
+                    split.validation.push(usable);
+                }
+                Some(usable) => split.training.push(usable),
+            }
+        }
+        Ok(split)
+    }
+}
+
+/// Whether training holds a row out for validation: decided by its conversation, so that turns stay
+/// together.
+pub fn is_held_out(row: &ResponseRow, validation_share: f64) -> bool {
+    in_validation(conversation(row), validation_share)
+}
+
+/// A row's id without its turn: `source#n` of `source#n#turn`. A source's name may have a `#`.
+fn conversation(row: &ResponseRow) -> &str {
+    let start = match row.id.strip_prefix(&row.source) {
+        Some(rest) if rest.starts_with('#') => row.source.len() + 1,
+        _ => row.id.find('#').map_or(row.id.len(), |at| at + 1),
+    };
+    let turn = row.id[start..].find('#').map_or(row.id.len(), |at| start + at);
+    &row.id[..turn]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::pair::{response_row, responses};
+
+    #[test]
+    fn a_mixture_takes_labels_where_the_draft_speaks() {
+        let row = &responses(1, 40, 11)[0];
+        let columns = row.draft.as_ref().unwrap();
+        let training = TrainingRow::new(row, 1000, MixedLabels::Sampled).unwrap().unwrap();
+        for epoch in 0..4 {
+            let mixture = training.mixture(5, epoch, 0.3);
+            let kept = keep_target(5, epoch, &row.id, 0.3, row.response_ids.len());
+            let prompt = row.prompt_ids.len();
+            assert_eq!(mixture.input_ids[..prompt], row.prompt_ids);
+            let mut labels = mixture.labelled.iter().zip(&mixture.labels);
+            let mut runs = mixture.runs.iter();
+            let mut run = 0;
+            for (i, kept) in kept.iter().enumerate() {
+                let token = mixture.input_ids[prompt + i];
+                if *kept {
+                    assert_eq!(token, row.response_ids[i]);
+                    run = 0;
+                    continue;
+                }
+                assert_eq!(runs.next(), Some(&run));
+                run += 1;
+                assert_eq!(token, columns.draft_ids[i]);
+                let expected =
+                    acceptance_prob(columns.target_log_prob[i], columns.draft_log_prob[i]);
+                assert_eq!(labels.next(), Some((&(prompt + i), &expected)));
+            }
+            assert_eq!((labels.next(), runs.next()), (None, None));
+            assert!(training.has_label(5, epoch, 0.3));
+        }
+    }
+
+    #[test]
+    fn every_kind_of_label_comes_with_its_token() {
+        let mut row = response_row("set#0", &[1], &[2, 3, 4], &[5, 6, 7], &[0.25, 0.5, 1.0]);
+        let draft = row.draft.as_mut().unwrap();
+        draft.overlap = vec![0.375, 0.125, 0.75];
+        draft.draft_top_ids = vec![2, 9, 4];
+        draft.target_top_ids = vec![2, 3, 8];
+        let mixture = |labels: MixedLabels| {
+            let mixture = TrainingRow::new(&row, 10, labels).unwrap().unwrap().mixture(0, 0, 0.0);
+            assert_eq!((&mixture.labelled, &mixture.runs), (&vec![1, 2, 3], &vec![0, 1, 2]));
+            (mixture.input_ids, mixture.labels)
+        };
+        assert_eq!(mixture(MixedLabels::Sampled), (vec![1, 5, 6, 7], vec![0.25, 0.5, 1.0]));
+        assert_eq!(mixture(MixedLabels::Overlap), (vec![1, 5, 6, 7], vec![0.375, 0.125, 0.75]));
+        assert_eq!(mixture(MixedLabels::Greedy), (vec![1, 2, 9, 4], vec![1.0, 0.0, 0.0]));
+        row.prompt_ids.clear();
+        assert!(TrainingRow::new(&row, 10, MixedLabels::Greedy).unwrap().is_none());
+    }
+
+    #[test]
+    fn mixtures_differ_by_epoch_and_repeat_for_the_same_one() {
+        let rows = responses(2, 60, 3);
+        let [first, second] = [0, 1]
+            .map(|i| TrainingRow::new(&rows[i], 1000, MixedLabels::Sampled).unwrap().unwrap());
+        assert_eq!(first.mixture(1, 1, 0.5), first.mixture(1, 1, 0.5));
+        assert_ne!(first.mixture(1, 1, 0.5).labelled, first.mixture(1, 2, 0.5).labelled);
+        assert_ne!(first.mixture(1, 1, 0.5).labelled, first.mixture(2, 1, 0.5).labelled);
+        assert_ne!(first.mixture(1, 1, 0.5).labelled, second.mixture(1, 1, 0.5).labelled);
+    }
+
+    #[test]
+    fn a_long_row_is_cut_to_the_context() {
+        let row = response_row("set#0", &[1, 2, 3], &[4, 5, 6], &[7, 8, 9], &[0.5; 3]);
+        let inputs = |context| {
+            let row = TrainingRow::new(&row, context, MixedLabels::Sampled).unwrap();
+            row.map(|row| row.mixture(0, 0, 0.0).input_ids)
+        };
+        assert_eq!(inputs(6).unwrap(), [1, 2, 3, 7, 8, 9]);
+        assert_eq!(inputs(5).unwrap(), [1, 2, 3, 7, 8]);
+        assert_eq!(inputs(4).unwrap(), [1, 2, 3, 7]);
+        assert_eq!(inputs(3), None);
+        assert_eq!(inputs(1), None);
+    }
+
+    #[test]
+    fn rows_that_cannot_be_trained_on_are_named() {
+        let row = || response_row("set#3", &[1], &[2, 3], &[4, 5], &[0.5; 2]);
+        let check = |break_it: fn(&mut ResponseRow), expected: &[&str]| {
+            let mut broken = row();
+            break_it(&mut broken);
+            let refused = TrainingRow::new(&broken, 10, MixedLabels::Sampled);
+            let message = refused.unwrap_err().to_string();
+            for part in expected {
+                assert!(message.contains(part), "{message}");
+            }
+        };
+        check(|r| r.draft = None, &["`set#3`", "without a drafter", "models.draft"]);
+        check(|r| r.draft.as_mut().unwrap().draft_ids.push(1), &["`set#3`", "draft_ids"]);
+        check(
+            |r| r.draft.as_mut().unwrap().target_log_prob[1] = f32::NAN,
+            &["`set#3`", "position 1", "NaN"],
+        );
+    }
+
+    #[test]
+    fn turns_of_a_conversation_share_their_side() {
+        let named = |id: &str, source: &str| {
+            let mut row = response_row(id, &[1], &[2], &[3], &[0.5]);
+            row.source = source.to_owned();
+            row
+        };
+        for (id, source, expected) in [
+            ("set#4", "set", "set#4"),
+            ("set#4#1", "set", "set#4"),
+            ("a#b#4", "a#b", "a#b#4"),
+            ("a#b#4#2", "a#b", "a#b#4"),
+            ("other#4#2", "set", "other#4"),
+            ("bare", "set", "bare"),
+        ] {
+            assert_eq!(conversation(&named(id, source)), expected);
+        }
+        for n in 0..200 {
+            let first = is_held_out(&named(&format!("set#{n}"), "set"), 0.3);
+            assert_eq!(first, is_held_out(&named(&format!("set#{n}#1"), "set"), 0.3));
+        }
+    }
+}

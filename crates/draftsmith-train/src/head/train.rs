@@ -1,0 +1,286 @@
+//! From rows and a frozen drafter to trained acceptance heads (SpecDec++, section 3).
+
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, LlamaConfig};
+use draftsmith_theory::{HeadScores, SeededDraws};
+use serde_json::{Map, Value, json};
+
+use crate::data::batches::{BatchSettings, Loaders, Prepared};
+use crate::data::lessons::Lesson;
+use crate::error::TrainError;
+use crate::head::batches::HeadSource;
+use crate::head::frozen_draft::FrozenDraft;
+use crate::head::learner::HeadLearner;
+use crate::head::recorded::{RecordedRollouts, RolloutsById};
+use crate::head::rows::{Split, TrainingRow};
+use crate::head::settings::HeadTraining;
+use crate::run::devices::PerDevice;
+use crate::run::epochs::EpochScores;
+use crate::run::fit::{Fit, Redrawn, record, redrawn};
+use crate::run::stint::{BestOf, Ending, Stint};
+
+/// What heads are trained on.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadData<'a> {
+    /// The responses.
+    pub rows: &'a [ResponseRow],
+    /// What the draft would say along them: labels from rollouts need it.
+    pub rollouts: Option<RecordedRollouts<'a>>,
+}
+
+impl<'a> From<&'a [ResponseRow]> for HeadData<'a> {
+    fn from(rows: &'a [ResponseRow]) -> Self {
+        Self { rows, rollouts: None }
+    }
+}
+
+impl<'a> From<&'a Vec<ResponseRow>> for HeadData<'a> {
+    fn from(rows: &'a Vec<ResponseRow>) -> Self {
+        rows.as_slice().into()
+    }
+}
+
+/// A trained head and how it came about.
+#[derive(Debug)]
+pub struct TrainedHead {
+    /// The weights after the epoch whose validation KL is the lowest.
+    pub head: AcceptanceHead,
+    /// The head's shape. `training` records the settings, the seed, the rows and every epoch's
+    /// scores; `draft_hash` and `target_hash` are left to the caller, who knows the files.
+    pub config: AcceptanceHeadConfig,
+    /// The head's scores on the validation rows.
+    pub scores: HeadScores,
+    /// The epoch it is from, counted from 1.
+    pub best_epoch: usize,
+    /// Every epoch that was validated, in order.
+    pub epochs: Vec<EpochScores>,
+    /// Whether it was stopped before the end of its last epoch.
+    pub interrupted: bool,
+    /// Rows that were trained on.
+    pub num_training_rows: usize,
+    /// Rows that were held out.
+    pub num_validation_rows: usize,
+    /// Rows of neither: empty, or beginning past the draft's context.
+    pub num_unusable_rows: usize,
+    /// Labelled tokens that were trained on, over all epochs.
+    pub num_labels: usize,
+    /// Optimiser steps taken.
+    pub num_steps: usize,
+    /// Time in all, validation and earlier calls included, and the heads that were trained beside
+    /// it.
+    pub duration: Duration,
+}
+
+impl TrainedHead {
+    /// Labelled tokens a second, validation's time included.
+    pub fn labels_per_second(&self) -> f64 {
+        self.num_labels as f64 / self.duration.as_secs_f64()
+    }
+}
+
+/// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
+/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head
+/// is, bit for bit, what it would be if it were trained alone.
+///
+/// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
+/// as a function of `seed`, the epoch and the row's id; validation uses one mixture throughout.
+/// The draft is frozen and only read. The same arguments give the same heads, bit for bit, on the
+/// same CPU build.
+///
+/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the
+/// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their
+/// own, in a directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's
+/// metrics, of the first head that is still trained). A call that finds a state with its
+/// fingerprint goes on from it, and the heads end with the same bits as if training had never
+/// stopped, on the same CPU build; a state with another is removed. After a call of
+/// `interrupter.stop` or the last step that the stint allows, training stops between two steps,
+/// with its state saved and the best heads so far returned. The state stays after the end too,
+/// until [`discard`](crate::discard): the caller has yet to write the heads.
+///
+/// # Errors
+/// If a setting is out of range, a row has no draft columns or broken ones, a side of the split has
+/// no labels, a loss or prediction is not finite, or a file cannot be written.
+///
+/// # Panics
+/// If there are no heads, or two that differ in more than `num_layers`, `tied` and
+/// `rejection_weight`: they would not see the same batches and learning rates.
+pub fn train_heads<'a>(
+    draft: impl Into<FrozenDraft>,
+    data: impl Into<HeadData<'a>>,
+    heads: &[HeadTraining],
+    seed: u64,
+    stint: Stint<'_>,
+) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
+    heads.iter().try_for_each(HeadTraining::validate)?;
+    let shared = &heads[0];
+    assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
+    let draft = draft.into();
+    let embedding_gain = draft.embedding_gain();
+    // Without autodiff, whatever the caller's device: hidden states are constants.
+    let frozen = draft.valid().in_dtype(shared.dtype);
+    let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
+    let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
+        prepare(&drafts, data.into(), shared, seed)?;
+    let devices = drafts.trained()?;
+
+    let learner = |head: &HeadTraining| HeadLearner {
+        head: initial_head(&config_of(draft.config(), head), seed, devices.first()),
+        rejection_weight: head.rejection_weight,
+        clipping: head.clipping,
+    };
+    let fit = Fit {
+        loaders,
+        devices: devices.clone(),
+        optimiser: shared.optimiser(),
+        patience: shared.patience,
+        label: "acceptance head",
+        stint,
+    };
+    let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
+    fit.run(learners, |nth, best| {
+        let BestOf { part, place, standing, interrupted, duration } = best;
+        let mut trained = TrainedHead {
+            // It was trained on larger embeddings than those that it is going to read.
+            head: part.with_embedding_gain(embedding_gain),
+            config: config_of(draft.config(), &heads[nth]),
+            scores: standing.epochs[place].validation,
+            best_epoch: standing.epochs[place].epoch,
+            epochs: standing.epochs,
+            interrupted,
+            num_training_rows,
+            num_validation_rows,
+            num_unusable_rows,
+            num_labels: standing.num_supervised,
+            num_steps: standing.num_steps,
+            duration,
+        };
+        trained.config.training = record_of(&trained, &heads[nth], seed);
+        trained
+    })
+}
+
+/// What [`train_heads`] is going to see with one head's settings: every step's batches, with their
+/// mixtures and labels, and the rows held out.
+///
+/// # Errors
+/// As there, before training begins.
+///
+/// # Panics
+/// If labels are from rollouts: their rows are no one sequence.
+pub fn head_lessons(
+    draft: &CausalLm,
+    rows: &[ResponseRow],
+    head: &HeadTraining,
+    seed: u64,
+) -> Result<Vec<Lesson>, TrainError> {
+    head.validate()?;
+    Ok(prepare(&FrozenDraft::from(&draft.valid()).into(), rows.into(), head, seed)?
+        .loaders
+        .lessons())
+}
+
+/// A head as [`train_heads`] begins with it, on the draft's device.
+pub fn first_head(
+    draft: &CausalLm,
+    head: &HeadTraining,
+    seed: u64,
+) -> (AcceptanceHeadConfig, AcceptanceHead) {
+    let config = config_of(draft.config(), head);
+    let first = initial_head(&config, seed, &draft.device());
+    (config, first)
+}
+
+fn config_of(draft: &LlamaConfig, head: &HeadTraining) -> AcceptanceHeadConfig {
+    let config = AcceptanceHeadConfig::new(draft.hidden_size, head.num_layers, head.tied);
+    config.with_reads(head.reads())
+}
+
+/// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what
+/// heads share is read of `shared`.
+fn prepare(
+    drafts: &PerDevice<FrozenDraft>,
+    data: HeadData<'_>,
+    shared: &HeadTraining,
+    seed: u64,
+) -> Result<Prepared<HeadSource>, TrainError> {
+    let context = drafts.first().config().max_position_embeddings;
+    let HeadData { rows, rollouts } = data;
+    let rollouts = rollouts.map(RolloutsById::from);
+    let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
+        (Some(labels), _) => TrainingRow::new(row, context, labels),
+        (None, Some(rollouts)) => {
+            let recorded = rollouts.mixture(row, context)?;
+            Ok(recorded.map(|recorded| TrainingRow::recorded(row, recorded)))
+        }
+        (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
+    };
+    let split = Split::new(rows, shared.validation_share, usable)?;
+    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
+
+    let settings = BatchSettings {
+        seed,
+        batch_size: shared.batch_size,
+        gradient_accumulation: shared.gradient_accumulation,
+    };
+    let source = |rows| HeadSource {
+        drafts: drafts.clone(),
+        reads: shared.reads(),
+        rows,
+        seed,
+        mixing_ratio: shared.mixing_ratio,
+        batch_size: shared.batch_size,
+    };
+    let (training, validation) = (source(split.training), source(split.validation));
+    let loaders = Loaders::new(training, validation, settings, shared.num_epochs);
+    if loaders.num_training == 0 || loaders.num_validation == 0 {
+        return Err(TrainError::TooFewRows {
+            section: "head",
+            num_rows: rows.len(),
+            num_unusable: split.num_unusable,
+            num_training: loaders.num_training,
+            num_validation: loaders.num_validation,
+            context,
+            validation_share: shared.validation_share,
+            mixing_ratio: shared.mixing_ratio,
+        });
+    }
+    Ok(Prepared {
+        loaders,
+        num_training_rows,
+        num_validation_rows,
+        num_unusable_rows: split.num_unusable,
+    })
+}
+
+/// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the
+/// seed. Every layer's `in` is the hidden size, but for what is read beside a hidden state: that
+/// begins as small.
+fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
+    let bound = 1.0 / (config.hidden_size as f64).sqrt();
+    let mut draws = SeededDraws::new(seed, &["head"]);
+    let draw = move || ((2.0 * draws.uniform() - 1.0) * bound) as f32;
+    redrawn(config.init(device), Redrawn::All, draw)
+}
+
+/// What `config.json` keeps of the training.
+fn record_of(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<String, Value> {
+    let outcome = [
+        ("seed", json!(seed)),
+        ("num_training_rows", json!(trained.num_training_rows)),
+        ("num_validation_rows", json!(trained.num_validation_rows)),
+        ("num_labels", json!(trained.num_labels)),
+        ("num_steps", json!(trained.num_steps)),
+        ("interrupted", json!(trained.interrupted)),
+        ("best_epoch", json!(trained.best_epoch)),
+        ("validation", json!(trained.scores)),
+        ("epochs", json!(trained.epochs)),
+    ];
+    record(training, &["num_layers", "tied", "form", "inputs", "sweep"], outcome)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! What a training tells of its steps: `metrics.jsonl`, a line of numbers for each, the same in the
+//! end however often training was stopped; and the same numbers, with the scores of validations, in
+//! TensorBoard's event files.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use draftsmith_data::{DataError, write_atomically};
+use serde::Serialize;
+
+use crate::error::TrainError;
+use crate::log::event_file::EventFile;
+
+/// One step.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct StepMetrics {
+    /// Its number, counted from 1 since training began.
+    pub(crate) step: usize,
+    /// Its epoch, counted from 1.
+    pub(crate) epoch: usize,
+    /// The mean of its batches' losses, taken before it.
+    pub(crate) loss: f64,
+    pub(crate) learning_rate: f64,
+    /// The norm of all its gradients together, before they are cut.
+    pub(crate) gradient_norm: f64,
+}
+
+/// The files, open for steps to come.
+#[derive(Debug)]
+pub(crate) struct StepLog {
+    path: PathBuf,
+    file: File,
+    events: EventFile,
+}
+
+impl StepLog {
+    /// The name of the file with a line a step.
+    pub(crate) const NAME: &str = "metrics.jsonl";
+
+    /// Opens the log of a training that has taken `num_steps` and was validated `num_validations`
+    /// times. Steps that it is to take again are cut off: whoever was killed had not saved their
+    /// state.
+    pub(crate) fn open(
+        dir: &Path,
+        num_steps: usize,
+        num_validations: usize,
+    ) -> Result<Self, TrainError> {
+        let path = dir.join(Self::NAME);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(DataError::io("read", &path, error).into()),
+        };
+        let kept: String = text.split_inclusive('\n').take(num_steps).collect();
+        if kept.len() < text.len() {
+            write_atomically::<DataError>(&path, |file| {
+                file.write_all(kept.as_bytes()).map_err(|e| DataError::io("write", &path, e))
+            })?;
+        }
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        let file = file.map_err(|error| DataError::io("create", &path, error))?;
+        let events = EventFile::begin(dir, num_steps, num_validations)?;
+        Ok(Self { path, file, events })
+    }
+
+    /// Appends a step.
+    pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+        let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
+        line.push('\n');
+        let written = self.file.write_all(line.as_bytes());
+        self.done(written)?;
+        let numbers = [
+            ("loss", metrics.loss),
+            ("learning_rate", metrics.learning_rate),
+            ("gradient_norm", metrics.gradient_norm),
+        ];
+        self.events.push_step(metrics.step, &numbers)
+    }
+
+    /// Appends the scores of a validation after `step`, with their names.
+    pub(crate) fn push_validation(
+        &mut self,
+        step: usize,
+        scores: &[(&str, f64)],
+    ) -> Result<(), TrainError> {
+        self.events.push_validation(step, scores)
+    }
+
+    /// Waits until all is on the disk: a state that counts on it may be saved.
+    pub(crate) fn sync(&self) -> Result<(), TrainError> {
+        self.done(self.file.sync_data())?;
+        self.events.sync()
+    }
+
+    fn done(&self, result: std::io::Result<()>) -> Result<(), TrainError> {
+        Ok(result.map_err(|error| DataError::io("write", &self.path, error))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_are_taken_again_are_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let push = |log: &mut StepLog, step| {
+            let loss = 0.1 + 0.2;
+            log.push(&StepMetrics { step, epoch: 1, loss, learning_rate: 1e-3, gradient_norm: 2.0 })
+        };
+        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        (1..=5).for_each(|step| push(&mut log, step).unwrap());
+        log.sync().unwrap();
+        let read = || std::fs::read_to_string(dir.path().join(StepLog::NAME)).unwrap();
+        let whole = read();
+        assert_eq!(
+            whole.lines().next().unwrap(),
+            r#"{"step":1,"epoch":1,"loss":0.30000000000000004,"learning_rate":0.001,"gradient_norm":2.0}"#
+        );
+        // Killed in the middle of a line.
+        std::fs::write(dir.path().join(StepLog::NAME), &whole[..whole.len() - 9]).unwrap();
+        let mut log = StepLog::open(dir.path(), 3, 0).unwrap();
+        assert_eq!(read().lines().count(), 3);
+        (4..=5).for_each(|step| push(&mut log, step).unwrap());
+        assert_eq!(read(), whole);
+    }
+}

@@ -1,0 +1,328 @@
+//! The state of a training on disk, from which it goes on as if it had never stopped.
+//!
+//! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
+//! optimiser and best weights as burn's records (safetensors has no parameter ids, by which the
+//! optimiser's state is kept), in a directory for each member if there are several, and
+//! `state.toml`, written last: a directory without it does not count.
+//! States are taken between steps only, when no gradients are pending. The order of rows and their
+//! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
+//! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in
+//! three files that can tear.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Bytes;
+use draftsmith_data::{DataError, write_atomically};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::run::member::MemberStanding;
+
+/// How far a training is: all that its members have in common.
+///
+/// TOML, which reads every number as it was written; serde_json rounds some in their last digit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Standing {
+    /// The epoch that is being run, counted from 1; one above the last when all are.
+    pub(crate) epoch: usize,
+    /// Optimiser steps taken in it.
+    pub(crate) epoch_steps: usize,
+    /// Optimiser steps taken.
+    pub(crate) num_steps: usize,
+    /// Time in all, validation included.
+    pub(crate) seconds: f64,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        Self { epoch: 1, epoch_steps: 0, num_steps: 0, seconds: 0.0 }
+    }
+}
+
+/// A state as it is kept.
+#[derive(Debug)]
+pub(crate) struct State<S> {
+    pub(crate) standing: Standing,
+    pub(crate) members: Vec<MemberState<S>>,
+}
+
+/// A member's part of it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct MemberState<S> {
+    /// Its directory in the state's.
+    pub(crate) name: String,
+    pub(crate) standing: MemberStanding<S>,
+    /// burn's records.
+    pub(crate) model: Vec<u8>,
+    pub(crate) optimizer: Vec<u8>,
+    /// That of the best epoch's weights, where there is one.
+    pub(crate) best: Option<Vec<u8>>,
+}
+
+/// `state.toml`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StateFile<S> {
+    fingerprint: String,
+    standing: Standing,
+    members: Vec<MemberEntry<S>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberEntry<S> {
+    name: String,
+    standing: MemberStanding<S>,
+}
+
+/// The part of it that [`Resumption::find`] reads.
+#[derive(Debug, Deserialize)]
+struct Summary {
+    fingerprint: String,
+    standing: StandingSummary,
+}
+
+#[derive(Debug, Deserialize)]
+struct StandingSummary {
+    num_steps: usize,
+}
+
+/// What a training would begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resumption {
+    /// No state is there: it would begin anew.
+    Nothing,
+    /// The state of a training with another fingerprint is there: it would begin anew, without it.
+    Other,
+    /// It would go on after so many optimiser steps.
+    After(usize),
+}
+
+impl Resumption {
+    /// Looks into a training's directory.
+    ///
+    /// # Errors
+    /// If a state cannot be read.
+    pub fn find(checkpoint_dir: &Path, fingerprint: &str) -> Result<Self, TrainError> {
+        let Some(dir) = latest(checkpoint_dir)? else { return Ok(Self::Nothing) };
+        let found: Summary = read_toml(&dir.join(STATE))?;
+        let is_ours = found.fingerprint == fingerprint;
+        Ok(if is_ours { Self::After(found.standing.num_steps) } else { Self::Other })
+    }
+}
+
+/// Removes a training's state, once what it led to is safe elsewhere. Its metrics stay.
+///
+/// # Errors
+/// If it cannot be removed.
+pub fn discard(checkpoint_dir: &Path) -> Result<(), TrainError> {
+    remove_dir(&checkpoint_dir.join(STATES))
+}
+
+const STATES: &str = "checkpoint";
+pub(crate) const MODEL: &str = "model.bpk";
+pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
+pub(crate) const BEST: &str = "best.bpk";
+const STATE: &str = "state.toml";
+
+/// Writes a state, and removes those before it.
+pub(crate) fn save<S: Serialize>(
+    checkpoint_dir: &Path,
+    fingerprint: &str,
+    state: State<S>,
+) -> Result<(), TrainError> {
+    let State { standing, members } = state;
+    let name = format!("epoch-{}-step-{}", standing.epoch, standing.epoch_steps);
+    let dir = checkpoint_dir.join(STATES).join(name);
+    let mut entries = Vec::with_capacity(members.len());
+    for MemberState { name, standing, model, optimizer, best } in members {
+        let dir = dir.join(&name);
+        fs::create_dir_all(&dir).map_err(|source| TrainError::CheckpointDir {
+            action: "create",
+            path: dir.clone(),
+            source,
+        })?;
+        write(&dir.join(MODEL), &model)?;
+        write(&dir.join(OPTIMIZER), &optimizer)?;
+        if let Some(best) = best {
+            write(&dir.join(BEST), &best)?;
+        }
+        entries.push(MemberEntry { name, standing });
+    }
+    let file = StateFile { fingerprint: fingerprint.to_owned(), standing, members: entries };
+    let text = toml::to_string(&file).expect("numbers and names are TOML");
+    write(&dir.join(STATE), text.as_bytes())?;
+    for (other, _) in states(checkpoint_dir)? {
+        if other != dir {
+            remove_dir(&other)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the latest state and its directory, if it has this fingerprint.
+pub(crate) fn load<S: DeserializeOwned>(
+    checkpoint_dir: &Path,
+    fingerprint: &str,
+) -> Result<Option<(State<S>, PathBuf)>, TrainError> {
+    let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
+    let summary: Summary = read_toml(&dir.join(STATE))?;
+    if summary.fingerprint != fingerprint {
+        return Ok(None);
+    }
+    let file: StateFile<S> = read_toml(&dir.join(STATE))?;
+    let members = file.members.into_iter().map(|MemberEntry { name, standing }| {
+        let dir = dir.join(&name);
+        let best = standing.best.map(|_| read(&dir.join(BEST))).transpose()?;
+        let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
+        Ok(MemberState { name, standing, model, optimizer, best })
+    });
+    let members = members.collect::<Result<_, TrainError>>()?;
+    Ok(Some((State { standing: file.standing, members }, dir)))
+}
+
+/// A record's bytes as burn reads them.
+pub(crate) fn record(bytes: Vec<u8>) -> Bytes {
+    Bytes::from_bytes_vec(bytes)
+}
+
+/// An epoch, and the steps taken in it.
+type Position = (usize, usize);
+
+/// The directories of whole and broken-off states, with their positions.
+fn states(checkpoint_dir: &Path) -> Result<Vec<(PathBuf, Position)>, TrainError> {
+    let root = checkpoint_dir.join(STATES);
+    let failed = |source| TrainError::CheckpointDir { action: "read", path: root.clone(), source };
+    let entries = match fs::read_dir(&root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        if let Some(position) = path.file_name().and_then(|name| position_of(name.to_str()?)) {
+            found.push((path, position));
+        }
+    }
+    Ok(found)
+}
+
+/// (2, 7) for `epoch-2-step-7`.
+fn position_of(name: &str) -> Option<Position> {
+    let (epoch, step) = name.strip_prefix("epoch-")?.split_once("-step-")?;
+    Some((epoch.parse().ok()?, step.parse().ok()?))
+}
+
+/// The whole state that is furthest on: the one before it may still be there.
+fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+    let states = states(checkpoint_dir)?.into_iter();
+    let whole = states.filter(|(dir, _)| dir.join(STATE).is_file());
+    Ok(whole.max_by_key(|(_, position)| *position).map(|(dir, _)| dir))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+    write_atomically::<DataError>(path, |file| {
+        file.write_all(bytes).map_err(|source| DataError::io("write", path, source))
+    })?;
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
+    fs::read(path).map_err(|error| broken(path, error.to_string()))
+}
+
+fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, TrainError> {
+    let text = fs::read_to_string(path).map_err(|error| broken(path, error.to_string()))?;
+    toml::from_str(&text).map_err(|error| broken(path, error.message().to_owned()))
+}
+
+/// The error of a state that cannot be gone on from.
+pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
+    TrainError::State { path: path.to_path_buf(), problem }
+}
+
+fn remove_dir(path: &Path) -> Result<(), TrainError> {
+    match fs::remove_dir_all(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(TrainError::CheckpointDir { action: "clear", path: path.to_path_buf(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::epochs::EpochScores;
+
+    fn state(epoch: usize, epoch_steps: usize) -> State<f64> {
+        let validation = 0.1 + 0.2;
+        let scored = EpochScores { epoch: 1, num_steps: 3, training_loss: 1.0 / 3.0, validation };
+        let standing = MemberStanding {
+            loss_sum: 5e-324,
+            num_steps: 3,
+            best: Some(0),
+            epochs: vec![scored],
+            ..MemberStanding::default()
+        };
+        let best = Some(vec![3]);
+        let member = |name: &str, standing, best| MemberState {
+            name: name.to_owned(),
+            standing,
+            model: vec![1],
+            optimizer: vec![2; 9],
+            best,
+        };
+        State {
+            standing: Standing { epoch, epoch_steps, num_steps: 7, ..Standing::default() },
+            members: vec![
+                member("", standing, best),
+                member("second", MemberStanding::default(), None),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_state_comes_back_whole_and_replaces_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Resumption::find(dir.path(), "a").unwrap(), Resumption::Nothing);
+        assert!(load::<f64>(dir.path(), "a").unwrap().is_none());
+        for (epoch, step) in [(1, 9), (2, 0), (2, 10)] {
+            save(dir.path(), "a", state(epoch, step)).unwrap();
+            let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
+            let expected = state(epoch, step);
+            assert_eq!(found.standing, expected.standing);
+            assert_eq!(found.members, expected.members);
+            assert_eq!(states(dir.path()).unwrap().len(), 1);
+        }
+        assert_eq!(Resumption::find(dir.path(), "a").unwrap(), Resumption::After(7));
+        assert_eq!(Resumption::find(dir.path(), "b").unwrap(), Resumption::Other);
+        assert!(load::<f64>(dir.path(), "b").unwrap().is_none());
+        discard(dir.path()).unwrap();
+        assert_eq!(Resumption::find(dir.path(), "a").unwrap(), Resumption::Nothing);
+    }
+
+    #[test]
+    fn a_state_that_was_not_finished_does_not_count_and_a_broken_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), "a", state(1, 9)).unwrap();
+        let half = dir.path().join("checkpoint/epoch-1-step-10");
+        fs::create_dir_all(&half).unwrap();
+        fs::write(half.join(MODEL), "half").unwrap();
+        let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
+        assert_eq!(found.standing.epoch_steps, 9);
+        fs::write(half.join(STATE), "fingerprint = 1").unwrap();
+        for message in [
+            load::<f64>(dir.path(), "a").unwrap_err().to_string(),
+            Resumption::find(dir.path(), "a").unwrap_err().to_string(),
+        ] {
+            assert!(message.contains("epoch-1-step-10/state.toml"), "{message}");
+            assert!(message.contains("hint: delete"), "{message}");
+        }
+    }
+}

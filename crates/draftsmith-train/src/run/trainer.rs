@@ -1,0 +1,140 @@
+//! All that training changes, and its way to a state on disk and back.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Device;
+use burn_train::TrainStep;
+
+use crate::error::TrainError;
+use crate::run::checkpoint::{
+    BEST, MODEL, MemberState, OPTIMIZER, Standing, State, broken, record,
+};
+use crate::run::devices::{PerDevice, side_by_side};
+use crate::run::epochs::Trainee;
+use crate::run::member::Member;
+use crate::run::optimiser::Optimiser;
+use crate::run::schedule::WarmedUp;
+
+/// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
+pub(crate) struct Trainer<L: Trainee> {
+    /// At least one.
+    pub(crate) members: Vec<Member<L>>,
+    /// With autodiff.
+    pub(crate) devices: PerDevice<Device>,
+    pub(crate) schedule: WarmedUp,
+    pub(crate) standing: Standing,
+    /// Epochs without better scores after which a member stops; never if absent.
+    pub(crate) patience: Option<usize>,
+}
+
+impl<L: Trainee> Trainer<L> {
+    /// One of `num_steps` steps that has not begun, of models with names.
+    pub(crate) fn new(
+        models: Vec<(String, L)>,
+        devices: PerDevice<Device>,
+        optimiser: &Optimiser,
+        num_steps: usize,
+        patience: Option<usize>,
+    ) -> Self {
+        let member = |(name, model)| Member::new(name, model, optimiser.adam_w());
+        Self {
+            members: models.into_iter().map(member).collect(),
+            devices,
+            schedule: optimiser.rates(num_steps),
+            standing: Standing::default(),
+            patience,
+        }
+    }
+
+    /// The members that are still trained.
+    pub(crate) fn active(&mut self) -> Vec<&mut Member<L>> {
+        let patience = self.patience;
+        let members = self.members.iter_mut();
+        members.filter(|member| !member.standing.is_out_of_patience(patience)).collect()
+    }
+
+    /// Begins an epoch's training: what was left of a step is dropped.
+    pub(crate) fn begin(&mut self) {
+        let devices = self.devices.clone();
+        self.active().into_iter().for_each(|member| member.begin(&devices));
+    }
+
+    /// Runs batches of a step forward and back, at most one a device, for every member that is
+    /// still trained; with a learning rate, also takes the step that they end. What the first of
+    /// those members says of each batch.
+    pub(crate) fn train(
+        &mut self,
+        batches: &[L::Batch],
+        learning_rate: Option<f64>,
+    ) -> Vec<<L as TrainStep>::Output> {
+        let devices = self.devices.clone();
+        let members = self.active();
+        let models = |nth| members.iter().map(|member| member.on_device(nth)).collect();
+        let models: Vec<Vec<&L>> = (0..devices.num_devices()).map(models).collect();
+        let outputs = devices.work_of_members(batches.len(), &models, |model, nth| {
+            TrainStep::step(model, batches[nth].clone())
+        });
+        let members = members.into_iter().zip(outputs).collect();
+        let shown = side_by_side(members, devices.is_cpu(), |(member, outputs)| {
+            member.add(outputs, learning_rate, &devices)
+        });
+        shown.into_iter().next().unwrap_or_default()
+    }
+
+    /// The same training as far as `state`, which was read from `dir`.
+    pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+        let State { standing, members: states } = state;
+        let names = states.iter().map(|state| &state.name);
+        if !names.eq(self.members.iter().map(|member| &member.name)) {
+            return Err(broken(dir, "it is of other members".to_owned()));
+        }
+        let members = self.members.into_iter().zip(states);
+        let members = members.map(|(member, state)| member.resumed(state, dir));
+        let schedule = self.schedule.after(standing.num_steps);
+        Ok(Self { members: members.collect::<Result<_, _>>()?, schedule, standing, ..self })
+    }
+
+    /// What resumes it; between steps only.
+    pub(crate) fn state(&self) -> Result<State<L::Scores>, RecordError> {
+        let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
+        Ok(State { standing: self.standing.clone(), members })
+    }
+}
+
+impl<L: Trainee> Member<L> {
+    fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+        let MemberState { name, standing, model, optimizer, best } = state;
+        let dir = dir.join(&name);
+        let failed =
+            |name: &'static str| move |e: RecordError| broken(&dir.join(name), e.to_string());
+        let best = match best {
+            Some(bytes) => {
+                let part = self.model.valid().part();
+                let read = ModuleRecord::from_bytes(record(bytes));
+                let read = read.and_then(|read| part.try_load_record(read));
+                Some(read.map_err(failed.clone()(BEST))?)
+            }
+            None => None,
+        };
+        let model = ModuleRecord::from_bytes(record(model))
+            .and_then(|read| self.model.clone().try_load_record(read))
+            .map_err(failed.clone()(MODEL))?;
+        let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed(OPTIMIZER))?;
+        let mut resumed = Self::new(name, model, optimizer);
+        (resumed.standing, resumed.best) = (standing, best);
+        Ok(resumed)
+    }
+
+    fn state(&self) -> Result<MemberState<L::Scores>, RecordError> {
+        let best = self.best.clone().map(|best| best.into_record().into_bytes()).transpose()?;
+        Ok(MemberState {
+            name: self.name.clone(),
+            standing: self.standing.clone(),
+            model: self.model.clone().into_record().into_bytes()?.to_vec(),
+            optimizer: self.optimizer.into_bytes()?.to_vec(),
+            best: best.map(|bytes| bytes.to_vec()),
+        })
+    }
+}

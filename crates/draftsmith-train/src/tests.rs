@@ -1,0 +1,6 @@
+//! Tests of both trainers, and what tests train on.
+
+pub(crate) mod pair;
+mod reduced_precision;
+mod resuming;
+pub(crate) mod runs;

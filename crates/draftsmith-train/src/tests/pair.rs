@@ -1,0 +1,124 @@
+//! What tests train on: a tiny random draft and made-up responses, the same in every run.
+
+use burn::tensor::Device;
+use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
+use draftsmith_model::{
+    AdapterArchitecture, AdapterConfig, CausalLm, LlamaConfig, RopeConfig, RopeScaling,
+};
+use draftsmith_theory::SeededDraws;
+
+use crate::head::frozen_draft::FrozenDraft;
+use crate::run::fit::{Redrawn, redrawn};
+
+/// Number of token embeddings of [`tiny_draft`].
+pub(crate) const VOCAB_SIZE: u32 = 48;
+
+/// A draft of two layers with weights drawn from a fixed seed.
+pub(crate) fn tiny_draft(hidden_size: usize, context: usize) -> CausalLm {
+    random_model(2, hidden_size, context)
+}
+
+/// The like of three layers, which leaves a choice of exits.
+pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
+    random_model(3, hidden_size, context)
+}
+
+/// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM
+/// head of its own.
+pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [FrozenDraft; 2] {
+    let target = deep_target(hidden_size, context);
+    let config = AdapterConfig {
+        architecture: AdapterArchitecture::AttentionWithHead,
+        ..AdapterConfig::new(target.config(), 2).expect("a valid exit layer")
+    };
+    let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
+    let draw = || draws.uniform() as f32 - 0.5;
+    let adapter = redrawn(config.init(&Device::flex()), Redrawn::Matrices, draw);
+    [(&tiny_draft(hidden_size, context)).into(), FrozenDraft::self_draft(target, adapter, 2)]
+}
+
+fn random_model(num_hidden_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
+    let config = LlamaConfig {
+        vocab_size: VOCAB_SIZE as usize,
+        hidden_size,
+        intermediate_size: 2 * hidden_size,
+        num_hidden_layers,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: hidden_size / 2,
+        max_position_embeddings: context,
+        rms_norm_eps: 1e-5,
+        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+        tie_word_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+        bos_token_id: None,
+        eos_token_ids: vec![],
+    };
+    let mut draws = SeededDraws::new(1, &["tiny-draft"]);
+    redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
+}
+
+/// The same model with an almost idle MLP in its second layer: what it says after the first is
+/// decided but for attention, of which an adapter has as much.
+pub(crate) fn early_target() -> CausalLm {
+    let mut draws = SeededDraws::new(1, &["tiny-draft"]);
+    let target = tiny_draft(16, 64);
+    // The embedding and two layers of seven matrices, the last of which leads out of the MLP.
+    let last_matrix = 48 * 16 + 2 * (2 * 16 * 16 + 2 * 16 * 8 + 2 * 16 * 32);
+    let mut place = 0;
+    redrawn(target, Redrawn::Matrices, || {
+        place += 1;
+        let scale = if place > last_matrix { 0.1 } else { 1.0 };
+        scale * (draws.uniform() as f32 - 0.5)
+    })
+}
+
+/// A row with the given acceptance probabilities at its draft tokens.
+pub(crate) fn response_row(
+    id: &str,
+    prompt_ids: &[u32],
+    response_ids: &[u32],
+    draft_ids: &[u32],
+    acceptance_probs: &[f32],
+) -> ResponseRow {
+    let len = response_ids.len();
+    ResponseRow {
+        id: id.to_owned(),
+        source: "set".to_owned(),
+        prompt_ids: prompt_ids.to_vec(),
+        response_ids: response_ids.to_vec(),
+        response_target_log_prob: vec![-1.0; len],
+        draft: Some(DraftColumns {
+            response_draft_log_prob: vec![-1.0; len],
+            draft_ids: draft_ids.to_vec(),
+            draft_log_prob: vec![0.0; len],
+            target_log_prob: acceptance_probs.iter().map(|prob| prob.ln()).collect(),
+            overlap: vec![0.5; len],
+            draft_entropy: vec![1.0; len],
+            draft_target_cross_entropy: vec![1.0; len],
+            draft_top_ids: draft_ids.to_vec(),
+            target_top_ids: response_ids.to_vec(),
+            draft_top_log_prob: vec![-1.0; len],
+        }),
+        finish_reason: FinishReason::Eos,
+    }
+}
+
+/// `num_rows` rows of random tokens and labels, with responses of 1 to `longest` tokens.
+pub(crate) fn responses(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
+    let mut draws = SeededDraws::new(seed, &["responses"]);
+    let mut below = move |limit: usize| (draws.uniform() * limit as f64) as usize;
+    (0..num_rows)
+        .map(|n| {
+            let len = 1 + below(longest);
+            let prompt_len = 1 + below(5);
+            let mut tokens = |len: usize| {
+                (0..len).map(|_| below(VOCAB_SIZE as usize) as u32).collect::<Vec<_>>()
+            };
+            let (prompt, response, draft) = (tokens(prompt_len), tokens(len), tokens(len));
+            let probs: Vec<f32> = (0..len).map(|_| below(101) as f32 / 100.0).collect();
+            response_row(&format!("set#{n}"), &prompt, &response, &draft, &probs)
+        })
+        .collect()
+}

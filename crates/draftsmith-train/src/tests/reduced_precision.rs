@@ -1,0 +1,105 @@
+//! What training in bf16 must hold to: nearly the losses of f32, and parameters that stay f32.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Tensor};
+
+use draftsmith_model::{HeadForm, WeightDtype};
+
+use crate::adapter::settings::{AdapterTraining, ExitLayers};
+use crate::adapter::train::{TrainedAdapter, train_adapters};
+use crate::head::settings::HeadTraining;
+use crate::head::train::{TrainedHead, train_heads};
+use crate::run::stint::Stint;
+use crate::tests::pair::{early_target, responses, tiny_draft};
+use crate::tests::runs::finished;
+
+/// bf16 keeps 8 bits; what is averaged over hundreds of tokens is nearer than one number is.
+const RELATIVE_TOLERANCE: f64 = 0.02;
+
+struct Dtypes(Vec<DType>);
+
+impl ModuleVisitor for Dtypes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().dtype());
+    }
+}
+
+/// The types of a module's parameters, each once.
+fn dtypes(module: &impl Module) -> Vec<DType> {
+    let mut dtypes = Dtypes(Vec::new());
+    module.visit(&mut dtypes);
+    dtypes.0.dedup();
+    dtypes.0
+}
+
+#[track_caller]
+fn assert_near(what: &str, found: f64, expected: f64) {
+    let off = (found - expected).abs();
+    assert!(off <= RELATIVE_TOLERANCE * expected.abs(), "{what}: {found} for {expected}");
+    // Equal numbers would mean that nothing was computed in bf16.
+    assert!(off > 0.0, "{what}: {found} twice");
+}
+
+fn adapter(dtype: WeightDtype) -> TrainedAdapter {
+    let training = AdapterTraining {
+        exit_layer: ExitLayers::One(1),
+        dtype,
+        learning_rate: 1e-2,
+        num_epochs: 3,
+        gradient_accumulation: 2,
+        loss_chunk: 5,
+        validation_share: 0.3,
+        ..AdapterTraining::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let rows = responses(40, 30, 4);
+    let stint = Stint::new(dir.path(), "");
+    train_adapters(&early_target(), &rows, &training, 3, stint).map(finished).unwrap().remove(0)
+}
+
+fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
+    let training = HeadTraining {
+        dtype,
+        form,
+        num_layers: 2,
+        learning_rate: 1e-2,
+        num_epochs: 3,
+        gradient_accumulation: 2,
+        validation_share: 0.3,
+        ..HeadTraining::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let rows = responses(40, 30, 4);
+    let stint = Stint::new(dir.path(), "");
+    train_heads(&tiny_draft(16, 64), &rows, &[training], 3, stint).map(finished).unwrap().remove(0)
+}
+
+#[test]
+fn an_adapter_trained_in_bf16_is_f32_and_nearly_the_same() {
+    let [expected, found] = [WeightDtype::F32, WeightDtype::Bf16].map(adapter);
+    assert_eq!(dtypes(&found.adapter), [DType::F32]);
+    assert_eq!(found.num_tokens, expected.num_tokens);
+    for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
+        assert_near("loss", found.training_loss, expected.training_loss);
+        let (found, expected) = (&found.validation, &expected.validation);
+        assert_near("cross-entropy", found.cross_entropy, expected.cross_entropy);
+        assert_near("entropy", found.target_entropy, expected.target_entropy);
+        assert_near("overlap", found.overlap, expected.overlap);
+    }
+    assert_eq!(found.config.training["dtype"], "bf16");
+}
+
+#[test]
+fn a_head_trained_in_bf16_is_f32_and_nearly_the_same() {
+    for form in [HeadForm::Candidate, HeadForm::LookAhead] {
+        let [expected, found] =
+            [WeightDtype::F32, WeightDtype::Bf16].map(|dtype| head(dtype, form));
+        assert_eq!(dtypes(&found.head), [DType::F32]);
+        assert_eq!(found.num_labels, expected.num_labels);
+        for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
+            assert_near("loss", found.training_loss, expected.training_loss);
+            assert_near("BCE", found.validation.bce, expected.validation.bce);
+        }
+        assert_eq!(found.config.training["dtype"], "bf16");
+    }
+}

@@ -1,0 +1,370 @@
+//! Tests of both trainers, with one member and with several: a training that is stopped anywhere
+//! and goes on ends, bit for bit, as one that never stopped; each of several ends as if it were
+//! alone; and several devices end as one does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use burn::tensor::Device;
+
+use crate::run::checkpoint::Resumption;
+use crate::run::stint::{Ending, Stint};
+use crate::tests::pair::{deep_target, responses, tiny_draft};
+use crate::tests::runs::{Watcher, files_under, finished};
+use crate::{
+    AdapterTraining, ExitLayers, HeadTraining, Interrupter, TrainError, TrainedAdapter,
+    TrainedHead, train_adapters, train_heads,
+};
+
+/// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
+type Export = [Vec<u8>; 2];
+
+/// A training from scratch, as a process of its own would see it: only the directory is shared.
+type Train = fn(learning_rate: f64, Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
+
+const NUM_EPOCHS: usize = 3;
+const NUM_BATCHES_A_STEP: usize = 3;
+
+/// Climbs to the end, and far too high, so that the best weights are not the last.
+const RATE: f64 = 0.5;
+
+fn exported(write: impl FnOnce(&Path)) -> Export {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
+}
+
+/// Settings of trainings that are cut up.
+fn head_training(learning_rate: f64) -> HeadTraining {
+    HeadTraining {
+        num_layers: 2,
+        tied: false,
+        learning_rate,
+        warm_up_share: 1.0,
+        weight_decay: 0.1,
+        num_epochs: NUM_EPOCHS,
+        batch_size: 2,
+        gradient_accumulation: NUM_BATCHES_A_STEP,
+        validation_share: 0.3,
+        ..HeadTraining::default()
+    }
+}
+
+fn heads(heads: &[HeadTraining], stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    let (draft, rows) = (tiny_draft(32, 64), responses(40, 20, 8));
+    let ending = train_heads(&draft, &rows, heads, 3, stint)?;
+    let export = |trained: TrainedHead| {
+        exported(|dir| trained.head.write_dir(dir, &trained.config).unwrap())
+    };
+    Ok(ending.map(|all| all.into_iter().map(export).collect()))
+}
+
+fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    heads(&[head_training(learning_rate)], stint)
+}
+
+/// Three heads, of which two stop an epoch before the last.
+fn head_sweep(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    let base = HeadTraining { patience: Some(1), ..head_training(learning_rate) };
+    heads(
+        &[
+            HeadTraining { num_layers: 0, rejection_weight: 1.0, ..base.clone() },
+            HeadTraining { num_layers: 3, tied: true, rejection_weight: 1.0, ..base.clone() },
+            base,
+        ],
+        stint,
+    )
+}
+
+fn adapters(
+    exit_layer: ExitLayers,
+    learning_rate: f64,
+    stint: Stint<'_>,
+) -> Result<Ending<Vec<Export>>, TrainError> {
+    let training = AdapterTraining {
+        exit_layer,
+        learning_rate,
+        warm_up_share: 1.0,
+        num_epochs: NUM_EPOCHS,
+        batch_size: 2,
+        gradient_accumulation: NUM_BATCHES_A_STEP,
+        loss_chunk: 5,
+        validation_share: 0.3,
+        ..AdapterTraining::default()
+    };
+    let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, stint)?;
+    let export = |trained: TrainedAdapter| {
+        exported(|dir| trained.adapter.write_dir(dir, &trained.config).unwrap())
+    };
+    Ok(ending.map(|all| all.into_iter().map(export).collect()))
+}
+
+fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::One(1), learning_rate, stint)
+}
+
+fn adapter_pass(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::Many(vec![2, 1]), learning_rate, stint)
+}
+
+const TRAINERS: [Train; 4] = [head, head_sweep, adapter, adapter_pass];
+
+/// What training left of its steps: a file a member.
+fn metrics(dir: &Path) -> Vec<String> {
+    let files = files_under(dir).into_iter();
+    let logs = files.filter(|file| file.ends_with("metrics.jsonl"));
+    logs.map(|file| std::fs::read_to_string(dir.join(file)).unwrap()).collect()
+}
+
+/// The exports of a training that is never stopped, and its number of steps.
+fn whole(train: Train) -> (Vec<Export>, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let export = finished(train(RATE, Stint::new(dir.path(), "whole")).unwrap());
+    let Resumption::After(num_steps) = Resumption::find(dir.path(), "whole").unwrap() else {
+        panic!("no state is left");
+    };
+    (export, num_steps)
+}
+
+fn value(export: &Export, key: &str) -> serde_json::Value {
+    let config: serde_json::Value = serde_json::from_slice(&export[1]).unwrap();
+    config["training"][key].clone()
+}
+
+#[test]
+fn stopped_after_any_step_it_ends_with_the_same_bytes() {
+    for train in TRAINERS {
+        let (expected, num_steps) = whole(train);
+        let is_early = |export| value(export, "best_epoch") != NUM_EPOCHS;
+        assert!(expected.iter().any(is_early), "the best is the last");
+        // Steps within epochs, and one at the end of each.
+        assert!(num_steps.is_multiple_of(NUM_EPOCHS) && num_steps > 3 * NUM_EPOCHS, "{num_steps}");
+        for stop in 1..num_steps {
+            let dir = tempfile::tempdir().unwrap();
+            let stint = Stint { max_steps: Some(stop), ..Stint::new(dir.path(), "f") };
+            match train(RATE, stint).unwrap() {
+                Ending::Stopped { best, num_steps: taken, num_planned_steps } => {
+                    assert_eq!((taken, num_planned_steps), (stop, num_steps));
+                    assert_eq!(best.is_some(), stop >= num_steps / NUM_EPOCHS);
+                }
+                Ending::Finished(_) => panic!("not stopped after {stop}"),
+            }
+            let export = finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+            assert!(export == expected, "stopped after step {stop} of {num_steps}: other bytes");
+        }
+    }
+}
+
+#[test]
+fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
+    for train in TRAINERS {
+        let (expected, num_steps) = whole(train);
+        let stepwise = tempfile::tempdir().unwrap();
+        let dir = &stepwise;
+        for taken in 1..num_steps {
+            let stint = Stint { max_steps: Some(1), ..Stint::new(dir.path(), "f") };
+            assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
+            assert_eq!(Resumption::find(dir.path(), "f").unwrap(), Resumption::After(taken));
+        }
+        let stint = Stint { max_steps: Some(1), ..Stint::new(dir.path(), "f") };
+        assert!(finished(train(RATE, stint).unwrap()) == expected);
+
+        let dir = tempfile::tempdir().unwrap();
+        let stint = Stint { save_interval: Duration::ZERO, ..Stint::new(dir.path(), "f") };
+        assert!(finished(train(RATE, stint).unwrap()) == expected, "saving changes the result");
+        let steps = |export| value(export, "num_steps").as_u64().unwrap();
+        let mut steps: Vec<u64> = expected.iter().map(steps).collect();
+        let mut lines: Vec<u64> =
+            metrics(dir.path()).iter().map(|log| log.lines().count() as u64).collect();
+        assert_eq!(steps.iter().max(), Some(&(num_steps as u64)));
+        steps.sort_unstable();
+        lines.sort_unstable();
+        assert_eq!(lines, steps);
+        assert_eq!(metrics(dir.path()), metrics(stepwise.path()));
+        // It is at its end: there is nothing left to do.
+        let stint = Stint { max_steps: Some(0), ..Stint::new(dir.path(), "f") };
+        assert!(finished(train(RATE, stint).unwrap()) == expected);
+    }
+}
+
+#[test]
+fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
+    for train in TRAINERS {
+        let (expected, _) = whole(train);
+        let mut num_within_a_step = 0;
+        // The renderer is told on another thread, so that the place is not quite the same each
+        // time.
+        for stop_after in (4..).step_by(5).take(12) {
+            let dir = tempfile::tempdir().unwrap();
+            let (stint, num_updates) = stopped_after(stop_after, Stint::new(dir.path(), "f"));
+            let ending = train(RATE, stint).unwrap();
+            if let Ending::Stopped { num_steps, best: None, .. } = &ending {
+                // In the first epoch every update is a training batch.
+                let num_batches = num_updates.load(Ordering::SeqCst);
+                num_within_a_step += usize::from(num_batches > num_steps * NUM_BATCHES_A_STEP);
+            }
+            let export = finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+            assert!(export == expected, "stopped at batch {stop_after}: other bytes");
+        }
+        assert!(num_within_a_step > 0, "none was within a step");
+    }
+}
+
+/// A stint that is stopped after so many updates, and their number.
+fn stopped_after(stop_after: usize, stint: Stint<'_>) -> (Stint<'_>, Arc<AtomicUsize>) {
+    let interrupter = Interrupter::new();
+    let num_updates = Arc::new(AtomicUsize::new(0));
+    let watcher = Watcher {
+        interrupter: interrupter.clone(),
+        stop_after,
+        num_updates: num_updates.clone(),
+        num_final_scores: Arc::default(),
+    };
+    (Stint { renderer: watcher.renderer(), interrupter, ..stint }, num_updates)
+}
+
+/// A stint on so many devices. The CPU listed several times is as many devices, with a thread each,
+/// whose weights and batches are copies; it cannot show what a transfer between GPUs does.
+fn on_devices(num_devices: usize, dir: &Path) -> Stint<'_> {
+    Stint { more_devices: vec![Device::flex(); num_devices - 1], ..Stint::new(dir, "f") }
+}
+
+#[test]
+fn several_devices_end_with_the_bytes_of_one() {
+    for train in TRAINERS {
+        let (expected, num_steps) = whole(train);
+        // A step's three batches in two rounds, in one, and in one that leaves devices idle.
+        for num_devices in [2, 3, 5] {
+            let dir = tempfile::tempdir().unwrap();
+            let found = finished(train(RATE, on_devices(num_devices, dir.path())).unwrap());
+            assert!(found == expected, "{num_devices} devices: other bytes");
+        }
+        // Begun on some, gone on with on others, within an epoch and at its end.
+        for (before, after) in [(1, 2), (3, 1), (2, 3)] {
+            for stop in [1, num_steps / NUM_EPOCHS, num_steps - 1] {
+                let dir = tempfile::tempdir().unwrap();
+                let stint = Stint { max_steps: Some(stop), ..on_devices(before, dir.path()) };
+                assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
+                let found = finished(train(RATE, on_devices(after, dir.path())).unwrap());
+                assert!(found == expected, "{before}, then {after} devices: other bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_work_on_a_steps_batches_together() {
+    for train in TRAINERS {
+        for (num_devices, a_round) in [(2, 2), (3, 3)] {
+            let mut num_stopped = 0;
+            for stop_after in 1..8 {
+                let dir = tempfile::tempdir().unwrap();
+                let (stint, num_updates) =
+                    stopped_after(stop_after, on_devices(num_devices, dir.path()));
+                if let Ending::Stopped { best: None, .. } = train(RATE, stint).unwrap() {
+                    // Between rounds only: after one of two batches, never after one of three.
+                    let in_step = num_updates.load(Ordering::SeqCst) % NUM_BATCHES_A_STEP;
+                    assert!(in_step == 0 || in_step == a_round, "{in_step} of {num_devices}");
+                    num_stopped += 1;
+                }
+            }
+            assert!(num_stopped > 0, "none was stopped in its first epoch");
+        }
+    }
+}
+
+#[test]
+fn another_trainings_state_is_not_gone_on_from() {
+    for train in TRAINERS {
+        let dir = tempfile::tempdir().unwrap();
+        let other = Stint { max_steps: Some(4), ..Stint::new(dir.path(), "other") };
+        train(2.0 * RATE, other).unwrap();
+        let (expected, _) = whole(train);
+        assert!(finished(train(RATE, Stint::new(dir.path(), "f")).unwrap()) == expected);
+        assert_eq!(Resumption::find(dir.path(), "other").unwrap(), Resumption::Other);
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_named() {
+    for train in TRAINERS {
+        let dir = tempfile::tempdir().unwrap();
+        train(RATE, Stint { max_steps: Some(9), ..Stint::new(dir.path(), "f") }).unwrap();
+        for name in ["state.toml", "optimizer.bpk", "model.bpk", "best.bpk"] {
+            let files = files_under(dir.path());
+            let file = files.iter().find(|file| file.ends_with(name)).unwrap();
+            let path = dir.path().join(file);
+            let bytes = std::fs::read(&path).unwrap();
+            std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+            let message = train(RATE, Stint::new(dir.path(), "f")).unwrap_err().to_string();
+            let named = format!("cannot go on from `{}`", path.display());
+            assert!(message.contains(&named), "{name}: {message}");
+            assert!(message.contains("hint: delete"), "{name}: {message}");
+            std::fs::write(&path, bytes).unwrap();
+        }
+        finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+    }
+}
+
+#[test]
+fn each_of_several_ends_as_if_it_were_alone() {
+    let base = HeadTraining { learning_rate: 0.1, num_epochs: 4, ..head_training(0.1) };
+    let mut sweep = Vec::new();
+    for num_layers in 0..3 {
+        for (tied, rejection_weight) in [(true, 1.0), (false, 6.0)] {
+            sweep.push(HeadTraining { num_layers, tied, rejection_weight, ..base.clone() });
+        }
+    }
+    let mut num_epochs = Vec::new();
+    for patience in [None, Some(1), Some(2)] {
+        let sweep = sweep.iter().map(|head| HeadTraining { patience, ..head.clone() });
+        let sweep: Vec<HeadTraining> = sweep.collect();
+        let dir = tempfile::tempdir().unwrap();
+        let together = finished(heads(&sweep, Stint::new(dir.path(), "")).unwrap());
+        for (head, found) in sweep.iter().zip(together) {
+            let alone_dir = tempfile::tempdir().unwrap();
+            let stint = Stint::new(alone_dir.path(), "");
+            let alone = finished(heads(std::slice::from_ref(head), stint).unwrap()).remove(0);
+            let name = head.name();
+            assert!(found == alone, "{name}, patience {patience:?}: other bytes");
+            let log = |dir: &Path| std::fs::read(dir.join("metrics.jsonl")).unwrap();
+            assert!(log(&dir.path().join(&name)) == log(alone_dir.path()), "{name}: other steps");
+            if patience == Some(1) {
+                num_epochs.push(value(&found, "epochs").as_array().unwrap().len());
+            }
+        }
+    }
+    // Some stop while others are trained; else patience shows nothing.
+    assert!(num_epochs.iter().min() < num_epochs.iter().max(), "{num_epochs:?}");
+    assert!(*num_epochs.iter().min().unwrap() < 4, "{num_epochs:?}");
+
+    let [both, one, two] = [vec![2, 1], vec![1], vec![2]].map(|exit_layers| {
+        let dir = tempfile::tempdir().unwrap();
+        let exit_layers = ExitLayers::Many(exit_layers);
+        finished(adapters(exit_layers, RATE, Stint::new(dir.path(), "")).unwrap())
+    });
+    assert!(both == [two, one].concat(), "other bytes");
+    assert!(both[0] != both[1]);
+}
+
+#[test]
+fn a_training_ends_when_nobody_has_patience_left() {
+    let training = HeadTraining {
+        num_epochs: 50,
+        patience: Some(2),
+        warm_up_share: 0.0,
+        ..head_training(RATE)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let heads = |stint| heads(std::slice::from_ref(&training), stint).unwrap();
+    let ended = finished(heads(Stint::new(dir.path(), "f"))).remove(0);
+    let epochs = value(&ended, "epochs").as_array().unwrap().len();
+    let best = value(&ended, "best_epoch").as_u64().unwrap() as usize;
+    assert_eq!(epochs, best + 2);
+    assert!(epochs < 50);
+    assert_eq!(value(&ended, "interrupted"), false);
+    // It stays so.
+    assert!(finished(heads(Stint::new(dir.path(), "f"))) == [ended]);
+}

@@ -1,0 +1,76 @@
+//! How tests watch a training: a renderer that stops it, and the files that it leaves.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_train::Interrupter;
+
+use crate::log::renderer::{Extent, Half, Listener, MetricsRenderer, Told};
+use crate::run::stint::Ending;
+
+/// What a training that was not stopped left.
+#[track_caller]
+pub(crate) fn finished<T>(ending: Ending<T>) -> T {
+    match ending {
+        Ending::Finished(trained) => trained,
+        Ending::Stopped { num_steps, .. } => panic!("stopped after step {num_steps}"),
+    }
+}
+
+/// The one thing that a training that was not stopped left.
+#[track_caller]
+pub(crate) fn only<T>(ending: Ending<Vec<T>>) -> T {
+    let mut all = finished(ending);
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+/// Every file under a directory, relative to it.
+pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::new();
+    let mut dirs = vec![dir.to_path_buf()];
+    while let Some(next) = dirs.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                files.insert(path.strip_prefix(dir).unwrap().to_path_buf());
+            }
+        }
+    }
+    files
+}
+
+/// Stops the run when it was told of a number of batches, and counts what it is
+/// told.
+pub(crate) struct Watcher {
+    pub(crate) interrupter: Interrupter,
+    pub(crate) stop_after: usize,
+    pub(crate) num_updates: Arc<AtomicUsize>,
+    pub(crate) num_final_scores: Arc<AtomicUsize>,
+}
+
+impl Watcher {
+    /// As burn-train's renderer.
+    pub(crate) fn renderer(self) -> Box<dyn MetricsRenderer> {
+        Box::new(Told::new(self))
+    }
+}
+
+impl Listener for Watcher {
+    fn processed(&mut self, _num_rows: usize) {
+        if self.num_updates.fetch_add(1, Ordering::SeqCst) + 1 == self.stop_after {
+            self.interrupter.stop(Some("enough"));
+        }
+    }
+
+    fn number(&mut self, half: Half, _name: &str, number: f64, extent: Extent) {
+        // A validation that is interrupted has no scores.
+        if half == Half::Validation && extent == Extent::Whole && number.is_finite() {
+            self.num_final_scores.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
