@@ -7,6 +7,7 @@
 mod acceptance_head;
 mod adapter;
 mod config;
+mod drafter;
 mod error;
 mod host;
 mod kv_cache;
@@ -22,6 +23,7 @@ pub use acceptance_head::{
 };
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 pub use config::{LlamaConfig, RopeConfig, RopeScaling};
+pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use llama::CausalLm;

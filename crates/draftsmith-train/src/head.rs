@@ -6,7 +6,6 @@
 
 pub(crate) mod batches;
 pub(crate) mod features;
-pub(crate) mod frozen_draft;
 pub(crate) mod learner;
 pub(crate) mod loss;
 pub(crate) mod recorded;

@@ -32,7 +32,6 @@ pub use adapter::train::{TrainedAdapter, adapter_lessons, first_adapter, train_a
 pub use burn_train::Interrupter;
 pub use data::lessons::{Example, Lesson};
 pub use error::TrainError;
-pub use head::frozen_draft::FrozenDraft;
 pub use head::recorded::RecordedRollouts;
 pub use head::rows::is_held_out;
 pub use head::settings::{HeadLabels, HeadTraining};

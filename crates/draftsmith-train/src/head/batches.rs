@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
-use draftsmith_model::{HeadFeatures, HeadReads};
+use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads};
 
 use crate::data::batches::{BatchSource, TrainingBatch};
 use crate::data::lessons::Example;
 use crate::head::features::labelled_features;
-use crate::head::frozen_draft::FrozenDraft;
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
 
@@ -45,7 +44,7 @@ impl TrainingBatch for HeadBatch {
 #[derive(Clone)]
 pub(crate) struct HeadSource {
     /// Without autodiff.
-    pub(crate) drafts: PerDevice<FrozenDraft>,
+    pub(crate) drafts: PerDevice<DrafterModel>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
@@ -132,7 +131,7 @@ mod tests {
         let rows = responses(num_rows, 12, 5);
         let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
-            drafts: FrozenDraft::from(&tiny_draft(16, 64)).into(),
+            drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
             reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,

@@ -1,15 +1,10 @@
 //! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
 //! tokens there were drawn from, and what else it reads.
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
-use draftsmith_model::{DrawnCandidate, HeadFeatures, HeadReads, Rows};
+use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Rows};
 
-use crate::head::frozen_draft::FrozenDraft;
 use crate::head::rows::{Branch, Mixture};
 use crate::run::devices::PerDevice;
-
-/// Logits that are held at a time, where the draft's distributions are looked at: 32 MiB in f32.
-const LOGITS_AT_A_TIME: usize = 8 << 20;
 
 /// What a head that reads `reads` is given of each mixture's labelled positions, then of its
 /// branches.
@@ -23,7 +18,7 @@ const LOGITS_AT_A_TIME: usize = 8 << 20;
 /// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the
 ///   device that its forward was on
 pub(crate) fn labelled_features(
-    drafts: &PerDevice<FrozenDraft>,
+    drafts: &PerDevice<DrafterModel>,
     reads: &HeadReads,
     mixtures: &[Mixture],
     batch_size: usize,
@@ -49,7 +44,7 @@ pub(crate) fn labelled_features(
 
 /// The features of rows that go through the draft together.
 fn forward_features(
-    draft: &FrozenDraft,
+    draft: &DrafterModel,
     reads: &HeadReads,
     mixtures: &[Mixture],
     rows: &[usize],
@@ -70,39 +65,33 @@ fn forward_features(
     batch.iter().zip(ends).map(of_row).collect()
 }
 
-/// A token as the draft can read it: one that it has no embedding for becomes token 0, as when it
-/// drafts.
-fn readable(draft: &FrozenDraft, id: u32) -> u32 {
-    if (id as usize) < draft.config().vocab_size { id } else { 0 }
-}
-
 /// The features of the labelled positions of one padded batch, row after row.
-fn batch_features(draft: &FrozenDraft, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
-    let seq = batch.iter().map(|mixture| mixture.input_ids.len()).max().unwrap_or(0);
-    let mut ids: Vec<i32> = Vec::with_capacity(batch.len() * seq);
-    let mut candidates = Candidates::default();
-    for (row, mixture) in batch.iter().enumerate() {
-        candidates.push_labelled(draft, mixture, row * seq);
-        ids.extend(mixture.input_ids.iter().map(|id| readable(draft, *id) as i32));
-        ids.resize((row + 1) * seq, 0);
-    }
-    let ids = TensorData::new(ids, [batch.len(), seq]);
-    let hidden = draft.hidden_states(Tensor::<2, Int>::from_data(ids, &draft.device()));
+fn batch_features(draft: &DrafterModel, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
+    let rows: Vec<&[u32]> = batch.iter().map(|mixture| &mixture.input_ids[..]).collect();
+    let hidden = draft.hidden_states(&rows);
     let [rows, seq, width] = hidden.dims();
-    candidates.features(draft, reads, hidden.reshape([rows * seq, width]))
+    let mut candidates = CandidateRows::default();
+    for (row, mixture) in batch.iter().enumerate() {
+        push_labelled(&mut candidates, mixture, row * seq);
+    }
+    draft.head_features(reads, hidden.reshape([rows * seq, width]), candidates)
 }
 
 /// The features of a mixture's labelled positions, then of its branches.
-fn branching_features(draft: &FrozenDraft, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
+fn branching_features(draft: &DrafterModel, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
-    let mut reader = draft.reader(capacity);
+    let (mut feature_cache, mut cache) =
+        (draft.new_feature_cache(capacity), draft.new_cache(capacity));
+    // Forgets all tokens from `start` on, and reads others there.
     let mut read = |ids: &[u32], start: usize| {
-        let ids: Vec<u32> = ids.iter().map(|id| readable(draft, *id)).collect();
-        reader.read(&ids, start)
+        feature_cache.iter_mut().for_each(|cache| cache.truncate(start));
+        cache.truncate(start);
+        let features = draft.features(ids, feature_cache.as_mut());
+        draft.forward_cached(features, ids.len(), &mut cache)
     };
-    let mut candidates = Candidates::default();
-    candidates.push_labelled(draft, mixture, 0);
+    let mut candidates = CandidateRows::default();
+    push_labelled(&mut candidates, mixture, 0);
     let mut hidden = vec![read(&mixture.input_ids, 0)];
     let mut num_read = mixture.input_ids.len();
     // From the last on, each prefix is still in the cache: a branch overwrites only what lies
@@ -112,116 +101,28 @@ fn branching_features(draft: &FrozenDraft, reads: &HeadReads, mixture: &Mixture)
     of_branches.reverse();
     for (rows, branch) in of_branches {
         for (nth, id) in branch.token_ids.iter().enumerate() {
-            candidates.own.push((num_read + nth) as i32);
             let before = if nth == 0 { branch.start - 1 } else { num_read + nth - 1 };
-            candidates.drawn_from.push(before as i32);
-            candidates.tokens.push(readable(draft, *id) as i32);
-            candidates.runs.push(branch.run + nth);
+            candidates.push(*id, num_read + nth, before, branch.run + nth);
         }
         num_read += branch.token_ids.len();
         hidden.push(rows);
     }
     let hidden = Rows::cat(&hidden).into_tensor(&draft.device());
-    candidates.features(draft, reads, hidden.squeeze_dim(0))
+    draft.head_features(reads, hidden.squeeze_dim(0), candidates)
 }
 
-/// Candidates among rows of hidden states.
-#[derive(Default)]
-struct Candidates {
-    /// Each one's own row.
-    own: Vec<i32>,
-    /// The row that it was drawn from.
-    drawn_from: Vec<i32>,
-    tokens: Vec<i32>,
-    runs: Vec<usize>,
-}
-
-impl Candidates {
-    /// Adds a mixture's labelled positions, whose first token's row is `start`.
-    fn push_labelled(&mut self, draft: &FrozenDraft, mixture: &Mixture, start: usize) {
-        let ids = &mixture.input_ids;
-        self.own.extend(mixture.labelled.iter().map(|at| (start + at) as i32));
-        // Something is before the first: rows without a prompt are not trained on.
-        self.drawn_from.extend(mixture.labelled.iter().map(|at| (start + at - 1) as i32));
-        self.tokens.extend(mixture.labelled.iter().map(|at| readable(draft, ids[*at]) as i32));
-        self.runs.extend(&mixture.runs);
+/// Adds a mixture's labelled positions, whose first token's row is `start`. Something is before the
+/// first: rows without a prompt are not trained on.
+fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
+    for (at, run) in mixture.labelled.iter().zip(&mixture.runs) {
+        candidates.push(mixture.input_ids[*at], start + at, start + at - 1, *run);
     }
-
-    /// What a head is given of them.
-    ///
-    /// # Shapes
-    /// - hidden: `[rows, hidden]`, after the final norm
-    fn features(self, draft: &FrozenDraft, reads: &HeadReads, hidden: Tensor<2>) -> HeadFeatures {
-        let (device, num_labels) = (draft.device(), self.own.len());
-        let list = |values: Vec<i32>| {
-            Tensor::<1, Int>::from_data(TensorData::new(values, [num_labels]), &device)
-        };
-        if reads.is_hidden_alone() {
-            return hidden.select(0, list(self.own)).into();
-        }
-        let (vocab_size, width) = (draft.config().vocab_size, draft.config().hidden_size);
-        let drawn_from = hidden.clone().select(0, list(self.drawn_from));
-        let tokens = list(self.tokens);
-        let scalars: Vec<f32> = drawn(draft, drawn_from.clone(), tokens.clone())
-            .zip(self.runs)
-            .flat_map(|(candidate, position)| {
-                let candidate = DrawnCandidate { position, ..candidate };
-                reads.scalars(&candidate, vocab_size).collect::<Vec<_>>()
-            })
-            .collect();
-        let scalars = TensorData::new(scalars, [num_labels, reads.num_scalars()]);
-        let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
-        if !reads.looks_ahead() {
-            return HeadFeatures { hidden: hidden.select(0, list(self.own)), extra: Some(scalars) };
-        }
-        let embedding = draft.embed(tokens.unsqueeze()).reshape([num_labels, width]);
-        let extra = Some(Tensor::cat(vec![embedding, scalars], 1));
-        HeadFeatures { hidden: drawn_from, extra }
-    }
-}
-
-/// Tokens as candidates of the distributions that the draft has after hidden states, at position 0.
-/// One sync.
-///
-/// # Shapes
-/// - hidden: `[labels, hidden]`, after the final norm
-/// - tokens: `[labels]`
-fn drawn(
-    draft: &FrozenDraft,
-    hidden: Tensor<2>,
-    tokens: Tensor<1, Int>,
-) -> impl Iterator<Item = DrawnCandidate> {
-    let [num_labels, width] = hidden.dims();
-    let rows_at_a_time = (LOGITS_AT_A_TIME / draft.config().vocab_size).max(1);
-    let mut parts = Vec::new();
-    for start in (0..num_labels).step_by(rows_at_a_time) {
-        let rows = start..(start + rows_at_a_time).min(num_labels);
-        let hidden = hidden.clone().slice(rows.clone()).reshape([1, rows.len(), width]);
-        let logits = draft.lm_head(hidden).cast(FloatDType::F32);
-        let log_probs: Tensor<2> = log_softmax(logits, 2).squeeze_dim(0);
-        let tokens = tokens.clone().slice(rows.clone()).reshape([rows.len(), 1]);
-        let of_token = log_probs.clone().gather(1, tokens);
-        let top = log_probs.clone().max_dim(1);
-        // A token of probability 0 adds nothing; 0 · −∞ would be NaN.
-        let weighted = log_probs.clone().exp() * log_probs.clamp_min(f32::MIN);
-        parts.push(Tensor::cat(vec![weighted.sum_dim(1).neg(), top, of_token], 1));
-    }
-    let numbers = Tensor::cat(parts, 0).into_data().try_into_vec::<f32>();
-    let numbers = numbers.expect("they were cast to f32");
-    (0..num_labels).map(move |row| {
-        let [entropy, top_log_prob, log_prob] = [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
-        DrawnCandidate {
-            entropy,
-            top_prob: top_log_prob.exp(),
-            log_prob: Some(log_prob),
-            position: 0,
-        }
-    })
 }
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_model::{HeadForm, HeadInput};
+    use burn::tensor::Tensor;
+    use draftsmith_model::{DrawnCandidate, HeadForm, HeadInput};
     use draftsmith_theory::{entropy_of_log_probs, log_softmax};
 
     use super::*;
@@ -245,18 +146,13 @@ mod tests {
     /// What a head is to be given of a labelled position, from the whole row's hidden states and
     /// logits.
     fn expected(
-        draft: &FrozenDraft,
+        draft: &DrafterModel,
         reads: &HeadReads,
         mixture: &Mixture,
         nth: usize,
     ) -> (Vec<f32>, Vec<f32>) {
-        let tensor = |ids: &[u32]| {
-            let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-            let data = TensorData::new(ids.clone(), [1, ids.len()]);
-            Tensor::<2, Int>::from_data(data, &draft.device())
-        };
-        let hidden = draft.hidden_states(tensor(&mixture.input_ids));
-        let logits = values(draft.lm_head(hidden.clone()));
+        let hidden = draft.hidden_states(&[&mixture.input_ids]);
+        let logits = values(draft.logits(&hidden.clone().into()).into_tensor(&draft.device()));
         let (hidden, vocab_size) = (values(hidden), VOCAB_SIZE as usize);
         let at = mixture.labelled[nth];
         let token = mixture.input_ids[at];
@@ -269,9 +165,10 @@ mod tests {
         };
         let mut extra = Vec::new();
         if reads.looks_ahead() {
-            extra = values(draft.embed(tensor(&[token])));
+            extra = values(draft.embed_ids(&[token]).into_tensor(&draft.device()));
+            extra.iter_mut().for_each(|number| *number *= draft.embedding_gain());
         }
-        extra.extend(reads.scalars(&candidate, vocab_size));
+        extra.extend(draft.scalars(reads, &candidate));
         let from = if reads.looks_ahead() { at - 1 } else { at };
         (hidden[from * 16..(from + 1) * 16].to_vec(), extra)
     }
@@ -281,7 +178,7 @@ mod tests {
         tiny_drafters(16, 64).iter().for_each(assert_features_are_those_of_each_row_alone);
     }
 
-    fn assert_features_are_those_of_each_row_alone(draft: &FrozenDraft) {
+    fn assert_features_are_those_of_each_row_alone(draft: &DrafterModel) {
         let mixtures: Vec<Mixture> = responses(9, 20, 8)
             .iter()
             .map(|row| {
@@ -310,7 +207,7 @@ mod tests {
     #[test]
     fn devices_take_turns_at_the_forwards() {
         let drafts =
-            [tiny_draft(16, 64), deep_target(16, 64)].map(|draft| FrozenDraft::from(&draft));
+            [tiny_draft(16, 64), deep_target(16, 64)].map(|draft| DrafterModel::from(&draft));
         let mixtures: Vec<Mixture> = responses(11, 20, 8)
             .iter()
             .map(|row| {
@@ -319,7 +216,7 @@ mod tests {
             })
             .collect();
         let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
-        let features = |drafts: PerDevice<FrozenDraft>| -> Vec<Vec<f32>> {
+        let features = |drafts: PerDevice<DrafterModel>| -> Vec<Vec<f32>> {
             let features = labelled_features(&drafts, &reads, &mixtures, 2).into_iter();
             features.map(|of_row| values(of_row.hidden)).collect()
         };
@@ -339,7 +236,7 @@ mod tests {
         tiny_drafters(16, 64).iter().for_each(assert_a_branch_is_read_as_if_it_stood_alone);
     }
 
-    fn assert_a_branch_is_read_as_if_it_stood_alone(draft: &FrozenDraft) {
+    fn assert_a_branch_is_read_as_if_it_stood_alone(draft: &DrafterModel) {
         let trunk = Mixture {
             input_ids: vec![3, 9, 4, 30, 11, 25],
             labelled: vec![2, 5],

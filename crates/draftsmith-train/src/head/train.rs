@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, LlamaConfig};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel};
 use draftsmith_theory::{HeadScores, SeededDraws};
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,6 @@ use crate::data::batches::{BatchSettings, Loaders, Prepared};
 use crate::data::lessons::Lesson;
 use crate::error::TrainError;
 use crate::head::batches::HeadSource;
-use crate::head::frozen_draft::FrozenDraft;
 use crate::head::learner::HeadLearner;
 use crate::head::recorded::{RecordedRollouts, RolloutsById};
 use crate::head::rows::{Split, TrainingRow};
@@ -109,7 +108,7 @@ impl TrainedHead {
 /// If there are no heads, or two that differ in more than `num_layers`, `tied` and
 /// `rejection_weight`: they would not see the same batches and learning rates.
 pub fn train_heads<'a>(
-    draft: impl Into<FrozenDraft>,
+    draft: impl Into<DrafterModel>,
     data: impl Into<HeadData<'a>>,
     heads: &[HeadTraining],
     seed: u64,
@@ -121,14 +120,14 @@ pub fn train_heads<'a>(
     let draft = draft.into();
     let embedding_gain = draft.embedding_gain();
     // Without autodiff, whatever the caller's device: hidden states are constants.
-    let frozen = draft.valid().in_dtype(shared.dtype);
+    let frozen = draft.valid().to_dtype(shared.dtype);
     let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
     let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
         prepare(&drafts, data.into(), shared, seed)?;
     let devices = drafts.trained()?;
 
     let learner = |head: &HeadTraining| HeadLearner {
-        head: initial_head(&config_of(draft.config(), head), seed, devices.first()),
+        head: initial_head(&config_of(draft.hidden_size(), head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
         clipping: head.clipping,
     };
@@ -146,7 +145,7 @@ pub fn train_heads<'a>(
         let mut trained = TrainedHead {
             // It was trained on larger embeddings than those that it is going to read.
             head: part.with_embedding_gain(embedding_gain),
-            config: config_of(draft.config(), &heads[nth]),
+            config: config_of(draft.hidden_size(), &heads[nth]),
             scores: standing.epochs[place].validation,
             best_epoch: standing.epochs[place].epoch,
             epochs: standing.epochs,
@@ -178,7 +177,7 @@ pub fn head_lessons(
     seed: u64,
 ) -> Result<Vec<Lesson>, TrainError> {
     head.validate()?;
-    Ok(prepare(&FrozenDraft::from(&draft.valid()).into(), rows.into(), head, seed)?
+    Ok(prepare(&DrafterModel::from(&draft.valid()).into(), rows.into(), head, seed)?
         .loaders
         .lessons())
 }
@@ -189,25 +188,25 @@ pub fn first_head(
     head: &HeadTraining,
     seed: u64,
 ) -> (AcceptanceHeadConfig, AcceptanceHead) {
-    let config = config_of(draft.config(), head);
+    let config = config_of(draft.config().hidden_size, head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
 }
 
-fn config_of(draft: &LlamaConfig, head: &HeadTraining) -> AcceptanceHeadConfig {
-    let config = AcceptanceHeadConfig::new(draft.hidden_size, head.num_layers, head.tied);
+fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
+    let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
     config.with_reads(head.reads())
 }
 
 /// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what
 /// heads share is read of `shared`.
 fn prepare(
-    drafts: &PerDevice<FrozenDraft>,
+    drafts: &PerDevice<DrafterModel>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,
 ) -> Result<Prepared<HeadSource>, TrainError> {
-    let context = drafts.first().config().max_position_embeddings;
+    let context = drafts.first().context();
     let HeadData { rows, rollouts } = data;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {

@@ -16,12 +16,11 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use draftsmith_model::CausalLm;
+use draftsmith_model::{CausalLm, DrafterModel};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::TrainError;
-use crate::head::frozen_draft::FrozenDraft;
 
 /// One of something for each device, in the devices' order.
 #[derive(Debug, Clone)]
@@ -115,7 +114,7 @@ impl Frozen for CausalLm {
     }
 }
 
-impl Frozen for FrozenDraft {
+impl Frozen for DrafterModel {
     fn place(&self) -> Device {
         self.device()
     }

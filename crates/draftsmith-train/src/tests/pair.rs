@@ -3,11 +3,11 @@
 use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{
-    AdapterArchitecture, AdapterConfig, CausalLm, LlamaConfig, RopeConfig, RopeScaling,
+    AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, LlamaConfig, RopeConfig,
+    RopeScaling,
 };
 use draftsmith_theory::SeededDraws;
 
-use crate::head::frozen_draft::FrozenDraft;
 use crate::run::fit::{Redrawn, redrawn};
 
 /// Number of token embeddings of [`tiny_draft`].
@@ -25,7 +25,7 @@ pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
 
 /// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM
 /// head of its own.
-pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [FrozenDraft; 2] {
+pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel; 2] {
     let target = deep_target(hidden_size, context);
     let config = AdapterConfig {
         architecture: AdapterArchitecture::AttentionWithHead,
@@ -34,7 +34,7 @@ pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [FrozenDraft;
     let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
     let draw = || draws.uniform() as f32 - 0.5;
     let adapter = redrawn(config.init(&Device::flex()), Redrawn::Matrices, draw);
-    [(&tiny_draft(hidden_size, context)).into(), FrozenDraft::self_draft(target, adapter, 2)]
+    [(&tiny_draft(hidden_size, context)).into(), DrafterModel::self_draft(target, adapter, 2)]
 }
 
 fn random_model(num_hidden_layers: usize, hidden_size: usize, context: usize) -> CausalLm {

@@ -110,7 +110,7 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
     assert_eq!(kls[trained.best_epoch - 1], lowest);
 
     let held_out = rows.iter().filter(|row| is_held_out(row, 0.3));
-    let frozen = FrozenDraft::from(&draft);
+    let frozen = DrafterModel::from(&draft);
     let gain = frozen.embedding_gain();
     assert_eq!(gain, 4.0, "of embeddings of about 0.29");
     let frozen = frozen.into();

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_model::{Adapter, CausalLm, WeightDtype};
-use draftsmith_train::FrozenDraft;
+use draftsmith_model::{Adapter, CausalLm, DrafterModel, WeightDtype};
 
 use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
@@ -77,13 +76,13 @@ impl HeadDrafter<'_> {
         recipe: &Recipe,
         dtype: WeightDtype,
         device: &Device,
-    ) -> Result<FrozenDraft> {
+    ) -> Result<DrafterModel> {
         Ok(match self {
             Self::Draft { dir } => (&CausalLm::from_model_dir_in(dir, dtype, device)?).into(),
             Self::Adapter { dir, exit_layer } => {
                 let target = CausalLm::from_model_dir_in(&recipe.models.target, dtype, device)?;
                 let (_, adapter) = Adapter::from_dir(dir, target.config(), device)?;
-                FrozenDraft::self_draft(target, adapter, *exit_layer)
+                DrafterModel::self_draft(target, adapter, *exit_layer)
             }
         })
     }

@@ -1,0 +1,138 @@
+//! What acceptance heads are given of a drafter's candidates: the numbers of one candidate while it
+//! decodes, and the features of many while a head is trained.
+
+use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
+
+use super::DrafterModel;
+use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
+use crate::rows::Rows;
+
+/// Logits that are held at a time, where the drafter's distributions are looked at: 32 MiB in f32.
+const LOGITS_AT_A_TIME: usize = 8 << 20;
+
+/// Candidates among rows of hidden states.
+#[derive(Debug, Clone, Default)]
+pub struct CandidateRows {
+    /// Each one's own row.
+    own: Vec<i32>,
+    /// The row that it was drawn from.
+    drawn_from: Vec<i32>,
+    tokens: Vec<u32>,
+    /// What comes closest to its position in a round.
+    positions: Vec<usize>,
+}
+
+impl CandidateRows {
+    /// Adds a candidate that was drawn from row `drawn_from` and has the hidden state in row `own`.
+    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize, position: usize) {
+        self.own.push(own as i32);
+        self.drawn_from.push(drawn_from as i32);
+        self.tokens.push(token);
+        self.positions.push(position);
+    }
+}
+
+impl DrafterModel {
+    /// [`HeadReads::scalars`] of one of this drafter's candidates.
+    pub fn scalars(
+        &self,
+        reads: &HeadReads,
+        candidate: &DrawnCandidate,
+    ) -> impl Iterator<Item = f32> {
+        reads.scalars(candidate, self.vocab_size())
+    }
+
+    /// What embeddings are multiplied with while a head is trained.
+    ///
+    /// Models keep them small, some hundredths a number, where hidden states are of the size of 1.
+    /// AdamW's steps are as long for the weights that read the ones as for those that read the
+    /// others, so that a head would learn of tokens last. This makes embeddings as large. It is a
+    /// power of two, by which all numbers are multiplied without rounding.
+    pub fn embedding_gain(&self) -> f32 {
+        *self.embedding_gain.get_or_init(|| {
+            let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();
+            if gain.is_normal() { gain } else { 1.0 }
+        })
+    }
+
+    /// What a head that is trained is given of candidates: embeddings times
+    /// [`Self::embedding_gain`].
+    ///
+    /// # Shapes
+    /// - hidden: `[rows, hidden]`, what the LM head reads
+    /// - output: `[candidates, hidden]` and `[candidates, extra]`
+    pub fn head_features(
+        &self,
+        reads: &HeadReads,
+        hidden: Tensor<2>,
+        candidates: CandidateRows,
+    ) -> HeadFeatures {
+        let CandidateRows { own, drawn_from, tokens, positions } = candidates;
+        let (device, num_candidates) = (self.device(), own.len());
+        let list = |values: Vec<i32>| {
+            Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
+        };
+        if reads.is_hidden_alone() {
+            return hidden.select(0, list(own)).into();
+        }
+        let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
+        let drawn_from = hidden.clone().select(0, list(drawn_from));
+        let scalars: Vec<f32> = self
+            .drawn(drawn_from.clone(), tokens.clone())
+            .zip(positions)
+            .flat_map(|(candidate, position)| {
+                let candidate = DrawnCandidate { position, ..candidate };
+                self.scalars(reads, &candidate).collect::<Vec<_>>()
+            })
+            .collect();
+        let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
+        let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
+        if !reads.looks_ahead() {
+            return HeadFeatures { hidden: hidden.select(0, list(own)), extra: Some(scalars) };
+        }
+        let embedding = self.model.embed(tokens.unsqueeze()) * self.embedding_gain();
+        let embedding = embedding.reshape([num_candidates, self.hidden_size()]);
+        let extra = Some(Tensor::cat(vec![embedding, scalars], 1));
+        HeadFeatures { hidden: drawn_from, extra }
+    }
+
+    /// Tokens as candidates of the distributions that the drafter has after hidden states, at
+    /// position 0. One sync.
+    ///
+    /// # Shapes
+    /// - hidden: `[candidates, hidden]`, what the LM head reads
+    /// - tokens: `[candidates]`
+    fn drawn(
+        &self,
+        hidden: Tensor<2>,
+        tokens: Tensor<1, Int>,
+    ) -> impl Iterator<Item = DrawnCandidate> {
+        let [num_candidates, width] = hidden.dims();
+        let rows_at_a_time = (LOGITS_AT_A_TIME / self.vocab_size()).max(1);
+        let mut parts = Vec::new();
+        for start in (0..num_candidates).step_by(rows_at_a_time) {
+            let rows = start..(start + rows_at_a_time).min(num_candidates);
+            let hidden = hidden.clone().slice(rows.clone()).reshape([1, rows.len(), width]);
+            let logits = self.logits(&Rows::from(hidden)).into_tensor(&self.device());
+            let log_probs: Tensor<2> = log_softmax(logits.cast(FloatDType::F32), 2).squeeze_dim(0);
+            let tokens = tokens.clone().slice(rows.clone()).reshape([rows.len(), 1]);
+            let of_token = log_probs.clone().gather(1, tokens);
+            let top = log_probs.clone().max_dim(1);
+            // A token of probability 0 adds nothing; 0 · −∞ would be NaN.
+            let weighted = log_probs.clone().exp() * log_probs.clamp_min(f32::MIN);
+            parts.push(Tensor::cat(vec![weighted.sum_dim(1).neg(), top, of_token], 1));
+        }
+        let numbers = Tensor::cat(parts, 0).into_data().try_into_vec::<f32>();
+        let numbers = numbers.expect("they were cast to f32");
+        (0..num_candidates).map(move |row| {
+            let [entropy, top_log_prob, log_prob] =
+                [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
+            DrawnCandidate {
+                entropy,
+                top_prob: top_log_prob.exp(),
+                log_prob: Some(log_prob),
+                position: 0,
+            }
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! What every drafter must hold to: it is its parts, whole sequences are what a cache makes of them
+//! in any pieces, and a token without an embedding is read as token 0.
+
+use std::path::Path;
+
+use super::*;
+use crate::adapter::{AdapterArchitecture, AdapterConfig};
+
+const EXIT_LAYER: usize = 1;
+
+fn model() -> CausalLm {
+    let dir =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
+    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
+}
+
+fn adapter(target: &CausalLm) -> Adapter {
+    let config = AdapterConfig {
+        architecture: AdapterArchitecture::AttentionWithHead,
+        ..AdapterConfig::new(target.config(), EXIT_LAYER).expect("a valid exit layer")
+    };
+    config.init(&Device::flex())
+}
+
+/// A draft model, and a self-draft with an LM head of its own.
+fn drafters() -> [DrafterModel; 2] {
+    let target = model();
+    let adapter = adapter(&target);
+    [(&target).into(), DrafterModel::self_draft(target, adapter, EXIT_LAYER)]
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("f32")
+}
+
+#[track_caller]
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        // Sums of f32 in another order, of numbers near 1.
+        assert!((found - expected).abs() < 1e-5 * (1.0 + expected.abs()), "{found} {expected}");
+    }
+}
+
+fn ids() -> Vec<u32> {
+    (0..12).map(|i| 3 + i * 7 % 40).collect()
+}
+
+#[test]
+fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() {
+    let [_, drafter] = drafters();
+    let Exit { layer, adapter } = drafter.exit.as_ref().expect("a self-draft");
+    let ids = ids();
+    let tensor: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let tensor = Tensor::<2, Int>::from_data(TensorData::new(tensor, [1, 12]), &Device::flex());
+    let hidden = adapter.forward(drafter.model.all_hidden_states(tensor).swap_remove(*layer));
+    assert_close(&values(drafter.hidden_states(&[&ids])), &values(hidden.clone()));
+
+    let expected = adapter.logits(&hidden.clone().into(), &drafter.model);
+    let of_target = drafter.model.logits(&hidden.clone().into());
+    let [found, expected, of_target] =
+        Rows::to_host([drafter.logits(&hidden.into()), expected, of_target]).expect("brought");
+    assert_close(&found, &expected);
+    assert_eq!(found.len(), 12 * drafter.vocab_size());
+    assert!(found.iter().zip(&of_target).any(|(own, target)| (own - target).abs() > 0.01));
+}
+
+#[test]
+fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
+    for drafter in drafters() {
+        let (ids, width) = (ids(), drafter.hidden_size());
+        let longer: Vec<u32> = ids.iter().rev().chain(&ids).copied().collect();
+        // Beside a longer sequence, hence padded.
+        let whole = drafter.hidden_states(&[&ids, &longer]);
+        let expected = values(whole.slice([0..1, 0..12, 0..width]));
+        let (mut features, mut cache) = (drafter.new_feature_cache(12), drafter.new_cache(12));
+        for (start, end) in [(0, 9), (9, 12), (4, 5), (5, 12), (0, 12)] {
+            for num_rows in [end - start, 1] {
+                cache.truncate(start);
+                features.iter_mut().for_each(|cache| cache.truncate(start));
+                let read = drafter.features(&ids[start..end], features.as_mut());
+                let normed = drafter.forward_cached(read, num_rows, &mut cache);
+                let [found] = Rows::to_host([normed]).expect("brought");
+                assert_close(&found, &expected[(end - num_rows) * width..end * width]);
+            }
+        }
+        // Filled for keys and values alone, it is as if it had been read.
+        cache.truncate(0);
+        features.iter_mut().for_each(|cache| cache.truncate(0));
+        let filled = drafter.features(&ids[..8], features.as_mut());
+        drafter.fill_cache(filled, &mut cache);
+        let read = drafter.features(&ids[8..], features.as_mut());
+        let [found] =
+            Rows::to_host([drafter.forward_cached(read, 4, &mut cache)]).expect("brought");
+        assert_close(&found, &expected[8 * width..]);
+    }
+}
+
+#[test]
+fn a_token_without_an_embedding_is_read_as_token_0() {
+    for drafter in drafters() {
+        let unknown = drafter.vocab_size() as u32;
+        let [known, found] = [0, unknown].map(|id| values(drafter.hidden_states(&[&[3, id, 5]])));
+        assert_eq!(found, known);
+        let [known, found] = [[3, 0, 5], [3, unknown, 5]]
+            .map(|ids| Rows::to_host([drafter.embed_ids(&ids)]).expect("brought"));
+        assert_eq!(found, known);
+    }
+}
