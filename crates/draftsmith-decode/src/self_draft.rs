@@ -46,7 +46,7 @@ impl<'a> SelfDraft<'a> {
     /// hold.
     pub fn new(adapter: &'a Adapter, head: Option<&'a AcceptanceHead>, capacity: usize) -> Self {
         let acceptance = Acceptance::new(head, adapter.vocab_size());
-        Self { adapter, cache: adapter.new_cache(capacity), acceptance }
+        Self { adapter, cache: adapter.new_cache(capacity, 1), acceptance }
     }
 
     /// From now on the head's predictions are calibrated so, or told as they are. A calibration
@@ -61,7 +61,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     /// If the target's session has no exit.
     fn begin(&mut self, target: &mut ModelSession<'m>, prompt: &[u32]) -> Result<(), DecodeError> {
         check_fits(prompt, self.cache.capacity(), ROLE)?;
-        self.cache.truncate(0);
+        self.cache.truncate(0, 0);
         self.acceptance.roll_back(0);
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
@@ -82,7 +82,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let features = target.features(tokens, self.cache.len(0));
+        let features = target.features(tokens, self.cache.len(0, 0));
         let normed = self.adapter.forward_cached(features, &mut self.cache).last(1);
         let logits = self.adapter.logits(&normed, target.model());
         let (logits, acceptance_prob) = self.acceptance.read(Step {
@@ -110,7 +110,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     }
 
     fn roll_back(&mut self, len: usize) {
-        self.cache.truncate(len);
+        self.cache.truncate(0, len);
         self.acceptance.roll_back(len);
     }
 

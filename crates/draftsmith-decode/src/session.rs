@@ -75,7 +75,7 @@ impl<'m> ModelSession<'m> {
     /// `target` or `draft`. The model's own context bounds the capacity.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         let capacity = capacity.min(model.config().max_position_embeddings);
-        let cache = model.new_cache(capacity);
+        let cache = model.new_cache(capacity, 1);
         Self { model, cache, role, exit: None }
     }
 
@@ -114,12 +114,12 @@ impl<'m> ModelSession<'m> {
     /// The number of tokens read and not truncated; the deep layers of a self-draft's target may
     /// have read fewer.
     pub fn num_read(&self) -> usize {
-        self.cache.len(0)
+        self.cache.len(0, 0)
     }
 
     /// The number of tokens that all layers have read.
     pub(crate) fn num_read_by_all(&self) -> usize {
-        self.cache.len(self.num_layers() - 1)
+        self.cache.len(0, self.num_layers() - 1)
     }
 
     fn num_layers(&self) -> usize {
@@ -133,7 +133,7 @@ impl<'m> ModelSession<'m> {
 
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
+        self.cache.truncate(0, len);
         if let Some(exit) = &mut self.exit {
             exit.features.truncate(len);
             exit.num_drafted_from = exit.num_drafted_from.min(len);

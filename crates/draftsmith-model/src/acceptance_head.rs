@@ -159,16 +159,16 @@ impl AcceptanceHead {
         let input = self.input.as_ref().filter(|_| self.reads.looks_ahead());
         let input = input.expect("a head that looks ahead reads embeddings");
         let host = self.host.as_ref().and_then(|host| host.embedding.as_ref());
-        if let (Some(panels), Place::Host(embedding)) = (host, &embedding.0) {
+        if let (Some(panels), Place::Host(rows)) = (host, &embedding.place) {
             let mut values = Vec::new();
-            panels.multiply(&embedding.values, &mut values, Threads::All);
-            return HostRows { values, width: embedding.width }.into();
+            panels.multiply(&rows.values, &mut values, Threads::All);
+            return embedding.with_place(HostRows { values, width: rows.width });
         }
         let device = self.output.weight.val().device();
-        let embedding = embedding.clone().into_tensor(&device);
-        let [_, num_rows, width] = embedding.dims();
+        let rows = embedding.clone().into_tensor(&device);
+        let [_, num_rows, width] = rows.dims();
         let weight = input.weight.val().slice([0..width, 0..width]);
-        embedding.reshape([num_rows, width]).matmul(weight).unsqueeze::<3>().into()
+        embedding.with_place(rows.reshape([num_rows, width]).matmul(weight).unsqueeze::<3>())
     }
 
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
@@ -190,15 +190,15 @@ impl AcceptanceHead {
         assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
         let looks_ahead = self.reads.looks_ahead();
         assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
-        let on_host = match (&self.host, &hidden.0, of_embedding.map(|rows| &rows.0)) {
+        let on_host = match (&self.host, &hidden.place, of_embedding.map(|rows| &rows.place)) {
             (Some(host), Place::Host(hidden), None) => Some((host, hidden, None)),
             (Some(host), Place::Host(hidden), Some(Place::Host(product))) => {
                 Some((host, hidden, Some(&product.values[..])))
             }
             _ => None,
         };
-        if let Some((host, hidden, product)) = on_host {
-            return self.on_host(host, hidden, product, scalars).into();
+        if let Some((host, rows, product)) = on_host {
+            return hidden.with_place(self.on_host(host, rows, product, scalars));
         }
         let device = self.output.weight.val().device();
         let flat = |rows: &Rows| {
@@ -215,7 +215,7 @@ impl AcceptanceHead {
             let weight = input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
             x = x + host::tensor(scalars.to_vec(), [num_rows, num_scalars], &device).matmul(weight);
         }
-        logit_of(self.behind_input(x)).reshape([1, num_rows, 1]).into()
+        hidden.with_place(logit_of(self.behind_input(x)).reshape([1, num_rows, 1]))
     }
 
     /// The same in host memory.

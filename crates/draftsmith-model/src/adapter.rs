@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::config::LlamaConfig;
 use crate::error::ModelError;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, LayerCache};
 use crate::llama::attention::{Attention, Positions};
 use crate::llama::rope::Rope;
 use crate::llama::{CausalLm, LinearShape, Mlp};
@@ -278,12 +278,12 @@ impl Adapter {
         Self { lm_head, ..self }
     }
 
-    /// A cache for one sequence of up to `capacity` tokens.
-    pub fn new_cache(&self, capacity: usize) -> KvCache {
-        match self.attention {
-            Some(_) => KvCache::new(&self.config, capacity, &self.device(), self.host.is_some()),
-            None => KvCache::without_attention(capacity),
+    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        if self.attention.is_none() {
+            return KvCache::without_attention(capacity, num_slots);
         }
+        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.host.is_some())
     }
 
     fn device(&self) -> Device {
@@ -318,15 +318,15 @@ impl Adapter {
     /// Logits of what the adapter says, one row each: by its own LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
-        if let (Some(host), Rows(Place::Host(rows))) = (&self.host, normed)
+        if let (Some(host), Place::Host(rows)) = (&self.host, &normed.place)
             && let Some(logits) = host.logits(rows)
         {
-            return logits.into();
+            return normed.with_place(logits);
         }
-        let normed = normed.clone().into_tensor(&self.device());
-        let [batch, seq, width] = normed.dims();
-        let logits = normed.reshape([batch * seq, width]).matmul(head.weight.val());
-        logits.reshape([batch, seq, self.config.vocab_size]).into()
+        let rows = normed.clone().into_tensor(&self.device());
+        let [batch, seq, width] = rows.dims();
+        let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
+        normed.with_place(logits.reshape([batch, seq, self.config.vocab_size]))
     }
 
     /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the
@@ -340,18 +340,25 @@ impl Adapter {
         self.run(features, &positions, None)
     }
 
-    /// The same for new tokens, which follow those that the cache holds.
+    /// The same for new tokens, which follow those that the cache holds of their sequences.
     ///
     /// # Panics
-    /// If the cache is full.
+    /// If a slot is full, or its rows come in several runs.
     pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
-        let start = cache.len(0);
-        match (&self.host, features) {
-            (Some(host), Rows(Place::Host(rows))) => host.forward(rows, cache).into(),
-            (_, features) => {
-                let features = features.into_tensor(&self.device());
-                let positions = Positions::following(&self.rope, start, &features);
-                self.run(features, &positions, Some(cache)).into()
+        let num_rows = features.num_rows();
+        let (place, slots) = features.into_parts();
+        let runs = slots.runs(num_rows);
+        match (&self.host, place) {
+            (Some(host), Place::Host(rows)) => {
+                let normed = host.forward(rows, runs, cache);
+                slots.rows(normed)
+            }
+            (_, place) => {
+                let features = place.into_tensor(&self.device());
+                let runs = cache.extend(0..1, runs);
+                let positions = Positions::following(&self.rope, runs, &features);
+                let normed = self.run(features, &positions, Some(cache.layer_mut(0)));
+                slots.rows(normed)
             }
         }
     }
@@ -359,17 +366,18 @@ impl Adapter {
     /// Reads new tokens into the cache, for their keys and values alone.
     ///
     /// # Panics
-    /// If the cache is full.
+    /// As [`Adapter::forward_cached`].
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
-        let Some(attention) = &self.attention else {
-            return cache.layer_mut(0).count(features.num_rows());
-        };
-        let start = cache.len(0);
-        match (&self.host, features) {
-            (Some(host), Rows(Place::Host(rows))) => host.fill(&rows, cache),
-            (_, features) => {
-                let features = features.into_tensor(&self.device());
-                let positions = Positions::following(&self.rope, start, &features);
+        let num_rows = features.num_rows();
+        let (place, slots) = features.into_parts();
+        let runs = slots.runs(num_rows);
+        match (&self.host, place) {
+            (Some(host), Place::Host(rows)) => host.fill(&rows, runs, cache),
+            (_, place) => {
+                let runs = cache.extend(0..1, runs);
+                let Some(attention) = &self.attention else { return };
+                let features = place.into_tensor(&self.device());
+                let positions = Positions::following(&self.rope, runs, &features);
                 let normed = attention.input_layernorm.forward(features);
                 attention.self_attn.fill(normed, &positions, cache.layer_mut(0));
             }
@@ -380,16 +388,12 @@ impl Adapter {
         &self,
         features: Tensor<3>,
         positions: &Positions,
-        cache: Option<&mut KvCache>,
+        cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let [_, seq, _] = features.dims();
-        let mut cache = cache.map(|cache| cache.layer_mut(0));
         let mut hidden = features;
         if let Some(NormedAttention { input_layernorm, self_attn }) = &self.attention {
             let normed = input_layernorm.forward(hidden.clone());
             hidden = hidden + self_attn.forward(normed, positions, cache);
-        } else if let Some(cache) = &mut cache {
-            cache.count(seq);
         }
         if let Some(NormedMlp { post_attention_layernorm, mlp }) = &self.mlp {
             hidden = hidden.clone() + mlp.forward(post_attention_layernorm.forward(hidden));

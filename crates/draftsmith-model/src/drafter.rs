@@ -121,10 +121,10 @@ impl DrafterModel {
         self.model.embed_ids(&ids)
     }
 
-    /// A cache of [`Self::features`] for one sequence of up to `capacity` tokens; none for a draft
-    /// model, which needs none.
-    pub fn new_feature_cache(&self, capacity: usize) -> Option<KvCache> {
-        self.exit.as_ref().map(|_| self.model.new_cache(capacity))
+    /// A cache of [`Self::features`] for `num_slots` sequences of up to `capacity` tokens each; none
+    /// for a draft model, which needs none.
+    pub fn new_feature_cache(&self, capacity: usize, num_slots: usize) -> Option<KvCache> {
+        self.exit.as_ref().map(|_| self.model.new_cache(capacity, num_slots))
     }
 
     /// The first half over new tokens, which follow those that `cache` holds.
@@ -140,11 +140,11 @@ impl DrafterModel {
         }
     }
 
-    /// A cache of the second half for one sequence of up to `capacity` tokens.
-    pub fn new_cache(&self, capacity: usize) -> KvCache {
+    /// A cache of the second half for `num_slots` sequences of up to `capacity` tokens each.
+    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         match &self.exit {
-            None => self.model.new_cache(capacity),
-            Some(exit) => exit.adapter.new_cache(capacity),
+            None => self.model.new_cache(capacity, num_slots),
+            Some(exit) => exit.adapter.new_cache(capacity, num_slots),
         }
     }
 

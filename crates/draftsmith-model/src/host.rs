@@ -25,6 +25,7 @@ pub(crate) use attention::{HostAttention, HostLayerCache, Scratch};
 pub(crate) use panels::{Panels, Threads};
 
 use crate::config::LlamaConfig;
+use crate::kv_cache::{PlacedRows, PlacedRun};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// The most rows that are run here: beyond, general products are as good.
@@ -118,12 +119,12 @@ impl HostLayer {
     fn forward(
         &self,
         x: &mut [f32],
-        start: usize,
-        cache: &mut HostLayerCache,
+        rows: PlacedRows<'_>,
+        slots: &mut [HostLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
-        self.attention.forward(x, start, cache, rope, scratch);
+        self.attention.forward(x, rows, slots, rope, scratch);
         self.mlp.forward(x, scratch);
     }
 }
@@ -155,39 +156,42 @@ pub(crate) fn forward_sequences(
     sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
         // No layer looks at another's keys, so one cache serves all in turn.
-        let mut cache = HostLayerCache::new(kv_heads, head_dim, wanted.end);
+        let slots = &mut [HostLayerCache::new(kv_heads, head_dim, wanted.end)];
+        let placed = |start, num_rows| [PlacedRun { slot: 0, start, num_rows }];
         for (number, layer) in layers.iter().enumerate() {
             let is_last = are_last && number + 1 == layers.len();
             let mut start = if is_last { wanted.start } else { 0 };
             let (only_seen, x) = x[..wanted.end * width].split_at_mut(start * width);
             if !only_seen.is_empty() {
-                layer.attention.fill(only_seen, 0, &mut cache, rope, scratch);
+                let run = placed(0, start);
+                layer.attention.fill(only_seen, run[..].into(), slots, rope, scratch);
             }
             let num_rows = x.len() / width;
             let rows_at_once =
                 num_rows.div_ceil(num_rows.div_ceil(MOST_ROWS_AT_ONCE).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
-                layer.forward(rows, start, &mut cache, rope, scratch);
-                start += rows.len() / width;
+                let run = placed(start, rows.len() / width);
+                layer.forward(rows, run[..].into(), slots, rope, scratch);
+                start += run[0].num_rows;
             }
         }
     });
 }
 
-/// Runs layers on rows at positions from `start` on, in place; `caches` gives one a layer.
+/// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
 pub(crate) fn forward_layers<'a>(
     layers: &[HostLayer],
     x: &mut [f32],
-    start: usize,
-    caches: impl Iterator<Item = &'a mut HostLayerCache>,
+    rows: PlacedRows<'_>,
+    caches: impl Iterator<Item = &'a mut [HostLayerCache]>,
     rope: &RopeTable,
     scratch: &mut Scratch,
 ) {
     if scratch.sharing.shares(layers, x) {
-        return scratch.sharing.forward_layers(layers, x, start, caches, rope);
+        return scratch.sharing.forward_layers(layers, x, rows, caches, rope);
     }
-    for (layer, cache) in layers.iter().zip(caches) {
-        layer.forward(x, start, cache, rope, scratch);
+    for (layer, slots) in layers.iter().zip(caches) {
+        layer.forward(x, rows, slots, rope, scratch);
     }
 }
 

@@ -1,8 +1,10 @@
-//! The keys and values of the tokens read so far: allocated once, one length per layer.
+//! The keys and values of the tokens read so far: room for several sequences, one a slot, allocated
+//! once, with one length per slot and layer.
 //!
 //! Shallow layers may run ahead of deep ones (a self-draft), so each layer has its own length and
 //! [`KvCache::truncate`] cuts every layer that is longer. Truncation moves a number; what lies
-//! beyond it is overwritten by the next append.
+//! beyond it is overwritten by the next append. A slot that is truncated to nothing serves the next
+//! sequence.
 
 use std::ops::Range;
 
@@ -10,12 +12,15 @@ use burn::tensor::{Device, Tensor};
 
 use crate::config::LlamaConfig;
 use crate::host::{HostLayerCache, Scratch, tensor, values};
+use crate::rows::Run;
 
-/// Keys and values of every layer of one model for one sequence.
+/// Keys and values of every layer of one model, for as many sequences as there are slots.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
+    /// The rows of the forward that is running.
+    placed: Vec<PlacedRun>,
     /// What the host path's forwards over this cache write to on their way.
     scratch: Scratch,
 }
@@ -24,98 +29,174 @@ pub struct KvCache {
 #[derive(Debug)]
 pub(crate) struct LayerCache {
     store: Store,
-    len: usize,
-    capacity: usize,
+    /// Of each slot, the number of tokens that this layer has read.
+    lens: Vec<usize>,
 }
 
-/// Where keys and values are.
+/// Where keys and values are, by slot.
 #[derive(Debug)]
 enum Store {
     /// Keys and values on the model's device, each `[1, kv_heads, capacity, head_dim]`. `Option`
     /// only so that the tensors can be moved out while they are written: a write is in place when
     /// nobody else holds the tensor.
-    Device(Box<[Option<Tensor<4>>; 2]>),
+    Device(Vec<[Option<Tensor<4>>; 2]>),
     /// In host memory, for a model that runs few rows there.
-    Host(HostLayerCache),
+    Host(Vec<HostLayerCache>),
     /// Nowhere: the layer has no attention, and only counts its tokens.
     Nowhere,
 }
 
+/// Rows of a forward that are one slot's next tokens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlacedRun {
+    pub(crate) slot: usize,
+    /// The position of the first.
+    pub(crate) start: usize,
+    pub(crate) num_rows: usize,
+}
+
+/// Consecutive rows of a forward, and whose tokens they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlacedRows<'a> {
+    /// Of the whole forward.
+    runs: &'a [PlacedRun],
+    /// Rows of the forward that come before these.
+    num_before: usize,
+    num_rows: usize,
+}
+
+impl<'a> From<&'a [PlacedRun]> for PlacedRows<'a> {
+    fn from(runs: &'a [PlacedRun]) -> Self {
+        Self { runs, num_before: 0, num_rows: runs.iter().map(|run| run.num_rows).sum() }
+    }
+}
+
+impl PlacedRows<'_> {
+    /// The rows, slot by slot.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
+        let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);
+        self.runs.iter().filter_map(move |run| {
+            let num_skipped = num_to_skip.min(run.num_rows);
+            let num_rows = (run.num_rows - num_skipped).min(num_left);
+            num_to_skip -= num_skipped;
+            num_left -= num_rows;
+            let start = run.start + num_skipped;
+            (num_rows > 0).then_some(PlacedRun { slot: run.slot, start, num_rows })
+        })
+    }
+
+    /// The first rows, so many of them, and the others.
+    pub(crate) fn split_at(self, num_rows: usize) -> (Self, Self) {
+        let first = Self { num_rows, ..self };
+        let num_before = self.num_before + num_rows;
+        (first, Self { num_before, num_rows: self.num_rows - num_rows, ..self })
+    }
+}
+
 impl KvCache {
-    /// Allocates room for `capacity` tokens; `on_host` for a model that has a host path.
+    /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `on_host` for a
+    /// model that has a host path.
     pub(crate) fn new(
         config: &LlamaConfig,
         capacity: usize,
+        num_slots: usize,
         device: &Device,
         on_host: bool,
     ) -> Self {
         let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
         let shape = [1, heads, capacity, head_dim];
         let store = || {
+            let slots = 0..num_slots;
             if on_host {
-                return Store::Host(HostLayerCache::new(heads, head_dim, capacity));
+                let new = |_| HostLayerCache::new(heads, head_dim, capacity);
+                return Store::Host(slots.map(new).collect());
             }
             let zeros = || Some(Tensor::zeros(shape, device));
-            Store::Device(Box::new([zeros(), zeros()]))
+            Store::Device(slots.map(|_| [zeros(), zeros()]).collect())
         };
         let layers = (0..config.num_hidden_layers)
-            .map(|_| LayerCache { store: store(), len: 0, capacity })
+            .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })
             .collect();
-        Self { layers, capacity, scratch: Scratch::default() }
+        Self::of(layers, capacity)
     }
 
-    /// The cache of a layer without attention, which counts up to `capacity` tokens.
-    pub(crate) fn without_attention(capacity: usize) -> Self {
-        let layers = vec![LayerCache { store: Store::Nowhere, len: 0, capacity }];
-        Self { layers, capacity, scratch: Scratch::default() }
+    /// The cache of a layer without attention, which counts up to `capacity` tokens a slot.
+    pub(crate) fn without_attention(capacity: usize, num_slots: usize) -> Self {
+        Self::of(vec![LayerCache { store: Store::Nowhere, lens: vec![0; num_slots] }], capacity)
     }
 
-    /// The number of tokens that layer `layer` has read.
-    pub fn len(&self, layer: usize) -> usize {
-        self.layers[layer].len
+    fn of(layers: Vec<LayerCache>, capacity: usize) -> Self {
+        Self { layers, capacity, placed: Vec::new(), scratch: Scratch::default() }
     }
 
-    /// Whether no layer has read a token.
-    pub fn is_empty(&self) -> bool {
-        self.layers.iter().all(|layer| layer.len == 0)
+    /// The number of sequences there is room for.
+    pub fn num_slots(&self) -> usize {
+        self.layers[0].lens.len()
     }
 
-    /// The number of tokens there is room for.
+    /// The number of tokens of the sequence in `slot` that layer `layer` has read.
+    pub fn len(&self, slot: usize, layer: usize) -> usize {
+        self.layers[layer].lens[slot]
+    }
+
+    /// The number of tokens there is room for in a slot.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Forgets every token from position `len` on, in every layer.
-    pub fn truncate(&mut self, len: usize) {
+    /// Forgets every token of the sequence in `slot` from position `len` on, in every layer.
+    pub fn truncate(&mut self, slot: usize, len: usize) {
         for layer in &mut self.layers {
-            layer.len = layer.len.min(len);
+            layer.lens[slot] = layer.lens[slot].min(len);
         }
     }
 
-    /// Counts `new` more tokens as read by each layer of a range, before the host path writes them,
-    /// and gives what it needs for that: each layer's memory, and its buffers.
+    /// Counts the rows of a forward as read by each layer of a range, before they are, and says
+    /// where they stand.
     ///
     /// # Panics
-    /// If the layers hold different numbers of tokens, there is no room left, or the cache is not
-    /// in host memory.
+    /// If the layers hold different numbers of a slot's tokens, there is no such slot or no room
+    /// left in it, or rows of one slot come in several runs.
+    pub(crate) fn extend(
+        &mut self,
+        layers: Range<usize>,
+        runs: impl Iterator<Item = Run>,
+    ) -> &[PlacedRun] {
+        self.placed.clear();
+        for Run { slot, num_rows } in runs {
+            let start = self.layers[layers.start].lens[slot];
+            let end = start + num_rows;
+            let capacity = self.capacity;
+            assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
+            let is_new = self.placed.iter().all(|run| run.slot != slot);
+            assert!(is_new, "a slot's rows of one forward come in one run");
+            for layer in &mut self.layers[layers.clone()] {
+                assert_eq!(layer.lens[slot], start, "layers of one range run in step");
+                layer.lens[slot] = end;
+            }
+            self.placed.push(PlacedRun { slot, start, num_rows });
+        }
+        &self.placed
+    }
+
+    /// [`KvCache::extend`] for the host path, with what it needs besides: each layer's memory by
+    /// slot, and its buffers.
+    ///
+    /// # Panics
+    /// As there, or if the cache is not in host memory.
     pub(crate) fn extend_on_host(
         &mut self,
         layers: Range<usize>,
-        new: usize,
-    ) -> (impl Iterator<Item = &mut HostLayerCache>, &mut Scratch) {
-        let layers = &mut self.layers[layers];
-        let start = layers[0].len;
-        for layer in layers.iter_mut() {
-            assert_eq!(layer.len, start, "layers of one range run in step");
-            layer.extend(new);
-        }
-        let memory = layers.iter_mut().map(|layer| match &mut layer.store {
-            Store::Host(store) => store,
+        runs: impl Iterator<Item = Run>,
+    ) -> (PlacedRows<'_>, impl Iterator<Item = &mut [HostLayerCache]>, &mut Scratch) {
+        self.extend(layers.clone(), runs);
+        let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
+            Store::Host(slots) => slots.as_mut_slice(),
             Store::Device(_) | Store::Nowhere => {
                 panic!("a model with a host path has its cache there")
             }
         });
-        (memory, &mut self.scratch)
+        (self.placed.as_slice().into(), memory, &mut self.scratch)
     }
 
     /// The buffers of the host path's forwards, for what runs beside attention.
@@ -129,38 +210,37 @@ impl KvCache {
 }
 
 impl LayerCache {
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Appends the keys and values of new tokens, and returns those of all tokens.
+    /// Writes the keys and values of a slot's new tokens, which [`KvCache::extend`] has counted,
+    /// and returns those of all its tokens.
     ///
     /// # Shapes
     /// - keys, values: `[1, kv_heads, new, head_dim]`
-    /// - output: two of `[1, kv_heads, len + new, head_dim]`
-    ///
-    /// # Panics
-    /// If there is no room left: the caller checks prompts and limits against the capacity.
-    pub(crate) fn append(&mut self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+    /// - output: two of `[1, kv_heads, start + new, head_dim]`
+    pub(crate) fn append(
+        &mut self,
+        run: PlacedRun,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+    ) -> (Tensor<4>, Tensor<4>) {
         let [_, heads, new, head_dim] = keys.dims();
-        let start = self.len;
-        let end = self.extend(new);
+        let (start, end) = (run.start, run.start + new);
         match &mut self.store {
             Store::Device(slots) => {
                 let write = [0..1, 0..heads, start..end, 0..head_dim];
                 let read = [0..1, 0..heads, 0..end, 0..head_dim];
-                let append = |slot: &mut Option<Tensor<4>>, new: Tensor<4>| {
-                    let stored = slot.take().expect("put back after every write");
-                    let stored = stored.slice_assign(write.clone(), new);
-                    let all = stored.clone().slice(read.clone());
-                    *slot = Some(stored);
-                    all
+                let append = |stored: &mut Option<Tensor<4>>, new: Tensor<4>| {
+                    let all = stored.take().expect("put back after every write");
+                    let all = all.slice_assign(write.clone(), new);
+                    let seen = all.clone().slice(read.clone());
+                    *stored = Some(all);
+                    seen
                 };
-                let [all_keys, all_values] = &mut **slots;
+                let [all_keys, all_values] = &mut slots[run.slot];
                 (append(all_keys, keys), append(all_values, values))
             }
             Store::Nowhere => panic!("a layer without attention has no keys"),
-            Store::Host(store) => {
+            Store::Host(slots) => {
+                let store = &mut slots[run.slot];
                 store.write_all(start, &self::values(keys.clone()), &self::values(values.clone()));
                 if start == 0 {
                     return (keys, values);
@@ -172,19 +252,31 @@ impl LayerCache {
             }
         }
     }
+}
 
-    /// Counts new tokens as read by a layer without attention.
-    ///
-    /// # Panics
-    /// If there is no room left.
-    pub(crate) fn count(&mut self, new: usize) {
-        self.extend(new);
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn extend(&mut self, new: usize) -> usize {
-        let end = self.len + new;
-        assert!(end <= self.capacity, "{end} tokens do not fit a cache of {}", self.capacity);
-        self.len = end;
-        end
+    #[test]
+    fn rows_are_split_anywhere_within_or_between_slots() {
+        let run = |slot, start, num_rows| PlacedRun { slot, start, num_rows };
+        let all = [run(2, 7, 3), run(0, 0, 1), run(1, 40, 4)];
+        let each = |rows: PlacedRows<'_>| -> Vec<(usize, usize)> {
+            let of_run = |run: PlacedRun| (0..run.num_rows).map(move |r| (run.slot, run.start + r));
+            rows.runs().flat_map(of_run).collect()
+        };
+        let rows = PlacedRows::from(&all[..]);
+        let whole = each(rows);
+        assert_eq!(whole[2..5], [(2, 9), (0, 0), (1, 40)]);
+        for cut in 0..=8 {
+            let (first, second) = rows.split_at(cut);
+            assert_eq!((each(first), each(second)), (whole[..cut].into(), whole[cut..].into()));
+            for again in 0..=8 - cut {
+                let (third, fourth) = second.split_at(again);
+                let expected = (whole[cut..cut + again].into(), whole[cut + again..].into());
+                assert_eq!((each(third), each(fourth)), expected);
+            }
+        }
     }
 }

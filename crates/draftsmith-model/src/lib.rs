@@ -27,7 +27,7 @@ pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use llama::CausalLm;
-pub use rows::Rows;
+pub use rows::{Rows, Run};
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
     write_whole,

@@ -28,7 +28,7 @@ use crate::config::LlamaConfig;
 use crate::host;
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
-use crate::rows::{Place, Rows};
+use crate::rows::{Place, Rows, Run, Slots};
 use crate::weights::WeightDtype;
 use attention::{Attention, Positions};
 pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
@@ -189,9 +189,9 @@ impl CausalLm {
         (&self.layers[number], &self.norm)
     }
 
-    /// A cache for one sequence of up to `capacity` tokens.
-    pub fn new_cache(&self, capacity: usize) -> KvCache {
-        KvCache::new(&self.config, capacity, &self.device(), self.host.is_some())
+    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.host.is_some())
     }
 
     /// Looks up token embeddings.
@@ -209,9 +209,9 @@ impl CausalLm {
         table.square().mean().sqrt().into_scalar::<f32>()
     }
 
-    /// Looks up the embeddings of one sequence's tokens, for the layers over a cache: in host
-    /// memory where the model has a host path and the tokens are few. There what is said of a token
-    /// does not depend on the tokens beside it.
+    /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
+    /// host memory where the model has a host path and the tokens are few. There what is said of a
+    /// token does not depend on the tokens beside it.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
         if let Some(host) = self.host.as_deref().filter(|_| ids.len() <= host::MOST_ROWS) {
             return host.embed(ids).into();
@@ -221,28 +221,40 @@ impl CausalLm {
         self.embed(ids).into()
     }
 
-    /// Runs a range of layers on new tokens, which follow those that each layer's cache holds.
+    /// [`CausalLm::embed_ids`] of tokens of several sequences, for one forward: each run is a slot
+    /// and its sequence's next tokens.
+    pub fn embed_runs(&self, runs: &[(usize, &[u32])]) -> Rows {
+        let ids: Vec<u32> = runs.iter().flat_map(|(_, ids)| *ids).copied().collect();
+        let slots: Slots =
+            runs.iter().map(|(slot, ids)| Run { slot: *slot, num_rows: ids.len() }).collect();
+        slots.rows(self.embed_ids(&ids).place)
+    }
+
+    /// Runs a range of layers on new tokens, which follow those that each layer's cache holds of
+    /// their sequences. A row depends on its own sequence alone.
     ///
     /// # Panics
-    /// If the layers of the range hold different numbers of tokens, or the cache is full.
+    /// If the layers of the range hold different numbers of a sequence's tokens, its slot is full,
+    /// or its rows come in several runs.
     pub fn forward_layers(&self, layers: Range<usize>, hidden: Rows, cache: &mut KvCache) -> Rows {
         if layers.is_empty() {
             return hidden;
         }
-        let hidden = match (&self.host, hidden) {
-            (Some(host), Rows(Place::Host(rows))) => {
-                return host.forward_layers(layers, rows, cache).into();
+        let num_rows = hidden.num_rows();
+        let (place, slots) = hidden.into_parts();
+        let hidden = match (&self.host, place) {
+            (Some(host), Place::Host(mut rows)) => {
+                host.forward_layers(layers, &mut rows, slots.runs(num_rows), cache);
+                return slots.rows(rows);
             }
-            (_, hidden) => hidden.into_tensor(&self.device()),
+            (_, place) => place.into_tensor(&self.device()),
         };
-        let start = cache.len(layers.start);
-        let positions = Positions::following(&self.rope, start, &hidden);
+        let runs = cache.extend(layers.clone(), slots.runs(num_rows));
+        let positions = Positions::following(&self.rope, runs, &hidden);
         let run = |hidden, number| {
-            let layer_cache = cache.layer_mut(number);
-            assert_eq!(layer_cache.len(), start, "layers of one range run in step");
-            self.layers[number].forward(hidden, &positions, Some(layer_cache))
+            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
         };
-        layers.fold(hidden, run).into()
+        slots.rows(layers.fold(hidden, run))
     }
 
     /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
@@ -250,32 +262,39 @@ impl CausalLm {
     /// `first` layers; embeddings where that is 0.
     ///
     /// # Panics
-    /// If the layers hold different numbers of tokens, or the cache is full.
+    /// As [`CausalLm::forward_layers`].
     pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
         let last = self.config.num_hidden_layers - 1;
-        let hidden = match (&self.host, self.forward_layers(first..last, hidden, cache)) {
-            (Some(host), Rows(Place::Host(rows))) => return host.fill_last(&rows, cache),
-            (_, hidden) => hidden.into_tensor(&self.device()),
+        let num_rows = hidden.num_rows();
+        let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
+        let runs = slots.runs(num_rows);
+        let hidden = match (&self.host, place) {
+            (Some(host), Place::Host(rows)) => return host.fill_last(&rows, runs, cache),
+            (_, place) => place.into_tensor(&self.device()),
         };
-        let layer_cache = cache.layer_mut(last);
-        let positions = Positions::following(&self.rope, layer_cache.len(), &hidden);
+        let runs = cache.extend(last..last + 1, runs);
+        let positions = Positions::following(&self.rope, runs, &hidden);
         let layer = &self.layers[last];
-        layer.self_attn.fill(layer.input_layernorm.forward(hidden), &positions, layer_cache);
+        let normed = layer.input_layernorm.forward(hidden);
+        layer.self_attn.fill(normed, &positions, cache.layer_mut(last));
     }
 
     /// [`CausalLm::final_norm`] of rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
-        match (&self.host, hidden) {
-            (Some(host), Rows(Place::Host(rows))) => host.normed(rows).into(),
-            (_, hidden) => self.final_norm(hidden.into_tensor(&self.device())).into(),
+        let (place, slots) = hidden.into_parts();
+        match (&self.host, place) {
+            (Some(host), Place::Host(rows)) => slots.rows(host.normed(rows)),
+            (_, place) => slots.rows(self.final_norm(place.into_tensor(&self.device()))),
         }
     }
 
     /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match (&self.host, normed) {
-            (Some(host), Rows(Place::Host(rows))) => host.logits(rows).into(),
-            _ => self.lm_head(normed.clone().into_tensor(&self.device())).into(),
+        match (&self.host, &normed.place) {
+            (Some(host), Place::Host(rows)) => normed.with_place(host.logits(rows)),
+            (_, place) => {
+                normed.with_place(self.lm_head(place.clone().into_tensor(&self.device())))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
-//! Rows of numbers, one a token of one sequence: hidden states on their way through a model, and
-//! logits at its end.
+//! Rows of numbers, one a token: hidden states on their way through a model, and logits at its end.
+//! Rows of several sequences may go through a forward together, and know whose they are: in which
+//! slot of a cache their sequence is. They are its next tokens, behind those that the cache holds.
 //!
 //! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
 //! a model with a host path are in host memory, all others on the model's device. What computes
@@ -14,9 +15,46 @@ use burn::tensor::{Device, Tensor};
 use crate::error::ModelError;
 use crate::host;
 
-/// Rows of numbers of consecutive tokens of one sequence.
+/// Rows of numbers, of consecutive tokens of one sequence or of each of several.
 #[derive(Debug, Clone)]
-pub struct Rows(pub(crate) Place);
+pub struct Rows {
+    pub(crate) place: Place,
+    slots: Slots,
+}
+
+/// Consecutive rows that are one sequence's next tokens, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The sequence's slot in a cache.
+    pub slot: usize,
+    /// The number of rows, which is that of tokens.
+    pub num_rows: usize,
+}
+
+/// Whose rows they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Slots {
+    One(usize),
+    /// Two runs or more; neighbours are of different slots.
+    Several(Vec<Run>),
+}
+
+impl FromIterator<Run> for Slots {
+    fn from_iter<T: IntoIterator<Item = Run>>(all: T) -> Self {
+        let mut runs: Vec<Run> = Vec::new();
+        for run in all.into_iter().filter(|run| run.num_rows > 0) {
+            match runs.last_mut() {
+                Some(last) if last.slot == run.slot => last.num_rows += run.num_rows,
+                _ => runs.push(run),
+            }
+        }
+        match runs[..] {
+            [] => Self::One(0),
+            [only] => Self::One(only.slot),
+            _ => Self::Several(runs),
+        }
+    }
+}
 
 /// Where rows are.
 #[derive(Debug, Clone)]
@@ -26,6 +64,19 @@ pub(crate) enum Place {
     Device(Box<Tensor<3>>),
 }
 
+impl Place {
+    /// `[1, rows, width]`, brought to `device` if they are in host memory.
+    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<3> {
+        match self {
+            Self::Host(HostRows { values, width }) => {
+                let num_rows = values.len() / width;
+                host::tensor(values, [1, num_rows, width], device)
+            }
+            Self::Device(tensor) => *tensor,
+        }
+    }
+}
+
 /// Rows in host memory, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct HostRows {
@@ -33,26 +84,76 @@ pub(crate) struct HostRows {
     pub(crate) width: usize,
 }
 
-impl From<HostRows> for Rows {
+impl From<HostRows> for Place {
     fn from(rows: HostRows) -> Self {
-        Self(Place::Host(rows))
+        Self::Host(rows)
     }
 }
 
-/// `[1, rows, width]`, left on its device.
+impl From<Tensor<3>> for Place {
+    fn from(tensor: Tensor<3>) -> Self {
+        Self::Device(Box::new(tensor))
+    }
+}
+
+/// Rows of slot 0.
+impl From<HostRows> for Rows {
+    fn from(rows: HostRows) -> Self {
+        Slots::One(0).rows(rows)
+    }
+}
+
+/// `[1, rows, width]`, left on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
-        Self(Place::Device(Box::new(tensor)))
+        Slots::One(0).rows(tensor)
+    }
+}
+
+impl Slots {
+    /// The runs of so many rows in all.
+    pub(crate) fn runs(&self, num_rows: usize) -> impl Iterator<Item = Run> {
+        let (only, several) = match self {
+            Self::One(slot) => (Some(Run { slot: *slot, num_rows }), &[][..]),
+            Self::Several(runs) => (None, &runs[..]),
+        };
+        only.into_iter().chain(several.iter().copied())
+    }
+
+    /// Rows of these slots.
+    pub(crate) fn rows(self, place: impl Into<Place>) -> Rows {
+        Rows { place: place.into(), slots: self }
     }
 }
 
 impl Rows {
     /// The number of rows.
     pub fn num_rows(&self) -> usize {
-        match &self.0 {
+        match &self.place {
             Place::Host(rows) => rows.values.len() / rows.width,
             Place::Device(tensor) => tensor.dims()[1],
         }
+    }
+
+    /// Whose the rows are, in order.
+    pub fn runs(&self) -> impl Iterator<Item = Run> {
+        self.slots.runs(self.num_rows())
+    }
+
+    /// The same rows, as those of the sequence in `slot`.
+    #[must_use]
+    pub fn in_slot(self, slot: usize) -> Self {
+        Slots::One(slot).rows(self.place)
+    }
+
+    /// Where the rows are, and whose.
+    pub(crate) fn into_parts(self) -> (Place, Slots) {
+        (self.place, self.slots)
+    }
+
+    /// Other numbers of the same rows.
+    pub(crate) fn with_place(&self, place: impl Into<Place>) -> Self {
+        self.slots.clone().rows(place)
     }
 
     /// Some of the rows.
@@ -63,16 +164,32 @@ impl Rows {
         if range == (0..self.num_rows()) {
             return self.clone();
         }
-        match &self.0 {
+        let slots = self.slots_of(&range);
+        match &self.place {
             Place::Host(HostRows { values, width }) => {
                 let values = values[range.start * width..range.end * width].to_vec();
-                HostRows { values, width: *width }.into()
+                slots.rows(HostRows { values, width: *width })
             }
             Place::Device(tensor) => {
                 let [_, _, width] = tensor.dims();
-                Tensor::clone(tensor).slice([0..1, range, 0..width]).into()
+                slots.rows(Tensor::clone(tensor).slice([0..1, range, 0..width]))
             }
         }
+    }
+
+    /// Whose some of the rows are.
+    fn slots_of(&self, range: &Range<usize>) -> Slots {
+        if let Slots::One(_) = self.slots {
+            return self.slots.clone();
+        }
+        let mut end = 0;
+        let cut = self.runs().filter_map(|run| {
+            let start = end;
+            end += run.num_rows;
+            let num_rows = range.end.min(end).saturating_sub(range.start.max(start));
+            (num_rows > 0).then_some(Run { num_rows, ..run })
+        });
+        cut.collect()
     }
 
     /// The last `num` rows.
@@ -89,16 +206,17 @@ impl Rows {
     /// # Panics
     /// If there are none, or their widths differ.
     pub fn cat(parts: &[Self]) -> Self {
-        let on_device = parts.iter().map(|part| match &part.0 {
+        let slots: Slots = parts.iter().flat_map(Self::runs).collect();
+        let on_device = parts.iter().map(|part| match &part.place {
             Place::Host(_) => None,
             Place::Device(tensor) => Some(Tensor::clone(tensor)),
         });
         if let Some(tensors) = on_device.collect::<Option<Vec<_>>>() {
-            return Tensor::cat(tensors, 1).into();
+            return slots.rows(Tensor::cat(tensors, 1));
         }
         let mut all = HostRows { values: Vec::new(), width: 0 };
         for part in parts {
-            let (values, width) = match &part.0 {
+            let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
                 Place::Device(tensor) => (&host::values(Tensor::clone(tensor)), tensor.dims()[2]),
             };
@@ -106,7 +224,7 @@ impl Rows {
             all.width = width;
             all.values.extend_from_slice(values);
         }
-        all.into()
+        slots.rows(all)
     }
 
     /// The values of rows, each laid end to end: brought from their device in one read, and one
@@ -117,7 +235,7 @@ impl Rows {
     pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
         let mut on_device = Vec::new();
         for part in &parts {
-            if let Place::Device(tensor) = &part.0 {
+            if let Place::Device(tensor) = &part.place {
                 on_device.push(Tensor::clone(tensor).reshape([tensor.shape().num_elements()]));
             }
         }
@@ -126,7 +244,7 @@ impl Rows {
             1 => read(on_device.swap_remove(0))?,
             _ => read(Tensor::cat(on_device, 0))?,
         };
-        Ok(parts.map(|part| match part.0 {
+        Ok(parts.map(|part| match part.place {
             Place::Host(rows) => rows.values,
             Place::Device(tensor) => {
                 let rest = brought.split_off(tensor.shape().num_elements());
@@ -140,13 +258,7 @@ impl Rows {
     /// # Shapes
     /// - output: `[1, rows, width]`
     pub fn into_tensor(self, device: &Device) -> Tensor<3> {
-        match self.0 {
-            Place::Host(HostRows { values, width }) => {
-                let num_rows = values.len() / width;
-                host::tensor(values, [1, num_rows, width], device)
-            }
-            Place::Device(tensor) => *tensor,
-        }
+        self.place.into_tensor(device)
     }
 }
 
@@ -189,6 +301,23 @@ mod tests {
                 assert_eq!(values(all.clone().last(4)), values(example(3..7, true)));
                 assert_eq!(values(all.clone().last(7)), values(all));
             }
+        }
+    }
+
+    #[test]
+    fn rows_know_whose_they_are_wherever_they_are_cut() {
+        let of = |rows: &Rows| -> Vec<(usize, usize)> {
+            rows.runs().map(|run| (run.slot, run.num_rows)).collect()
+        };
+        for on_host in [false, true] {
+            let part = |range, slot| example(range, on_host).in_slot(slot);
+            let parts = [part(0..2, 3), part(2..3, 3), part(3..7, 0), part(7..8, 1)];
+            let all = Rows::cat(&parts);
+            assert_eq!(of(&all), [(3, 3), (0, 4), (1, 1)]);
+            assert_eq!(of(&all.slice(2..8)), [(3, 1), (0, 4), (1, 1)]);
+            assert_eq!(of(&all.slice(4..6)), [(0, 2)]);
+            assert_eq!(of(&all.slice(0..3)), [(3, 3)]);
+            assert_eq!(of(&all.last(2)), [(0, 1), (1, 1)]);
         }
     }
 

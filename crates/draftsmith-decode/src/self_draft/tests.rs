@@ -357,7 +357,7 @@ impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
         let expected = checked(expected, model.config().vocab_size, "adapter", tokens.len())?;
         assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
-        assert_eq!(self.drafter.cache.len(0), tokens.len());
+        assert_eq!(self.drafter.cache.len(0, 0), tokens.len());
         Ok(drafted)
     }
 

@@ -3,7 +3,7 @@
 use super::{Adapter, NormedAttention, NormedMlp};
 use crate::host::{self, HostAttention, HostMlp, HostNorm, Panels, RopeTable, Threads};
 use crate::kv_cache::KvCache;
-use crate::rows::HostRows;
+use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed.
 #[derive(Debug)]
@@ -33,17 +33,20 @@ impl HostAdapter {
         }
     }
 
-    /// What the LM head reads of new tokens, which follow those that the cache holds.
-    pub(super) fn forward(&self, mut rows: HostRows, cache: &mut KvCache) -> HostRows {
-        let start = cache.len(0);
+    /// What the LM head reads of new tokens, whose slots `runs` tells.
+    pub(super) fn forward(
+        &self,
+        mut rows: HostRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> HostRows {
         let x = &mut rows.values;
-        let num_rows = x.len() / rows.width;
         if let Some(attention) = &self.attention {
-            let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
-            let memory = memory.next().expect("an adapter's cache has one layer");
-            attention.forward(x, start, memory, &self.rope, scratch);
+            let (rows, mut memory, scratch) = cache.extend_on_host(0..1, runs);
+            let slots = memory.next().expect("an adapter's cache has one layer");
+            attention.forward(x, rows, slots, &self.rope, scratch);
         } else {
-            cache.layer_mut(0).count(num_rows);
+            cache.extend(0..1, runs);
         }
         if let Some(mlp) = &self.mlp {
             mlp.forward(x, cache.scratch_mut());
@@ -53,13 +56,19 @@ impl HostAdapter {
     }
 
     /// Reads new tokens into the cache, for their keys and values alone.
-    pub(super) fn fill(&self, rows: &HostRows, cache: &mut KvCache) {
-        let start = cache.len(0);
-        let num_rows = rows.values.len() / rows.width;
-        let Some(attention) = &self.attention else { return cache.layer_mut(0).count(num_rows) };
-        let (mut memory, scratch) = cache.extend_on_host(0..1, num_rows);
-        let memory = memory.next().expect("an adapter's cache has one layer");
-        attention.fill(&rows.values, start, memory, &self.rope, scratch);
+    pub(super) fn fill(
+        &self,
+        rows: &HostRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) {
+        let Some(attention) = &self.attention else {
+            cache.extend(0..1, runs);
+            return;
+        };
+        let (placed, mut memory, scratch) = cache.extend_on_host(0..1, runs);
+        let slots = memory.next().expect("an adapter's cache has one layer");
+        attention.fill(&rows.values, placed, slots, &self.rope, scratch);
     }
 
     /// Logits by its own LM head; `None` where it has none.

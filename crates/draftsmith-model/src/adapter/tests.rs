@@ -81,11 +81,11 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
         {
             let forward = |from: usize, to: usize, cache: &mut KvCache| {
                 let rows = adapter.forward_cached(features.slice(from..to), cache);
-                assert_eq!(cache.len(0), to);
+                assert_eq!(cache.len(0, 0), to);
                 let [logits] = Rows::to_host([adapter.logits(&rows, &target)]).expect("brought");
                 (values(rows.into_tensor(&device)), logits)
             };
-            let mut cache = adapter.new_cache(30);
+            let mut cache = adapter.new_cache(30, 1);
             let (mut found, mut logits) = (Vec::new(), Vec::new());
             for (from, to) in [(0, 1), (1, 4), (4, 25), (25, 26), (26, 30)] {
                 let (more, more_logits) = forward(from, to, &mut cache);
@@ -94,10 +94,26 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
             }
             assert_close(&found, &expected);
             all_logits.push(logits);
-            cache.truncate(0);
+            cache.truncate(0, 0);
             adapter.fill_cache(features.slice(0..9), &mut cache);
-            assert_eq!(cache.len(0), 9);
+            assert_eq!(cache.len(0, 0), 9);
             assert_close(&forward(9, 30, &mut cache).0, &expected[9 * width..]);
+            // The same beside another sequence, which begins later and with a filled cache.
+            let mut cache = adapter.new_cache(30, 2);
+            let part = |from, to, slot| features.slice(from..to).in_slot(slot);
+            adapter.fill_cache(part(0, 3, 1), &mut cache);
+            let (mut found, mut beside) = (Vec::new(), Vec::new());
+            for (from, to) in [(0, 4), (4, 5), (5, 20)] {
+                let both = Rows::cat(&[part(from, to, 0), part(3 + from, 3 + to, 1)]);
+                let rows = adapter.forward_cached(both, &mut cache);
+                assert!(rows.runs().map(|run| run.slot).eq([0, 1]));
+                let mut rows = values(rows.into_tensor(&device));
+                beside.extend(rows.split_off(rows.len() / 2));
+                found.extend(rows);
+            }
+            assert_eq!((cache.len(0, 0), cache.len(1, 0)), (20, 23));
+            assert_close(&found, &expected[..20 * width]);
+            assert_close(&beside, &expected[3 * width..23 * width]);
         }
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
         let expected = Tensor::<1>::from_floats(expected.as_slice(), &device).reshape([30, width]);

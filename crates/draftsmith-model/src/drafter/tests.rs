@@ -73,11 +73,11 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
         // Beside a longer sequence, hence padded.
         let whole = drafter.hidden_states(&[&ids, &longer]);
         let expected = values(whole.slice([0..1, 0..12, 0..width]));
-        let (mut features, mut cache) = (drafter.new_feature_cache(12), drafter.new_cache(12));
+        let (mut features, mut cache) = (drafter.new_feature_cache(12, 1), drafter.new_cache(12, 1));
         for (start, end) in [(0, 9), (9, 12), (4, 5), (5, 12), (0, 12)] {
             for num_rows in [end - start, 1] {
-                cache.truncate(start);
-                features.iter_mut().for_each(|cache| cache.truncate(start));
+                cache.truncate(0, start);
+                features.iter_mut().for_each(|cache| cache.truncate(0, start));
                 let read = drafter.features(&ids[start..end], features.as_mut());
                 let normed = drafter.forward_cached(read, num_rows, &mut cache);
                 let [found] = Rows::to_host([normed]).expect("brought");
@@ -85,8 +85,8 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
             }
         }
         // Filled for keys and values alone, it is as if it had been read.
-        cache.truncate(0);
-        features.iter_mut().for_each(|cache| cache.truncate(0));
+        cache.truncate(0, 0);
+        features.iter_mut().for_each(|cache| cache.truncate(0, 0));
         let filled = drafter.features(&ids[..8], features.as_mut());
         drafter.fill_cache(filled, &mut cache);
         let read = drafter.features(&ids[8..], features.as_mut());

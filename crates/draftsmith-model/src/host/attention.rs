@@ -10,6 +10,7 @@ use super::panels::{LINE, Line, Panels, Shape, Threads, multiply_panels};
 use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
 use super::{HostNorm, RopeTable, vectorized};
+use crate::kv_cache::{PlacedRows, PlacedRun};
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(crate) struct HostAttention {
     pub(super) head_dim: usize,
 }
 
-/// Keys and values of one layer for one sequence.
+/// Keys and values of one layer for the sequence in one slot.
 #[derive(Debug)]
 pub(crate) struct HostLayerCache {
     /// For each head panels of 16 positions, each `[head_dim, 16]`.
@@ -121,31 +122,32 @@ impl HostLayerCache {
 }
 
 impl HostAttention {
-    /// Writes the keys and values of new tokens at positions from `start` on, whose attention
-    /// nobody reads.
+    /// Writes the keys and values of new tokens, whose attention nobody reads; `slots` has this
+    /// layer's memory of each slot.
     pub(crate) fn fill(
         &self,
         x: &[f32],
-        start: usize,
-        cache: &mut HostLayerCache,
+        rows: PlacedRows<'_>,
+        slots: &mut [HostLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
         self.project(x, scratch);
-        Arch::new().dispatch(Attend { attention: self, start, cache, rope, scratch, mixes: false });
+        Arch::new().dispatch(Attend { attention: self, rows, slots, rope, scratch, mixes: false });
     }
 
-    /// Adds the attention of new tokens at positions from `start` on to their hidden states.
+    /// Adds the attention of new tokens to their hidden states; `slots` has this layer's memory of
+    /// each slot.
     pub(crate) fn forward(
         &self,
         x: &mut [f32],
-        start: usize,
-        cache: &mut HostLayerCache,
+        rows: PlacedRows<'_>,
+        slots: &mut [HostLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
         self.project(x, scratch);
-        Arch::new().dispatch(Attend { attention: self, start, cache, rope, scratch, mixes: true });
+        Arch::new().dispatch(Attend { attention: self, rows, slots, rope, scratch, mixes: true });
         self.output.multiply(&scratch.heads, &mut scratch.narrow, scratch.threads);
         vectorized(
             #[inline(always)]
@@ -163,8 +165,8 @@ impl HostAttention {
 /// From queries, keys and values in `scratch.wide` to mixtures in `scratch.heads`.
 struct Attend<'a> {
     attention: &'a HostAttention,
-    start: usize,
-    cache: &'a mut HostLayerCache,
+    rows: PlacedRows<'a>,
+    slots: &'a mut [HostLayerCache],
     rope: &'a RopeTable,
     scratch: &'a mut Scratch,
     /// False where only keys and values are wanted.
@@ -174,58 +176,69 @@ struct Attend<'a> {
 impl WithSimd for Attend<'_> {
     type Output = ();
 
+    /// Slot by slot: a token looks at its own sequence alone.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { attention, start, cache, rope, scratch, mixes } = self;
+        let Self { attention, rows, slots, rope, scratch, mixes } = self;
         let Scratch { wide, queries, scores, mixed, heads, .. } = scratch;
         let (head_dim, kv_heads) = (attention.head_dim, attention.num_kv_heads);
         let (q_width, kv_width) = (attention.num_heads * head_dim, kv_heads * head_dim);
         let row_width = q_width + 2 * kv_width;
-        let num_rows = wide.len() / row_width;
+        if mixes {
+            heads.resize(wide.len() / row_width * q_width, 0.0);
+        }
         // The scores' scale is the queries' as well, and fewer numbers.
         let scale = 1.0 / (head_dim as f32).sqrt();
-        for (r, row) in wide.chunks_exact_mut(row_width).enumerate() {
-            let (cos, sin) = rope.at(start + r);
-            let (q, kv) = row.split_at_mut(q_width);
-            for query in q.chunks_exact_mut(head_dim) {
-                rotate(query, cos, sin, scale);
+        let mut first = 0;
+        for PlacedRun { slot, start, num_rows } in rows.runs() {
+            let cache = &mut slots[slot];
+            let wide = &mut wide[first * row_width..(first + num_rows) * row_width];
+            for (r, row) in wide.chunks_exact_mut(row_width).enumerate() {
+                let (cos, sin) = rope.at(start + r);
+                let (q, kv) = row.split_at_mut(q_width);
+                for query in q.chunks_exact_mut(head_dim) {
+                    rotate(query, cos, sin, scale);
+                }
+                let (k, v) = kv.split_at_mut(kv_width);
+                for head in 0..kv_heads {
+                    let channels = head * head_dim..(head + 1) * head_dim;
+                    rotate(&mut k[channels.clone()], cos, sin, 1.0);
+                    cache.write(head, start + r, &k[channels.clone()], &v[channels]);
+                }
             }
-            let (k, v) = kv.split_at_mut(kv_width);
-            for head in 0..kv_heads {
-                let channels = head * head_dim..(head + 1) * head_dim;
-                rotate(&mut k[channels.clone()], cos, sin, 1.0);
-                cache.write(head, start + r, &k[channels.clone()], &v[channels]);
+            let first_of_run = first;
+            first += num_rows;
+            if !mixes {
+                continue;
             }
-        }
-        if !mixes {
-            return;
-        }
-        let all = (start + num_rows).next_multiple_of(LINE);
-        let group = attention.num_heads / kv_heads;
-        heads.resize(num_rows * q_width, 0.0);
-        for kv_head in 0..kv_heads {
-            // The queries that share this head's keys, row by row.
-            queries.clear();
-            for row in wide.chunks_exact(row_width) {
-                queries.extend_from_slice(&row[kv_head * group * head_dim..][..group * head_dim]);
-            }
-            scores.resize(num_rows * group * all, 0.0);
-            let keys = &cache.keys[kv_head * cache.capacity / LINE * head_dim..];
-            let keys = &keys[..all / LINE * head_dim];
-            let shape = Shape { inputs: head_dim, stride: head_dim, outputs: all };
-            multiply_panels(simd, queries, keys, shape, scores);
-            for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
-                softmax(scores, start + i / group + 1);
-            }
-            mixed.resize(num_rows * group * head_dim, 0.0);
-            let num_panels = head_dim.div_ceil(LINE);
-            let values = &cache.values[kv_head * num_panels * cache.capacity..];
-            let shape = Shape { inputs: all, stride: cache.capacity, outputs: head_dim };
-            multiply_panels(simd, scores, &values[..num_panels * cache.capacity], shape, mixed);
-            for (row, mixed) in
-                heads.chunks_exact_mut(q_width).zip(mixed.chunks_exact(group * head_dim))
-            {
-                row[kv_head * group * head_dim..][..group * head_dim].copy_from_slice(mixed);
+            let heads = &mut heads[first_of_run * q_width..first * q_width];
+            let all = (start + num_rows).next_multiple_of(LINE);
+            let group = attention.num_heads / kv_heads;
+            for kv_head in 0..kv_heads {
+                // The queries that share this head's keys, row by row.
+                queries.clear();
+                for row in wide.chunks_exact(row_width) {
+                    let of_group = &row[kv_head * group * head_dim..][..group * head_dim];
+                    queries.extend_from_slice(of_group);
+                }
+                scores.resize(num_rows * group * all, 0.0);
+                let keys = &cache.keys[kv_head * cache.capacity / LINE * head_dim..];
+                let keys = &keys[..all / LINE * head_dim];
+                let shape = Shape { inputs: head_dim, stride: head_dim, outputs: all };
+                multiply_panels(simd, queries, keys, shape, scores);
+                for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
+                    softmax(scores, start + i / group + 1);
+                }
+                mixed.resize(num_rows * group * head_dim, 0.0);
+                let num_panels = head_dim.div_ceil(LINE);
+                let values = &cache.values[kv_head * num_panels * cache.capacity..];
+                let shape = Shape { inputs: all, stride: cache.capacity, outputs: head_dim };
+                multiply_panels(simd, scores, &values[..num_panels * cache.capacity], shape, mixed);
+                for (row, mixed) in
+                    heads.chunks_exact_mut(q_width).zip(mixed.chunks_exact(group * head_dim))
+                {
+                    row[kv_head * group * head_dim..][..group * head_dim].copy_from_slice(mixed);
+                }
             }
         }
     }

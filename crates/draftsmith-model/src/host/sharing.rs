@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{HostLayer, HostLayerCache, RopeTable, Scratch, Threads};
+use crate::kv_cache::PlacedRows;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 6;
@@ -50,32 +51,33 @@ impl Sharing {
         may_share && self.is_worth_it()
     }
 
-    /// Runs layers on rows at positions from `start` on, in place; `caches` gives one a layer.
+    /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
         layers: &[HostLayer],
         x: &mut [f32],
-        start: usize,
-        mut caches: impl Iterator<Item = &'a mut HostLayerCache>,
+        rows: PlacedRows<'_>,
+        mut caches: impl Iterator<Item = &'a mut [HostLayerCache]>,
         rope: &RopeTable,
     ) {
         let width = layers[0].attention.norm.width();
         // The second half's queries see more keys, so the first half is the larger.
         let half = (x.len() / width).div_ceil(2).next_multiple_of(2);
         let (first, second) = x.split_at_mut(half * width);
-        let caches: [Option<Mutex<&mut HostLayerCache>>; MOST_LAYERS] =
+        let (rows_of_first, rows_of_second) = rows.split_at(half);
+        let caches: [Option<Mutex<&mut [HostLayerCache]>>; MOST_LAYERS] =
             std::array::from_fn(|_| caches.next().map(Mutex::new));
         let num_done = AtomicUsize::new(0);
         let run = |x: &mut [f32],
-                   start: usize,
+                   rows: PlacedRows<'_>,
                    scratch: &mut Scratch,
                    before: &dyn Fn(usize),
                    after: &dyn Fn(usize)| {
             for (number, (layer, cache)) in layers.iter().zip(caches.iter().flatten()).enumerate() {
                 before(number);
-                let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-                layer.forward(x, start, &mut cache, rope, scratch);
-                drop(cache);
+                let mut slots = cache.lock().unwrap_or_else(PoisonError::into_inner);
+                layer.forward(x, rows, &mut slots, rope, scratch);
+                drop(slots);
                 after(number);
             }
         };
@@ -88,7 +90,7 @@ impl Sharing {
                 // Should this half panic, the other must not wait for it.
                 let _all_done = AllDone(&num_done);
                 let after = |number| num_done.store(number + 1, Ordering::Release);
-                run(first, start, of_first, &|_| {}, &after);
+                run(first, rows_of_first, of_first, &|_| {}, &after);
                 begun.elapsed()
             },
             || {
@@ -97,7 +99,7 @@ impl Sharing {
                         std::hint::spin_loop();
                     }
                 };
-                run(second, start + half, of_second, &wait, &|_| {});
+                run(second, rows_of_second, of_second, &wait, &|_| {});
             },
         );
         self.took(first_took, begun.elapsed());

@@ -7,13 +7,17 @@
 //! attention, which never holds the scores of a whole sequence. It multiplies in 16 bits
 //! whatever it is given, so f32 stays away from it.
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{FloatDType, Tensor, TensorData, activation::softmax, module::attention};
+use burn::tensor::{
+    Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
+};
 
 use crate::config::LlamaConfig;
-use crate::kv_cache::LayerCache;
+use crate::kv_cache::{LayerCache, PlacedRun};
 use crate::llama::rope::{Rope, RopeWindow};
 use crate::llama::{LinearShape, project};
 
@@ -32,24 +36,41 @@ pub(crate) struct Attention {
 /// What the layers of one forward share.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
-    pub(crate) rope: RopeWindow,
-    pub(crate) mask: Mask,
+    rope: RopeWindow,
+    seen: Seen,
 }
 
-/// How a query is kept from what follows it.
+/// What queries look at.
 #[derive(Debug, Clone)]
-pub(crate) enum Mask {
-    /// Every query may look everywhere.
-    None,
-    /// Added to the scores, `[1, 1, seq, all]`: 0 where a query may look, a large negative number
-    /// where it may not.
-    Added(Box<Tensor<4>>),
-    /// By the backend's fused attention, over whole sequences.
+enum Seen {
+    /// Whole sequences.
+    Whole(Mask),
+    /// Whole sequences, by the backend's fused attention.
     Fused,
+    /// The tokens of their own sequence, which a cache holds: runs of rows, each one slot's.
+    Cached(Vec<(PlacedRun, Mask)>),
 }
+
+/// How a query is kept from what follows it: added to the scores, `[1, 1, seq, all]`, 0 where a
+/// query may look, a large negative number where it may not. `None` where it may look everywhere.
+type Mask = Option<Tensor<4>>;
 
 /// Added to scores that must not be seen: softmax turns it into exactly 0.
 const MASKED: f32 = -1e30;
+
+/// The mask of `seq` tokens that follow `start` others.
+fn causal_mask(start: usize, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
+    if seq == 1 {
+        return None;
+    }
+    let all = start + seq;
+    let mut mask = vec![0.0; seq * all];
+    for (query, row) in mask.chunks_exact_mut(all).enumerate() {
+        row[start + query + 1..].fill(MASKED);
+    }
+    let mask = TensorData::new(mask, [1, 1, seq, all]);
+    Some(Tensor::from_data(mask, device).cast(dtype))
+}
 
 impl Positions {
     /// The rotary tables and mask of whole sequences.
@@ -58,34 +79,29 @@ impl Positions {
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
     pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
-        let window = rope.window(0, hidden.dims()[1], dtype);
+        let [_, seq, _] = hidden.dims();
+        let rope = rope.window(0, seq, dtype);
         // The layers' device: what they read may be a constant to what is trained.
-        if dtype == FloatDType::BF16 && !window.device().is_autodiff() {
-            return Self { rope: window, mask: Mask::Fused };
-        }
-        Self::following(rope, 0, hidden)
+        let device = rope.device();
+        let seen = if dtype == FloatDType::BF16 && !device.is_autodiff() {
+            Seen::Fused
+        } else {
+            Seen::Whole(causal_mask(0, seq, dtype, &device))
+        };
+        Self { rope, seen }
     }
 
-    /// The rotary tables and mask of new tokens that follow `start` others.
+    /// The rotary tables and masks of new tokens behind those that a cache holds.
     ///
     /// # Shapes
-    /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
-    pub(crate) fn following(rope: &Rope, start: usize, hidden: &Tensor<3>) -> Self {
+    /// - hidden: `[1, rows, hidden]`, in the type that the layers compute in
+    pub(crate) fn following(rope: &Rope, runs: &[PlacedRun], hidden: &Tensor<3>) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
-        let [_, seq, _] = hidden.dims();
-        let rope = rope.window(start, seq, dtype);
-        let mask = if seq == 1 {
-            Mask::None
-        } else {
-            let all = start + seq;
-            let mut mask = vec![0.0; seq * all];
-            for (query, row) in mask.chunks_exact_mut(all).enumerate() {
-                row[start + query + 1..].fill(MASKED);
-            }
-            let mask = TensorData::new(mask, [1, 1, seq, all]);
-            Mask::Added(Box::new(Tensor::<4>::from_data(mask, &rope.device()).cast(dtype)))
-        };
-        Self { rope, mask }
+        let rope = rope.of_runs(runs, dtype);
+        let device = rope.device();
+        let mask = |run: &PlacedRun| causal_mask(run.start, run.num_rows, dtype, &device);
+        let seen = Seen::Cached(runs.iter().map(|run| (*run, mask(run))).collect());
+        Self { rope, seen }
     }
 }
 
@@ -122,11 +138,14 @@ impl Attention {
         Self { q_proj, k_proj, v_proj, o_proj, num_heads, num_kv_heads, head_dim }
     }
 
-    /// Attends from new tokens to all tokens read so far and themselves.
+    /// Attends from tokens to those before them in their sequence and themselves.
     ///
     /// # Shapes
     /// - x: `[batch, seq, hidden]`
     /// - output: `[batch, seq, hidden]`
+    ///
+    /// # Panics
+    /// If the positions are behind those of a cache, and it is not given.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
@@ -136,18 +155,20 @@ impl Attention {
         let [batch, seq, hidden] = x.dims();
         let q = self.heads(&self.q_proj, self.num_heads, x.clone());
         let (k, v) = self.keys_and_values(x, positions);
-        let mixed = match (&positions.mask, cache) {
-            (Mask::Fused, None) => self.mix_fused(positions.rope.rotate(q, 1.0), k, v),
-            (Mask::Fused, Some(_)) => unreachable!("positions after a cache's are masked"),
-            (mask, cache) => {
-                // The scores' scale is the queries' as well, and fewer numbers.
-                let scale = 1.0 / (self.head_dim as f32).sqrt();
+        // The scores' scale is the queries' as well, and fewer numbers.
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        let mixed = match &positions.seen {
+            Seen::Fused => self.mix_fused(positions.rope.rotate(q, 1.0), k, v),
+            Seen::Whole(mask) => self.mix(positions.rope.rotate(q, scale), k, v, mask),
+            Seen::Cached(runs) => {
+                let cache = cache.expect("positions behind a cache's come with it");
                 let q = positions.rope.rotate(q, scale);
-                let (k, v) = match cache {
-                    Some(cache) => cache.append(k, v),
-                    None => (k, v),
-                };
-                self.mix(q, k, v, mask)
+                let mut mixed = Vec::with_capacity(runs.len());
+                for ((run, mask), rows) in runs.iter().zip(rows_of(runs)) {
+                    let (k, v) = cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
+                    mixed.push(self.mix(cut(&q, 1, &rows), k, v, mask));
+                }
+                if mixed.len() == 1 { mixed.swap_remove(0) } else { Tensor::cat(mixed, 2) }
             }
         };
         let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, self.num_heads * self.head_dim]);
@@ -166,7 +187,7 @@ impl Attention {
         let dtype = q.dtype();
         let q = q.swap_dims(1, 2).reshape([batch, self.num_kv_heads, rows, head_dim]);
         let mut scores = q.matmul(k.swap_dims(2, 3));
-        if let Mask::Added(mask) = mask {
+        if let Some(mask) = mask {
             scores = (scores.reshape([batch, heads, seq, all]) + Tensor::clone(mask)).reshape([
                 batch,
                 self.num_kv_heads,
@@ -194,13 +215,16 @@ impl Attention {
         attention(q.swap_dims(1, 2), repeated(k), repeated(v), None, None, options)
     }
 
-    /// Appends the keys and values of new tokens, whose attention nobody reads.
+    /// Writes the keys and values of new tokens, whose attention nobody reads.
     ///
     /// # Shapes
-    /// - x: `[1, seq, hidden]`
+    /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         let (k, v) = self.keys_and_values(x, positions);
-        cache.append(k, v);
+        let Seen::Cached(runs) = &positions.seen else { panic!("positions behind a cache's") };
+        for ((run, _), rows) in runs.iter().zip(rows_of(runs)) {
+            cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
+        }
     }
 
     /// `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
@@ -214,5 +238,22 @@ impl Attention {
     fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
         project(linear, x).reshape([batch, seq, num_heads, self.head_dim])
+    }
+}
+
+/// Which rows of a forward each run has.
+fn rows_of(runs: &[(PlacedRun, Mask)]) -> impl Iterator<Item = Range<usize>> {
+    let mut end = 0;
+    runs.iter().map(move |(run, _)| {
+        end += run.num_rows;
+        end - run.num_rows..end
+    })
+}
+
+/// Some rows of a tensor, whose dimension `dim` they are.
+fn cut(x: &Tensor<4>, dim: usize, rows: &Range<usize>) -> Tensor<4> {
+    match x.dims()[dim] == rows.len() {
+        true => x.clone(),
+        false => x.clone().narrow(dim, rows.start, rows.len()),
     }
 }

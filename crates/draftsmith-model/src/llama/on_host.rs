@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{CausalLm, DecoderLayer};
 use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Threads};
 use crate::kv_cache::KvCache;
-use crate::rows::HostRows;
+use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed.
 #[derive(Debug)]
@@ -57,28 +57,30 @@ impl HostModel {
         HostRows { values, width }
     }
 
+    /// Runs layers on rows whose slots `runs` tells.
     pub(super) fn forward_layers(
         &self,
         layers: Range<usize>,
-        mut hidden: HostRows,
+        hidden: &mut HostRows,
+        runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
-    ) -> HostRows {
-        let start = cache.len(layers.start);
-        let num_rows = hidden.values.len() / hidden.width;
-        let (caches, scratch) = cache.extend_on_host(layers.clone(), num_rows);
+    ) {
+        let (rows, caches, scratch) = cache.extend_on_host(layers.clone(), runs);
         let layers = &self.layers[layers];
-        host::forward_layers(layers, &mut hidden.values, start, caches, &self.rope, scratch);
-        hidden
+        host::forward_layers(layers, &mut hidden.values, rows, caches, &self.rope, scratch);
     }
 
     /// Reads rows into the cache of the last layer alone, for their keys and values.
-    pub(super) fn fill_last(&self, hidden: &HostRows, cache: &mut KvCache) {
+    pub(super) fn fill_last(
+        &self,
+        hidden: &HostRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) {
         let last = self.layers.len() - 1;
-        let start = cache.len(last);
-        let num_rows = hidden.values.len() / hidden.width;
-        let (mut caches, scratch) = cache.extend_on_host(last..last + 1, num_rows);
-        let memory = caches.next().expect("the last layer has a cache");
-        self.layers[last].attention.fill(&hidden.values, start, memory, &self.rope, scratch);
+        let (rows, mut caches, scratch) = cache.extend_on_host(last..last + 1, runs);
+        let slots = caches.next().expect("the last layer has a cache");
+        self.layers[last].attention.fill(&hidden.values, rows, slots, &self.rope, scratch);
     }
 
     pub(super) fn normed(&self, mut hidden: HostRows) -> HostRows {

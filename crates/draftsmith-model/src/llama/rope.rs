@@ -6,6 +6,7 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
 use crate::host::{RopeTable, values};
+use crate::kv_cache::PlacedRun;
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
@@ -39,6 +40,16 @@ impl Rope {
             cos: Tensor::from_data(TensorData::new(cos, shape), device),
             signed_sin: Tensor::from_data(TensorData::new(signed_sin, shape), device),
         }
+    }
+
+    /// The tables of the rows of a forward, in `dtype`.
+    pub(crate) fn of_runs(&self, runs: &[PlacedRun], dtype: FloatDType) -> RopeWindow {
+        if let [only] = runs {
+            return self.window(only.start, only.num_rows, dtype);
+        }
+        let windows = runs.iter().map(|run| self.window(run.start, run.num_rows, dtype));
+        let (cos, signed_sin) = windows.map(|window| (window.cos, window.signed_sin)).unzip();
+        RopeWindow { cos: Tensor::cat(cos, 1), signed_sin: Tensor::cat(signed_sin, 1) }
     }
 
     /// The tables of `len` positions from `start`, in `dtype`.

@@ -69,9 +69,9 @@ fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
 /// Logits of all positions, reading the ids in the given pieces through a cache.
 fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     let num_layers = model.config().num_hidden_layers;
-    let mut cache = model.new_cache(64);
+    let mut cache = model.new_cache(64, 1);
+    let pieces = pieces.iter().filter(|piece| !piece.is_empty());
     pieces
-        .iter()
         .flat_map(|piece| {
             let hidden = model.forward_layers(0..num_layers, model.embed_ids(piece), &mut cache);
             logits_of(model, hidden)
@@ -200,7 +200,7 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
         let (model, expected) = (load(name), expected(name));
         for cut in [1, 9, expected.ids.len() - 1] {
             let (prefix, rest) = expected.ids.split_at(cut);
-            let mut cache = model.new_cache(64);
+            let mut cache = model.new_cache(64, 1);
             model.fill_cache(0, model.embed_ids(prefix), &mut cache);
             let layers = 0..model.config().num_hidden_layers;
             let hidden = model.forward_layers(layers, model.embed_ids(rest), &mut cache);
@@ -218,7 +218,7 @@ fn tensors_and_the_host_path_take_turns_on_one_cache() {
         let num_layers = model.config().num_hidden_layers;
         let mut on_tensors = load(name);
         on_tensors.host = None;
-        let mut cache = model.new_cache(64);
+        let mut cache = model.new_cache(64, 1);
         let mut logits = Vec::new();
         let (mut from, ids) = (0, &expected.ids);
         for (turn, to) in [3, 4, 9, 10, ids.len()].into_iter().enumerate() {
@@ -237,29 +237,120 @@ fn what_is_truncated_was_never_read() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let ids = &expected.ids;
     let num_layers = model.config().num_hidden_layers;
-    let mut cache = model.new_cache(64);
+    let mut cache = model.new_cache(64, 1);
     let read = |ids: &[u32], cache: &mut crate::KvCache| {
         let hidden = model.forward_layers(0..num_layers, model.embed_ids(ids), cache);
         logits_of(&model, hidden)
     };
     read(&ids[..10], &mut cache);
     read(&[5, 5, 5, 5, 5, 5, 5], &mut cache);
-    cache.truncate(10);
+    cache.truncate(0, 10);
     let found = read(&ids[10..], &mut cache);
     let vocab = model.config().vocab_size;
     assert_close(&found, &expected.logits[10 * vocab..], "after a truncated detour");
 }
 
+/// Three sequences of different lengths, and how each is cut into forwards.
+fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
+    let (a, b, c) = (&ids[..20], &ids[5..24], &ids[1..24]);
+    [
+        vec![&a[..5], &a[5..6], &[], &a[6..]],
+        vec![&b[..1], &b[1..9], &b[9..12], &b[12..]],
+        vec![&[], &c[..4], &c[4..18], &c[18..]],
+    ]
+}
+
+#[test]
+fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
+    // Two threads share rows on a pool alone.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        let mut on_tensors = model.clone();
+        on_tensors.host = None;
+        for model in [&model, &on_tensors] {
+            let sequences = sequences(&expected.ids);
+            let alone = sequences.each_ref().map(|pieces| cached_logits(model, pieces));
+            let together = || {
+                let num_layers = model.config().num_hidden_layers;
+                let mut cache = model.new_cache(64, 4);
+                let mut found = [const { Vec::new() }; 3];
+                for turn in 0..4 {
+                    // The slots' order is no matter, nor is that one is left out.
+                    let runs = [2, 0, 1].map(|nth| (nth + 1, sequences[nth][turn]));
+                    let hidden = model.embed_runs(&runs);
+                    let hidden = model.forward_layers(0..num_layers, hidden, &mut cache);
+                    let logits = model.logits(&model.normed(hidden));
+                    let mut end = 0;
+                    for run in logits.runs() {
+                        let rows = logits.slice(end..end + run.num_rows);
+                        assert_eq!(rows.runs().collect::<Vec<_>>(), [run]);
+                        let [values] = Rows::to_host([rows]).expect("brought");
+                        found[run.slot - 1].extend(values);
+                        end += run.num_rows;
+                    }
+                }
+                let lens = [0, 1, 2, 3].map(|slot| cache.len(slot, num_layers - 1));
+                assert_eq!(lens, [0, 20, 19, 23], "{name}");
+                found
+            };
+            for found in [together(), pool.install(together)] {
+                if model.host.is_some() {
+                    assert!(found == alone, "{name}: to the last bit");
+                }
+                for (found, alone) in found.iter().zip(&alone) {
+                    assert_close(found, alone, name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
+    for name in FIXTURES {
+        let (model, expected) = (load(name), expected(name));
+        let mut on_tensors = model.clone();
+        on_tensors.host = None;
+        for model in [&model, &on_tensors] {
+            let (ids, num_layers) = (&expected.ids, model.config().num_hidden_layers);
+            let mut cache = model.new_cache(64, 2);
+            let mut read = |runs: &[(usize, &[u32])], lens: [usize; 2]| {
+                for (slot, len) in lens.into_iter().enumerate() {
+                    cache.truncate(slot, len);
+                }
+                let hidden = model.embed_runs(runs);
+                logits_of(model, model.forward_layers(0..num_layers, hidden, &mut cache))
+            };
+            read(&[(0, &ids[..10]), (1, &ids[7..20])], [0, 0]);
+            read(&[(1, &[5, 5, 5]), (0, &[5; 7])], [10, 13]);
+            // Slot 0 goes back to where the detour began, slot 1 begins anew.
+            let found = read(&[(0, &ids[10..]), (1, &ids[..4])], [10, 0]);
+            let vocab = model.config().vocab_size;
+            let behind = [&expected.logits[10 * vocab..], &expected.logits[..4 * vocab]].concat();
+            assert_close(&found, &behind, &format!("{name} after detours"));
+            cache.truncate(0, 0);
+            cache.truncate(1, 0);
+            model.fill_cache(0, model.embed_runs(&[(1, &ids[..9]), (0, &ids[..3])]), &mut cache);
+            let hidden = model.embed_runs(&[(1, &ids[9..]), (0, &ids[3..4])]);
+            let hidden = model.forward_layers(0..num_layers, hidden, &mut cache);
+            let behind =
+                [&expected.logits[9 * vocab..], &expected.logits[3 * vocab..4 * vocab]].concat();
+            assert_close(&logits_of(model, hidden), &behind, &format!("{name} filled"));
+        }
+    }
+}
+
 #[test]
 fn layer_ranges_compose_and_shallow_layers_may_run_ahead() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
-    let mut cache = model.new_cache(64);
+    let mut cache = model.new_cache(64, 1);
     let shallow: Vec<Rows> = expected
         .ids
         .iter()
         .map(|id| model.forward_layers(0..1, model.embed_ids(&[*id]), &mut cache))
         .collect();
-    assert_eq!((cache.len(0), cache.len(2)), (expected.ids.len(), 0));
+    assert_eq!((cache.len(0, 0), cache.len(0, 2)), (expected.ids.len(), 0));
     let deep = model.forward_layers(1..3, Rows::cat(&shallow), &mut cache);
     let logits = logits_of(&model, deep);
     assert_close(&logits, &expected.logits, "shallow layers first");

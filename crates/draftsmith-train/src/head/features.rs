@@ -82,11 +82,11 @@ fn branching_features(draft: &DrafterModel, reads: &HeadReads, mixture: &Mixture
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =
-        (draft.new_feature_cache(capacity), draft.new_cache(capacity));
+        (draft.new_feature_cache(capacity, 1), draft.new_cache(capacity, 1));
     // Forgets all tokens from `start` on, and reads others there.
     let mut read = |ids: &[u32], start: usize| {
-        feature_cache.iter_mut().for_each(|cache| cache.truncate(start));
-        cache.truncate(start);
+        feature_cache.iter_mut().for_each(|cache| cache.truncate(0, start));
+        cache.truncate(0, start);
         let features = draft.features(ids, feature_cache.as_mut());
         draft.forward_cached(features, ids.len(), &mut cache)
     };
