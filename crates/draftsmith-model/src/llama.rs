@@ -251,7 +251,7 @@ impl CausalLm {
         };
         let runs = cache.extend(layers.clone(), slots.runs(num_rows));
         let positions = Positions::following(&self.rope, runs, &hidden);
-        let run = |hidden, number| {
+        let run = |hidden, number: usize| {
             self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
         };
         slots.rows(layers.fold(hidden, run))

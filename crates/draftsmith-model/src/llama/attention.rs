@@ -69,7 +69,7 @@ fn causal_mask(start: usize, seq: usize, dtype: FloatDType, device: &Device) -> 
         row[start + query + 1..].fill(MASKED);
     }
     let mask = TensorData::new(mask, [1, 1, seq, all]);
-    Some(Tensor::from_data(mask, device).cast(dtype))
+    Some(Tensor::<4>::from_data(mask, device).cast(dtype))
 }
 
 impl Positions {
