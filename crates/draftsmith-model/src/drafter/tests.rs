@@ -73,7 +73,8 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
         // Beside a longer sequence, hence padded.
         let whole = drafter.hidden_states(&[&ids, &longer]);
         let expected = values(whole.slice([0..1, 0..12, 0..width]));
-        let (mut features, mut cache) = (drafter.new_feature_cache(12, 1), drafter.new_cache(12, 1));
+        let (mut features, mut cache) =
+            (drafter.new_feature_cache(12, 1), drafter.new_cache(12, 1));
         for (start, end) in [(0, 9), (9, 12), (4, 5), (5, 12), (0, 12)] {
             for num_rows in [end - start, 1] {
                 cache.truncate(0, start);
