@@ -27,7 +27,6 @@ const KNOWN: &[&str] = &[
     "crates/draftsmith-decode/src/round.rs",
     "crates/draftsmith-model/src/host/attention.rs",
     "crates/draftsmith-model/src/llama.rs",
-    "crates/draftsmith-theory/src/stop_rule.rs",
     "crates/draftsmith-train/src/batches.rs",
     "crates/draftsmith-train/src/epochs.rs",
     "crates/draftsmith-train/src/head_sweep.rs",

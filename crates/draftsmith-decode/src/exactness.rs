@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, Decoding, HeadTiming, Oracle, Sampling,
+    AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
+    CostOptimalConfig, Decoding, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
+    HeuristicConfig, JointConfidenceConfig, Oracle, RejectionThresholdConfig, Sampling,
     SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, enumerate, law,
 };
 
@@ -161,29 +163,41 @@ fn stopping_before_a_draw_and_skipping_rounds_leave_the_targets_law() {
 /// Every rule that has settings, each with thresholds that stop now and then.
 fn rules(depth: usize) -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: depth };
-    let mut rules = vec![StopRuleConfig::Heuristic { initial_length: 1, bounds }];
-    rules.extend(
-        (1..=depth).map(|candidate_length| StopRuleConfig::FixedLength { candidate_length }),
-    );
+    let mut rules = vec![StopRuleConfig::Heuristic(HeuristicConfig { initial_length: 1, bounds })];
+    rules.extend((1..=depth).map(|candidate_length| {
+        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+    }));
     for threshold in [0.3, 0.6] {
-        rules.extend([false, true].map(|without_lag| StopRuleConfig::RejectionThreshold {
-            stop_threshold: threshold,
-            without_lag,
-            bounds,
+        rules.extend([false, true].map(|without_lag| {
+            StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+                stop_threshold: threshold,
+                without_lag,
+                bounds,
+            })
         }));
         let confidence_threshold = threshold;
-        rules.extend([false, true].map(|before_draw| StopRuleConfig::ConfidenceThreshold {
-            confidence_threshold,
-            before_draw,
-            bounds: Bounds { min: usize::from(!before_draw), ..bounds },
+        rules.extend([false, true].map(|before_draw| {
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold,
+                before_draw,
+                bounds: Bounds { min: usize::from(!before_draw), ..bounds },
+            })
         }));
-        rules.push(StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds });
-        rules.push(StopRuleConfig::JointConfidence { confidence_threshold, bounds });
-        rules.extend([1, 2].map(|check_interval| StopRuleConfig::EntropyThreshold {
-            entropy_threshold: threshold / 2.0,
-            entropy_scale: 0.15,
-            check_interval,
+        rules.push(StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
+            confidence_threshold,
             bounds,
+        }));
+        rules.push(StopRuleConfig::JointConfidence(JointConfidenceConfig {
+            confidence_threshold,
+            bounds,
+        }));
+        rules.extend([1, 2].map(|check_interval| {
+            StopRuleConfig::EntropyThreshold(EntropyThresholdConfig {
+                entropy_threshold: threshold / 2.0,
+                entropy_scale: 0.15,
+                check_interval,
+                bounds,
+            })
         }));
     }
     use AcceptanceSignal::{AcceptanceProb, Confidence, Entropy};

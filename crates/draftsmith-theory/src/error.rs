@@ -51,15 +51,14 @@ pub enum TheoryError {
     #[error("no candidate was recorded: there is nothing to fit a rule to")]
     NothingRecorded,
     /// A first candidate length outside its bounds.
-    #[error(
-        "initial_length `{initial_length}` must lie within the bounds, `{}` to `{}`",
-        bounds.min, bounds.max
-    )]
+    #[error("initial_length `{initial_length}` must lie within the bounds, `{min}` to `{max}`")]
     InitialLength {
         /// The length asked for.
         initial_length: usize,
-        /// The bounds given.
-        bounds: crate::Bounds,
+        /// The lower bound given.
+        min: usize,
+        /// The upper bound given.
+        max: usize,
     },
     /// An entropy threshold that is negative or not a number.
     #[error("entropy_threshold must be 0 or more and finite, not `{0}`")]

@@ -85,10 +85,13 @@ pub use round_costs::RoundCosts;
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
 pub use stop_rule::{
-    AcceptanceSignal, Bounds, CandidateProbThreshold, ConfidenceThreshold, CostOptimal,
-    CostOptimalConfig, DraftSignals, EntropyThreshold, FixedLength, HeadEstimate, HeadTiming,
-    Heuristic, JointConfidence, Oracle, RejectionThreshold, RoundEnd, SignalNeeds, SoftmaxSummary,
-    StepFunction, StopRule, StopRuleConfig, largest_prob,
+    AcceptanceSignal, Bounds, CandidateProbThreshold, CandidateProbThresholdConfig,
+    ConfidenceThreshold, ConfidenceThresholdConfig, CostOptimal, CostOptimalConfig, DraftSignals,
+    EntropyThreshold, EntropyThresholdConfig, FixedLength, FixedLengthConfig, Grid, HeadEstimate,
+    HeadTiming, Heuristic, HeuristicConfig, JointConfidence, JointConfidenceConfig, KeyValues,
+    Oracle, RecipeKey, RejectionThreshold, RejectionThresholdConfig, RoundEnd, RuleFamily,
+    RuleSettings, SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig,
+    StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
 };
 pub use threshold_policy::{AcceptanceLevel, Assessed, Decision, OptimalPolicy, optimal_stopping};
 pub use trace::{Counts, Round, Trace};

@@ -318,7 +318,10 @@ pub(crate) mod test_recordings;
 mod tests {
     use super::test_recordings::random;
     use super::*;
-    use crate::Bounds;
+    use crate::{
+        Bounds, ConfidenceThresholdConfig, FixedLengthConfig, HeuristicConfig,
+        JointConfidenceConfig, RejectionThresholdConfig,
+    };
 
     fn total(counts: Vec<Counts>) -> Counts {
         counts.into_iter().sum()
@@ -345,17 +348,17 @@ mod tests {
     }
 
     fn fixed(candidate_length: usize) -> StopRuleConfig {
-        StopRuleConfig::FixedLength { candidate_length }
+        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
     }
 
     #[test]
     fn lengths_of_rounds_are_those_that_are_counted() {
         let recordings = random(5, 30, 0.7);
-        let rule = StopRuleConfig::ConfidenceThreshold {
+        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
             confidence_threshold: 0.5,
             before_draw: true,
             bounds: Bounds { min: 0, max: 6 },
-        };
+        });
         for config in [rule, fixed(3)] {
             let counts = total(recordings.replay_counts(&config).expect("replays"));
             let lengths = recordings.round_lengths(&config).expect("replays");
@@ -372,14 +375,17 @@ mod tests {
         let recordings = random(1, 40, 0.7);
         let bounds = Bounds { min: 1, max: 8 };
         let mut rules: Vec<StopRuleConfig> = (1..=8).map(fixed).collect();
-        rules.push(StopRuleConfig::Heuristic { initial_length: 3, bounds });
+        rules.push(StopRuleConfig::Heuristic(HeuristicConfig { initial_length: 3, bounds }));
         for threshold in [0.2, 0.5, 0.9] {
-            rules.push(StopRuleConfig::RejectionThreshold {
+            rules.push(StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
                 stop_threshold: threshold,
                 without_lag: false,
                 bounds,
-            });
-            rules.push(StopRuleConfig::JointConfidence { confidence_threshold: threshold, bounds });
+            }));
+            rules.push(StopRuleConfig::JointConfidence(JointConfidenceConfig {
+                confidence_threshold: threshold,
+                bounds,
+            }));
         }
         for rule in &rules {
             let counts = total(recordings.replay_counts(rule).expect("replays"));
@@ -397,8 +403,11 @@ mod tests {
         let recordings = random(2, 40, 0.7);
         let bounds = Bounds { min: 1, max: 8 };
         let counts = |without_lag| {
-            let rule =
-                StopRuleConfig::RejectionThreshold { stop_threshold: 0.4, without_lag, bounds };
+            let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+                stop_threshold: 0.4,
+                without_lag,
+                bounds,
+            });
             total(recordings.replay_counts(&rule).expect("replays"))
         };
         let (late, own) = (counts(false), counts(true));
@@ -413,8 +422,11 @@ mod tests {
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let bounds = Bounds { min: 1, max: 8 };
         let counts = |recordings: &Recordings, without_lag| {
-            let rule =
-                StopRuleConfig::RejectionThreshold { stop_threshold: 0.4, without_lag, bounds };
+            let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+                stop_threshold: 0.4,
+                without_lag,
+                bounds,
+            });
             total(recordings.replay_counts(&rule).expect("replays"))
         };
         let (own, early) = (counts(&late, true), counts(&ahead, true));
@@ -471,11 +483,11 @@ mod tests {
         let refused = recordings.replay_counts(&fixed(9));
         assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
         recordings.head = None;
-        let rule = StopRuleConfig::RejectionThreshold {
+        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
             stop_threshold: 0.5,
             without_lag: false,
             bounds: Bounds { min: 1, max: 4 },
-        };
+        });
         assert_eq!(recordings.replay_counts(&rule), Err(TheoryError::NoHeadRecorded));
     }
 }

@@ -14,317 +14,260 @@
 //! | [`EntropyThreshold`] (SVIP) | the draft's entropy |
 //! | [`CostOptimal`] | a head, the confidence or the entropy |
 //! | [`Oracle`] (SpecDec++, Lemma 2.1) | the answers |
+//!
+//! Each rule that has settings has a file here and a line in the table below. The file holds the rule,
+//! its settings (`FooConfig`) and its entries in the table: what recipes, results, sweeps and
+//! reports call it and try of it.
 
-mod confidence;
-mod config;
+mod bounds;
+mod candidate_prob_threshold;
+mod confidence_threshold;
 mod cost_optimal;
 mod entropy_threshold;
+mod entry;
 mod fixed_length;
+mod heuristic;
+mod joint_confidence;
 mod oracle;
 mod rejection_threshold;
+mod rule;
+mod signals;
 
 use serde::{Deserialize, Serialize};
 
+use self::entry::RuleConfig;
 use crate::TheoryError;
-use crate::distribution::checked_max;
-use crate::exponentials;
 
-pub use confidence::{CandidateProbThreshold, ConfidenceThreshold, JointConfidence};
-pub use config::StopRuleConfig;
+pub use bounds::Bounds;
+pub use candidate_prob_threshold::{CandidateProbThreshold, CandidateProbThresholdConfig};
+pub use confidence_threshold::{ConfidenceThreshold, ConfidenceThresholdConfig};
 pub use cost_optimal::{AcceptanceSignal, CostOptimal, CostOptimalConfig, StepFunction};
-pub use entropy_threshold::EntropyThreshold;
-pub use fixed_length::{FixedLength, Heuristic};
+pub use entropy_threshold::{EntropyThreshold, EntropyThresholdConfig};
+pub use entry::{Grid, KeyValues, RecipeKey, RuleFamily, RuleSettings, StopRuleEntry, Sweep};
+pub use fixed_length::{FixedLength, FixedLengthConfig};
+pub use heuristic::{Heuristic, HeuristicConfig};
+pub use joint_confidence::{JointConfidence, JointConfidenceConfig};
 pub use oracle::Oracle;
-pub use rejection_threshold::RejectionThreshold;
+pub use rejection_threshold::{RejectionThreshold, RejectionThresholdConfig};
+pub use rule::{RoundEnd, StopRule};
+pub use signals::{
+    DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary, largest_prob,
+};
 
-/// What the drafter knows when it has just drawn a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct DraftSignals {
-    /// The acceptance head's estimate. None without a head, where the head has yet to speak of a
-    /// candidate of the round, and unless the rule needs it.
-    pub acceptance_prob: Option<HeadEstimate>,
-    /// The largest probability of the distribution this candidate was drawn from, raw: at
-    /// temperature 1, before top-k and top-p. Of a greedy candidate it is the candidate's own. None
-    /// unless the rule needs it.
-    pub confidence: Option<f64>,
-    /// The candidate's own probability under what it was drawn from, as served; raw where it is
-    /// greedy. The round loop fills it in, once the candidate is drawn. None unless the rule needs
-    /// it.
-    pub candidate_prob: Option<f64>,
-    /// The entropy, in nats, of the raw distribution this candidate was drawn from. None unless the
-    /// rule needs it.
-    pub entropy: Option<f64>,
-}
-
-/// An acceptance head's word on one candidate of the round: min(1, p/q), estimated.
-///
-/// Which candidate that is, is said in terms of the draft forward that the signals are of, and so
-/// it is the same before the draw from it and after.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum HeadEstimate {
-    /// Of the candidate that the forward has read, the one before the one drawn from it: the
-    /// paper's head, with its lag of one token (SpecDec++, Algorithm 2). At step s the draft's
-    /// forward reads candidate s − 1, whose hidden state gives that candidate's acceptance
-    /// probability, and yields q_s, from which candidate s is drawn at no further cost.
-    OfRead(f64),
-    /// Of the candidate that was drawn from the forward. Such a head looks ahead: it needs no
-    /// forward that reads the candidate, and there is none of its words before the draw.
-    OfDrawn(f64),
-}
-
-/// When an acceptance head speaks of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadTiming {
-    /// Once the draft has read it: [`HeadEstimate::OfRead`].
-    AfterRead,
-    /// As soon as it is drawn: [`HeadEstimate::OfDrawn`].
-    AtDraw,
-}
-
-/// Which signals a rule reads. Drafters give these and need not work out the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SignalNeeds {
-    /// [`DraftSignals::acceptance_prob`], for which the drafter must run an acceptance head.
-    pub acceptance_prob: bool,
-    /// [`DraftSignals::confidence`].
-    pub confidence: bool,
-    /// [`DraftSignals::candidate_prob`].
-    pub candidate_prob: bool,
-    /// [`DraftSignals::entropy`].
-    pub entropy: bool,
-}
-
-impl SignalNeeds {
-    /// The needed signals that are functions of a candidate's raw logits alone, the same for every
-    /// drafter. What asks for more than logits is left None for the drafter or the round loop to
-    /// fill in.
-    ///
-    /// # Panics
-    /// If a signal is needed and no logit is finite, or any is NaN or +∞.
-    pub fn signals_of_logits(self, logits: &[f32]) -> DraftSignals {
-        let mut signals = DraftSignals::default();
-        if self.entropy {
-            let softmax = SoftmaxSummary::of(logits);
-            signals.entropy = Some(softmax.entropy);
-            signals.confidence = self.confidence.then_some(softmax.largest_prob);
-        } else if self.confidence {
-            signals.confidence = Some(largest_prob(logits));
+/// Makes the table of lines `Rule(Settings): Name, …;`, in the order that rules are shown in.
+macro_rules! stop_rules {
+    ($($rule:ident($config:ident): $($name:ident),+;)+) => {
+        /// A stop rule and its settings; a table with the key `stop_rule` in files.
+        /// [`Oracle`](crate::Oracle) is none: it belongs to one response.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "stop_rule", rename_all = "snake_case")]
+        pub enum StopRuleConfig {
+            $(
+                #[doc = concat!("[`", stringify!($rule), "`](crate::", stringify!($rule), ").")]
+                $rule($config),
+            )+
         }
-        signals
-    }
-}
 
-/// The largest probability of the softmax of `logits`, to within a millionth: one pass for the
-/// maximum, one for the sum. It is that of the greedy candidate.
-///
-/// # Panics
-/// If no logit is finite, or any is NaN or +∞.
-pub fn largest_prob(logits: &[f32]) -> f64 {
-    let (total, _) = exponentials::coarse_sums(logits, checked_max(logits));
-    assert!(total.is_finite(), "logits must not be NaN");
-    total.recip()
-}
-
-/// What one pass over logits tells of their softmax, to within some millionths.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SoftmaxSummary {
-    /// The largest probability.
-    pub largest_prob: f64,
-    /// The entropy, in nats.
-    pub entropy: f64,
-    /// log Σ e^logit.
-    log_total: f64,
-}
-
-impl SoftmaxSummary {
-    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d with d a
-    /// logit's distance to the largest.
-    ///
-    /// # Panics
-    /// If no logit is finite, or any is NaN or +∞.
-    pub fn of(logits: &[f32]) -> Self {
-        let largest = checked_max(logits);
-        let (total, weighted) = exponentials::coarse_sums(logits, largest);
-        assert!(total.is_finite(), "logits must not be NaN");
-        Self {
-            largest_prob: total.recip(),
-            entropy: total.ln() - weighted / total,
-            log_total: f64::from(largest) + total.ln(),
+        /// What ends a draft phase, as results name it; in the order rows are shown.
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
+        )]
+        #[serde(rename_all = "snake_case")]
+        pub enum StopRuleName {
+            /// Nothing is drafted: the target decodes alone.
+            None,
+            $($(
+                #[doc = concat!("A name of [`", stringify!($rule), "`](crate::", stringify!($rule), ").")]
+                $name,
+            )+)+
         }
-    }
 
-    /// The log-probability of the token with this logit.
-    pub fn log_prob(&self, logit: f32) -> f64 {
-        f64::from(logit) - self.log_total
-    }
+        const TABLE: &[&[StopRuleEntry]] = &[$($config::ENTRIES),+];
+
+        impl StopRuleConfig {
+            fn settings(&self) -> &dyn RuleConfig {
+                match self {
+                    $(Self::$rule(config) => config,)+
+                }
+            }
+        }
+
+        $(
+            impl From<$config> for StopRuleConfig {
+                fn from(config: $config) -> Self {
+                    Self::$rule(config)
+                }
+            }
+        )+
+    };
 }
 
-/// How a round went, as a rule may learn from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoundEnd {
-    /// Leading candidates the target accepted.
-    pub num_accepted: usize,
-    /// Tokens kept, after any cut by an end token or the limit.
-    pub num_kept: usize,
+stop_rules! {
+    FixedLength(FixedLengthConfig): FixedLength;
+    Heuristic(HeuristicConfig): Heuristic;
+    RejectionThreshold(RejectionThresholdConfig): RejectionThreshold, RejectionThresholdWithoutLag;
+    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold;
+    CandidateProbThreshold(CandidateProbThresholdConfig): CandidateProbThreshold;
+    JointConfidence(JointConfidenceConfig): JointConfidence;
+    EntropyThreshold(EntropyThresholdConfig): EntropyThreshold;
+    CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
 }
 
-fn check_probability(
-    threshold: f64,
-    error: impl FnOnce(f64) -> TheoryError,
-) -> Result<(), TheoryError> {
-    if (0.0..=1.0).contains(&threshold) { Ok(()) } else { Err(error(threshold)) }
+/// Every entry of the table, in the order that rules are shown in.
+pub fn stop_rules() -> impl Iterator<Item = &'static StopRuleEntry> {
+    TABLE.iter().copied().flatten()
 }
 
-/// The least and the greatest number of candidates a round, both inclusive, `min` <= `max`, 1 <=
-/// `max`.
-///
-/// The round loop applies them: below `min` it draws on whatever the rule says, at `max` it stops.
-/// A minimum of 0 lets a rule that stops before a draw end a round without candidates; for others
-/// it is 1. It may also stop early for reasons of its own, such as an end-of-sequence candidate or
-/// the token limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "UncheckedBounds")]
-pub struct Bounds {
-    /// The least number of candidates.
-    pub min: usize,
-    /// The greatest number of candidates.
-    pub max: usize,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct UncheckedBounds {
-    min: usize,
-    max: usize,
-}
-
-impl TryFrom<UncheckedBounds> for Bounds {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: UncheckedBounds) -> Result<Self, TheoryError> {
-        Self::new(unchecked.min, unchecked.max)
-    }
-}
-
-impl Default for Bounds {
-    /// 1 to 20 candidates. The authors' code says 2 to 20, but its minimum changes nothing, since
-    /// step 1 never stops.
-    fn default() -> Self {
-        Self { min: 1, max: 20 }
-    }
-}
-
-impl Bounds {
-    /// Bounds from `min` to `max` candidates.
+impl StopRuleConfig {
+    /// The rule.
     ///
     /// # Errors
-    /// Unless `min` <= `max` and 1 <= `max`.
-    pub fn new(min: usize, max: usize) -> Result<Self, TheoryError> {
-        if 1 <= max && min <= max {
-            Ok(Self { min, max })
-        } else {
-            Err(TheoryError::Bounds { min, max })
+    /// If a setting is outside its range.
+    pub fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+        self.settings().init()
+    }
+
+    /// The signals the rule reads.
+    pub fn needs(&self) -> SignalNeeds {
+        self.settings().needs()
+    }
+
+    /// The number that tells the rule's settings apart: K, the first length, a threshold, or the
+    /// least worth of a draft forward in tokens.
+    pub fn parameter(&self) -> f64 {
+        self.settings().parameter()
+    }
+
+    /// The name that results have for the rule.
+    pub fn name(&self) -> StopRuleName {
+        self.settings().name()
+    }
+}
+
+impl StopRuleName {
+    /// The rule's entry in the table; None where nothing is drafted.
+    pub fn entry(self) -> Option<&'static StopRuleEntry> {
+        stop_rules().find(|entry| entry.name == self)
+    }
+
+    /// What files and streams of draws call the rule.
+    pub fn file_name(self) -> &'static str {
+        self.entry().map_or("plain", |entry| entry.file_name)
+    }
+
+    /// What the rule's number is called, in ASCII; None without a rule.
+    pub fn symbol(self) -> Option<&'static str> {
+        self.entry().map(|entry| entry.symbol)
+    }
+
+    /// The rule in words: what goes on a page that has room.
+    pub fn text(self) -> &'static str {
+        self.entry().map_or("target alone", |entry| entry.text)
+    }
+
+    /// The rule at a setting: `target alone`, `K = 6`, `h = 0.7`.
+    pub fn label(self, setting: Option<f64>) -> String {
+        match self.symbol() {
+            Some(symbol) => format!("{symbol} = {}", setting_text(setting)),
+            None => self.text().into(),
         }
     }
 }
 
-/// Decides, after each included candidate, whether the round ends there.
-pub trait StopRule {
-    /// The candidate lengths the round loop keeps this rule within.
-    fn bounds(&self) -> Bounds;
-
-    /// Forgets the last sequence. Called before a sequence's first round.
-    fn begin_sequence(&mut self) {}
-
-    /// Forgets the last round. Called before a round's first candidate.
-    fn begin_round(&mut self) {}
-
-    /// True makes this a round without candidates, which the bounds do not forbid: the target
-    /// decodes alone. Asked before the round's first draft forward.
-    fn skips_drafting(&mut self) -> bool {
-        false
+/// A setting's number alone: `6`, `0.7`, three digits of one that was fitted; `?` of none.
+pub fn setting_text(setting: Option<f64>) -> String {
+    let Some(setting) = setting else { return "?".into() };
+    let text = setting.to_string();
+    if text.len() <= 5 || !setting.is_finite() || setting == 0.0 {
+        return text;
     }
-
-    /// True ends the round after the last of `candidates`, the round's candidates so far.
-    ///
-    /// Called once after every candidate, also below the minimum, where the answer is not heeded: a
-    /// rule may accumulate.
-    fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
-
-    /// True ends the round after the last of `candidates` although the draft has read it and could
-    /// name another: that one is not drawn, so it is not withheld either.
-    ///
-    /// `signals` are those of the draft forward that read the last candidate, which is the one that
-    /// [`HeadEstimate::OfRead`] is about. Called before every draw, also below the minimum, where
-    /// the answer is not heeded.
-    fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
-        let _ = (candidates, signals);
-        false
-    }
-
-    /// How the round went.
-    fn end_round(&mut self, end: RoundEnd) {
-        let _ = end;
-    }
-
-    /// The signals the rule reads; the same in every round.
-    fn needs(&self) -> SignalNeeds {
-        SignalNeeds::default()
-    }
-}
-
-/// Rounds as the round loop asks about them.
-#[cfg(test)]
-mod test_rounds {
-    use super::{DraftSignals, HeadEstimate, StopRule};
-
-    /// The candidate length of a round whose draft forwards give `signals`, the first about
-    /// candidate 1; None if the rule would go on.
-    pub(super) fn round_length(rule: &mut dyn StopRule, signals: &[DraftSignals]) -> Option<usize> {
-        rule.begin_round();
-        let mut candidates = Vec::new();
-        for signals in signals {
-            let of_drawn = |estimate: &HeadEstimate| matches!(estimate, HeadEstimate::OfDrawn(_));
-            let told = signals.acceptance_prob.filter(|estimate| !of_drawn(estimate));
-            let before_draw = DraftSignals { acceptance_prob: told, ..*signals };
-            if rule.stops_before_draw(&candidates, &before_draw) {
-                return Some(candidates.len());
-            }
-            candidates.push(0);
-            if rule.stops(&candidates, signals) {
-                return Some(candidates.len());
-            }
-        }
-        None
-    }
+    let decimals = (2.0 - setting.abs().log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{setting:.decimals$}");
+    if decimals == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').into() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    #[test]
-    fn signals_of_logits_are_those_of_the_raw_softmax() {
-        let needs = SignalNeeds { confidence: true, ..SignalNeeds::default() };
-        let confidence = |logits: &[f32]| needs.signals_of_logits(logits).confidence;
-        assert_eq!(confidence(&[3.0; 4]), Some(0.25));
-        assert_eq!(confidence(&[f32::NEG_INFINITY, -200.0]), Some(1.0));
-        let logits = [0.5, -1.25, 80.0, 79.0, f32::NEG_INFINITY];
-        let log_probs = crate::log_softmax(&logits);
-        let largest = log_probs.iter().copied().map(f64::exp).fold(0.0, f64::max);
-        let found = confidence(&logits).expect("needed");
-        // Exponentials in f32, whose last place is 6e-8.
-        assert!((found - largest).abs() < 1e-6, "{found} for {largest}");
-        assert_eq!(SignalNeeds::default().signals_of_logits(&logits), DraftSignals::default());
-        let both = SignalNeeds { confidence: true, entropy: true, ..SignalNeeds::default() };
-        let both = both.signals_of_logits(&logits);
-        assert_eq!(both.confidence, Some(found));
-        let entropy = crate::entropy_of_log_probs(&log_probs);
-        assert!((both.entropy.expect("needed") - entropy).abs() < 1e-6, "{both:?} for {entropy}");
-        let softmax = SoftmaxSummary::of(&logits);
-        for (logit, log_prob) in logits.iter().zip(&log_probs) {
-            let found = softmax.log_prob(*logit);
-            assert!(found == *log_prob || (found - log_prob).abs() < 1e-6, "{found}, {log_prob}");
+    /// A setting of an entry's rule.
+    fn config(entry: &StopRuleEntry) -> StopRuleConfig {
+        let bounds = Bounds { min: 1, max: 7 };
+        match &entry.settings {
+            RuleSettings::Grid(grid) => grid.at(if whole(grid) { 4.0 } else { 0.25 }, bounds),
+            RuleSettings::Fitted(signal) => fitted(*signal, bounds).into(),
         }
+    }
+
+    fn whole(grid: &Grid) -> bool {
+        grid.key.values.is_whole()
+    }
+
+    fn fitted(signal: AcceptanceSignal, bounds: Bounds) -> CostOptimalConfig {
+        CostOptimalConfig {
+            signal,
+            least_worth: 0.25,
+            least_draw_worth: 0.05,
+            estimate: StepFunction::new(vec![0.5], vec![0.4, 0.9]).expect("valid"),
+            draw_outlook: StepFunction::constant(0.8).expect("valid"),
+            outlook: StepFunction::constant(0.8).expect("valid"),
+            initial_outlook: 0.6,
+            bounds,
+        }
+    }
+
+    #[test]
+    fn an_entry_makes_the_rule_it_names() {
+        for entry in stop_rules() {
+            let config = config(entry);
+            assert_eq!(config.name(), entry.name);
+            assert_eq!(entry.name.entry().map(|found| found.name), Some(entry.name));
+            assert!([4.0, 0.25].contains(&config.parameter()), "{config:?}");
+            let needs = config.needs();
+            assert_eq!(config.init().expect("valid").needs(), needs, "{config:?}");
+            assert_eq!(needs.acceptance_prob, !entry.heads.is_empty(), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn every_name_has_an_entry_and_no_two_share_a_word_or_a_key() {
+        let names: Vec<StopRuleName> = stop_rules().map(|entry| entry.name).collect();
+        assert!(names.is_sorted() && names[0] > StopRuleName::None, "{names:?}");
+        // The last name of the enum: one without an entry would stand before it or after it.
+        assert_eq!(names.len(), StopRuleName::CostOptimalEntropy as usize);
+        let distinct =
+            |of: fn(&StopRuleEntry) -> &str| stop_rules().map(of).collect::<BTreeSet<_>>().len();
+        assert_eq!(distinct(|entry| entry.file_name), names.len());
+        assert_eq!(distinct(|entry| entry.symbol), names.len());
+        assert_eq!(distinct(|entry| entry.text), names.len());
+        let keys: Vec<&str> = stop_rules()
+            .filter_map(|entry| match &entry.settings {
+                RuleSettings::Grid(grid) => Some(grid),
+                RuleSettings::Fitted(_) => None,
+            })
+            .flat_map(|grid| grid.keys().map(|key| key.name))
+            .collect();
+        assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn defaults_are_values_that_their_key_may_hold() {
+        for entry in stop_rules() {
+            let RuleSettings::Grid(grid) = &entry.settings else { continue };
+            for key in grid.keys() {
+                assert!(key.default.iter().all(|value| key.values.problem(*value).is_none()));
+                assert!(key.values.is_list() || key.default.len() == 1, "{}", key.name);
+            }
+        }
+    }
+
+    #[test]
+    fn senseless_settings_are_refused() {
+        let bounds = Bounds { min: 3, max: 2 };
+        let wrong = JointConfidenceConfig { confidence_threshold: 0.5, bounds };
+        assert!(StopRuleConfig::from(wrong).init().is_err());
+        assert!(StopRuleConfig::from(FixedLengthConfig { candidate_length: 0 }).init().is_err());
     }
 }

@@ -10,8 +10,9 @@
 use std::time::Instant;
 
 use draftsmith_theory::{
-    Bounds, Counts, Draws, HeadTiming, RecordedCandidate, RecordedPlace, Recording, Recordings,
-    SeededDraws, StopRuleConfig,
+    Bounds, Counts, Draws, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
+    JointConfidenceConfig, RecordedCandidate, RecordedPlace, Recording, Recordings,
+    RejectionThresholdConfig, SeededDraws, StopRuleConfig,
 };
 use rayon::prelude::*;
 
@@ -55,24 +56,27 @@ fn settings() -> Vec<StopRuleConfig> {
         let threshold = (1 + number / 5 % 100) as f64 / 101.0;
         let bounds = Bounds { min: 1, max: 4 + number % 17 };
         match number % 5 {
-            0 => StopRuleConfig::RejectionThreshold {
+            0 => StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
                 stop_threshold: threshold,
                 without_lag: false,
                 bounds,
-            },
-            1 => StopRuleConfig::RejectionThreshold {
+            }),
+            1 => StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
                 stop_threshold: threshold,
                 without_lag: true,
                 bounds,
-            },
-            2 => StopRuleConfig::JointConfidence { confidence_threshold: threshold, bounds },
-            3 => StopRuleConfig::EntropyThreshold {
+            }),
+            2 => StopRuleConfig::JointConfidence(JointConfidenceConfig {
+                confidence_threshold: threshold,
+                bounds,
+            }),
+            3 => StopRuleConfig::EntropyThreshold(EntropyThresholdConfig {
                 entropy_threshold: threshold,
                 entropy_scale: 0.15,
                 check_interval: 1,
                 bounds,
-            },
-            _ => StopRuleConfig::FixedLength { candidate_length: bounds.max },
+            }),
+            _ => StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: bounds.max }),
         }
     });
     settings.collect()

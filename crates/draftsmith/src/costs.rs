@@ -3,7 +3,7 @@
 mod measure;
 mod mixed;
 
-use draftsmith_theory::{CostModel, RoundCosts, SignalNeeds, StopRuleConfig};
+use draftsmith_theory::{CostModel, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use measure::{Measurement, measure};
@@ -45,9 +45,10 @@ impl Costs {
 
     /// The costs of rounds under a rule.
     pub(crate) fn of_rule(&self, config: &StopRuleConfig) -> RoundCosts {
-        match config {
-            StopRuleConfig::FixedLength { .. } => self.rounds.clone(),
-            _ => self.of_needs(config.needs()),
+        if config.name() == StopRuleName::FixedLength {
+            self.rounds.clone()
+        } else {
+            self.of_needs(config.needs())
         }
     }
 

@@ -7,6 +7,7 @@ mod checks;
 mod data;
 mod evaluate;
 mod overrides;
+mod stop_rules;
 mod tune;
 
 use std::path::{Path, PathBuf};
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(recipe.seed, 7);
         assert_eq!(recipe.head.as_ref().expect("a head").num_layers, 2);
         assert_eq!(recipe.models.draft.as_deref(), Some(Path::new("other")));
-        assert_eq!(recipe.evaluate.expect("a section").candidate_lengths.len(), 10);
+        assert_eq!(recipe.evaluate.expect("a section").max_candidate_length, 20);
     }
 
     #[test]

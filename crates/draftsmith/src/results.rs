@@ -21,11 +21,12 @@ mod tests;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Decoding, Sampling, Trace};
+use draftsmith_theory::{Counts, Decoding, Sampling, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
+pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, StopRuleName};
+pub(crate) use names::{CostSource, DecodingName, DrafterName, Road};
 pub(crate) use replay::{Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
@@ -203,7 +204,7 @@ impl ResultRow {
 
     /// The setting's number alone: `6`, `0.7`; `?` where a rule has none.
     pub(crate) fn setting_text(&self) -> String {
-        names::setting_text(self.setting)
+        setting_text(self.setting)
     }
 
     /// Whether the row pools all prompts of its dataset.

@@ -1,77 +1,48 @@
 //! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
 
-use std::ops::RangeInclusive;
-
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, EntropyThreshold, HeadTiming, Recordings, SignalNeeds, Spending,
-    StopRuleConfig, cost_optimal, seconds_per_token,
+    AcceptanceSignal, Bounds, HeadTiming, Recordings, RuleSettings, SignalNeeds, Spending,
+    StopRuleConfig, StopRuleEntry, Sweep, cost_optimal, seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
 
 use crate::costs::Costs;
 use crate::results::StopRuleName;
 
-/// The fixed lengths a rule is compared with.
-const FIXED_LENGTHS: RangeInclusive<usize> = 1..=14;
-/// The heuristic's first lengths.
-const INITIAL_LENGTHS: [usize; 6] = [1, 2, 3, 5, 8, 12];
 /// Greatest candidate lengths, beside the recorded one.
-const MOST_CANDIDATES: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
+const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
 /// Thresholds are tried in steps of a fiftieth.
 const STEPS: u32 = 50;
-
-/// The fixed lengths up to a greatest one.
-pub(crate) fn fixed_lengths(most: usize) -> impl Iterator<Item = usize> {
-    FIXED_LENGTHS.take_while(move |length| *length <= most)
-}
 
 /// The thresholds of rules that compare something with a probability.
 pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
     (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
 }
 
-/// All settings of every rule that recordings can be replayed with, but for cost-optimal stopping,
-/// which is fitted.
+/// The rules that recordings with such a head can be replayed with.
+fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRuleEntry> {
+    stop_rules().filter(move |entry| {
+        entry.heads.is_empty() || head.is_some_and(|head| entry.heads.contains(&head))
+    })
+}
+
+/// All settings of every rule that recordings can be replayed with, but for those that are fitted.
 pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
-    let mut settings: Vec<StopRuleConfig> = fixed_lengths(max_length)
-        .map(|candidate_length| StopRuleConfig::FixedLength { candidate_length })
-        .collect();
-    let whole = Bounds { min: 1, max: max_length };
-    let initial_lengths = INITIAL_LENGTHS.into_iter().filter(|length| *length <= max_length);
-    settings.extend(
-        initial_lengths
-            .map(|initial_length| StopRuleConfig::Heuristic { initial_length, bounds: whole }),
-    );
-    // To a head that looks ahead both forms are one.
-    let lags: &[bool] = match head {
-        None => &[],
-        Some(HeadTiming::AfterRead) => &[false, true],
-        Some(HeadTiming::AtDraw) => &[false],
-    };
-    for bounds in caps(max_length) {
-        for threshold in thresholds() {
-            settings.extend(lags.iter().map(|without_lag| StopRuleConfig::RejectionThreshold {
-                stop_threshold: threshold,
-                without_lag: *without_lag,
-                bounds,
-            }));
-            let confidence_threshold = threshold;
-            settings.extend([
-                StopRuleConfig::ConfidenceThreshold {
-                    confidence_threshold,
-                    before_draw: false,
-                    bounds,
-                },
-                StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds },
-                StopRuleConfig::JointConfidence { confidence_threshold, bounds },
-                StopRuleConfig::EntropyThreshold {
-                    entropy_threshold: threshold,
-                    entropy_scale: EntropyThreshold::ENTROPY_SCALE,
-                    check_interval: 1,
-                    bounds,
-                },
-            ]);
+    let mut settings = Vec::new();
+    for entry in replayable(head) {
+        let RuleSettings::Grid(grid) = &entry.settings else { continue };
+        match grid.sweep {
+            Sweep::Lengths(lengths) => {
+                let bounds = Bounds { min: 1, max: max_length };
+                let recorded = lengths.iter().filter(|length| **length <= max_length);
+                settings.extend(recorded.map(|length| grid.at(*length as f64, bounds)));
+            }
+            Sweep::Probabilities => {
+                for bounds in caps(max_length) {
+                    settings.extend(thresholds().map(|threshold| grid.at(threshold, bounds)));
+                }
+            }
         }
     }
     settings
@@ -79,10 +50,8 @@ pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopR
 
 /// Bounds with every greatest candidate length up to the recorded one.
 fn caps(max_length: usize) -> Vec<Bounds> {
-    let mut most: Vec<usize> =
-        MOST_CANDIDATES.into_iter().filter(|most| *most < max_length).collect();
-    most.push(max_length);
-    most.into_iter().map(|max| Bounds { min: 1, max }).collect()
+    let shorter = MAX_LENGTHS.into_iter().filter(|max| *max < max_length);
+    shorter.chain([max_length]).map(|max| Bounds { min: 1, max }).collect()
 }
 
 /// A rule at the setting that costs least.
@@ -119,20 +88,18 @@ fn best_of(
     let cost = |config: StopRuleConfig| -> Result<Choice> {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
         let seconds_per_token = seconds_per_token(&spent);
-        Ok(Choice { name: StopRuleName::of(&config), config, seconds_per_token })
+        Ok(Choice { name: config.name(), config, seconds_per_token })
     };
     let mut choices: Vec<Choice> = settings(max_length, recordings.head)
         .into_par_iter()
         .filter(|config| belongs(config.needs()))
         .map(cost)
         .collect::<Result<_>>()?;
-    let mut signals = vec![AcceptanceSignal::Confidence, AcceptanceSignal::Entropy];
-    if recordings.head.is_some() {
-        signals.push(AcceptanceSignal::AcceptanceProb);
-    }
-    let fits: Vec<(AcceptanceSignal, Bounds)> = signals
-        .into_iter()
-        .filter(|signal| belongs(signal.needs()))
+    let fits: Vec<(AcceptanceSignal, Bounds)> = replayable(recordings.head)
+        .filter_map(|entry| match entry.settings {
+            RuleSettings::Fitted(signal) if belongs(signal.needs()) => Some(signal),
+            _ => None,
+        })
         .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)))
         .collect();
     let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Choice> {
@@ -180,7 +147,8 @@ mod tests {
                 [(None, 6), (Some(HeadTiming::AfterRead), 8), (Some(HeadTiming::AtDraw), 7)]
             {
                 let settings = settings(max_length, head);
-                let mut names: Vec<StopRuleName> = settings.iter().map(StopRuleName::of).collect();
+                let mut names: Vec<StopRuleName> =
+                    settings.iter().map(StopRuleConfig::name).collect();
                 names.sort();
                 names.dedup();
                 assert_eq!(names.len(), num_names);

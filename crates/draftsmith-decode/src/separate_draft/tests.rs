@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, HeadEstimate, HeadTiming, Recordings, SeededDraws, StopRuleConfig,
+    Bounds, Decoding, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig, SeededDraws,
+    StopRuleConfig,
 };
 
 use super::*;
@@ -102,10 +103,12 @@ impl Target for Whimsical<'_> {
 
 /// The rules that read a head, at settings that stop now and then.
 fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
-    let threshold = |stop_threshold, without_lag| StopRuleConfig::RejectionThreshold {
-        stop_threshold,
-        without_lag,
-        bounds,
+    let threshold = |stop_threshold, without_lag| {
+        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold,
+            without_lag,
+            bounds,
+        })
     };
     [0.3, 0.6, 0.8].into_iter().flat_map(|h| [threshold(h, false), threshold(h, true)]).collect()
 }

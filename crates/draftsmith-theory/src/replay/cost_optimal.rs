@@ -160,7 +160,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
-    use crate::{CostModel, Counts};
+    use crate::{CostModel, Counts, FixedLengthConfig};
 
     const COSTS: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
@@ -178,7 +178,7 @@ mod tests {
         let recordings = random(1, 400, 0.75);
         let fixed = (1..=8)
             .map(|candidate_length| {
-                let rule = StopRuleConfig::FixedLength { candidate_length };
+                let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
                 cost(&recordings, &rule, COSTS)
             })
             .fold(f64::INFINITY, f64::min);

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bounds, DraftSignals, HeadEstimate, SignalNeeds, StopRule};
+use super::entry::{RuleConfig, RuleFamily, RuleSettings};
+use super::{
+    Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
+    StopRuleName,
+};
 use crate::TheoryError;
 
 /// A function of a signal that is constant between steps.
@@ -120,6 +124,61 @@ pub struct CostOptimalConfig {
     pub bounds: Bounds,
 }
 
+impl CostOptimalConfig {
+    pub(super) const ENTRIES: &'static [StopRuleEntry] = &[
+        StopRuleEntry {
+            name: StopRuleName::CostOptimalHead,
+            file_name: "cost-head",
+            symbol: "worth(head)",
+            text: "cost-optimal, by head",
+            family: RuleFamily::Cost,
+            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
+            settings: RuleSettings::Fitted(AcceptanceSignal::AcceptanceProb),
+        },
+        StopRuleEntry {
+            name: StopRuleName::CostOptimalConfidence,
+            file_name: "cost-confidence",
+            symbol: "worth(eta)",
+            text: "cost-optimal, by confidence",
+            family: RuleFamily::Cost,
+            heads: &[],
+            settings: RuleSettings::Fitted(AcceptanceSignal::Confidence),
+        },
+        StopRuleEntry {
+            name: StopRuleName::CostOptimalEntropy,
+            file_name: "cost-entropy",
+            symbol: "worth(H)",
+            text: "cost-optimal, by entropy",
+            family: RuleFamily::Cost,
+            heads: &[],
+            settings: RuleSettings::Fitted(AcceptanceSignal::Entropy),
+        },
+    ];
+}
+
+impl RuleConfig for CostOptimalConfig {
+    fn name(&self) -> StopRuleName {
+        match self.signal {
+            AcceptanceSignal::AcceptanceProb => StopRuleName::CostOptimalHead,
+            AcceptanceSignal::Confidence => StopRuleName::CostOptimalConfidence,
+            AcceptanceSignal::Entropy => StopRuleName::CostOptimalEntropy,
+        }
+    }
+
+    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+        Ok(Box::new(CostOptimal::new(self.clone())?))
+    }
+
+    /// The least that a draft forward must bring, in tokens.
+    fn parameter(&self) -> f64 {
+        self.least_worth
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        self.signal.needs()
+    }
+}
+
 impl CostOptimal {
     /// The rule.
     ///
@@ -213,7 +272,7 @@ impl AcceptanceSignal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_rounds::round_length;
+    use super::super::rule::test_rounds::round_length;
     use super::*;
 
     fn config(signal: AcceptanceSignal) -> CostOptimalConfig {

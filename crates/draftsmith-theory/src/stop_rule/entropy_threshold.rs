@@ -1,7 +1,92 @@
 //! SVIP: stopping by the draft's entropy.
 
-use super::{Bounds, DraftSignals, SignalNeeds, StopRule};
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::{
+    Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName,
+};
 use crate::TheoryError;
+
+/// Settings of [`EntropyThreshold`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EntropyThresholdConfig {
+    /// h: what √(c·H) is compared with.
+    pub entropy_threshold: f64,
+    /// c.
+    pub entropy_scale: f64,
+    /// Every so many-th candidate is looked at.
+    pub check_interval: usize,
+    /// The candidate lengths.
+    pub bounds: Bounds,
+}
+
+impl EntropyThresholdConfig {
+    pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
+        name: StopRuleName::EntropyThreshold,
+        file_name: "entropy",
+        symbol: "entropy h",
+        text: "entropy",
+        family: RuleFamily::Entropy,
+        heads: &[],
+        settings: RuleSettings::Grid(Grid {
+            key: RecipeKey {
+                name: "entropy_thresholds",
+                doc: "SVIP's thresholds h: a round ends when √(c·H) exceeds one",
+                values: KeyValues::NonNegative,
+                default: &[],
+            },
+            self_draft_key: None,
+            options: &[
+                RecipeKey {
+                    name: "entropy_scale",
+                    doc: "SVIP's c",
+                    values: KeyValues::Positive,
+                    default: &[EntropyThreshold::ENTROPY_SCALE],
+                },
+                RecipeKey {
+                    name: "entropy_check_interval",
+                    doc: "SVIP looks at every so many-th candidate",
+                    values: KeyValues::Count,
+                    default: &[1.0],
+                },
+            ],
+            sweep: Sweep::Probabilities,
+            config: |value, options, bounds| {
+                StopRuleConfig::EntropyThreshold(Self {
+                    entropy_threshold: value,
+                    entropy_scale: options[0],
+                    check_interval: options[1] as usize,
+                    bounds,
+                })
+            },
+        }),
+    }];
+}
+
+impl RuleConfig for EntropyThresholdConfig {
+    fn name(&self) -> StopRuleName {
+        StopRuleName::EntropyThreshold
+    }
+
+    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+        Ok(Box::new(EntropyThreshold::new(
+            self.entropy_threshold,
+            self.entropy_scale,
+            self.check_interval,
+            self.bounds,
+        )?))
+    }
+
+    fn parameter(&self) -> f64 {
+        self.entropy_threshold
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds { entropy: true, ..SignalNeeds::default() }
+    }
+}
 
 /// SVIP (Zhang et al. 2024, section 3): stops when √(c·H) exceeds the threshold, H the entropy in
 /// nats of the raw distribution that the candidate was drawn from. The candidate still goes to the
@@ -67,7 +152,7 @@ impl StopRule for EntropyThreshold {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_rounds::round_length;
+    use super::super::rule::test_rounds::round_length;
     use super::*;
 
     fn length(rule: &mut EntropyThreshold, entropies: &[f64]) -> Option<usize> {

@@ -1,7 +1,62 @@
-//! Candidate lengths that do not look at the draft: a constant, and the heuristic of transformers.
+//! The same number of candidates every round.
 
-use super::{Bounds, DraftSignals, RoundEnd, StopRule};
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::{Bounds, DraftSignals, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
+
+/// Settings of [`FixedLength`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FixedLengthConfig {
+    /// K, candidates a round.
+    pub candidate_length: usize,
+}
+
+impl FixedLengthConfig {
+    pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
+        name: StopRuleName::FixedLength,
+        file_name: "fixed",
+        symbol: "K",
+        text: "fixed length",
+        family: RuleFamily::Length,
+        heads: &[],
+        settings: RuleSettings::Grid(Grid {
+            key: RecipeKey {
+                name: "candidate_lengths",
+                doc: "fixed lengths K",
+                values: KeyValues::Lengths,
+                default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0],
+            },
+            self_draft_key: Some(RecipeKey {
+                name: "self_draft_lengths",
+                doc: "fixed lengths γ of self-drafts",
+                values: KeyValues::Lengths,
+                default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            }),
+            options: &[],
+            sweep: Sweep::Lengths(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]),
+            config: |value, _, _| {
+                StopRuleConfig::FixedLength(Self { candidate_length: value as usize })
+            },
+        }),
+    }];
+}
+
+impl RuleConfig for FixedLengthConfig {
+    fn name(&self) -> StopRuleName {
+        StopRuleName::FixedLength
+    }
+
+    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+        Ok(Box::new(FixedLength::new(self.candidate_length)?))
+    }
+
+    fn parameter(&self) -> f64 {
+        self.candidate_length as f64
+    }
+}
 
 /// The same number of candidates every round: the baseline K.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,59 +86,9 @@ impl StopRule for FixedLength {
     }
 }
 
-/// The schedule of transformers' assisted generation, also a baseline of SVIP: a round whose
-/// candidates were all accepted makes the next longer by two, any other makes it shorter by one.
-///
-/// The length starts anew with every sequence. A round that the limit or an end token kept below
-/// the length at hand counts as any other, as in transformers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heuristic {
-    initial_length: usize,
-    bounds: Bounds,
-    candidate_length: usize,
-}
-
-impl Heuristic {
-    /// The rule with so many candidates in a sequence's first round; lengths stay within `bounds`
-    /// (SVIP: 1 to 40).
-    ///
-    /// # Errors
-    /// If the bounds are not valid or do not hold `initial_length`.
-    pub fn new(initial_length: usize, bounds: Bounds) -> Result<Self, TheoryError> {
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        if !(bounds.min..=bounds.max).contains(&initial_length) {
-            return Err(TheoryError::InitialLength { initial_length, bounds });
-        }
-        Ok(Self { initial_length, bounds, candidate_length: initial_length })
-    }
-}
-
-impl StopRule for Heuristic {
-    fn bounds(&self) -> Bounds {
-        self.bounds
-    }
-
-    fn begin_sequence(&mut self) {
-        self.candidate_length = self.initial_length;
-    }
-
-    fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
-        candidates.len() >= self.candidate_length
-    }
-
-    fn end_round(&mut self, end: RoundEnd) {
-        let next = if end.num_accepted == self.candidate_length {
-            self.candidate_length + 2
-        } else {
-            self.candidate_length.saturating_sub(1).max(1)
-        };
-        self.candidate_length = next.clamp(self.bounds.min, self.bounds.max);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::test_rounds::round_length;
+    use super::super::rule::test_rounds::round_length;
     use super::*;
 
     #[test]
@@ -93,34 +98,5 @@ mod tests {
         assert_eq!(rule.bounds(), Bounds { min: 3, max: 3 });
         assert_eq!(rule.needs(), super::super::SignalNeeds::default());
         assert!(FixedLength::new(0).is_err());
-    }
-
-    #[test]
-    fn the_heuristic_grows_by_two_and_shrinks_by_one_within_its_bounds() {
-        let bounds = Bounds { min: 1, max: 8 };
-        let mut rule = Heuristic::new(5, bounds).expect("valid");
-        let lengths = |rule: &mut Heuristic, accepted: &[usize]| -> Vec<usize> {
-            let after = |num_accepted: &usize| {
-                rule.end_round(RoundEnd { num_accepted: *num_accepted, num_kept: 1 });
-                round_length(rule, &[DraftSignals::default(); 12]).expect("stops")
-            };
-            accepted.iter().map(after).collect()
-        };
-        rule.begin_sequence();
-        // 5 of 5 makes 7, 7 of 7 makes 9, cut to 8; then down to 1 and up again.
-        assert_eq!(lengths(&mut rule, &[5, 7, 8, 3, 7]), [7, 8, 8, 7, 8]);
-        assert_eq!(lengths(&mut rule, &[0; 8]), [7, 6, 5, 4, 3, 2, 1, 1]);
-        assert_eq!(lengths(&mut rule, &[1]), [3]);
-        rule.begin_sequence();
-        assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 12]), Some(5));
-    }
-
-    #[test]
-    fn the_first_length_lies_within_the_bounds() {
-        let bounds = Bounds { min: 2, max: 4 };
-        for initial_length in [0, 1, 5] {
-            let refused = Heuristic::new(initial_length, bounds);
-            assert_eq!(refused, Err(TheoryError::InitialLength { initial_length, bounds }));
-        }
     }
 }

@@ -61,7 +61,7 @@ impl StopRule for Oracle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_rounds::round_length;
+    use super::super::rule::test_rounds::round_length;
     use super::*;
 
     #[test]

@@ -1,7 +1,100 @@
 //! SpecDec++: stopping by what an acceptance head predicts.
 
-use super::{Bounds, DraftSignals, HeadEstimate, SignalNeeds, StopRule, check_probability};
+use serde::{Deserialize, Serialize};
+
+use super::bounds::check_probability;
+use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::{
+    Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleConfig,
+    StopRuleEntry, StopRuleName,
+};
 use crate::TheoryError;
+
+/// Settings of [`RejectionThreshold`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RejectionThresholdConfig {
+    /// h, a probability.
+    pub stop_threshold: f64,
+    /// Ask about a candidate before the next is drawn.
+    #[serde(default)]
+    pub without_lag: bool,
+    /// The candidate lengths.
+    pub bounds: Bounds,
+}
+
+impl RejectionThresholdConfig {
+    pub(super) const ENTRIES: &'static [StopRuleEntry] = &[
+        StopRuleEntry {
+            name: StopRuleName::RejectionThreshold,
+            file_name: "head",
+            symbol: "h",
+            text: "acceptance head",
+            family: RuleFamily::Head,
+            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
+            settings: RuleSettings::Grid(Grid {
+                key: RecipeKey {
+                    name: "stop_thresholds",
+                    doc: "thresholds h of heads, the draft's and adapters', of calibrated predictions where a head has a calibration",
+                    values: KeyValues::Probabilities,
+                    default: &[0.1, 0.3, 0.5, 0.7, 0.9],
+                },
+                self_draft_key: None,
+                options: &[],
+                sweep: Sweep::Probabilities,
+                config: |value, _, bounds| Self::at(value, false, bounds),
+            }),
+        },
+        StopRuleEntry {
+            name: StopRuleName::RejectionThresholdWithoutLag,
+            file_name: "head-without-lag",
+            symbol: "lagless h",
+            text: "acceptance head, no lag",
+            family: RuleFamily::Head,
+            // With a head that looks ahead it is the other form.
+            heads: &[HeadTiming::AfterRead],
+            settings: RuleSettings::Grid(Grid {
+                key: RecipeKey {
+                    name: "stop_thresholds_without_lag",
+                    doc: "the same, asked about a candidate before the next is drawn",
+                    values: KeyValues::Probabilities,
+                    default: &[],
+                },
+                self_draft_key: None,
+                options: &[],
+                sweep: Sweep::Probabilities,
+                config: |value, _, bounds| Self::at(value, true, bounds),
+            }),
+        },
+    ];
+
+    fn at(stop_threshold: f64, without_lag: bool, bounds: Bounds) -> StopRuleConfig {
+        StopRuleConfig::RejectionThreshold(Self { stop_threshold, without_lag, bounds })
+    }
+}
+
+impl RuleConfig for RejectionThresholdConfig {
+    fn name(&self) -> StopRuleName {
+        if self.without_lag {
+            StopRuleName::RejectionThresholdWithoutLag
+        } else {
+            StopRuleName::RejectionThreshold
+        }
+    }
+
+    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+        let rule = RejectionThreshold::new(self.stop_threshold, self.bounds)?;
+        Ok(Box::new(if self.without_lag { rule.without_lag() } else { rule }))
+    }
+
+    fn parameter(&self) -> f64 {
+        self.stop_threshold
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() }
+    }
+}
 
 /// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏
 /// p̂, exceeds the threshold, strictly.
@@ -81,7 +174,7 @@ impl StopRule for RejectionThreshold {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_rounds::round_length;
+    use super::super::rule::test_rounds::round_length;
     use super::*;
 
     fn threshold(stop_threshold: f64) -> RejectionThreshold {

@@ -17,7 +17,10 @@ use draftsmith_decode::{
     decode_speculative,
 };
 use draftsmith_model::AcceptanceHead;
-use draftsmith_theory::{Bounds, Decoding, Sampling, SeededDraws, StopRule, StopRuleConfig};
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
+    Sampling, SeededDraws, StopRule, StopRuleConfig,
+};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
@@ -269,7 +272,7 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
     let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
         arguments;
     if let Some(candidate_length) = *candidate_length {
-        let rule = StopRuleConfig::FixedLength { candidate_length };
+        let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         return rule.init().context("flag `--candidate-length`");
     }
     if let Some(stop_threshold) = *stop_threshold {
@@ -280,13 +283,20 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
             );
         }
         let (without_lag, bounds) = (false, bounds(20)?);
-        let rule = StopRuleConfig::RejectionThreshold { stop_threshold, without_lag, bounds };
+        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold,
+            without_lag,
+            bounds,
+        });
         return rule.init().context("flag `--stop-threshold`");
     }
     if let Some(confidence_threshold) = *confidence_threshold {
         let (before_draw, bounds) = (false, bounds(6)?);
-        let rule =
-            StopRuleConfig::ConfidenceThreshold { confidence_threshold, before_draw, bounds };
+        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+            confidence_threshold,
+            before_draw,
+            bounds,
+        });
         return rule.init().context("flag `--confidence-threshold`");
     }
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());

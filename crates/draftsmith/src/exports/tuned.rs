@@ -6,7 +6,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_theory::{Bounds, CostModel, Decoding, Sampling, StopRuleConfig};
+use draftsmith_theory::{
+    Bounds, CostModel, Decoding, FixedLengthConfig, RejectionThresholdConfig, Sampling,
+    StopRuleConfig,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};
@@ -100,13 +103,13 @@ impl TunedRule {
 /// candidates.
 pub(crate) fn default_rule(has_head: bool) -> StopRuleConfig {
     if has_head {
-        StopRuleConfig::RejectionThreshold {
+        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
             stop_threshold: 0.7,
             without_lag: false,
             bounds: Bounds::default(),
-        }
+        })
     } else {
-        StopRuleConfig::FixedLength { candidate_length: 5 }
+        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 5 })
     }
 }
 
@@ -184,7 +187,12 @@ mod tests {
         check(|rule| rule.top_p = 0.0, "top_p");
         check(|rule| rule.expected_acceptance_rate.low = 0.75, "expected_acceptance_rate");
         check(|rule| rule.expected_gain.value = 7.0, "expected_gain");
-        check(|rule| rule.config = StopRuleConfig::FixedLength { candidate_length: 0 }, "config");
+        check(
+            |rule| {
+                rule.config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 0 })
+            },
+            "config",
+        );
         let message = format!(
             "{:#}",
             Tuned::read(dir_with(r#"{"tuned": {"fast": 1}}"#).path()).expect_err("refused")

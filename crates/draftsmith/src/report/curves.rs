@@ -5,7 +5,7 @@ use minijinja::{Value, context};
 
 use super::Frame;
 use super::axis::{Axis, tenth};
-use super::key::{Family, Look, key};
+use super::key::{Look, family_of, key};
 use super::text::{label, number, rule_label};
 use crate::results::{Group, ResultRow};
 
@@ -119,7 +119,7 @@ pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Optio
 fn best_of_families<'a>(group: &Group<'a>) -> Vec<&'a ResultRow> {
     let mut bests: Vec<&ResultRow> = Vec::new();
     for row in group.best_of_rules() {
-        let kind = |row: &ResultRow| (row.drafter, Family::of(row.stop_rule));
+        let kind = |row: &ResultRow| (row.drafter, family_of(row.stop_rule));
         match bests.iter_mut().find(|best| kind(best) == kind(row)) {
             Some(best) if row.tokens_per_second > best.tokens_per_second => *best = row,
             Some(_) => {}

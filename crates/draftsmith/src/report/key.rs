@@ -5,6 +5,7 @@
 //! neither is needed; within a family the filling does: full, hollow, hollow with a dot, and
 //! likewise lines whole, dashed, dotted.
 
+use draftsmith_theory::{RuleFamily, stop_rules};
 use minijinja::{Value, context};
 
 use super::axis::tenth;
@@ -23,27 +24,10 @@ pub(super) const ADVANCE: f64 = 7.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Look {
     road: Option<Road>,
-    family: Family,
+    family: Option<RuleFamily>,
     filling: Filling,
     /// Self-drafts that leave at another layer than the first: they share its shapes, paler.
     is_other: bool,
-}
-
-/// Stop rules that read alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
-    /// The target alone.
-    Plain,
-    /// Candidate lengths that nothing said of the candidates changes.
-    Length,
-    /// Thresholds of the acceptance head.
-    Head,
-    /// Thresholds of the draft's probabilities.
-    Confidence,
-    /// Thresholds of the draft's entropy.
-    Entropy,
-    /// Cost-optimal stopping, whatever it reads.
-    Cost,
 }
 
 /// What tells the rules of a family apart.
@@ -118,52 +102,35 @@ const FOUR_POINTS: Shape = Shape::Polygon(&[
     (-0.46, -0.46),
 ]);
 
-impl Family {
-    pub(super) fn of(rule: StopRuleName) -> Self {
-        use StopRuleName as Rule;
-        match rule {
-            Rule::None => Self::Plain,
-            Rule::FixedLength | Rule::Heuristic => Self::Length,
-            Rule::RejectionThreshold | Rule::RejectionThresholdWithoutLag => Self::Head,
-            Rule::ConfidenceThreshold | Rule::CandidateProbThreshold | Rule::JointConfidence => {
-                Self::Confidence
-            }
-            Rule::EntropyThreshold => Self::Entropy,
-            Rule::CostOptimalHead | Rule::CostOptimalConfidence | Rule::CostOptimalEntropy => {
-                Self::Cost
-            }
-        }
-    }
-
-    fn class(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Length => "length",
-            Self::Head => "head",
-            Self::Confidence => "confidence",
-            Self::Entropy => "entropy",
-            Self::Cost => "cost",
-        }
+/// A family as a class of the style sheet; `plain` is the target alone.
+fn class(family: Option<RuleFamily>) -> &'static str {
+    match family {
+        None => "plain",
+        Some(RuleFamily::Length) => "length",
+        Some(RuleFamily::Head) => "head",
+        Some(RuleFamily::Confidence) => "confidence",
+        Some(RuleFamily::Entropy) => "entropy",
+        Some(RuleFamily::Cost) => "cost",
     }
 }
 
 impl Filling {
+    /// By the rule's place among those of its family, as the table has them.
     fn of(rule: StopRuleName) -> Self {
-        use StopRuleName as Rule;
-        match rule {
-            Rule::None
-            | Rule::FixedLength
-            | Rule::RejectionThreshold
-            | Rule::ConfidenceThreshold
-            | Rule::EntropyThreshold
-            | Rule::CostOptimalHead => Self::Full,
-            Rule::Heuristic
-            | Rule::RejectionThresholdWithoutLag
-            | Rule::CandidateProbThreshold
-            | Rule::CostOptimalConfidence => Self::Hollow,
-            Rule::JointConfidence | Rule::CostOptimalEntropy => Self::Dotted,
+        let family = family_of(rule);
+        let earlier =
+            stop_rules().filter(|entry| Some(entry.family) == family && entry.name < rule);
+        match earlier.count() {
+            0 => Self::Full,
+            1 => Self::Hollow,
+            _ => Self::Dotted,
         }
     }
+}
+
+/// The rule's family; none of the target alone.
+pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
+    rule.entry().map(|entry| entry.family)
 }
 
 impl Look {
@@ -179,7 +146,7 @@ impl Look {
     pub(super) fn alone(drafter: DrafterName, rule: StopRuleName) -> Self {
         Self {
             road: drafter.road(),
-            family: Family::of(rule),
+            family: family_of(rule),
             filling: Filling::of(rule),
             is_other: false,
         }
@@ -198,17 +165,17 @@ impl Look {
             Filling::Dotted => " hollow dotted",
         };
         let other = if self.is_other { " other" } else { "" };
-        format!("{road}{}{filling}{other}", self.family.class())
+        format!("{road}{}{filling}{other}", class(self.family))
     }
 
     fn shape(&self) -> Shape {
         let [separate, own] = match self.family {
-            Family::Plain => [Shape::Circle; 2],
-            Family::Length => [Shape::Circle, SQUARE],
-            Family::Head => [DIAMOND, RIGHT],
-            Family::Confidence => [UP, DOWN],
-            Family::Entropy => [PLUS, CROSS],
-            Family::Cost => [FIVE_POINTS, FOUR_POINTS],
+            None => [Shape::Circle; 2],
+            Some(RuleFamily::Length) => [Shape::Circle, SQUARE],
+            Some(RuleFamily::Head) => [DIAMOND, RIGHT],
+            Some(RuleFamily::Confidence) => [UP, DOWN],
+            Some(RuleFamily::Entropy) => [PLUS, CROSS],
+            Some(RuleFamily::Cost) => [FIVE_POINTS, FOUR_POINTS],
         };
         if self.road == Some(Road::SelfDraft) { own } else { separate }
     }
@@ -301,26 +268,12 @@ pub(super) fn key<'a>(
 mod tests {
     use super::*;
 
-    const RULES: [StopRuleName; 11] = [
-        StopRuleName::FixedLength,
-        StopRuleName::Heuristic,
-        StopRuleName::RejectionThreshold,
-        StopRuleName::RejectionThresholdWithoutLag,
-        StopRuleName::ConfidenceThreshold,
-        StopRuleName::CandidateProbThreshold,
-        StopRuleName::JointConfidence,
-        StopRuleName::EntropyThreshold,
-        StopRuleName::CostOptimalHead,
-        StopRuleName::CostOptimalConfidence,
-        StopRuleName::CostOptimalEntropy,
-    ];
-
     #[test]
     fn no_two_rules_look_alike_on_either_road_in_colour_or_in_outline() {
         let drafters = [DrafterName::Draft, DrafterName::SelfDraft { exit_layer: 1 }];
         let looks: Vec<Look> = drafters
             .into_iter()
-            .flat_map(|drafter| RULES.map(|rule| Look::alone(drafter, rule)))
+            .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)))
             .collect();
         for (index, look) in looks.iter().enumerate() {
             for other in &looks[..index] {

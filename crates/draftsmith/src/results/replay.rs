@@ -4,10 +4,10 @@
 //! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are
 //! modelled: counts of the replayed rounds times the costs, prefill left out.
 
-use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig};
+use draftsmith_theory::{CostModel, HeadScores, ReliabilityBin, StopRuleConfig, StopRuleName};
 use serde::{Deserialize, Serialize};
 
-use super::names::{CostSource, DecodingName, DrafterName, StopRuleName};
+use super::names::{CostSource, DecodingName, DrafterName};
 use crate::exports::calibration::FittedCalibration;
 
 /// All that replay found.

@@ -2,7 +2,9 @@
 //! sequences, replay is decoding, and no rule of it changes greedy output.
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
-use draftsmith_theory::{HeadEstimate, HeadTiming, Platt, Recordings, StopRuleConfig};
+use draftsmith_theory::{
+    HeadEstimate, HeadTiming, Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
+};
 
 use super::*;
 use crate::record::{RecordOptions, record};
@@ -131,8 +133,11 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
             for (stop_threshold, without_lag) in
                 [0.3, 0.6, 0.8].into_iter().flat_map(|h| [(h, false), (h, true)])
             {
-                let config =
-                    StopRuleConfig::RejectionThreshold { stop_threshold, without_lag, bounds };
+                let config = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+                    stop_threshold,
+                    without_lag,
+                    bounds,
+                });
                 let rule = &mut *config.init().expect("valid");
                 let decoded = super::greedy(&mut session, &mut draft, rule, prompt, &limits);
                 let counts = decoded.trace.counts();

@@ -4,7 +4,7 @@ use comfy_table::Table;
 use draftsmith_theory::StopRuleConfig;
 
 use super::{Acceptance, Checked, DecodingCheck};
-use crate::results::{Estimate, StopRuleName};
+use crate::results::Estimate;
 
 /// What was checked, a line each, ending with a line break.
 pub(super) fn table(checked: &Checked) -> String {
@@ -143,7 +143,7 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
 }
 
 fn rule(rule: &StopRuleConfig, is_tuned: bool) -> String {
-    let symbol = StopRuleName::of(rule).symbol().unwrap_or_default();
+    let symbol = rule.name().symbol().unwrap_or_default();
     // Three decimals, without idle zeros.
     let parameter = (rule.parameter() * 1e3).round() / 1e3;
     format!("{symbol} = {parameter}, {}", if is_tuned { "tuned" } else { "default" })

@@ -1,12 +1,12 @@
 //! Whether what tuning promised came true: the tuned rule against the best fixed length, as
 //! measured here.
 
-use draftsmith_theory::{Interval, Trace};
+use draftsmith_theory::{FixedLengthConfig, Interval, StopRuleConfig, Trace};
 
 use super::measure::Measured;
 use super::settings::Setting;
 use crate::exports::tuned::TunedRule;
-use crate::results::{DrafterName, Estimate, PromiseSummary, StopRuleName};
+use crate::results::{DrafterName, Estimate, PromiseSummary};
 use crate::statistics::shown_interval;
 
 /// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that
@@ -17,14 +17,14 @@ pub(super) fn promises(
     runs: &[Vec<Measured>],
     seed: u64,
 ) -> Vec<PromiseSummary> {
-    let runs_of = |drafter: DrafterName, rule: &draftsmith_theory::StopRuleConfig| {
+    let runs_of = |drafter: DrafterName, rule: &StopRuleConfig| {
         let is_it =
             |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
         settings.iter().position(is_it).map(|index| &runs[index])
     };
     let promise = |tuned: &TunedRule| {
         let candidate_length = tuned.best_fixed_length;
-        let fixed = draftsmith_theory::StopRuleConfig::FixedLength { candidate_length };
+        let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let (own, fixed) =
             (runs_of(tuned.drafter, &tuned.config)?, runs_of(tuned.drafter, &fixed)?);
         let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
@@ -38,7 +38,7 @@ pub(super) fn promises(
         let expected = Interval { value, low, high };
         Some(PromiseSummary {
             drafter: tuned.drafter,
-            stop_rule: StopRuleName::of(&tuned.config),
+            stop_rule: tuned.config.name(),
             best_fixed_length: candidate_length,
             expected_gain: tuned.expected_gain,
             measured_gain: measured.into(),

@@ -7,7 +7,9 @@ use std::slice;
 
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{
-    Bounds, Calibration, Counts, HeadTiming, Platt, Recordings, StopRuleConfig,
+    Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
+    EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
+    Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
 use draftsmith_train::HeadLabels;
 use serde_json::json;
@@ -63,36 +65,47 @@ fn recipe(dir: &Path) -> Recipe {
 fn rule(row: &ResultRow) -> StopRuleConfig {
     let bounds = Bounds { min: 1, max: MOST };
     let number = row.setting.expect("a rule has a number");
-    let rejection = |without_lag| StopRuleConfig::RejectionThreshold {
-        stop_threshold: number,
-        without_lag,
-        bounds,
+    let rejection = |without_lag| {
+        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold: number,
+            without_lag,
+            bounds,
+        })
     };
     let confidence_threshold = number;
     match row.stop_rule {
         StopRuleName::FixedLength => {
-            StopRuleConfig::FixedLength { candidate_length: number as usize }
+            StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: number as usize })
         }
         StopRuleName::Heuristic => {
-            StopRuleConfig::Heuristic { initial_length: number as usize, bounds }
+            StopRuleConfig::Heuristic(HeuristicConfig { initial_length: number as usize, bounds })
         }
         StopRuleName::RejectionThreshold => rejection(false),
         StopRuleName::RejectionThresholdWithoutLag => rejection(true),
         StopRuleName::ConfidenceThreshold => {
-            StopRuleConfig::ConfidenceThreshold { confidence_threshold, before_draw: false, bounds }
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold,
+                before_draw: false,
+                bounds,
+            })
         }
         StopRuleName::CandidateProbThreshold => {
-            StopRuleConfig::CandidateProbThreshold { confidence_threshold, bounds }
+            StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
+                confidence_threshold,
+                bounds,
+            })
         }
         StopRuleName::JointConfidence => {
-            StopRuleConfig::JointConfidence { confidence_threshold, bounds }
+            StopRuleConfig::JointConfidence(JointConfidenceConfig { confidence_threshold, bounds })
         }
-        StopRuleName::EntropyThreshold => StopRuleConfig::EntropyThreshold {
-            entropy_threshold: number,
-            entropy_scale: 0.15,
-            check_interval: 1,
-            bounds,
-        },
+        StopRuleName::EntropyThreshold => {
+            StopRuleConfig::EntropyThreshold(EntropyThresholdConfig {
+                entropy_threshold: number,
+                entropy_scale: 0.15,
+                check_interval: 1,
+                bounds,
+            })
+        }
         other => panic!("{other:?} is not evaluated"),
     }
 }
@@ -193,13 +206,13 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     head.labels = HeadLabels::Rollouts;
     let evaluate = recipe.evaluate.as_mut().expect("a section");
-    for rules in [
-        &mut evaluate.draft_confidence_thresholds,
-        &mut evaluate.candidate_prob_thresholds,
-        &mut evaluate.joint_confidence_thresholds,
-        &mut evaluate.entropy_thresholds,
+    for key in [
+        "draft_confidence_thresholds",
+        "candidate_prob_thresholds",
+        "joint_confidence_thresholds",
+        "entropy_thresholds",
     ] {
-        rules.clear();
+        evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
     }
     let (device, console) = (Device::flex(), Console::silent());
     build_data::run(&recipe, &device, &console).expect("data");

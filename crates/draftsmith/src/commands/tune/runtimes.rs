@@ -1,13 +1,16 @@
 //! What runtimes that cannot load a head can be told, and the best of it for this pair.
 
 use anyhow::Result;
-use draftsmith_theory::{Bounds, Decoding, Recordings, StopRuleConfig, seconds_per_token};
+use draftsmith_theory::{
+    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
+    HeuristicConfig, Recordings, StopRuleConfig, seconds_per_token,
+};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::results::DrafterName;
-use crate::sweep::{Choice, fixed_lengths, thresholds};
+use crate::sweep::{Choice, thresholds};
 
 /// The best setting that a runtime can express.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -61,32 +64,45 @@ pub(super) fn best_settings(
     families(recordings.max_length).into_iter().filter(is_recorded).map(best).collect()
 }
 
+/// The greatest candidate length that is tried.
+const MAX_LENGTH: usize = 14;
+
 fn families(max_length: usize) -> Vec<Family> {
-    let lengths = || fixed_lengths(max_length);
+    let lengths = || 1..=MAX_LENGTH.min(max_length);
     let bounds = |min| move |max| Bounds { min, max };
     let fixed = || -> Vec<StopRuleConfig> {
-        lengths().map(|candidate_length| StopRuleConfig::FixedLength { candidate_length }).collect()
+        lengths()
+            .map(|candidate_length| {
+                StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+            })
+            .collect()
     };
     let whole = Bounds { min: 1, max: max_length };
     let heuristic = lengths()
-        .map(|initial_length| StopRuleConfig::Heuristic { initial_length, bounds: whole })
+        .map(|initial_length| {
+            StopRuleConfig::Heuristic(HeuristicConfig { initial_length, bounds: whole })
+        })
         .collect();
     let candidate_prob = lengths()
         .map(bounds(1))
         .flat_map(|bounds| {
-            thresholds().map(move |confidence_threshold| StopRuleConfig::CandidateProbThreshold {
-                confidence_threshold,
-                bounds,
+            thresholds().map(move |confidence_threshold| {
+                StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
+                    confidence_threshold,
+                    bounds,
+                })
             })
         })
         .collect();
     let before_draw = lengths()
         .map(bounds(0))
         .flat_map(|bounds| {
-            thresholds().map(move |confidence_threshold| StopRuleConfig::ConfidenceThreshold {
-                confidence_threshold,
-                before_draw: true,
-                bounds,
+            thresholds().map(move |confidence_threshold| {
+                StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                    confidence_threshold,
+                    before_draw: true,
+                    bounds,
+                })
             })
         })
         .collect();
