@@ -22,8 +22,8 @@ pub use self::reads::{
     DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads, LAST_POSITION,
 };
 use crate::error::ModelError;
-use crate::host::{self, Panels, Threads};
 use crate::llama::{linear, pretty, transposed};
+use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
@@ -41,36 +41,36 @@ pub struct AcceptanceHead {
     reads: HeadReads,
     /// The layers once more, for few rows on the CPU.
     #[module(skip)]
-    host: Option<Arc<HostHead>>,
+    packed: Option<Arc<PackedHead>>,
 }
 
 #[derive(Debug)]
-struct HostHead {
+struct PackedHead {
     /// U's part for an embedding, if the head looks ahead.
-    embedding: Option<Panels>,
+    embedding: Option<PackedWeights>,
     /// U's part for scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
-    blocks: Vec<Panels>,
+    blocks: Vec<PackedWeights>,
     /// What makes the logit of acceptance of the last block's output, and the logit of none.
     output: Vec<f32>,
     bias: f32,
 }
 
-impl HostHead {
+impl PackedHead {
     fn of(reads: &HeadReads, input: Option<&Linear>, blocks: &[Linear], output: &Linear) -> Self {
         let difference = |both: Vec<f32>| -> Vec<f32> {
             both.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect()
         };
-        let bias = output.bias.as_ref().map_or(vec![0.0; 2], |bias| host::values(bias.val()));
-        let matrix = input.map_or(Vec::new(), |input| host::values(input.weight.val()));
+        let bias = output.bias.as_ref().map_or(vec![0.0; 2], |bias| packed::values(bias.val()));
+        let matrix = input.map_or(Vec::new(), |input| packed::values(input.weight.val()));
         let hidden = output.weight.dims()[0];
         let (embedding, scalars) = matrix.split_at(matrix.len() - reads.num_scalars() * hidden);
-        let pack = |weight| Panels::pack(weight, hidden, hidden, None);
+        let pack = |weight| PackedWeights::pack(weight, hidden, hidden, None);
         Self {
             embedding: (!embedding.is_empty()).then(|| pack(embedding)),
             scalars: scalars.to_vec(),
-            blocks: blocks.iter().map(|block| host::pack(&[block])).collect(),
-            output: difference(host::values(output.weight.val())),
+            blocks: blocks.iter().map(|block| packed::pack(&[block])).collect(),
+            output: difference(packed::values(output.weight.val())),
             bias: difference(bias)[0],
         }
     }
@@ -80,7 +80,7 @@ impl AcceptanceHead {
     /// A copy that computes in `dtype`, for one forward of a training: on an autodiff device,
     /// gradients reach this head's own parameters, in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
-        cast_parameters(Self { host: None, ..self.clone() }, dtype)
+        cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
     /// What is read of a candidate.
@@ -99,9 +99,9 @@ impl AcceptanceHead {
             let larger = weight.clone().slice(of_embedding.clone()) * gain;
             input.weight = Param::from_tensor(weight.slice_assign(of_embedding, larger));
         }
-        if self.host.is_some() {
+        if self.packed.is_some() {
             let (input, blocks) = (self.input.as_ref(), &self.blocks);
-            self.host = Some(Arc::new(HostHead::of(&self.reads, input, blocks, &self.output)));
+            self.packed = Some(Arc::new(PackedHead::of(&self.reads, input, blocks, &self.output)));
         }
         self
     }
@@ -158,8 +158,8 @@ impl AcceptanceHead {
     pub fn of_embedding(&self, embedding: &Rows) -> Rows {
         let input = self.input.as_ref().filter(|_| self.reads.looks_ahead());
         let input = input.expect("a head that looks ahead reads embeddings");
-        let host = self.host.as_ref().and_then(|host| host.embedding.as_ref());
-        if let (Some(panels), Place::Host(rows)) = (host, &embedding.place) {
+        let packed = self.packed.as_ref().and_then(|packed| packed.embedding.as_ref());
+        if let (Some(weights), Place::Host(rows)) = (packed, &embedding.place) {
             let mut values = Vec::new();
             panels.multiply(&rows.values, &mut values, Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
@@ -190,15 +190,15 @@ impl AcceptanceHead {
         assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
         let looks_ahead = self.reads.looks_ahead();
         assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
-        let on_host = match (&self.host, &hidden.place, of_embedding.map(|rows| &rows.place)) {
-            (Some(host), Place::Host(hidden), None) => Some((host, hidden, None)),
-            (Some(host), Place::Host(hidden), Some(Place::Host(product))) => {
-                Some((host, hidden, Some(&product.values[..])))
+        let operands = match (&self.packed, &hidden.place, of_embedding.map(|rows| &rows.place)) {
+            (Some(packed), Place::Host(hidden), None) => Some((packed, hidden, None)),
+            (Some(packed), Place::Host(hidden), Some(Place::Host(product))) => {
+                Some((packed, hidden, Some(&product.values[..])))
             }
             _ => None,
         };
-        if let Some((host, rows, product)) = on_host {
-            return hidden.with_place(self.on_host(host, rows, product, scalars));
+        if let Some((packed, rows, product)) = operands {
+            return hidden.with_place(self.run_packed(packed, rows, product, scalars));
         }
         let device = self.output.weight.val().device();
         let flat = |rows: &Rows| {
@@ -213,15 +213,16 @@ impl AcceptanceHead {
         if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
             let [num_inputs, width] = input.weight.dims();
             let weight = input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
-            x = x + host::tensor(scalars.to_vec(), [num_rows, num_scalars], &device).matmul(weight);
+            x = x + packed::tensor(scalars.to_vec(), [num_rows, num_scalars], &device)
+                .matmul(weight);
         }
         hidden.with_place(logit_of(self.behind_input(x)).reshape([1, num_rows, 1]))
     }
 
     /// The same in host memory.
-    fn on_host(
+    fn run_packed(
         &self,
-        host: &HostHead,
+        packed: &PackedHead,
         hidden: &HostRows,
         of_embedding: Option<&[f32]>,
         scalars: &[f32],
@@ -231,14 +232,14 @@ impl AcceptanceHead {
         for (row, x) in x.chunks_exact_mut(width).enumerate() {
             let product = of_embedding.map(|rows| &rows[row * width..(row + 1) * width]);
             let scalars = &scalars[row * num_scalars..(row + 1) * num_scalars];
-            host::add_read(x, product, scalars, &host.scalars);
+            packed::add_read(x, product, scalars, &packed.scalars);
         }
         let mut y = Vec::new();
         for depth in 0..self.num_layers {
-            host.blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
-            host::add_silu(&mut x, &y);
+            packed.blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
+            packed::add_silu(&mut x, &y);
         }
-        let logit = |row: &[f32]| host::dot(row, &host.output) + host.bias;
+        let logit = |row: &[f32]| packed::dot(row, &packed.output) + packed.bias;
         HostRows { values: x.chunks_exact(width).map(logit).collect(), width: 1 }
     }
 
@@ -314,10 +315,10 @@ impl AcceptanceHead {
         let output = read_linear_shaped(&mut reader, &output_name, hidden, 2, device)?;
         reader.finish()?;
         let num_layers = config.num_layers;
-        let host = host::runs_on(device)
-            .then(|| Arc::new(HostHead::of(&config.reads, input.as_ref(), &blocks, &output)));
+        let packed = packed::runs_on(device)
+            .then(|| Arc::new(PackedHead::of(&config.reads, input.as_ref(), &blocks, &output)));
         let reads = config.reads.clone();
-        Ok((config, Self { input, blocks, output, num_layers, reads, host }))
+        Ok((config, Self { input, blocks, output, num_layers, reads, packed }))
     }
 
     /// Writes `model.safetensors`, then `config.json`, each under a temporary name first.

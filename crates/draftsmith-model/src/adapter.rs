@@ -7,7 +7,7 @@
 //! Llama layer, so that a target's own layer can give the first weights.
 
 mod files;
-mod on_host;
+mod packed_adapter;
 #[cfg(test)]
 mod tests;
 
@@ -28,7 +28,7 @@ use crate::llama::rope::Rope;
 use crate::llama::{CausalLm, LinearShape, Mlp};
 use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows};
-use on_host::HostAdapter;
+use packed_adapter::PackedAdapter;
 
 /// What an adapter is made of (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +105,7 @@ pub struct Adapter {
     rope: Rope,
     /// The same once more, for few rows on the CPU.
     #[module(skip)]
-    host: Option<Arc<HostAdapter>>,
+    packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
     config: LlamaConfig,
 }
@@ -173,7 +173,7 @@ impl AdapterConfig {
             norm: norm(),
             lm_head: self.architecture.has_head().then(|| build(lm_head)),
             rope: Rope::new(config, device),
-            host: None,
+            packed: None,
             config: config.clone(),
         }
     }
@@ -283,7 +283,7 @@ impl Adapter {
         if self.attention.is_none() {
             return KvCache::without_attention(capacity, num_slots);
         }
-        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.host.is_some())
+        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.packed.is_some())
     }
 
     fn device(&self) -> Device {
@@ -293,7 +293,7 @@ impl Adapter {
     /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
     /// autodiff device, gradients reach this adapter's own parameters, in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
-        cast_parameters(Self { host: None, ..self.clone() }, dtype)
+        cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
     /// The number of parameters.
@@ -318,8 +318,8 @@ impl Adapter {
     /// Logits of what the adapter says, one row each: by its own LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
-        if let (Some(host), Place::Host(rows)) = (&self.host, &normed.place)
-            && let Some(logits) = host.logits(rows)
+        if let (Some(packed), Place::Host(rows)) = (&self.packed, &normed.place)
+            && let Some(logits) = packed.logits(rows)
         {
             return normed.with_place(logits);
         }
@@ -348,9 +348,9 @@ impl Adapter {
         let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
         let runs = slots.runs(num_rows);
-        match (&self.host, place) {
-            (Some(host), Place::Host(rows)) => {
-                let normed = host.forward(rows, runs, cache);
+        match (&self.packed, place) {
+            (Some(packed), Place::Host(rows)) => {
+                let normed = packed.forward(rows, runs, cache);
                 slots.rows(normed)
             }
             (_, place) => {
@@ -371,8 +371,8 @@ impl Adapter {
         let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
         let runs = slots.runs(num_rows);
-        match (&self.host, place) {
-            (Some(host), Place::Host(rows)) => host.fill(&rows, runs, cache),
+        match (&self.packed, place) {
+            (Some(packed), Place::Host(rows)) => packed.fill(&rows, runs, cache),
             (_, place) => {
                 let runs = cache.extend(0..1, runs);
                 let Some(attention) = &self.attention else { return };

@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use crate::config::LlamaConfig;
-use crate::host::{HostLayerCache, Scratch, tensor, values};
+use crate::packed::{PackedLayerCache, Scratch, tensor, values};
 use crate::rows::Run;
 
 /// Keys and values of every layer of one model, for as many sequences as there are slots.
@@ -21,7 +21,7 @@ pub struct KvCache {
     capacity: usize,
     /// The rows of the forward that is running.
     placed: Vec<PlacedRun>,
-    /// What the host path's forwards over this cache write to on their way.
+    /// What packed forwards over this cache write to on their way.
     scratch: Scratch,
 }
 
@@ -41,7 +41,7 @@ enum Store {
     /// nobody else holds the tensor.
     Device(Vec<[Option<Tensor<4>>; 2]>),
     /// In host memory, for a model that runs few rows there.
-    Host(Vec<HostLayerCache>),
+    Host(Vec<PackedLayerCache>),
     /// Nowhere: the layer has no attention, and only counts its tokens.
     Nowhere,
 }
@@ -95,7 +95,7 @@ impl PlacedRows<'_> {
 
 impl KvCache {
     /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `on_host` for a
-    /// model that has a host path.
+    /// model that has packed weights.
     pub(crate) fn new(
         config: &LlamaConfig,
         capacity: usize,
@@ -108,7 +108,7 @@ impl KvCache {
         let store = || {
             let slots = 0..num_slots;
             if on_host {
-                let new = |_| HostLayerCache::new(heads, head_dim, capacity);
+                let new = |_| PackedLayerCache::new(heads, head_dim, capacity);
                 return Store::Host(slots.map(new).collect());
             }
             let zeros = || Some(Tensor::zeros(shape, device));
@@ -179,27 +179,27 @@ impl KvCache {
         &self.placed
     }
 
-    /// [`KvCache::extend`] for the host path, with what it needs besides: each layer's memory by
+    /// [`KvCache::extend`] for a packed forward, with what it needs besides: each layer's memory by
     /// slot, and its buffers.
     ///
     /// # Panics
     /// As there, or if the cache is not in host memory.
-    pub(crate) fn extend_on_host(
+    pub(crate) fn extend_packed(
         &mut self,
         layers: Range<usize>,
         runs: impl Iterator<Item = Run>,
-    ) -> (PlacedRows<'_>, impl Iterator<Item = &mut [HostLayerCache]>, &mut Scratch) {
+    ) -> (PlacedRows<'_>, impl Iterator<Item = &mut [PackedLayerCache]>, &mut Scratch) {
         self.extend(layers.clone(), runs);
         let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
             Store::Host(slots) => slots.as_mut_slice(),
             Store::Device(_) | Store::Nowhere => {
-                panic!("a model with a host path has its cache there")
+                panic!("a model with packed weights has its cache there")
             }
         });
         (self.placed.as_slice().into(), memory, &mut self.scratch)
     }
 
-    /// The buffers of the host path's forwards, for what runs beside attention.
+    /// The buffers of packed forwards, for what runs beside attention.
     pub(crate) fn scratch_mut(&mut self) -> &mut Scratch {
         &mut self.scratch
     }

@@ -10,7 +10,7 @@
 
 pub(crate) mod attention;
 mod load;
-mod on_host;
+mod packed_model;
 pub(crate) mod rope;
 #[cfg(test)]
 mod tests;
@@ -25,14 +25,14 @@ use burn::tensor::{
 };
 
 use crate::config::LlamaConfig;
-use crate::host;
 use crate::kv_cache::KvCache;
+use crate::packed;
 use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows, Run, Slots};
 use crate::weights::WeightDtype;
 use attention::{Attention, Positions};
 pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
-use on_host::HostModel;
+use packed_model::PackedModel;
 use rope::Rope;
 
 /// A causal language model of the Llama architecture.
@@ -48,7 +48,7 @@ pub struct CausalLm {
     rope: Rope,
     /// The same once more, for few rows on the CPU.
     #[module(skip)]
-    host: Option<Arc<HostModel>>,
+    packed: Option<Arc<PackedModel>>,
     #[module(skip)]
     config: LlamaConfig,
 }
@@ -121,7 +121,7 @@ impl LlamaConfig {
             norm: norm(),
             lm_head,
             rope: Rope::new(self, device),
-            host: None,
+            packed: None,
             config: self.clone(),
         }
     }
@@ -181,7 +181,7 @@ impl CausalLm {
             return self;
         }
         // Packed weights are f32.
-        cast_parameters(Self { host: None, ..self }, dtype.float_dtype())
+        cast_parameters(Self { packed: None, ..self }, dtype.float_dtype())
     }
 
     /// One layer, and the final norm: what an adapter can begin with.
@@ -191,7 +191,7 @@ impl CausalLm {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.host.is_some())
+        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.packed.is_some())
     }
 
     /// Looks up token embeddings.
@@ -210,11 +210,11 @@ impl CausalLm {
     }
 
     /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
-    /// host memory where the model has a host path and the tokens are few. There what is said of a
+    /// host memory where the model has packed weights and the tokens are few. There what is said of a
     /// token does not depend on the tokens beside it.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if let Some(host) = self.host.as_deref().filter(|_| ids.len() <= host::MOST_ROWS) {
-            return host.embed(ids).into();
+        if let Some(packed) = self.packed.as_deref().filter(|_| ids.len() <= packed::MAX_ROWS) {
+            return packed.embed(ids).into();
         }
         let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let ids = Tensor::from_data(TensorData::new(values, [1, ids.len()]), &self.device());
@@ -242,9 +242,9 @@ impl CausalLm {
         }
         let num_rows = hidden.num_rows();
         let (place, slots) = hidden.into_parts();
-        let hidden = match (&self.host, place) {
-            (Some(host), Place::Host(mut rows)) => {
-                host.forward_layers(layers, &mut rows, slots.runs(num_rows), cache);
+        let hidden = match (&self.packed, place) {
+            (Some(packed), Place::Host(mut rows)) => {
+                packed.forward_layers(layers, &mut rows, slots.runs(num_rows), cache);
                 return slots.rows(rows);
             }
             (_, place) => place.into_tensor(&self.device()),
@@ -268,8 +268,8 @@ impl CausalLm {
         let num_rows = hidden.num_rows();
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
         let runs = slots.runs(num_rows);
-        let hidden = match (&self.host, place) {
-            (Some(host), Place::Host(rows)) => return host.fill_last(&rows, runs, cache),
+        let hidden = match (&self.packed, place) {
+            (Some(packed), Place::Host(rows)) => return packed.fill_last(&rows, runs, cache),
             (_, place) => place.into_tensor(&self.device()),
         };
         let runs = cache.extend(last..last + 1, runs);
@@ -282,16 +282,16 @@ impl CausalLm {
     /// [`CausalLm::final_norm`] of rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
-        match (&self.host, place) {
-            (Some(host), Place::Host(rows)) => slots.rows(host.normed(rows)),
+        match (&self.packed, place) {
+            (Some(packed), Place::Host(rows)) => slots.rows(packed.normed(rows)),
             (_, place) => slots.rows(self.final_norm(place.into_tensor(&self.device()))),
         }
     }
 
     /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match (&self.host, &normed.place) {
-            (Some(host), Place::Host(rows)) => normed.with_place(host.logits(rows)),
+        match (&self.packed, &normed.place) {
+            (Some(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
             (_, place) => {
                 normed.with_place(self.lm_head(place.clone().into_tensor(&self.device())))
             }
@@ -414,11 +414,11 @@ impl CausalLm {
         hidden: Tensor<3>,
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
-        if let Some(host) = &self.host {
+        if let Some(packed) = &self.packed {
             let (shape, device) = (hidden.dims(), hidden.device());
-            let mut x = host::values(hidden);
-            host.run_sequences(layers, &mut x, wanted);
-            return host::tensor(x, shape, &device);
+            let mut x = packed::values(hidden);
+            packed.run_sequences(layers, &mut x, wanted);
+            return packed::tensor(x, shape, &device);
         }
         let positions = Positions::whole(&self.rope, &hidden);
         let layers = self.layers[layers].iter();

@@ -3,7 +3,7 @@
 //! slot of a cache their sequence is. They are its next tokens, behind those that the cache holds.
 //!
 //! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
-//! a model with a host path are in host memory, all others on the model's device. What computes
+//! a model with packed weights are in host memory, all others on the model's device. What computes
 //! with rows leaves them where they are, and callers need not know.
 //!
 //! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
@@ -13,7 +13,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::ModelError;
-use crate::host;
+use crate::packed;
 
 /// Rows of numbers, of consecutive tokens of one sequence or of each of several.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ impl Place {
         match self {
             Self::Host(HostRows { values, width }) => {
                 let num_rows = values.len() / width;
-                host::tensor(values, [1, num_rows, width], device)
+                packed::tensor(values, [1, num_rows, width], device)
             }
             Self::Device(tensor) => *tensor,
         }
@@ -218,7 +218,7 @@ impl Rows {
         for part in parts {
             let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
-                Place::Device(tensor) => (&host::values(Tensor::clone(tensor)), tensor.dims()[2]),
+                Place::Device(tensor) => (&packed::values(Tensor::clone(tensor)), tensor.dims()[2]),
             };
             assert!(all.width == 0 || all.width == width, "rows of one width");
             all.width = width;

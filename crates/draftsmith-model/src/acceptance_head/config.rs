@@ -161,7 +161,7 @@ impl AcceptanceHeadConfig {
             output: LinearConfig::new(hidden, 2).init(device),
             num_layers: self.num_layers,
             reads: self.reads.clone(),
-            host: None,
+            packed: None,
         }
     }
 

@@ -12,13 +12,15 @@ use burn::tensor::Device;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig, HostAdapter, NormedAttention, NormedMlp};
+use super::{
+    Adapter, AdapterArchitecture, AdapterConfig, NormedAttention, NormedMlp, PackedAdapter,
+};
 use crate::config::LlamaConfig;
 use crate::error::{ModelError, read_json};
-use crate::host;
 use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
 use crate::llama::{Mlp, build_from, linear, pretty, read_norm, transposed};
+use crate::packed;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
 const LAYER: &str = "layers.0";
@@ -115,9 +117,9 @@ impl Adapter {
         reader.finish()?;
         let rope = Rope::new(llama, device);
         let mut adapter =
-            Self { attention, mlp, norm, lm_head, rope, host: None, config: llama.clone() };
-        if host::runs_on(device) {
-            adapter.host = Some(Arc::new(HostAdapter::of(&adapter)));
+            Self { attention, mlp, norm, lm_head, rope, packed: None, config: llama.clone() };
+        if packed::runs_on(device) {
+            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter)));
         }
         Ok((config, adapter))
     }

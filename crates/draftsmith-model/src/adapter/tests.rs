@@ -75,7 +75,7 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
         let mut all_logits = Vec::new();
-        // The one that was read has a host path, the other has none; each takes both.
+        // The one that was read has packed weights, the other has none; each takes both.
         for (adapter, features) in
             [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
         {

@@ -10,12 +10,12 @@ use burn::module::Param;
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::{CausalLm, DecoderLayer, HostModel, LinearShape, Mlp};
+use super::{CausalLm, DecoderLayer, LinearShape, Mlp, PackedModel};
 use crate::config::LlamaConfig;
 use crate::error::ModelError;
-use crate::host;
 use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
+use crate::packed;
 use crate::precision::cast_parameters;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
 
@@ -79,12 +79,12 @@ impl CausalLm {
             norm,
             lm_head: head.map(|head| linear(head, [hidden, vocab], None, device)),
             rope: Rope::new(&config, device),
-            host: None,
+            packed: None,
             config,
         }
         .to_dtype(dtype);
-        if dtype == WeightDtype::F32 && host::runs_on(device) {
-            model.host = Some(Arc::new(HostModel::of(&model)));
+        if dtype == WeightDtype::F32 && packed::runs_on(device) {
+            model.packed = Some(Arc::new(PackedModel::of(&model)));
         }
         Ok(model)
     }

@@ -5,8 +5,8 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
-use crate::host::{RopeTable, values};
 use crate::kv_cache::PlacedRun;
+use crate::packed::{RopeTable, values};
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]

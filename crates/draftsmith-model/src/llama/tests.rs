@@ -130,7 +130,7 @@ fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
     config.init(&device).write_model_dir(dir.path(), WeightDtype::F32).expect("written");
     let model = CausalLm::from_model_dir(dir.path(), &device).expect("reads back");
     let mut on_tensors = model.clone();
-    on_tensors.host = None;
+    on_tensors.packed = None;
     let (seq, width) = (300, config.hidden_size);
     let all_wanted = [120..300, 0..70, 64..65, 2..2];
     let padded: Vec<u32> = (0..4 * seq as u32).map(|i| i * 37 % 96).collect();
@@ -178,7 +178,7 @@ fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
-        if model.host.is_none() {
+        if model.packed.is_none() {
             return;
         }
         let ids: Vec<u32> = expected.ids.iter().chain(&expected.ids).copied().collect();
@@ -217,7 +217,7 @@ fn tensors_and_the_host_path_take_turns_on_one_cache() {
         let (model, expected) = (load(name), expected(name));
         let num_layers = model.config().num_hidden_layers;
         let mut on_tensors = load(name);
-        on_tensors.host = None;
+        on_tensors.packed = None;
         let mut cache = model.new_cache(64, 1);
         let mut logits = Vec::new();
         let (mut from, ids) = (0, &expected.ids);
@@ -267,7 +267,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let mut on_tensors = model.clone();
-        on_tensors.host = None;
+        on_tensors.packed = None;
         for model in [&model, &on_tensors] {
             let sequences = sequences(&expected.ids);
             let alone = sequences.each_ref().map(|pieces| cached_logits(model, pieces));
@@ -295,7 +295,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
                 found
             };
             for found in [together(), pool.install(together)] {
-                if model.host.is_some() {
+                if model.packed.is_some() {
                     assert!(found == alone, "{name}: to the last bit");
                 }
                 for (found, alone) in found.iter().zip(&alone) {
@@ -311,7 +311,7 @@ fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let mut on_tensors = model.clone();
-        on_tensors.host = None;
+        on_tensors.packed = None;
         for model in [&model, &on_tensors] {
             let (ids, num_layers) = (&expected.ids, model.config().num_hidden_layers);
             let mut cache = model.new_cache(64, 2);

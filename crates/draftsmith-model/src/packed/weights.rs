@@ -50,14 +50,14 @@ pub(crate) enum Threads {
 
 /// A `[in, out]` matrix as panels of [`LINE`] outputs, each `[in, LINE]`, and a bias.
 #[derive(Debug)]
-pub(crate) struct Panels {
+pub(crate) struct PackedWeights {
     lines: Vec<Line>,
     inputs: usize,
     outputs: usize,
     bias: Option<Vec<f32>>,
 }
 
-impl Panels {
+impl PackedWeights {
     /// Packs a `[in, out]` matrix.
     pub(crate) fn pack(
         weight: &[f32],
@@ -120,8 +120,8 @@ impl Panels {
     }
 }
 
-impl Panels {
-    /// Panels end to end.
+impl PackedWeights {
+    /// PackedWeights end to end.
     fn shape(&self) -> Shape {
         Shape { inputs: self.inputs, stride: self.inputs, outputs: self.outputs }
     }
@@ -399,10 +399,10 @@ mod tests {
     fn it_is_the_general_product_and_rows_do_not_depend_on_each_other() {
         for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2048, 2056)] {
             let weight = random(inputs, outputs);
-            let panels = Panels::pack(&values(weight.clone()), inputs, outputs, None);
+            let packed = PackedWeights::pack(&values(weight.clone()), inputs, outputs, None);
             let product = |x: &[f32]| {
                 let mut output = Vec::new();
-                panels.multiply(x, &mut output, Threads::All);
+                packed.multiply(x, &mut output, Threads::All);
                 output
             };
             let all = random(17, inputs);
@@ -427,8 +427,12 @@ mod tests {
         let bias = vec![1.0, -2.0, 0.5];
         let x = values(random(4, 5));
         let (mut without, mut with) = (Vec::new(), Vec::new());
-        Panels::pack(&weight, 5, 3, None).multiply(&x, &mut without, Threads::All);
-        Panels::pack(&weight, 5, 3, Some(bias.clone())).multiply(&x, &mut with, Threads::One);
+        PackedWeights::pack(&weight, 5, 3, None).multiply(&x, &mut without, Threads::All);
+        PackedWeights::pack(&weight, 5, 3, Some(bias.clone())).multiply(
+            &x,
+            &mut with,
+            Threads::One,
+        );
         for (i, (with, without)) in with.iter().zip(without).enumerate() {
             assert_eq!(*with, without + bias[i % 3]);
         }

@@ -1,24 +1,24 @@
 //! Attention of a few new tokens over the tokens read so far, with keys and values kept as panels.
 //!
 //! Scores are products of queries with keys, mixtures products of probabilities with values: both
-//! are what `panels` multiplies. So keys stand as panels of 16 positions and values as panels of 16
+//! are what `weights` multiplies. So keys stand as panels of 16 positions and values as panels of 16
 //! channels, and one kernel serves weights and cache alike.
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::panels::{LINE, Line, Panels, Shape, Threads, multiply_panels};
 use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
-use super::{HostNorm, RopeTable, vectorized};
+use super::weights::{LINE, Line, PackedWeights, Shape, Threads, multiply_panels};
+use super::{PackedNorm, RopeTable, vectorized};
 use crate::kv_cache::{PlacedRows, PlacedRun};
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]
-pub(crate) struct HostAttention {
-    pub(super) norm: HostNorm,
+pub(crate) struct PackedAttention {
+    pub(super) norm: PackedNorm,
     /// Queries, keys and values of a token, side by side.
-    pub(super) qkv: Panels,
-    pub(super) output: Panels,
+    pub(super) qkv: PackedWeights,
+    pub(super) output: PackedWeights,
     pub(super) num_heads: usize,
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
@@ -26,7 +26,7 @@ pub(crate) struct HostAttention {
 
 /// Keys and values of one layer for the sequence in one slot.
 #[derive(Debug)]
-pub(crate) struct HostLayerCache {
+pub(crate) struct PackedLayerCache {
     /// For each head panels of 16 positions, each `[head_dim, 16]`.
     keys: Vec<Line>,
     /// For each head panels of 16 channels, each `[capacity, 16]`.
@@ -60,7 +60,7 @@ impl Scratch {
     }
 }
 
-impl HostLayerCache {
+impl PackedLayerCache {
     pub(crate) fn new(num_kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
         let capacity = capacity.next_multiple_of(LINE);
         let empty = Line([0.0; LINE]);
@@ -121,14 +121,14 @@ impl HostLayerCache {
     }
 }
 
-impl HostAttention {
+impl PackedAttention {
     /// Writes the keys and values of new tokens, whose attention nobody reads; `slots` has this
     /// layer's memory of each slot.
     pub(crate) fn fill(
         &self,
         x: &[f32],
         rows: PlacedRows<'_>,
-        slots: &mut [HostLayerCache],
+        slots: &mut [PackedLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
@@ -142,7 +142,7 @@ impl HostAttention {
         &self,
         x: &mut [f32],
         rows: PlacedRows<'_>,
-        slots: &mut [HostLayerCache],
+        slots: &mut [PackedLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
@@ -164,9 +164,9 @@ impl HostAttention {
 
 /// From queries, keys and values in `scratch.wide` to mixtures in `scratch.heads`.
 struct Attend<'a> {
-    attention: &'a HostAttention,
+    attention: &'a PackedAttention,
     rows: PlacedRows<'a>,
-    slots: &'a mut [HostLayerCache],
+    slots: &'a mut [PackedLayerCache],
     rope: &'a RopeTable,
     scratch: &'a mut Scratch,
     /// False where only keys and values are wanted.

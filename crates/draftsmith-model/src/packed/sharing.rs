@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{HostLayer, HostLayerCache, RopeTable, Scratch, Threads};
+use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
 use crate::kv_cache::PlacedRows;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 6;
 
 /// Layers up to which a model's forwards are shared: their caches are handed over on the stack.
-const MOST_LAYERS: usize = 64;
+const MAX_LAYERS: usize = 64;
 
 /// Whether and with what two threads share the forwards of a session.
 ///
@@ -38,10 +38,10 @@ impl Sharing {
     const WAITS: (u32, u32) = (16, 4096);
 
     /// Whether two threads run the next forward.
-    pub(super) fn shares(&mut self, layers: &[HostLayer], x: &[f32]) -> bool {
+    pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
         let num_rows = x.len() / layers[0].attention.norm.width();
         // Products of large layers are worth sharing one by one, and among more than two.
-        let is_large = layers[0].mlp.gate_up.is_shared() || layers.len() > MOST_LAYERS;
+        let is_large = layers[0].mlp.gate_up.is_shared() || layers.len() > MAX_LAYERS;
         // From outside the pool the second thread starts too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
         let may_share = num_rows >= ROWS_FOR_TWO
@@ -54,10 +54,10 @@ impl Sharing {
     /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
-        layers: &[HostLayer],
+        layers: &[PackedLayer],
         x: &mut [f32],
         rows: PlacedRows<'_>,
-        mut caches: impl Iterator<Item = &'a mut [HostLayerCache]>,
+        mut caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
         rope: &RopeTable,
     ) {
         let width = layers[0].attention.norm.width();
@@ -65,7 +65,7 @@ impl Sharing {
         let half = (x.len() / width).div_ceil(2).next_multiple_of(2);
         let (first, second) = x.split_at_mut(half * width);
         let (rows_of_first, rows_of_second) = rows.split_at(half);
-        let caches: [Option<Mutex<&mut [HostLayerCache]>>; MOST_LAYERS] =
+        let caches: [Option<Mutex<&mut [PackedLayerCache]>>; MAX_LAYERS] =
             std::array::from_fn(|_| caches.next().map(Mutex::new));
         let num_done = AtomicUsize::new(0);
         let run = |x: &mut [f32],

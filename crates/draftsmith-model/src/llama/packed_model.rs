@@ -1,45 +1,50 @@
-//! A model as `host` runs it: what few rows on the CPU go through instead of tensors, from ids to
+//! A model with packed weights: what few rows on the CPU go through instead of tensors, from ids to
 //! logits.
 
 use std::ops::Range;
 
 use super::{CausalLm, DecoderLayer};
-use crate::host::{self, HostAttention, HostLayer, HostMlp, HostNorm, Panels, RopeTable, Threads};
 use crate::kv_cache::KvCache;
+use crate::packed::{
+    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, RopeTable, Threads,
+};
 use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed.
 #[derive(Debug)]
-pub(super) struct HostModel {
+pub(super) struct PackedModel {
     /// `[vocab, hidden]`; `None` where the LM head has the same weights, which it then gives.
     embedding: Option<Vec<f32>>,
-    layers: Vec<HostLayer>,
-    norm: HostNorm,
-    lm_head: Panels,
+    layers: Vec<PackedLayer>,
+    norm: PackedNorm,
+    lm_head: PackedWeights,
     rope: RopeTable,
 }
 
-impl HostModel {
+impl PackedModel {
     pub(super) fn of(model: &CausalLm) -> Self {
         let layer = |layer: &DecoderLayer| {
             let (attention, mlp) = (&layer.self_attn, &layer.mlp);
-            let attention =
-                HostAttention::new(&model.config, &layer.input_layernorm, attention.projections());
-            let mlp = HostMlp::new(
+            let attention = PackedAttention::new(
+                &model.config,
+                &layer.input_layernorm,
+                attention.projections(),
+            );
+            let mlp = PackedMlp::new(
                 &layer.post_attention_layernorm,
                 &mlp.gate_proj,
                 &mlp.up_proj,
                 &mlp.down_proj,
             );
-            HostLayer { attention, mlp }
+            PackedLayer { attention, mlp }
         };
         let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
         let is_tied = model.config.tie_word_embeddings;
         Self {
-            embedding: (!is_tied).then(|| host::values(model.embed_tokens.val())),
+            embedding: (!is_tied).then(|| packed::values(model.embed_tokens.val())),
             layers: model.layers.iter().map(layer).collect(),
-            norm: HostNorm::of(&model.norm),
-            lm_head: host::pack(&[head]),
+            norm: PackedNorm::of(&model.norm),
+            lm_head: packed::pack(&[head]),
             rope: model.rope.table(),
         }
     }
@@ -65,9 +70,9 @@ impl HostModel {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let (rows, caches, scratch) = cache.extend_on_host(layers.clone(), runs);
+        let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
         let layers = &self.layers[layers];
-        host::forward_layers(layers, &mut hidden.values, rows, caches, &self.rope, scratch);
+        packed::forward_layers(layers, &mut hidden.values, rows, caches, &self.rope, scratch);
     }
 
     /// Reads rows into the cache of the last layer alone, for their keys and values.
@@ -78,7 +83,7 @@ impl HostModel {
         cache: &mut KvCache,
     ) {
         let last = self.layers.len() - 1;
-        let (rows, mut caches, scratch) = cache.extend_on_host(last..last + 1, runs);
+        let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
         let slots = caches.next().expect("the last layer has a cache");
         self.layers[last].attention.fill(&hidden.values, rows, slots, &self.rope, scratch);
     }
@@ -103,6 +108,6 @@ impl HostModel {
         wanted: &[Range<usize>],
     ) {
         let are_last = layers.end == self.layers.len();
-        host::forward_sequences(&self.layers[layers], x, wanted, are_last, &self.rope);
+        packed::forward_sequences(&self.layers[layers], x, wanted, are_last, &self.rope);
     }
 }

@@ -1,34 +1,36 @@
-//! An adapter as `host` runs it: what few rows on the CPU go through instead of tensors.
+//! An adapter with packed weights: what few rows on the CPU go through instead of tensors.
 
 use super::{Adapter, NormedAttention, NormedMlp};
-use crate::host::{self, HostAttention, HostMlp, HostNorm, Panels, RopeTable, Threads};
 use crate::kv_cache::KvCache;
+use crate::packed::{
+    self, PackedAttention, PackedMlp, PackedNorm, PackedWeights, RopeTable, Threads,
+};
 use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed.
 #[derive(Debug)]
-pub(super) struct HostAdapter {
-    attention: Option<HostAttention>,
-    mlp: Option<HostMlp>,
-    norm: HostNorm,
-    lm_head: Option<Panels>,
+pub(super) struct PackedAdapter {
+    attention: Option<PackedAttention>,
+    mlp: Option<PackedMlp>,
+    norm: PackedNorm,
+    lm_head: Option<PackedWeights>,
     rope: RopeTable,
 }
 
-impl HostAdapter {
+impl PackedAdapter {
     pub(super) fn of(adapter: &Adapter) -> Self {
         let attention = |NormedAttention { input_layernorm, self_attn }: &NormedAttention| {
-            HostAttention::new(&adapter.config, input_layernorm, self_attn.projections())
+            PackedAttention::new(&adapter.config, input_layernorm, self_attn.projections())
         };
         let mlp = |NormedMlp { post_attention_layernorm, mlp }: &NormedMlp| {
             let [gate, up, down] = mlp.projections();
-            HostMlp::new(post_attention_layernorm, gate, up, down)
+            PackedMlp::new(post_attention_layernorm, gate, up, down)
         };
         Self {
             attention: adapter.attention.as_ref().map(attention),
             mlp: adapter.mlp.as_ref().map(mlp),
-            norm: HostNorm::of(&adapter.norm),
-            lm_head: adapter.lm_head.as_ref().map(|head| host::pack(&[head])),
+            norm: PackedNorm::of(&adapter.norm),
+            lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
             rope: adapter.rope.table(),
         }
     }
@@ -42,7 +44,7 @@ impl HostAdapter {
     ) -> HostRows {
         let x = &mut rows.values;
         if let Some(attention) = &self.attention {
-            let (rows, mut memory, scratch) = cache.extend_on_host(0..1, runs);
+            let (rows, mut memory, scratch) = cache.extend_packed(0..1, runs);
             let slots = memory.next().expect("an adapter's cache has one layer");
             attention.forward(x, rows, slots, &self.rope, scratch);
         } else {
@@ -66,7 +68,7 @@ impl HostAdapter {
             cache.extend(0..1, runs);
             return;
         };
-        let (placed, mut memory, scratch) = cache.extend_on_host(0..1, runs);
+        let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
         let slots = memory.next().expect("an adapter's cache has one layer");
         attention.fill(&rows.values, placed, slots, &self.rope, scratch);
     }

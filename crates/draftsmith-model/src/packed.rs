@@ -12,33 +12,33 @@
 //! compiled once more for them, provided that everything it calls is inlined into it.
 
 mod attention;
-mod panels;
 mod sharing;
 mod steps;
+mod weights;
 
 use std::ops::Range;
 
 use burn::nn::{Linear, RmsNorm};
 use rayon::prelude::*;
 
-pub(crate) use attention::{HostAttention, HostLayerCache, Scratch};
-pub(crate) use panels::{Panels, Threads};
+pub(crate) use attention::{PackedAttention, PackedLayerCache, Scratch};
+pub(crate) use weights::{PackedWeights, Threads};
 
 use crate::config::LlamaConfig;
 use crate::kv_cache::{PlacedRows, PlacedRun};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// The most rows that are run here: beyond, general products are as good.
-pub(crate) const MOST_ROWS: usize = 256;
+pub(crate) const MAX_ROWS: usize = 256;
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
-pub(crate) struct HostNorm {
+pub(crate) struct PackedNorm {
     gamma: Vec<f32>,
     epsilon: f32,
 }
 
-impl HostNorm {
+impl PackedNorm {
     pub(crate) fn of(norm: &RmsNorm) -> Self {
         Self { gamma: values(norm.gamma.val()), epsilon: norm.epsilon as f32 }
     }
@@ -65,7 +65,7 @@ impl HostNorm {
 }
 
 /// Packs layers that read the same input side by side, as one matrix.
-pub(crate) fn pack(linears: &[&Linear]) -> Panels {
+pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
     let inputs = linears[0].weight.dims()[0];
     let parts: Vec<(Vec<f32>, usize)> = linears
         .iter()
@@ -86,7 +86,7 @@ pub(crate) fn pack(linears: &[&Linear]) -> Panels {
         };
         linears.iter().zip(&parts).flat_map(bias).collect()
     });
-    Panels::pack(&weight, inputs, outputs, bias)
+    PackedWeights::pack(&weight, inputs, outputs, bias)
 }
 
 /// The cosines and sines of every position, `[positions, head_dim / 2]` each.
@@ -110,17 +110,17 @@ impl RopeTable {
 
 /// One decoder layer.
 #[derive(Debug)]
-pub(crate) struct HostLayer {
-    pub(crate) attention: HostAttention,
-    pub(crate) mlp: HostMlp,
+pub(crate) struct PackedLayer {
+    pub(crate) attention: PackedAttention,
+    pub(crate) mlp: PackedMlp,
 }
 
-impl HostLayer {
+impl PackedLayer {
     fn forward(
         &self,
         x: &mut [f32],
         rows: PlacedRows<'_>,
-        slots: &mut [HostLayerCache],
+        slots: &mut [PackedLayerCache],
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
@@ -131,7 +131,7 @@ impl HostLayer {
 
 /// Rows of a sequence that go through a layer at once. Fewer share weights that are in the caches
 /// less often; more push each other out of them, and score more keys that they may not see.
-const MOST_ROWS_AT_ONCE: usize = 64;
+const MAX_ROWS_AT_ONCE: usize = 64;
 
 /// Runs layers on whole sequences of one length, one a thread, in place, and forgets their keys and
 /// values.
@@ -142,7 +142,7 @@ const MOST_ROWS_AT_ONCE: usize = 64;
 /// # Shapes
 /// - x: `[batch, seq, hidden]`, one after the other
 pub(crate) fn forward_sequences(
-    layers: &[HostLayer],
+    layers: &[PackedLayer],
     x: &mut [f32],
     wanted: &[Range<usize>],
     are_last: bool,
@@ -156,7 +156,7 @@ pub(crate) fn forward_sequences(
     sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
         // No layer looks at another's keys, so one cache serves all in turn.
-        let slots = &mut [HostLayerCache::new(kv_heads, head_dim, wanted.end)];
+        let slots = &mut [PackedLayerCache::new(kv_heads, head_dim, wanted.end)];
         let placed = |start, num_rows| [PlacedRun { slot: 0, start, num_rows }];
         for (number, layer) in layers.iter().enumerate() {
             let is_last = are_last && number + 1 == layers.len();
@@ -167,8 +167,7 @@ pub(crate) fn forward_sequences(
                 layer.attention.fill(only_seen, run[..].into(), slots, rope, scratch);
             }
             let num_rows = x.len() / width;
-            let rows_at_once =
-                num_rows.div_ceil(num_rows.div_ceil(MOST_ROWS_AT_ONCE).max(1)).max(1);
+            let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_AT_ONCE).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
                 layer.forward(rows, run[..].into(), slots, rope, scratch);
@@ -180,10 +179,10 @@ pub(crate) fn forward_sequences(
 
 /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
 pub(crate) fn forward_layers<'a>(
-    layers: &[HostLayer],
+    layers: &[PackedLayer],
     x: &mut [f32],
     rows: PlacedRows<'_>,
-    caches: impl Iterator<Item = &'a mut [HostLayerCache]>,
+    caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
     rope: &RopeTable,
     scratch: &mut Scratch,
 ) {
@@ -197,18 +196,18 @@ pub(crate) fn forward_layers<'a>(
 
 /// The gated MLP behind its norm.
 #[derive(Debug)]
-pub(crate) struct HostMlp {
-    norm: HostNorm,
+pub(crate) struct PackedMlp {
+    norm: PackedNorm,
     /// Gate and up, side by side.
-    gate_up: Panels,
-    down: Panels,
+    gate_up: PackedWeights,
+    down: PackedWeights,
     width: usize,
 }
 
-impl HostMlp {
+impl PackedMlp {
     pub(crate) fn new(norm: &RmsNorm, gate: &Linear, up: &Linear, down: &Linear) -> Self {
         Self {
-            norm: HostNorm::of(norm),
+            norm: PackedNorm::of(norm),
             gate_up: pack(&[gate, up]),
             down: pack(&[down]),
             width: down.weight.dims()[0],
@@ -232,14 +231,14 @@ impl HostMlp {
     }
 }
 
-impl HostAttention {
+impl PackedAttention {
     pub(crate) fn new(
         config: &LlamaConfig,
         norm: &RmsNorm,
         [q, k, v, output]: [&Linear; 4],
     ) -> Self {
         Self {
-            norm: HostNorm::of(norm),
+            norm: PackedNorm::of(norm),
             qkv: pack(&[q, k, v]),
             output: pack(&[output]),
             num_heads: config.num_attention_heads,
