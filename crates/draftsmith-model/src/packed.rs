@@ -12,8 +12,10 @@
 //! compiled once more for them, provided that everything it calls is inlined into it.
 
 mod attention;
+mod kernel;
 mod sharing;
 mod steps;
+mod storage;
 mod weights;
 
 use std::ops::Range;

@@ -56,7 +56,7 @@ impl PackedModel {
             let id = *id as usize;
             match &self.embedding {
                 Some(table) => values.extend_from_slice(&table[id * width..(id + 1) * width]),
-                None => values.extend(self.lm_head.column(id)),
+                None => self.lm_head.read_output(id, &mut values),
             }
         }
         HostRows { values, width }

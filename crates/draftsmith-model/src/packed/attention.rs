@@ -6,9 +6,11 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::kernel::{Shape, multiply_panels};
 use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
-use super::weights::{LINE, Line, PackedWeights, Shape, Threads, multiply_panels};
+use super::storage::{LINE, Line};
+use super::weights::{PackedWeights, Threads};
 use super::{PackedNorm, RopeTable, vectorized};
 use crate::kv_cache::{PlacedRows, PlacedRun};
 

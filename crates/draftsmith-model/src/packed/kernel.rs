@@ -1,0 +1,228 @@
+//! Rows times panels: the loops that every product with packed weights, and attention over packed
+//! keys and values, ends in.
+//!
+//! Each output is summed over the inputs in order, whatever the number of rows: a row's result does
+//! not depend on the rows beside it, so verification repeats plain decoding's products to the last
+//! bit.
+
+use pulp::Simd;
+
+use super::storage::{LINE, StoredLine};
+
+/// Streams side by side that are enough to look ahead by themselves.
+const MIN_STREAMS_AHEAD: usize = 4;
+
+/// The shape of a product with panels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Numbers of a row of the input, and inputs of a panel that are multiplied.
+    pub(super) inputs: usize,
+    /// Lines from one panel's beginning to the next's.
+    pub(super) stride: usize,
+    /// Numbers of a row of the output.
+    pub(super) outputs: usize,
+}
+
+/// Multiplies `[rows, inputs]` with panels, into `[rows, outputs]`.
+///
+/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep
+/// the multipliers busy.
+#[inline(always)]
+pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
+    simd: S,
+    x: &[f32],
+    lines: &[L],
+    shape: Shape,
+    output: &mut [f32],
+) {
+    let Shape { inputs, stride, outputs } = shape;
+    // Of 32 registers of a line each, sums take 28 at the most; of 16 of half a line, 12.
+    let is_line_a_register = S::F32_LANES == LINE;
+    let most_rows = if is_line_a_register { 14 } else { 6 };
+    let num_rows = x.len() / inputs;
+    // Passes of about the same size: a pass of one row costs as much as one of four.
+    let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
+    let panels_a_pass = match (is_line_a_register, rows_a_pass) {
+        // Streams enough that memory is read at its own speed.
+        (true, 1..=3) => 6,
+        (true, 4..=6) => 2,
+        (true, _) => 1,
+        (false, 1) => 4,
+        (false, 2) if !stride.is_multiple_of(ALIASING_STRIDE) => 2,
+        (false, _) => 1,
+    };
+    for (group, lines) in lines.chunks(panels_a_pass * stride).enumerate() {
+        let column = group * panels_a_pass * LINE;
+        for (number, x) in x.chunks(rows_a_pass * inputs).enumerate() {
+            let output = &mut output[number * rows_a_pass * outputs..];
+            if is_line_a_register {
+                pass_of_lines(simd, x, lines, shape, column, output);
+            } else {
+                pass_of_half_lines(simd, x, lines, shape, column, output);
+            }
+        }
+    }
+}
+
+/// Calls the `pass` for the rows of `x` and the panels of `lines`.
+macro_rules! pass_of_shape {
+    (
+        $registers:literal,
+        [$(($rows:literal: $($panels:literal)+))+],
+        ($simd:ident, $x:ident, $lines:ident, $shape:ident, $column:ident, $output:ident)
+    ) => {
+        match ($x.len() / $shape.inputs, $lines.len() / $shape.stride) {
+            $($(($rows, $panels) => {
+                pass::<S, L, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output);
+            })+)+
+            (rows, panels) => unreachable!("{rows} rows and {panels} panels are no pass"),
+        }
+    };
+}
+
+/// A pass where a register holds a line.
+#[inline(always)]
+fn pass_of_lines<S: Simd, L: StoredLine>(
+    simd: S,
+    x: &[f32],
+    lines: &[L],
+    shape: Shape,
+    column: usize,
+    output: &mut [f32],
+) {
+    pass_of_shape!(
+        1,
+        [
+            (1: 1 2 3 4 5 6) (2: 1 2 3 4 5 6) (3: 1 2 3 4 5 6) (4: 1 2) (5: 1 2) (6: 1 2)
+            (7: 1) (8: 1) (9: 1) (10: 1) (11: 1) (12: 1) (13: 1) (14: 1)
+        ],
+        (simd, x, lines, shape, column, output)
+    );
+}
+
+/// A pass where a line takes two registers, or more in several goes.
+#[inline(always)]
+fn pass_of_half_lines<S: Simd, L: StoredLine>(
+    simd: S,
+    x: &[f32],
+    lines: &[L],
+    shape: Shape,
+    column: usize,
+    output: &mut [f32],
+) {
+    pass_of_shape!(
+        2,
+        [(1: 1 2 3 4) (2: 1 2) (3: 1) (4: 1) (5: 1) (6: 1)],
+        (simd, x, lines, shape, column, output)
+    );
+}
+
+/// How far ahead a pass asks for its lines.
+const LINES_AHEAD: usize = 64;
+
+/// Where panels lie a multiple of so many lines apart, two rows read one panel at a time: the lines
+/// of two would compete for the same places of the cache.
+const ALIASING_STRIDE: usize = 256;
+
+/// Multiplies `ROWS` rows with `PANELS` panels side by side, of whose lines it holds sums for
+/// `REGISTERS` registers at a time.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const REGISTERS: usize>(
+    simd: S,
+    x: &[f32],
+    lines: &[L],
+    Shape { inputs, stride, outputs }: Shape,
+    column: usize,
+    output: &mut [f32],
+) {
+    // Cut so that the compiler sees every length to be `num_lines`, and checks no index below.
+    let num_lines = inputs / L::INPUTS;
+    let mut rows = [&L::factors(x)[..num_lines]; ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = &L::factors(&x[r * inputs..][..inputs])[..num_lines];
+    }
+    let mut panels = [&lines[..num_lines]; PANELS];
+    for (p, panel) in panels.iter_mut().enumerate() {
+        *panel = &lines[p * stride..][..num_lines];
+    }
+    let step = REGISTERS * S::F32_LANES;
+    for first in (0..LINE).step_by(step) {
+        let mut sums = [[[simd.splat_f32s(0.0); REGISTERS]; ROWS]; PANELS];
+        for i in 0..num_lines {
+            for p in 0..PANELS {
+                if PANELS < MIN_STREAMS_AHEAD {
+                    let is_inside = PANELS == 1 || i + LINES_AHEAD < num_lines;
+                    let skipped = if is_inside { 0 } else { (PANELS - 1) * stride };
+                    prefetch(&panels[p][i], LINES_AHEAD + skipped);
+                }
+                for input in 0..L::INPUTS {
+                    let weights = panels[p][i].widen::<S, REGISTERS>(simd, input, first);
+                    for r in 0..ROWS {
+                        let factor = simd.splat_f32s(rows[r][i].as_ref()[input]);
+                        for register in 0..REGISTERS {
+                            sums[p][r][register] =
+                                simd.mul_add_f32s(factor, weights[register], sums[p][r][register]);
+                        }
+                    }
+                }
+            }
+        }
+        // An input that shares its line with none.
+        if num_lines * L::INPUTS < inputs {
+            for p in 0..PANELS {
+                let line = &lines[p * stride + num_lines];
+                let weights = line.widen::<S, REGISTERS>(simd, 0, first);
+                for r in 0..ROWS {
+                    let factor = simd.splat_f32s(x[(r + 1) * inputs - 1]);
+                    for register in 0..REGISTERS {
+                        sums[p][r][register] =
+                            simd.mul_add_f32s(factor, weights[register], sums[p][r][register]);
+                    }
+                }
+            }
+        }
+        for p in 0..PANELS {
+            for r in 0..ROWS {
+                let row = &mut output[r * outputs..(r + 1) * outputs];
+                write::<S, REGISTERS>(simd, sums[p][r], row, column + p * LINE + first);
+            }
+        }
+    }
+}
+
+/// Asks for the line that a pass needs so many lines later, in this panel or the next: one stream
+/// at a time does not make the processor look ahead far enough on its own.
+#[inline(always)]
+fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
+    // SAFETY: a prefetch of any address is allowed, and this one is only computed.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let ahead = std::ptr::from_ref(line).wrapping_add(num_lines);
+        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (line, num_lines);
+}
+
+/// Stores sums from `start` on, as far as the outputs go: a last panel may be wider than them.
+///
+/// The sums come by value: where their address is taken, they are kept in memory all along.
+#[inline(always)]
+fn write<S: Simd, const REGISTERS: usize>(
+    _simd: S,
+    sums: [S::f32s; REGISTERS],
+    output: &mut [f32],
+    start: usize,
+) {
+    let Some(output) = output.get_mut(start..) else { return };
+    let (registers, _) = S::as_mut_simd_f32s(output);
+    if let Some(registers) = registers.first_chunk_mut() {
+        *registers = sums;
+    } else {
+        let num_left = output.len();
+        output.copy_from_slice(&pulp::bytemuck::cast_slice(&sums)[..num_left]);
+    }
+}

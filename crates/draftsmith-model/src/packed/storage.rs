@@ -1,0 +1,185 @@
+//! How packed weights are stored, line by line, and how a kernel widens them to f32.
+//!
+//! A line is 64 bytes, what a cache line holds and what AVX-512 loads at once: sixteen outputs'
+//! weights of one input in f32, or of two inputs in 16 bits. Two inputs share each 32-bit lane, so
+//! that widening is a shift or a mask where the numbers are, without moving them across lanes.
+
+#![expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+
+use half::{bf16, f16};
+use pulp::Simd;
+
+/// Outputs of a line.
+pub(crate) const LINE: usize = 16;
+
+/// The number format that packed weights are stored in. Products and sums are f32 in all of them:
+/// weights are widened in registers, exactly. So a bf16 checkpoint gives the same bits in bf16 as
+/// in f32, with half the memory to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// As computed with.
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+/// A line of stored weights.
+pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
+    /// Numbers that a line is multiplied with: one for each input that it has weights of.
+    type Factors: AsRef<[f32]>;
+
+    /// Inputs that a line has weights of.
+    const INPUTS: usize;
+
+    const EMPTY: Self;
+
+    /// A row, cut into what each line is multiplied with; a last input may be left over.
+    fn factors(row: &[f32]) -> &[Self::Factors];
+
+    /// Stores a weight, rounded.
+    fn set(&mut self, input: usize, output: usize, weight: f32);
+
+    fn get(&self, input: usize, output: usize) -> f32;
+
+    /// An input's weights of the outputs from `first` on.
+    fn widen<S: Simd, const REGISTERS: usize>(
+        &self,
+        simd: S,
+        input: usize,
+        first: usize,
+    ) -> [S::f32s; REGISTERS];
+}
+
+/// Sixteen weights of one input.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [f32; LINE]);
+
+impl StoredLine for Line {
+    type Factors = [f32; 1];
+
+    const INPUTS: usize = 1;
+
+    const EMPTY: Self = Self([0.0; LINE]);
+
+    #[inline(always)]
+    fn factors(row: &[f32]) -> &[[f32; 1]] {
+        row.as_chunks().0
+    }
+
+    fn set(&mut self, _input: usize, output: usize, weight: f32) {
+        self.0[output] = weight;
+    }
+
+    fn get(&self, _input: usize, output: usize) -> f32 {
+        self.0[output]
+    }
+
+    #[inline(always)]
+    fn widen<S: Simd, const REGISTERS: usize>(
+        &self,
+        simd: S,
+        _input: usize,
+        first: usize,
+    ) -> [S::f32s; REGISTERS] {
+        let stored = S::as_simd_f32s(&self.0[first..first + REGISTERS * S::F32_LANES]).0;
+        let mut weights = [simd.splat_f32s(0.0); REGISTERS];
+        for register in 0..REGISTERS {
+            weights[register] = stored[register];
+        }
+        weights
+    }
+}
+
+/// Sixteen weights each of two inputs: the first's in the lower halves, the second's in the upper.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Bf16Line([u32; LINE]);
+
+/// The same in IEEE half precision.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct F16Line([u32; LINE]);
+
+/// What lines of two inputs share.
+macro_rules! line_of_two_inputs {
+    ($half:ty) => {
+        type Factors = [f32; 2];
+
+        const INPUTS: usize = 2;
+
+        const EMPTY: Self = Self([0; LINE]);
+
+        #[inline(always)]
+        fn factors(row: &[f32]) -> &[[f32; 2]] {
+            row.as_chunks().0
+        }
+
+        fn set(&mut self, input: usize, output: usize, weight: f32) {
+            let shift = 16 * input;
+            let bits = u32::from(<$half>::from_f32(weight).to_bits()) << shift;
+            self.0[output] = self.0[output] & !(0xffff << shift) | bits;
+        }
+
+        fn get(&self, input: usize, output: usize) -> f32 {
+            <$half>::from_bits((self.0[output] >> (16 * input)) as u16).to_f32()
+        }
+    };
+}
+
+impl StoredLine for Bf16Line {
+    line_of_two_inputs!(bf16);
+
+    #[inline(always)]
+    fn widen<S: Simd, const REGISTERS: usize>(
+        &self,
+        simd: S,
+        input: usize,
+        first: usize,
+    ) -> [S::f32s; REGISTERS] {
+        let stored = S::as_simd_u32s(&self.0[first..first + REGISTERS * S::F32_LANES]).0;
+        let mut weights = [simd.splat_f32s(0.0); REGISTERS];
+        for register in 0..REGISTERS {
+            let bits = match input {
+                0 => simd.wrapping_dyn_shl_u32s(stored[register], simd.splat_u32s(16)),
+                _ => simd.and_u32s(stored[register], simd.splat_u32s(0xffff_0000)),
+            };
+            weights[register] = simd.transmute_f32s_u32s(bits);
+        }
+        weights
+    }
+}
+
+impl StoredLine for F16Line {
+    line_of_two_inputs!(f16);
+
+    /// Exponent and mantissa go where an f32 has them, and the exponent's bias is made up for by a
+    /// product, which turns subnormal numbers into normal ones too. Infinities are not weights.
+    #[inline(always)]
+    fn widen<S: Simd, const REGISTERS: usize>(
+        &self,
+        simd: S,
+        input: usize,
+        first: usize,
+    ) -> [S::f32s; REGISTERS] {
+        /// 2¹¹²: the difference of the biases, 127 − 15.
+        const BIAS: f32 = f32::from_bits((127 + 112) << 23);
+        let stored = S::as_simd_u32s(&self.0[first..first + REGISTERS * S::F32_LANES]).0;
+        let mut weights = [simd.splat_f32s(0.0); REGISTERS];
+        for register in 0..REGISTERS {
+            let upper = match input {
+                0 => simd.wrapping_dyn_shl_u32s(stored[register], simd.splat_u32s(16)),
+                _ => stored[register],
+            };
+            let sign = simd.and_u32s(upper, simd.splat_u32s(0x8000_0000));
+            let size = simd.and_u32s(upper, simd.splat_u32s(0x7fff_0000));
+            let size = simd.wrapping_dyn_shr_u32s(size, simd.splat_u32s(3));
+            let size = simd.mul_f32s(simd.transmute_f32s_u32s(size), simd.splat_f32s(BIAS));
+            let bits = simd.or_u32s(simd.transmute_u32s_f32s(size), sign);
+            weights[register] = simd.transmute_f32s_u32s(bits);
+        }
+        weights
+    }
+}
