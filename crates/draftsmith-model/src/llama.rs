@@ -210,10 +210,10 @@ impl CausalLm {
     }
 
     /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
-    /// host memory where the model has packed weights and the tokens are few. There what is said of a
-    /// token does not depend on the tokens beside it.
+    /// host memory where the model has packed weights. There a token's results do not depend on
+    /// the tokens beside it.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if let Some(packed) = self.packed.as_deref().filter(|_| ids.len() <= packed::MAX_ROWS) {
+        if let Some(packed) = &self.packed {
             return packed.embed(ids).into();
         }
         let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();

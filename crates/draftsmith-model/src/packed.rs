@@ -12,6 +12,7 @@
 //! compiled once more for them, provided that everything it calls is inlined into it.
 
 mod attention;
+mod blocks;
 mod kernel;
 mod sharing;
 mod steps;
@@ -29,9 +30,6 @@ pub(crate) use weights::{PackedWeights, Threads};
 use crate::config::LlamaConfig;
 use crate::kv_cache::{PlacedRows, PlacedRun};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
-
-/// The most rows that are run here: beyond, general products are as good.
-pub(crate) const MAX_ROWS: usize = 256;
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
@@ -131,10 +129,6 @@ impl PackedLayer {
     }
 }
 
-/// Rows of a sequence that go through a layer at once. Fewer share weights that are in the caches
-/// less often; more push each other out of them, and score more keys that they may not see.
-const MAX_ROWS_AT_ONCE: usize = 64;
-
 /// Runs layers on whole sequences of one length, one a thread, in place, and forgets their keys and
 /// values.
 ///
@@ -169,7 +163,8 @@ pub(crate) fn forward_sequences(
                 layer.attention.fill(only_seen, run[..].into(), slots, rope, scratch);
             }
             let num_rows = x.len() / width;
-            let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_AT_ONCE).max(1)).max(1);
+            let rows_at_once =
+                num_rows.div_ceil(num_rows.div_ceil(blocks::MAX_ROWS_A_BLOCK).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
                 layer.forward(rows, run[..].into(), slots, rope, scratch);
@@ -188,6 +183,10 @@ pub(crate) fn forward_layers<'a>(
     rope: &RopeTable,
     scratch: &mut Scratch,
 ) {
+    let num_rows = x.len() / layers[0].attention.norm.width();
+    if num_rows > blocks::MAX_ROWS_A_BLOCK {
+        return scratch.blocks.forward_layers(layers, x, rows, caches, rope);
+    }
     if scratch.sharing.shares(layers, x) {
         return scratch.sharing.forward_layers(layers, x, rows, caches, rope);
     }

@@ -1,11 +1,12 @@
 //! Attention of a few new tokens over the tokens read so far, with keys and values kept as panels.
 //!
 //! Scores are products of queries with keys, mixtures products of probabilities with values: both
-//! are what `weights` multiplies. So keys stand as panels of 16 positions and values as panels of 16
+//! are what `kernel` multiplies. So keys stand as panels of 16 positions and values as panels of 16
 //! channels, and one kernel serves weights and cache alike.
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::blocks::Blocks;
 use super::kernel::{Shape, multiply_panels};
 use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
@@ -49,6 +50,8 @@ pub(crate) struct Scratch {
     pub(super) threads: Threads,
     /// Whether two threads may share rows.
     pub(super) sharing: Sharing,
+    /// What a forward over many rows needs for its blocks.
+    pub(super) blocks: Blocks,
     queries: Vec<f32>,
     scores: Vec<f32>,
     mixed: Vec<f32>,
@@ -124,6 +127,11 @@ impl PackedLayerCache {
 }
 
 impl PackedAttention {
+    /// Numbers of a row's queries, and of its keys or its values.
+    fn widths(&self) -> (usize, usize) {
+        (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
+    }
+
     /// Writes the keys and values of new tokens, whose attention nobody reads; `slots` has this
     /// layer's memory of each slot.
     pub(crate) fn fill(
@@ -134,8 +142,10 @@ impl PackedAttention {
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
-        self.project(x, scratch);
-        Arch::new().dispatch(Attend { attention: self, rows, slots, rope, scratch, mixes: false });
+        let mut projected = std::mem::take(&mut scratch.wide);
+        self.project(x, rows, rope, scratch, &mut projected);
+        self.write(&projected, rows, slots);
+        scratch.wide = projected;
     }
 
     /// Adds the attention of new tokens to their hidden states; `slots` has this layer's memory of
@@ -148,78 +158,131 @@ impl PackedAttention {
         rope: &RopeTable,
         scratch: &mut Scratch,
     ) {
-        self.project(x, scratch);
-        Arch::new().dispatch(Attend { attention: self, rows, slots, rope, scratch, mixes: true });
+        let mut projected = std::mem::take(&mut scratch.wide);
+        self.project(x, rows, rope, scratch, &mut projected);
+        self.write(&projected, rows, slots);
+        self.attend(x, &projected, rows, slots, scratch);
+        scratch.wide = projected;
+    }
+
+    /// Queries, keys and values of rows, each normed before and rotated to its position, queries
+    /// scaled as scores are, into `projected`.
+    pub(super) fn project(
+        &self,
+        x: &[f32],
+        rows: PlacedRows<'_>,
+        rope: &RopeTable,
+        scratch: &mut Scratch,
+        projected: &mut Vec<f32>,
+    ) {
+        self.norm.forward_into(x, &mut scratch.normed);
+        self.qkv.multiply(&scratch.normed, projected, scratch.threads);
+        vectorized(
+            #[inline(always)]
+            || self.rotate(projected, rows, rope),
+        );
+    }
+
+    #[inline(always)]
+    fn rotate(&self, projected: &mut [f32], rows: PlacedRows<'_>, rope: &RopeTable) {
+        let (q_width, kv_width) = self.widths();
+        // The scores' scale is the queries' as well, and fewer numbers.
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        let mut projected = projected.chunks_exact_mut(q_width + 2 * kv_width);
+        for PlacedRun { start, num_rows, .. } in rows.runs() {
+            for position in start..start + num_rows {
+                let Some(row) = projected.next() else { return };
+                let (cos, sin) = rope.at(position);
+                let (q, kv) = row.split_at_mut(q_width);
+                for query in q.chunks_exact_mut(self.head_dim) {
+                    rotate(query, cos, sin, scale);
+                }
+                for key in kv[..kv_width].chunks_exact_mut(self.head_dim) {
+                    rotate(key, cos, sin, 1.0);
+                }
+            }
+        }
+    }
+
+    /// Writes the keys and values of rows, which [`PackedAttention::project`] gave, into the slots.
+    pub(super) fn write(
+        &self,
+        projected: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &mut [PackedLayerCache],
+    ) {
+        vectorized(
+            #[inline(always)]
+            || {
+                let (q_width, kv_width) = self.widths();
+                let mut projected = projected.chunks_exact(q_width + 2 * kv_width);
+                for PlacedRun { slot, start, num_rows } in rows.runs() {
+                    for position in start..start + num_rows {
+                        let Some(row) = projected.next() else { return };
+                        let (keys, values) = row[q_width..].split_at(kv_width);
+                        for head in 0..self.num_kv_heads {
+                            let channels = head * self.head_dim..(head + 1) * self.head_dim;
+                            let (key, value) = (&keys[channels.clone()], &values[channels]);
+                            slots[slot].write(head, position, key, value);
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    /// Adds the attention of rows to them, whose queries are in `projected` and whose keys and
+    /// values are in the slots.
+    pub(super) fn attend(
+        &self,
+        x: &mut [f32],
+        projected: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &[PackedLayerCache],
+        scratch: &mut Scratch,
+    ) {
+        Arch::new().dispatch(Mix { attention: self, projected, rows, slots, scratch });
         self.output.multiply(&scratch.heads, &mut scratch.narrow, scratch.threads);
         vectorized(
             #[inline(always)]
             || add(x, &scratch.narrow),
         );
     }
-
-    /// Queries, keys and values of normed rows, into `scratch.wide`.
-    fn project(&self, x: &[f32], scratch: &mut Scratch) {
-        self.norm.forward_into(x, &mut scratch.normed);
-        self.qkv.multiply(&scratch.normed, &mut scratch.wide, scratch.threads);
-    }
 }
 
-/// From queries, keys and values in `scratch.wide` to mixtures in `scratch.heads`.
-struct Attend<'a> {
+/// From queries to the mixtures of values that they see, in `scratch.heads`.
+struct Mix<'a> {
     attention: &'a PackedAttention,
+    projected: &'a [f32],
     rows: PlacedRows<'a>,
-    slots: &'a mut [PackedLayerCache],
-    rope: &'a RopeTable,
+    slots: &'a [PackedLayerCache],
     scratch: &'a mut Scratch,
-    /// False where only keys and values are wanted.
-    mixes: bool,
 }
 
-impl WithSimd for Attend<'_> {
+impl WithSimd for Mix<'_> {
     type Output = ();
 
     /// Slot by slot: a token looks at its own sequence alone.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { attention, rows, slots, rope, scratch, mixes } = self;
-        let Scratch { wide, queries, scores, mixed, heads, .. } = scratch;
+        let Self { attention, projected, rows, slots, scratch } = self;
+        let Scratch { queries, scores, mixed, heads, .. } = scratch;
         let (head_dim, kv_heads) = (attention.head_dim, attention.num_kv_heads);
-        let (q_width, kv_width) = (attention.num_heads * head_dim, kv_heads * head_dim);
+        let (q_width, kv_width) = attention.widths();
         let row_width = q_width + 2 * kv_width;
-        if mixes {
-            heads.resize(wide.len() / row_width * q_width, 0.0);
-        }
-        // The scores' scale is the queries' as well, and fewer numbers.
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        heads.resize(projected.len() / row_width * q_width, 0.0);
         let mut first = 0;
         for PlacedRun { slot, start, num_rows } in rows.runs() {
-            let cache = &mut slots[slot];
-            let wide = &mut wide[first * row_width..(first + num_rows) * row_width];
-            for (r, row) in wide.chunks_exact_mut(row_width).enumerate() {
-                let (cos, sin) = rope.at(start + r);
-                let (q, kv) = row.split_at_mut(q_width);
-                for query in q.chunks_exact_mut(head_dim) {
-                    rotate(query, cos, sin, scale);
-                }
-                let (k, v) = kv.split_at_mut(kv_width);
-                for head in 0..kv_heads {
-                    let channels = head * head_dim..(head + 1) * head_dim;
-                    rotate(&mut k[channels.clone()], cos, sin, 1.0);
-                    cache.write(head, start + r, &k[channels.clone()], &v[channels]);
-                }
-            }
-            let first_of_run = first;
+            let cache = &slots[slot];
+            let projected = &projected[first * row_width..(first + num_rows) * row_width];
+            let heads = &mut heads[first * q_width..(first + num_rows) * q_width];
             first += num_rows;
-            if !mixes {
-                continue;
-            }
-            let heads = &mut heads[first_of_run * q_width..first * q_width];
             let all = (start + num_rows).next_multiple_of(LINE);
             let group = attention.num_heads / kv_heads;
             for kv_head in 0..kv_heads {
                 // The queries that share this head's keys, row by row.
                 queries.clear();
-                for row in wide.chunks_exact(row_width) {
+                for row in projected.chunks_exact(row_width) {
                     let of_group = &row[kv_head * group * head_dim..][..group * head_dim];
                     queries.extend_from_slice(of_group);
                 }

@@ -12,6 +12,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::blocks::MAX_ROWS_A_BLOCK;
 use super::kernel::{Shape, multiply_panels};
 use super::storage::{Bf16Line, F16Line, LINE, Line, Storage, StoredLine};
 
@@ -203,11 +204,11 @@ fn weights_of<L: StoredLine>(
     move |input| panel[input / L::INPUTS].get(input % L::INPUTS, output % LINE)
 }
 
-/// Many rows: a block of them for each thread.
+/// Many rows: a block of them at a time for each thread.
 fn multiply_row_blocks<L: StoredLine>(lines: &[L], shape: Shape, x: &[f32], output: &mut [f32]) {
     let Shape { inputs, outputs, .. } = shape;
     let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
-    let rows_a_block = rows_a_thread.next_multiple_of(ROWS_A_PASS);
+    let rows_a_block = rows_a_thread.min(MAX_ROWS_A_BLOCK).next_multiple_of(ROWS_A_PASS);
     x.par_chunks(rows_a_block * inputs)
         .zip(output.par_chunks_mut(rows_a_block * outputs))
         .for_each(|(x, output)| Arch::new().dispatch(Product { x, lines, shape, output }));

@@ -1,0 +1,117 @@
+//! A forward over many rows, as of a prompt: blocks of rows, as many at a time as there are threads.
+//!
+//! A block is small enough that its rows stay in a core's cache while the layer's weights pass by,
+//! and large enough that each weight read serves many products. Blocks meet twice a layer: once
+//! their keys and values are known, which are then written, and at the layer's end. So a forward
+//! costs two starts of the threads a layer, on as many threads as there are.
+
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
+use crate::kv_cache::PlacedRows;
+
+/// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
+/// of them, and score more keys that they may not see.
+pub(super) const MAX_ROWS_A_BLOCK: usize = 64;
+
+/// Fewer rows are not cut apart for more threads.
+const MIN_ROWS_A_BLOCK: usize = 16;
+
+/// Buffers of forwards over many rows.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// Of each thread.
+    scratches: Vec<Scratch>,
+    /// Queries, keys and values of each block.
+    projected: Vec<Vec<f32>>,
+}
+
+/// Some rows of a forward.
+struct Block<'a> {
+    x: &'a mut [f32],
+    rows: PlacedRows<'a>,
+    projected: &'a mut Vec<f32>,
+}
+
+impl Blocks {
+    /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
+    pub(super) fn forward_layers<'a>(
+        &mut self,
+        layers: &[PackedLayer],
+        x: &mut [f32],
+        rows: PlacedRows<'_>,
+        caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
+        rope: &RopeTable,
+    ) {
+        let Some(first) = layers.first() else { return };
+        let width = first.attention.norm.width();
+        let num_threads = rayon::current_num_threads();
+        let rows_a_block = rows_a_block(x.len() / width, num_threads);
+        let num_blocks = (x.len() / width).div_ceil(rows_a_block);
+        self.scratches.resize_with(num_threads, || Scratch::with_threads(Threads::One));
+        self.projected.resize_with(num_blocks, Vec::new);
+        let mut rest = rows;
+        let mut blocks: Vec<Block<'_>> = x
+            .chunks_mut(rows_a_block * width)
+            .zip(&mut self.projected)
+            .map(|(x, projected)| {
+                let (rows, others) = rest.split_at(x.len() / width);
+                rest = others;
+                Block { x, rows, projected }
+            })
+            .collect();
+        for (layer, slots) in layers.iter().zip(caches) {
+            let PackedLayer { attention, mlp } = layer;
+            for_each(&mut blocks, &mut self.scratches, |block, scratch| {
+                attention.project(block.x, block.rows, rope, scratch, block.projected);
+            });
+            for block in &blocks {
+                attention.write(block.projected, block.rows, slots);
+            }
+            let slots = &*slots;
+            for_each(&mut blocks, &mut self.scratches, |block, scratch| {
+                attention.attend(block.x, block.projected, block.rows, slots, scratch);
+                mlp.forward(block.x, scratch);
+            });
+        }
+    }
+}
+
+/// Blocks of about one size, none larger than the most, and as many for one thread as for another.
+fn rows_a_block(num_rows: usize, num_threads: usize) -> usize {
+    let num_blocks = num_rows.div_ceil(MAX_ROWS_A_BLOCK).next_multiple_of(num_threads);
+    num_rows.div_ceil(num_blocks).max(MIN_ROWS_A_BLOCK)
+}
+
+/// Works on all blocks, each thread with its own buffers; the last first, since they see the most
+/// keys.
+fn for_each<'a>(
+    blocks: &mut [Block<'a>],
+    scratches: &mut [Scratch],
+    work: impl Fn(&mut Block<'a>, &mut Scratch) + Sync,
+) {
+    let queue = Mutex::new(blocks.iter_mut().rev());
+    scratches.par_iter_mut().with_max_len(1).for_each(|scratch| {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(block) = next else { break };
+            work(block, scratch);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_even_and_never_too_large() {
+        for (num_rows, num_threads, expected) in
+            [(512, 2, 64), (513, 2, 52), (257, 2, 43), (2048, 16, 64), (100, 16, 16), (65, 1, 33)]
+        {
+            assert_eq!(rows_a_block(num_rows, num_threads), expected);
+        }
+    }
+}
