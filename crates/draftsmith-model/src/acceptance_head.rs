@@ -161,7 +161,7 @@ impl AcceptanceHead {
         let packed = self.packed.as_ref().and_then(|packed| packed.embedding.as_ref());
         if let (Some(weights), Place::Host(rows)) = (packed, &embedding.place) {
             let mut values = Vec::new();
-            panels.multiply(&rows.values, &mut values, Threads::All);
+            weights.multiply(&rows.values, &mut values, Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
         }
         let device = self.output.weight.val().device();

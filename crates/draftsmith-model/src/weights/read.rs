@@ -2,7 +2,8 @@
 //! the hash of a checkpoint.
 //!
 //! A header is believed only as far as the file's length bears it out, and tensors are read one at
-//! a time, so that a broken file costs an error and a large one no second copy in memory.
+//! a time, some rows at once, so that a broken file costs an error and a large one no second copy
+//! in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -15,6 +16,9 @@ use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest, Sha256};
 
 use crate::error::{ModelError, read_json};
+
+/// Of a tensor so much is read at once.
+const READ_BYTES: usize = 1 << 20;
 
 /// The longest header that is read: the format's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -98,6 +102,12 @@ impl WeightReader {
         file.metadata.info(name).map(|info| info.shape.as_slice())
     }
 
+    /// The format of a tensor not taken yet.
+    pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
+        let file = &self.files[*self.remaining.get(name)?];
+        file.metadata.info(name).map(|info| info.dtype)
+    }
+
     /// The storage type of the first tensor, as safetensors spells it; `None` without tensors.
     pub fn dtype(&self) -> Option<String> {
         let (name, number) = self.remaining.iter().next()?;
@@ -109,6 +119,22 @@ impl WeightReader {
     /// # Errors
     /// If it is missing, has another shape, or is stored in a type that cannot be read.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let mut values = Vec::with_capacity(expected.iter().product());
+        self.take_rows(name, expected, |_, rows| values.extend_from_slice(rows))?;
+        Ok(values)
+    }
+
+    /// Takes a tensor a few rows at a time, widened to f32: `each` is given the number of the first
+    /// and their values. A row is what lies side by side: all but the first dimension.
+    ///
+    /// # Errors
+    /// As [`WeightReader::take`].
+    pub fn take_rows(
+        &mut self,
+        name: &str,
+        expected: &[usize],
+        each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
         let Some(number) = self.remaining.remove(name) else {
             return Err(ModelError::MissingTensor {
                 path: self.path.clone(),
@@ -128,7 +154,7 @@ impl WeightReader {
                 expected: expected.to_vec(),
             });
         }
-        file.read(name, &info)
+        file.read_rows(name, &info, each)
     }
 
     /// Drops tensors that the architecture may do without.
@@ -195,26 +221,54 @@ impl OpenFile {
         Ok(Self { path: path.to_path_buf(), file, data_start: 8 + header_bytes, metadata })
     }
 
-    fn read(&mut self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, ModelError> {
+    fn read_rows(
+        &mut self,
+        name: &str,
+        info: &TensorInfo,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
         let io = |e| ModelError::io("read", &self.path, e);
-        let (start, end) = info.data_offsets;
-        let mut bytes = vec![0_u8; end - start];
-        self.file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
-        self.file.read_exact(&mut bytes).map_err(io)?;
-        let widen = |decode: fn(&[u8]) -> f32, width: usize| {
-            bytes.chunks_exact(width).map(decode).collect::<Vec<f32>>()
+        let width = match info.dtype {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            other => {
+                return Err(ModelError::Dtype {
+                    path: self.path.clone(),
+                    tensor: name.to_owned(),
+                    dtype: format!("{other:?}"),
+                });
+            }
         };
-        match info.dtype {
-            Dtype::F32 => Ok(widen(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4)),
-            Dtype::F16 => Ok(widen(|b| f16::from_le_bytes([b[0], b[1]]).to_f32(), 2)),
-            Dtype::BF16 => Ok(widen(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32(), 2)),
-            other => Err(ModelError::Dtype {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-                dtype: format!("{other:?}"),
-            }),
+        let (start, end) = info.data_offsets;
+        let row_len = info.shape.iter().skip(1).product::<usize>().max(1);
+        let rows_at_once = (READ_BYTES / (row_len * width)).max(1);
+        let mut bytes = vec![0_u8; (rows_at_once * row_len * width).min(end - start)];
+        let mut values = Vec::with_capacity(bytes.len() / width);
+        self.file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
+        let (mut row, mut num_left) = (0, end - start);
+        while num_left > 0 {
+            let bytes = &mut bytes[..num_left.min(rows_at_once * row_len * width)];
+            self.file.read_exact(bytes).map_err(io)?;
+            values.clear();
+            match info.dtype {
+                Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16_of(*b))),
+                Dtype::BF16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16_of(*b))),
+                _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+            }
+            each(row, &values);
+            row += rows_at_once;
+            num_left -= bytes.len();
         }
+        Ok(())
     }
+}
+
+fn f16_of(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+fn bf16_of(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).to_f32()
 }
 
 /// The hex SHA-256 over the names, shapes and bytes of a checkpoint's weight files and its
