@@ -144,7 +144,7 @@ impl<'m> Acceptance<'m> {
     ///
     /// # Panics
     /// If the last forward did not ask for the head's word.
-    pub(crate) fn assess(
+    pub(crate) fn predict_acceptance(
         &mut self,
         logits: &[f32],
         candidate: u32,

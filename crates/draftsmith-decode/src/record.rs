@@ -1,16 +1,18 @@
-//! Recording: what a drafter says at every place of a response, for replay without models.
+//! Recording: what a drafter drafts and signals at every place of a response, for replay without
+//! models.
 //!
 //! The drafter reads the response token by token, as in decoding. Where its candidate is not the
-//! response's token, or would be rejected, it is let go on from its own candidate, and then called
-//! back.
+//! response's token, or would be rejected, a draft phase runs on from that candidate, and is then
+//! rolled back.
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, HeadEstimate, RecordedCandidate, RecordedPlace, Recording,
-    Sampling, SignalNeeds, argmax, largest_prob,
+    Bounds, Decoding, DraftLimits, DraftSignals, DraftSteps, Drawn, Draws, HeadEstimate,
+    RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds, StopRule, argmax,
+    draft_phase, largest_prob,
 };
 
 use crate::error::DecodeError;
-use crate::round::{Drafter, Limits, Target};
+use crate::round::{Drafter, Limits, Target, draw};
 
 /// How responses are recorded.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,8 +23,8 @@ pub struct RecordOptions {
     pub limits: Limits,
     /// The greatest number of candidates a round can later be replayed with.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, which is then asked about every candidate. What
-    /// it says may not depend on where a round began.
+    /// Whether the drafter has an acceptance head, which is then asked about every candidate. Its
+    /// prediction may not depend on where a round began.
     pub has_head: bool,
 }
 
@@ -53,12 +55,13 @@ pub fn record<T: Target, D: Drafter<T>>(
     target.begin(prompt)?;
     drafter.begin(target, prompt)?;
     let mut recorder = Recorder { target, drafter, options, draws };
+    let needs = EverySignal { has_head: options.has_head }.needs();
     let mut tokens = prompt.to_vec();
     let mut places: Vec<RecordedPlace> = Vec::with_capacity(response.len());
     for (at, &token) in response.iter().enumerate() {
-        let step = recorder.step(&tokens, at)?;
+        let step = recorder.step(&tokens, at, needs)?;
         if let Some(last) = places.last_mut() {
-            step.tells_of(&mut last.candidate);
+            step.predicts_for(&mut last.candidate);
         }
         let target_logits = recorder.target.logits(&tokens, 1)?;
         let target_logits = target_logits.row(0);
@@ -68,8 +71,7 @@ pub fn record<T: Target, D: Drafter<T>>(
         let rejected = (room > 0).then(|| recorder.rejected(&step, token, target_logits)).flatten();
         let rollout = match rejected {
             Some(rejected) => {
-                let first = recorder.candidate(&step, rejected, target_logits)?;
-                Some(recorder.roll_out(&mut tokens, first, room)?)
+                Some(recorder.roll_out(&mut tokens, step, rejected, target_logits, room)?)
             }
             None => None,
         };
@@ -88,18 +90,14 @@ struct Recorder<'a, T, D> {
 
 impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
     /// A draft forward over all of `tokens`, behind `num_candidates` candidates.
-    fn step(&mut self, tokens: &[u32], num_candidates: usize) -> Result<Step, DecodeError> {
-        let needs = SignalNeeds {
-            acceptance_prob: self.options.has_head,
-            confidence: true,
-            candidate_prob: true,
-            entropy: true,
-        };
+    fn step(
+        &mut self,
+        tokens: &[u32],
+        num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Result<Step, DecodeError> {
         let drafted = self.drafter.draft(self.target, tokens, num_candidates, needs)?;
-        let probs = match self.options.decoding {
-            Decoding::Greedy => None,
-            Decoding::Sampled(sampling) => Some(sampling.probs(&drafted.logits)),
-        };
+        let probs = self.options.decoding.sampled_probs(&drafted.logits);
         Ok(Step { logits: drafted.logits, signals: drafted.signals, probs })
     }
 
@@ -111,16 +109,16 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         target_logits: &[f32],
     ) -> Result<RecordedCandidate, DecodeError> {
         let mut candidate = step.candidate(token, target_logits, self.options);
-        candidate.predicted_acceptance_prob = self.assess(step, token)?;
+        candidate.predicted_acceptance_prob = self.predict_acceptance(step, token)?;
         Ok(candidate)
     }
 
-    /// What a head that looks ahead says of a token as the candidate of the last draft forward.
-    fn assess(&mut self, step: &Step, token: u32) -> Result<Option<f64>, DecodeError> {
+    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward.
+    fn predict_acceptance(&mut self, step: &Step, token: u32) -> Result<Option<f64>, DecodeError> {
         if !self.options.has_head {
             return Ok(None);
         }
-        self.drafter.assess(self.target, &step.logits, token)
+        self.drafter.predict_acceptance(self.target, &step.logits, token)
     }
 
     /// The candidate that is drafted instead of the response's `token` and then rejected, if one
@@ -142,41 +140,115 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         something_left.then(|| self.draws.categorical(&residual) as u32)
     }
 
-    /// What is drafted from a rejected candidate on, itself included: up to `room` candidates,
-    /// fewer where an end token comes. Target and drafter are then back at `tokens`.
+    /// What is drafted from a `rejected` candidate of step `first` on, itself included: up to `room`
+    /// candidates, fewer where an end token comes. Target and drafter are then back at `tokens`.
     fn roll_out(
         &mut self,
         tokens: &mut Vec<u32>,
-        rejected: RecordedCandidate,
+        first: Step,
+        rejected: u32,
+        target_logits: &[f32],
         room: usize,
     ) -> Result<Vec<RecordedCandidate>, DecodeError> {
-        let len = tokens.len();
-        let mut steps: Vec<(Step, u32, Option<f64>)> = Vec::with_capacity(room - 1);
-        let mut last = rejected.token_id;
-        while steps.len() + 1 < room && !self.options.limits.eos_token_ids.contains(&last) {
-            tokens.push(last);
-            let step = self.step(tokens, tokens.len() - len)?;
-            last = match &step.probs {
-                None => argmax(&step.logits),
-                Some(probs) => self.draws.categorical(probs) as u32,
-            };
-            let predicted = self.assess(&step, last)?;
-            steps.push((step, last, predicted));
+        let num_standing = tokens.len();
+        let limits = DraftLimits { room, eos_token_ids: &self.options.limits.eos_token_ids };
+        let mut rule = EverySignal { has_head: self.options.has_head };
+        let mut steps =
+            Rollout { recorder: self, rejected, steps: vec![first], predicted: Vec::new() };
+        draft_phase(&mut steps, &mut rule, limits, tokens)?;
+        let Rollout { steps, mut predicted, .. } = steps;
+        let drafted = tokens.split_off(num_standing);
+        if predicted.len() < drafted.len() {
+            // An end token, which no rule is asked about.
+            let (step, token) = (&steps[steps.len() - 1], drafted[drafted.len() - 1]);
+            predicted.push(self.predict_acceptance(step, token)?);
         }
-        let mut rollout = vec![rejected];
-        if !steps.is_empty() {
-            let rows = self.target.logits(tokens, steps.len())?;
-            for ((step, token, predicted), row) in steps.iter().zip(rows.rows()) {
-                step.tells_of(rollout.last_mut().expect("the rejected candidate is there"));
-                let mut candidate = step.candidate(*token, row, self.options);
-                candidate.predicted_acceptance_prob = *predicted;
-                rollout.push(candidate);
+        let mut rollout = vec![steps[0].candidate(rejected, target_logits, self.options)];
+        if let [read @ .., _] = drafted.as_slice()
+            && !read.is_empty()
+        {
+            tokens.extend_from_slice(read);
+            let rows = self.target.logits(tokens, read.len())?;
+            tokens.truncate(num_standing);
+            for ((step, token), row) in steps[1..].iter().zip(&drafted[1..]).zip(rows.rows()) {
+                rollout.push(step.candidate(*token, row, self.options));
             }
         }
-        tokens.truncate(len);
-        self.target.roll_back(len);
-        self.drafter.roll_back(len);
+        for (candidate, predicted) in rollout.iter_mut().zip(predicted) {
+            candidate.predicted_acceptance_prob = predicted;
+        }
+        for (step, read) in steps[1..].iter().zip(&mut rollout) {
+            step.predicts_for(read);
+        }
+        self.target.roll_back(num_standing);
+        self.drafter.roll_back(num_standing);
         Ok(rollout)
+    }
+}
+
+/// The draft phase that begins with a rejected candidate, whose step has been taken.
+struct Rollout<'r, 'a, T, D> {
+    recorder: &'r mut Recorder<'a, T, D>,
+    rejected: u32,
+    steps: Vec<Step>,
+    /// What a head that looks ahead predicts of the candidates so far.
+    predicted: Vec<Option<f64>>,
+}
+
+impl<T: Target, D: Drafter<T>> DraftSteps for Rollout<'_, '_, T, D> {
+    type Error = DecodeError;
+
+    fn step(
+        &mut self,
+        tokens: &[u32],
+        num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Result<DraftSignals, DecodeError> {
+        if num_candidates > 0 {
+            self.steps.push(self.recorder.step(tokens, num_candidates, needs)?);
+        }
+        Ok(self.steps[num_candidates].signals)
+    }
+
+    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+        match self.steps.as_slice() {
+            [_] => Drawn { token_id: self.rejected, candidate_prob: None },
+            [.., step] => {
+                draw(&step.logits, step.probs.as_deref(), needs, &mut *self.recorder.draws)
+            }
+            [] => unreachable!("the first step is there"),
+        }
+    }
+
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+        let step = &self.steps[self.steps.len() - 1];
+        let predicted = self.recorder.predict_acceptance(step, candidate)?;
+        self.predicted.push(predicted);
+        Ok(predicted)
+    }
+}
+
+/// A rule that never stops and reads all that any rule may read.
+struct EverySignal {
+    has_head: bool,
+}
+
+impl StopRule for EverySignal {
+    fn bounds(&self) -> Bounds {
+        Bounds { min: 0, max: usize::MAX }
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds {
+            acceptance_prob: self.has_head,
+            confidence: true,
+            candidate_prob: true,
+            entropy: true,
+        }
+    }
+
+    fn stops(&mut self, _candidates: &[u32], _signals: &DraftSignals) -> bool {
+        false
     }
 }
 
@@ -189,9 +261,9 @@ struct Step {
 }
 
 impl Step {
-    /// Enters what the head says of `read`, the candidate that this forward has read, if that is
-    /// when it speaks.
-    fn tells_of(&self, read: &mut RecordedCandidate) {
+    /// Enters what the head predicts for `read`, the candidate that this forward has read, if that
+    /// is when it predicts.
+    fn predicts_for(&self, read: &mut RecordedCandidate) {
         if let Some(HeadEstimate::OfRead(prob)) = self.signals.acceptance_prob {
             read.predicted_acceptance_prob = Some(prob);
         }

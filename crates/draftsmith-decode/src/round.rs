@@ -5,11 +5,11 @@
 //! to the target; stop rules, end tokens and limits decide only whether another one is drawn.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use draftsmith_theory::{
-    Decoding, DraftSignals, Draws, HeadEstimate, Round, RoundEnd, SignalNeeds, StopRule, Trace,
-    Verdict, argmax, largest_prob, verify_greedy, verify_sampled,
+    Decoding, DraftLimits, DraftSignals, DraftSteps, Drawn, Draws, Round, RoundEnd, SignalNeeds,
+    StopRule, Trace, Verdict, argmax, draft_phase, largest_prob, verify_greedy, verify_sampled,
 };
 
 use crate::error::DecodeError;
@@ -61,13 +61,13 @@ pub trait Drafter<T> {
     ) -> Result<Drafted, DecodeError>;
 
     /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the
-    /// last [`draft`](Self::draft): the word of an acceptance head that looks ahead, which does not
+    /// last [`draft`](Self::draft), as predicted by an acceptance head that looks ahead and does not
     /// wait for the candidate to be read. None without such a head. Asked where the rule reads an
     /// acceptance head.
     ///
     /// # Errors
-    /// If the head's word is not a number or the device fails.
-    fn assess(
+    /// If the prediction is not a number or the device fails.
+    fn predict_acceptance(
         &mut self,
         target: &mut T,
         logits: &[f32],
@@ -274,17 +274,33 @@ pub fn decode_speculative<T: Target, D: Drafter<T>>(
             return Ok(sequence.end(finish));
         }
         let confirmed = sequence.tokens.len();
-        let phase = draft_phase(target, drafter, rule, decoding, &mut sequence, draws)?;
+        let begun = Instant::now();
+        let phase_limits = DraftLimits {
+            room: sequence.num_remaining() - 1,
+            eos_token_ids: &limits.eos_token_ids,
+        };
+        let mut steps = DrafterSteps {
+            target: &mut *target,
+            drafter: &mut *drafter,
+            decoding,
+            draws: &mut *draws,
+            logits: Vec::new(),
+            draft_probs: Vec::new(),
+            num_forwards: 0,
+        };
+        draft_phase(&mut steps, rule, phase_limits, &mut sequence.tokens)?;
+        let DrafterSteps { draft_probs, num_forwards, .. } = steps;
+        let draft_time = begun.elapsed();
         let begun = Instant::now();
         let candidates = sequence.tokens[confirmed..].to_vec();
         let logits = target.logits(&sequence.tokens, candidates.len() + 1)?;
-        let verdict = verify(decoding, &candidates, &phase.draft_probs, &logits, draws);
+        let verdict = verify(decoding, &candidates, &draft_probs, &logits, draws);
         let mut yielded = candidates;
         let round = Round {
             num_drafted: yielded.len(),
-            num_draft_forwards: phase.num_forwards,
+            num_draft_forwards: num_forwards,
             num_accepted: verdict.num_accepted,
-            draft_time: phase.time,
+            draft_time,
             verify_time: begun.elapsed(),
         };
         yielded.truncate(verdict.num_accepted);
@@ -299,72 +315,63 @@ pub fn decode_speculative<T: Target, D: Drafter<T>>(
     }
 }
 
-/// What a draft phase leaves beside the candidates at the end of the sequence.
-struct DraftPhase {
+/// A drafter's forwards as the steps of a draft phase.
+struct DrafterSteps<'a, T, D> {
+    target: &'a mut T,
+    drafter: &'a mut D,
+    decoding: &'a Decoding,
+    draws: &'a mut dyn Draws,
+    /// Of the last step.
+    logits: Vec<f32>,
     /// What each candidate was drawn from; empty when greedy.
     draft_probs: Vec<Vec<f64>>,
     num_forwards: usize,
-    time: Duration,
 }
 
-/// Appends this round's candidates to the sequence.
-fn draft_phase<T: Target, D: Drafter<T>>(
-    target: &mut T,
-    drafter: &mut D,
-    rule: &mut dyn StopRule,
-    decoding: &Decoding,
-    sequence: &mut Sequence<'_>,
-    draws: &mut dyn Draws,
-) -> Result<DraftPhase, DecodeError> {
-    let begun = Instant::now();
-    let confirmed = sequence.tokens.len();
-    let bounds = rule.bounds();
-    let needs = rule.needs();
-    let mut phase =
-        DraftPhase { draft_probs: Vec::new(), num_forwards: 0, time: Duration::default() };
-    rule.begin_round();
-    let room = sequence.num_remaining() - 1;
-    let most = if rule.skips_drafting() { 0 } else { bounds.max.min(room) };
-    for num_candidates in 0..most {
-        let Drafted { logits, mut signals, num_forwards } =
-            drafter.draft(target, &sequence.tokens, num_candidates, needs)?;
-        phase.num_forwards += num_forwards;
-        let stops = rule.stops_before_draw(&sequence.tokens[confirmed..], &signals);
-        if stops && num_candidates >= bounds.min {
-            break;
-        }
-        let candidate = match decoding {
-            Decoding::Greedy => argmax(&logits),
-            Decoding::Sampled(sampling) => {
-                let probs = sampling.probs(&logits);
-                let candidate = draws.categorical(&probs) as u32;
-                phase.draft_probs.push(probs);
-                candidate
-            }
-        };
-        if needs.candidate_prob {
-            signals.candidate_prob = Some(match phase.draft_probs.last() {
-                Some(probs) => probs[candidate as usize],
-                None => largest_prob(&logits),
-            });
-        }
-        sequence.tokens.push(candidate);
-        // Nothing after an end token can be kept.
-        if sequence.limits.eos_token_ids.contains(&candidate) {
-            break;
-        }
-        if needs.acceptance_prob
-            && let Some(prob) = drafter.assess(target, &logits, candidate)?
-        {
-            signals.acceptance_prob = Some(HeadEstimate::OfDrawn(prob));
-        }
-        let stops = rule.stops(&sequence.tokens[confirmed..], &signals);
-        if stops && num_candidates + 1 >= bounds.min {
-            break;
-        }
+impl<T, D: Drafter<T>> DraftSteps for DrafterSteps<'_, T, D> {
+    type Error = DecodeError;
+
+    fn step(
+        &mut self,
+        tokens: &[u32],
+        num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Result<DraftSignals, DecodeError> {
+        let Drafted { logits, signals, num_forwards } =
+            self.drafter.draft(self.target, tokens, num_candidates, needs)?;
+        self.logits = logits;
+        self.num_forwards += num_forwards;
+        Ok(signals)
     }
-    phase.time = begun.elapsed();
-    Ok(phase)
+
+    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+        let probs = self.decoding.sampled_probs(&self.logits);
+        let drawn = draw(&self.logits, probs.as_deref(), needs, self.draws);
+        self.draft_probs.extend(probs);
+        drawn
+    }
+
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+        self.drafter.predict_acceptance(self.target, &self.logits, candidate)
+    }
+}
+
+/// Draws a candidate from a draft step: from `probs`, or the most probable token without.
+pub(crate) fn draw(
+    logits: &[f32],
+    probs: Option<&[f64]>,
+    needs: SignalNeeds,
+    draws: &mut dyn Draws,
+) -> Drawn {
+    let token_id = match probs {
+        Some(probs) => draws.categorical(probs) as u32,
+        None => argmax(logits),
+    };
+    let candidate_prob = || match probs {
+        Some(probs) => probs[token_id as usize],
+        None => largest_prob(logits),
+    };
+    Drawn { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
 }
 
 fn verify(

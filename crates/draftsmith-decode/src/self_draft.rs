@@ -99,14 +99,14 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
 
     /// # Panics
     /// If the last draft step did not ask for the head's word.
-    fn assess(
+    fn predict_acceptance(
         &mut self,
         target: &mut ModelSession<'m>,
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         let embed = || target.model().embed_ids(&[candidate]);
-        self.acceptance.assess(logits, candidate, embed, ROLE)
+        self.acceptance.predict_acceptance(logits, candidate, embed, ROLE)
     }
 
     fn roll_back(&mut self, len: usize) {

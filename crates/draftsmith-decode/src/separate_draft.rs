@@ -85,7 +85,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
 
     /// # Panics
     /// If the last draft step did not ask for the head's word.
-    fn assess(
+    fn predict_acceptance(
         &mut self,
         _target: &mut T,
         logits: &[f32],
@@ -93,7 +93,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
     ) -> Result<Option<f64>, DecodeError> {
         let session = &self.session;
         let embed = || session.model().embed_ids(&Self::readable(session, &[candidate]));
-        self.acceptance.assess(logits, candidate, embed, session.role())
+        self.acceptance.predict_acceptance(logits, candidate, embed, session.role())
     }
 
     fn roll_back(&mut self, len: usize) {

@@ -13,6 +13,7 @@
 //! | `exponentials` | e^logit over rows, vectorised |
 //! | `acceptance_bounds` | what KL or entropy tells of the overlap |
 //! | `sampling` | temperature, top-k and top-p, as served (`select`: without sorting) |
+//! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `stop_rule` | when a draft phase ends |
 //! | `threshold_policy` | the stop decision solved exactly for known acceptance levels |
@@ -35,6 +36,7 @@ mod cascade;
 mod closed_forms;
 mod cost;
 mod distribution;
+mod draft_phase;
 mod draws;
 mod enumerate;
 mod error;
@@ -70,6 +72,7 @@ pub use cascade::{
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
+pub use draft_phase::{DraftLimits, DraftSteps, Drawn, draft_phase};
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{Enumerator, enumerate, law};
 pub use error::TheoryError;

@@ -15,12 +15,14 @@
 
 mod cost_optimal;
 mod judged;
-mod steps;
+mod recorded_steps;
+mod step_function;
 
 use crate::{
-    CostModel, Counts, DraftSignals, HeadEstimate, HeadTiming, Oracle, RoundCosts, RoundEnd,
-    StopRule, StopRuleConfig, TheoryError, acceptance_prob,
+    CostModel, Counts, DraftLimits, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
+    StopRuleConfig, TheoryError, acceptance_prob, draft_phase,
 };
+use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
 
@@ -49,33 +51,6 @@ impl RecordedCandidate {
     /// The label, min(1, p/q): what a perfect acceptance head would predict.
     pub fn acceptance_prob(&self) -> f64 {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
-    }
-
-    /// What the drafter tells a rule before this candidate is drawn, which follows `previous` in
-    /// the round.
-    fn signals_before_draw(
-        &self,
-        previous: Option<&Self>,
-        head: Option<HeadTiming>,
-    ) -> DraftSignals {
-        let of_read = previous.filter(|_| head == Some(HeadTiming::AfterRead));
-        DraftSignals {
-            acceptance_prob: of_read
-                .and_then(|read| read.predicted_acceptance_prob)
-                .map(HeadEstimate::OfRead),
-            confidence: Some(self.confidence),
-            candidate_prob: Some(self.candidate_prob),
-            entropy: Some(self.entropy),
-        }
-    }
-
-    /// What the drafter adds to `signals` once the candidate is drawn.
-    fn signals_after_draw(&self, signals: DraftSignals, head: Option<HeadTiming>) -> DraftSignals {
-        if head != Some(HeadTiming::AtDraw) {
-            return signals;
-        }
-        let acceptance_prob = self.predicted_acceptance_prob.map(HeadEstimate::OfDrawn);
-        DraftSignals { acceptance_prob, ..signals }
     }
 }
 
@@ -235,9 +210,13 @@ impl Recordings {
         rule.begin_sequence();
         while num_kept < response.places.len() {
             candidates.clear();
-            let room = response.limit - num_kept - 1;
-            let round = Round { recordings: self, places: &response.places[num_kept..], room };
-            let (num_draft_forwards, num_accepted) = round.draft(rule, &mut candidates);
+            let limits = DraftLimits {
+                room: response.limit - num_kept - 1,
+                eos_token_ids: &self.eos_token_ids,
+            };
+            let mut steps = RecordedSteps::new(&response.places[num_kept..], self.head);
+            let Ok(num_draft_forwards) = draft_phase(&mut steps, rule, limits, &mut candidates);
+            let num_accepted = steps.num_accepted();
             observe_length(candidates.len());
             let kept = (num_accepted + 1).min(response.places.len() - num_kept);
             seconds += costs.round_seconds(num_draft_forwards, candidates.len());
@@ -251,63 +230,6 @@ impl Recordings {
             num_kept += kept;
         }
         Spending { counts, seconds }
-    }
-}
-
-/// A draft phase to be replayed.
-struct Round<'a> {
-    recordings: &'a Recordings,
-    /// From the accepted prefix on.
-    places: &'a [RecordedPlace],
-    /// The most candidates that could be kept beside the target's own token.
-    room: usize,
-}
-
-impl Round<'_> {
-    /// Asks the rule as the round loop does. Returns the number of draft forwards, and of accepted
-    /// candidates.
-    fn draft(&self, rule: &mut dyn StopRule, candidates: &mut Vec<u32>) -> (usize, usize) {
-        let bounds = rule.bounds();
-        rule.begin_round();
-        let most = if rule.skips_drafting() { 0 } else { bounds.max.min(self.room) };
-        let (mut num_forwards, mut num_accepted) = (0, 0);
-        let mut previous = None;
-        // What follows once a candidate is rejected.
-        let mut rollout: Option<std::slice::Iter<'_, RecordedCandidate>> = None;
-        for num_candidates in 0..most {
-            num_forwards += 1;
-            let (candidate, is_accepted) = match &mut rollout {
-                Some(rest) => (rest.next().expect("rollouts go on to an end or the limit"), false),
-                None => {
-                    let place = &self.places[num_candidates];
-                    match &place.rollout {
-                        None => (&place.candidate, true),
-                        Some(candidates) => {
-                            let mut rest = candidates.iter();
-                            let rejected = rest.next().expect("a rollout has a candidate");
-                            rollout = Some(rest);
-                            (rejected, false)
-                        }
-                    }
-                }
-            };
-            let head = self.recordings.head;
-            let signals = candidate.signals_before_draw(previous, head);
-            if rule.stops_before_draw(candidates, &signals) && num_candidates >= bounds.min {
-                break;
-            }
-            candidates.push(candidate.token_id);
-            num_accepted += usize::from(is_accepted);
-            if self.recordings.eos_token_ids.contains(&candidate.token_id) {
-                break;
-            }
-            let stops = rule.stops(candidates, &candidate.signals_after_draw(signals, head));
-            if stops && num_candidates + 1 >= bounds.min {
-                break;
-            }
-            previous = Some(candidate);
-        }
-        (num_forwards, num_accepted)
     }
 }
 

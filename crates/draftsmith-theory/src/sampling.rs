@@ -38,6 +38,17 @@ impl Decoding {
         }
     }
 
+    /// What a token is drawn from; None when greedy, where nothing is drawn.
+    ///
+    /// # Panics
+    /// As [`Sampling::probs`].
+    pub fn sampled_probs(&self, logits: &[f32]) -> Option<Vec<f64>> {
+        match self {
+            Self::Greedy => None,
+            Self::Sampled(sampling) => Some(sampling.probs(logits)),
+        }
+    }
+
     /// Checks the sampling settings, if there are any.
     ///
     /// # Errors

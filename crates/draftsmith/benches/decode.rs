@@ -146,7 +146,9 @@ fn signals(bencher: Bencher, signal: &str) {
         let drafted = drafter.draft(&mut (), &tokens, 1, needs).expect("finite");
         let candidate = argmax(&drafted.logits);
         let said = match needs.acceptance_prob {
-            true => drafter.assess(&mut (), &drafted.logits, candidate).expect("finite"),
+            true => {
+                drafter.predict_acceptance(&mut (), &drafted.logits, candidate).expect("finite")
+            }
             false => None,
         };
         (drafted, said)

@@ -38,7 +38,7 @@ impl Table {
     }
 
     /// What the head says of a candidate drawn behind the prefix.
-    fn assess(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
+    fn predict_acceptance(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
         let speaks = self.head == HeadTiming::AtDraw;
         speaks.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
     }
@@ -105,13 +105,13 @@ impl<T> Drafter<T> for Drafting {
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
-    fn assess(
+    fn predict_acceptance(
         &mut self,
         _target: &mut T,
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.assess(&self.read, candidate))
+        Ok(self.table.predict_acceptance(&self.read, candidate))
     }
 
     fn roll_back(&mut self, _len: usize) {}
@@ -190,13 +190,13 @@ impl Drafter<Advanced> for Advancing {
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
-    fn assess(
+    fn predict_acceptance(
         &mut self,
         _target: &mut Advanced,
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.assess(&self.read, candidate))
+        Ok(self.table.predict_acceptance(&self.read, candidate))
     }
 
     fn roll_back(&mut self, len: usize) {

@@ -54,7 +54,7 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.assess(&mut (), &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut (), &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.

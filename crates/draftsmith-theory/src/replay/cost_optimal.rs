@@ -1,7 +1,7 @@
 //! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token
 //! costs.
 
-use super::steps::fit_steps;
+use super::step_function::fit_steps;
 use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};

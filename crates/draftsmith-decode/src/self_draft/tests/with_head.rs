@@ -84,7 +84,7 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.assess(&mut session, &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut session, &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 session.logits(&ids[..end], end - start + 1).expect("finite");

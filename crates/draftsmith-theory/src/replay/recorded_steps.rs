@@ -1,0 +1,75 @@
+//! Recorded candidates as the steps of a draft phase.
+
+use std::convert::Infallible;
+use std::slice::Iter;
+
+use super::{RecordedCandidate, RecordedPlace};
+use crate::{DraftSignals, DraftSteps, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
+
+/// What a drafter did from an accepted prefix on: along the response while candidates are accepted,
+/// along the rollout from the first one that is not.
+pub(super) struct RecordedSteps<'a> {
+    head: Option<HeadTiming>,
+    /// From the accepted prefix on.
+    places: Iter<'a, RecordedPlace>,
+    /// What follows once a candidate is rejected.
+    rollout: Option<Iter<'a, RecordedCandidate>>,
+    /// The candidate that the last step can be drawn to.
+    last: Option<&'a RecordedCandidate>,
+    num_accepted: usize,
+}
+
+impl<'a> RecordedSteps<'a> {
+    pub(super) fn new(places: &'a [RecordedPlace], head: Option<HeadTiming>) -> Self {
+        Self { head, places: places.iter(), rollout: None, last: None, num_accepted: 0 }
+    }
+
+    /// How many of the candidates drawn so far stand.
+    pub(super) fn num_accepted(&self) -> usize {
+        self.num_accepted
+    }
+
+    fn next(&mut self) -> &'a RecordedCandidate {
+        if self.rollout.is_none() {
+            let place = self.places.next().expect("a response goes on to its limit");
+            let Some(rollout) = &place.rollout else { return &place.candidate };
+            self.rollout = Some(rollout.iter());
+        }
+        let rest = self.rollout.as_mut().and_then(Iter::next);
+        rest.expect("a rollout goes on to an end token or the limit")
+    }
+}
+
+impl DraftSteps for RecordedSteps<'_> {
+    type Error = Infallible;
+
+    fn step(
+        &mut self,
+        _tokens: &[u32],
+        _num_candidates: usize,
+        _needs: SignalNeeds,
+    ) -> Result<DraftSignals, Infallible> {
+        let candidate = self.next();
+        let read = self.last.replace(candidate);
+        let of_read = read.filter(|_| self.head == Some(HeadTiming::AfterRead));
+        Ok(DraftSignals {
+            acceptance_prob: of_read
+                .and_then(|read| read.predicted_acceptance_prob)
+                .map(HeadEstimate::OfRead),
+            confidence: Some(candidate.confidence),
+            candidate_prob: None,
+            entropy: Some(candidate.entropy),
+        })
+    }
+
+    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+        let candidate = self.last.expect("a step comes before its draw");
+        self.num_accepted += usize::from(self.rollout.is_none());
+        Drawn { token_id: candidate.token_id, candidate_prob: Some(candidate.candidate_prob) }
+    }
+
+    fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {
+        let looks_ahead = self.head == Some(HeadTiming::AtDraw);
+        Ok(self.last.filter(|_| looks_ahead).and_then(|drawn| drawn.predicted_acceptance_prob))
+    }
+}
