@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use burn::tensor::Device;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands;
@@ -15,6 +16,7 @@ use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::devices::DeviceChoices;
 use crate::recipe::Recipe;
+use crate::workspace::Workspace;
 
 /// Trains what makes speculative decoding faster, and proves it.
 #[derive(Debug, Parser)]
@@ -146,37 +148,70 @@ fn execute(arguments: Arguments) -> Result<()> {
         Some(time) => console.clone().stopping_after(time),
         None => console.clone(),
     };
-    let steps = |a: &TrainingArguments| a.steps.map(NonZeroUsize::get);
+    let workspace = |recipe: &Recipe, devices: Vec<Device>| {
+        Workspace::new(&recipe.models.target, recipe.models.draft.as_deref(), devices)
+    };
+    let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace)> {
+        let recipe = recipe(a)?;
+        let workspace = workspace(&recipe, vec![device()?]);
+        Ok((recipe, workspace))
+    };
+    let training = |a: &TrainingArguments| -> Result<Training> {
+        let recipe = recipe(&a.recipe)?;
+        let workspace = workspace(&recipe, devices(a)?);
+        let steps_left = a.steps.map(NonZeroUsize::get);
+        Ok(Training { recipe, workspace, steps_left, console: until(a) })
+    };
     match command {
         Command::Run(a) => {
-            commands::run::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps(&a), &until(&a))
+            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            commands::run::run(&recipe, &workspace, &mut steps_left, &console)
         }
         Command::BuildData(a) => {
-            commands::build_data::run(&recipe(&a)?, &device()?, &console).map(drop)
+            let (recipe, workspace) = stage(&a)?;
+            commands::build_data::run(&recipe, &workspace, &console).map(drop)
         }
         Command::TrainHead(a) => {
-            let (mut steps, console) = (steps(&a), until(&a));
-            commands::train_head::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps, &console)
-                .map(drop)
+            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            commands::train_head::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
         Command::TrainAdapter(a) => {
-            let (mut steps, console) = (steps(&a), until(&a));
-            commands::train_adapter::run(&recipe(&a.recipe)?, &devices(&a)?, &mut steps, &console)
-                .map(drop)
+            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            commands::train_adapter::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
-        Command::Record(a) => commands::record::run(&recipe(&a)?, &device()?, &console).map(drop),
+        Command::Record(a) => {
+            let (recipe, workspace) = stage(&a)?;
+            commands::record::run(&recipe, &workspace, &console).map(drop)
+        }
         Command::Evaluate(a) => {
-            commands::evaluate::run(&recipe(&a)?, &device()?, &console).map(drop)
+            let (recipe, workspace) = stage(&a)?;
+            commands::evaluate::run(&recipe, &workspace, &console).map(drop)
         }
         Command::Generate(a) => {
             commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, &console)
         }
-        Command::Tune(a) => commands::tune::run(&recipe(&a)?, &device()?, &console).map(drop),
-        Command::Replay(a) => commands::replay::run(&recipe(&a)?, &console).map(drop),
+        Command::Tune(a) => {
+            let (recipe, workspace) = stage(&a)?;
+            commands::tune::run(&recipe, &workspace, &console).map(drop)
+        }
+        Command::Replay(a) => {
+            let recipe = recipe(&a)?;
+            // It computes with no model.
+            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?]);
+            commands::replay::run(&recipe, &workspace, &console).map(drop)
+        }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, &console),
         Command::Inspect { path } => commands::inspect::run(&path, &console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
+}
+
+/// What a command that trains works with.
+struct Training {
+    recipe: Recipe,
+    workspace: Workspace,
+    steps_left: Option<usize>,
+    console: Console,
 }
 
 /// Keeps the panics of the Parquet reader off stderr: `draftsmith-data` catches them, where a file

@@ -8,6 +8,8 @@ pub(crate) mod inspect;
 pub(crate) mod record;
 pub(crate) mod replay;
 pub(crate) mod run;
+#[cfg(test)]
+mod tests;
 pub(crate) mod train_adapter;
 pub(crate) mod train_head;
 mod training;

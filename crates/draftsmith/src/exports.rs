@@ -7,14 +7,13 @@ pub(crate) mod tuned;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype};
 use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
-use crate::pair::{Pair, hash_dir, hash_export};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
+use crate::workspace::Workspace;
 
 /// What was trained for a pair.
 pub(crate) struct Exports {
@@ -27,40 +26,33 @@ impl Exports {
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
     ///
     /// # Errors
-    /// If one is missing, broken, or of other models than `pair`.
+    /// If one is missing, broken, or of other models than the workspace's.
     pub(crate) fn read(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
-        pair: &Pair,
-        device: &Device,
+        workspace: &Workspace,
     ) -> Result<Self> {
-        let head = read_head(recipe, evaluate, pair, device)?;
+        let head = read_head(recipe, evaluate, workspace)?;
         let dirs = adapter_dirs(recipe, evaluate);
         for dir in &dirs {
             need_adapter_head(recipe, evaluate, dir)?;
         }
-        let adapters = read_adapters(recipe, &dirs, pair, device)?;
+        let adapters = read_adapters(&dirs, workspace)?;
         Ok(Self { head, adapters })
     }
 
     /// Reads the one head or adapter in `dir`.
     ///
     /// # Errors
-    /// If it is broken, or of other models than `pair`.
-    pub(crate) fn read_export(
-        kind: ExportKind,
-        dir: &Path,
-        recipe: &Recipe,
-        pair: &Pair,
-        device: &Device,
-    ) -> Result<Self> {
+    /// If it is broken, or of other models than the workspace's.
+    pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
-                let head = read_head_in(dir, recipe, pair, device)?;
+                let head = read_head_in(dir, workspace)?;
                 Self { head: Some(head), adapters: Vec::new() }
             }
             ExportKind::Adapter => {
-                let adapters = read_adapters(recipe, &[dir.to_path_buf()], pair, device)?;
+                let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
                 Self { head: None, adapters }
             }
         })
@@ -164,15 +156,17 @@ impl AdapterExport {
     ///
     /// # Errors
     /// If it is broken, or of another target.
-    pub(crate) fn without_head(
-        dir: &Path,
-        recipe: &Recipe,
-        pair: &Pair,
-        device: &Device,
-    ) -> Result<Self> {
+    pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_adapter(dir)?;
-        let target_hash = hash_dir(&recipe.models.target)?;
-        let (config, adapter) = pair.read_adapter(dir, &target_hash, device)?;
+        let (config, adapter) = workspace.adapter(dir)?;
+        let target_hash = workspace.target_hash()?;
+        if let Some(hash) = config.target_hash.as_ref().filter(|hash| *hash != target_hash) {
+            bail!(
+                "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
+                 {target_hash}): train it again, or point `models.target` at the target it belongs to",
+                dir.display()
+            );
+        }
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
     }
 
@@ -191,12 +185,6 @@ pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
     Some(adapter_head_dir(adapter_dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
-/// The hash that an adapter's head names its drafter by: of the weights and where they sit, not of
-/// what tuning found out about them since.
-pub(crate) fn adapter_hash(dir: &Path, config: &AdapterConfig) -> Result<String> {
-    hash_export(dir, &config.exit_layer.to_string())
-}
-
 /// Reads the head of the adapter in `dir`, if it has one.
 ///
 /// # Errors
@@ -204,17 +192,16 @@ pub(crate) fn adapter_hash(dir: &Path, config: &AdapterConfig) -> Result<String>
 pub(crate) fn read_adapter_head(
     dir: &Path,
     config: &AdapterConfig,
-    target_hash: &str,
-    device: &Device,
+    workspace: &Workspace,
 ) -> Result<Option<HeadExport>> {
     let Some(head_dir) = found_adapter_head(dir) else {
         return Ok(None);
     };
-    let head = HeadExport::from_dir(&head_dir, config.llama.hidden_size, device)?;
-    let adapter_hash = adapter_hash(dir, config)?;
+    let head = HeadExport::read(&head_dir, config.llama.hidden_size, workspace)?;
+    let adapter_hash = workspace.adapter_hash(dir, config)?;
     let expected = [
         ("adapter", &head.config.draft_hash, adapter_hash.as_str()),
-        ("target", &head.config.target_hash, target_hash),
+        ("target", &head.config.target_hash, workspace.target_hash()?),
     ];
     for (of, found, expected) in expected {
         if found.as_ref().is_some_and(|hash| hash != expected) {
@@ -251,17 +238,11 @@ pub(crate) fn need_adapter_head(
 }
 
 /// Reads adapters with their heads, each of another exit layer and all of this target.
-fn read_adapters(
-    recipe: &Recipe,
-    dirs: &[PathBuf],
-    pair: &Pair,
-    device: &Device,
-) -> Result<Vec<AdapterExport>> {
+fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterExport>> {
     let mut adapters: Vec<AdapterExport> = Vec::with_capacity(dirs.len());
     for dir in dirs {
-        let mut adapter = AdapterExport::without_head(dir, recipe, pair, device)?;
-        let target_hash = hash_dir(&recipe.models.target)?;
-        adapter.head = read_adapter_head(dir, &adapter.config, &target_hash, device)?;
+        let mut adapter = AdapterExport::without_head(dir, workspace)?;
+        adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
         if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
             bail!(
                 "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
@@ -285,8 +266,12 @@ pub(crate) struct HeadExport {
 }
 
 impl HeadExport {
-    fn from_dir(dir: &Path, hidden_size: usize, device: &Device) -> Result<Self> {
-        let (config, head) = AcceptanceHead::from_dir(dir, hidden_size, device)?;
+    /// Reads the head in a directory, for a drafter of this hidden size.
+    ///
+    /// # Errors
+    /// If it is missing, broken, or for another hidden size.
+    pub(crate) fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
+        let (config, head) = workspace.head(dir, hidden_size)?;
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
     }
 }
@@ -295,14 +280,13 @@ impl HeadExport {
 fn read_head(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
-    pair: &Pair,
-    device: &Device,
+    workspace: &Workspace,
 ) -> Result<Option<HeadExport>> {
     let Some(dir) = head_dir(recipe, evaluate) else {
         return Ok(None);
     };
     need_head(&dir)?;
-    read_head_in(&dir, recipe, pair, device).map(Some)
+    read_head_in(&dir, workspace).map(Some)
 }
 
 /// Checks that training has been there.
@@ -336,13 +320,13 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
 }
 
 /// Reads the head in a directory.
-fn read_head_in(dir: &Path, recipe: &Recipe, pair: &Pair, device: &Device) -> Result<HeadExport> {
-    let Some(draft) = &pair.draft else {
-        bail!("an acceptance head needs its draft; hint: set `models.draft`, or drop the head");
-    };
-    let head = HeadExport::from_dir(dir, draft.config().hidden_size, device)?;
-    let draft_hash = hash_dir(recipe.need_draft("an acceptance head")?)?;
-    if head.config.draft_hash.as_ref().is_some_and(|hash| *hash != draft_hash) {
+fn read_head_in(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
+    const NO_DRAFT: &str =
+        "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
+    let draft = workspace.draft_in(WeightDtype::F32)?.context(NO_DRAFT)?;
+    let head = HeadExport::read(dir, draft.config().hidden_size, workspace)?;
+    let draft_hash = workspace.draft_hash()?.context(NO_DRAFT)?;
+    if head.config.draft_hash.as_ref().is_some_and(|hash| hash != draft_hash) {
         bail!(
             "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}): \
              train it again, or point `models.draft` at the draft it belongs to",

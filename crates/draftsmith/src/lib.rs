@@ -23,5 +23,6 @@ mod statistics;
 mod sweep;
 mod table;
 mod tuning;
+mod workspace;
 
 pub use cli::run;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Prompt, PromptFile, hash_file, read_prompts};
+use draftsmith_data::{Prompt, read_prompts};
 
 use crate::console::Console;
 use crate::pair::Pair;
@@ -36,18 +36,6 @@ pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
         sources.push(Source { path: path.clone(), prompts });
     }
     Ok(sources)
-}
-
-/// What provenance says of prompt files.
-///
-/// # Errors
-/// If one cannot be read.
-pub(crate) fn prompt_files(paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
-    let file = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(PromptFile { name, hash: hash_file(path)? })
-    };
-    paths.iter().map(file).collect()
 }
 
 impl Source {

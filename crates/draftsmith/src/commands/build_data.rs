@@ -10,7 +10,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
 use draftsmith_data::{
     FinishReason, Prompt, Provenance, ResponseRow, read_provenance, shard_path, shard_paths,
     write_shard,
@@ -23,9 +22,10 @@ use serde::Serialize;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
-use crate::pair::{Pair, hash_dir};
-use crate::prompts::{prompt_files, read_sources};
+use crate::pair::Pair;
+use crate::prompts::read_sources;
 use crate::recipe::{DataRecipe, Recipe, Responses};
+use crate::workspace::{TextHashes, Workspace};
 
 /// Prompts (whole conversations) a shard.
 const PROMPTS_PER_SHARD: usize = 32;
@@ -46,31 +46,31 @@ pub(crate) struct BuiltData {
 }
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<BuiltData> {
+pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<BuiltData> {
     let data = recipe
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
     let mut sources = read_sources(&data.prompts)?;
-    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+    let pair = workspace.pair()?;
     for source in &mut sources {
         if data.skip_long_prompts {
-            source.drop_long(&pair, console)?;
+            source.drop_long(pair, console)?;
         }
         source.prompts.truncate(data.num_prompts.unwrap_or(usize::MAX));
     }
     let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
-    let provenance = provenance(recipe, data, &pair)?;
+    let provenance = provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
     let present = present_shards(&dir, &provenance, num_shards)?;
-    let first_prompts = encode_first_turns(&pair, &prompts, data)?;
+    let first_prompts = encode_first_turns(pair, &prompts, data)?;
 
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
     let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
     let num_present = present.iter().filter(|p| **p).count();
-    let job = Job { pair: &pair, data, seed: recipe.seed, decoding: data.decoding() };
+    let job = Job { pair, data, seed: recipe.seed, decoding: data.decoding() };
     let mut num_new_tokens = 0;
     let mut num_done = 0;
     for (index, chunk) in prompts.chunks(PROMPTS_PER_SHARD).enumerate() {
@@ -88,7 +88,7 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
             progress.advance(1);
             Ok(rows)
         };
-        let rows: Vec<Vec<ResponseRow>> = if DeviceChoice::is_cpu(device) {
+        let rows: Vec<Vec<ResponseRow>> = if DeviceChoice::is_cpu(workspace.device()) {
             chunk.par_iter().zip(encoded).map(build).collect::<Result<_>>()?
         } else {
             chunk.iter().zip(encoded).map(build).collect::<Result<_>>()?
@@ -116,14 +116,15 @@ pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result
     Ok(built)
 }
 
-fn provenance(recipe: &Recipe, data: &DataRecipe, pair: &Pair) -> Result<Provenance> {
+fn provenance(recipe: &Recipe, data: &DataRecipe, workspace: &Workspace) -> Result<Provenance> {
+    let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?.clone();
     Ok(Provenance {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        target: hash_dir(&recipe.models.target)?,
-        draft: recipe.models.draft.as_deref().map(hash_dir).transpose()?,
-        tokenizer: pair.tokenizer.hash(),
-        chat_template: pair.template.as_ref().map(|template| template.hash()),
-        prompts: prompt_files(&data.prompts)?,
+        target: workspace.target_hash()?.to_owned(),
+        draft: workspace.draft_hash()?.map(str::to_owned),
+        tokenizer,
+        chat_template,
+        prompts: workspace.prompt_files(&data.prompts)?,
         limit: data.num_prompts.map(|n| n as u64),
         existing_responses: data.responses == Responses::Existing,
         temperature: data.temperature,

@@ -24,10 +24,10 @@ use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
-use crate::pair::{Pair, hash_dir};
 use crate::prompts::{read_sources, spread};
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
+use crate::workspace::Workspace;
 
 /// Sampled output is not of the target's law where it is rarer than this under that law.
 const ALPHA: f64 = 1e-4;
@@ -169,10 +169,11 @@ fn check(
     };
     let files = prompt_files(arguments, &recipe)?;
     let mut sources = read_sources(&files)?;
-    let pair = Pair::load(&recipe.models.target, draft, device)?;
+    let workspace = Workspace::new(&recipe.models.target, draft, vec![device.clone()]);
+    let pair = workspace.pair()?;
     if recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts) {
         for source in &mut sources {
-            source.drop_long(&pair, console)?;
+            source.drop_long(pair, console)?;
         }
     }
     let prompts: Vec<Prompt> = sources.into_iter().flat_map(|source| source.prompts).collect();
@@ -180,8 +181,8 @@ fn check(
     for prompt in &prompts {
         pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
     }
-    let exports = Exports::read_export(kind, dir, &recipe, &pair, device)?;
-    check_target(arguments, &recipe, &exports)?;
+    let exports = Exports::read_export(kind, dir, &workspace)?;
+    check_target(arguments, &workspace, &exports)?;
     let drafter = match exports.adapters.first() {
         Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
         None => DrafterName::Draft,
@@ -197,7 +198,7 @@ fn check(
     let sampled = Served::choose(&exported, DecodingName::Sampled)?;
 
     let max_new_tokens = max_new_tokens(&recipe);
-    let mut bench = Bench::new(&pair, &exports, drafter, max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
     let mut greedy = OneDecoding::new(greedy)?;
     let mut sampled = OneDecoding::new(sampled)?;
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
@@ -265,12 +266,16 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
 
 /// The draft's head's own word on the target; those of an adapter and its head were checked when
 /// they were read.
-fn check_target(arguments: &CheckArguments, recipe: &Recipe, exports: &Exports) -> Result<()> {
+fn check_target(
+    arguments: &CheckArguments,
+    workspace: &Workspace,
+    exports: &Exports,
+) -> Result<()> {
     let Some(hash) = exports.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
         return Ok(());
     };
-    let target_hash = hash_dir(&recipe.models.target)?;
-    if *hash != target_hash {
+    let target_hash = workspace.target_hash()?;
+    if hash != target_hash {
         bail!(
             "the head in `{}` was trained for another target (hash {hash}, this one's is \
              {target_hash}): train it again, or point `models.target` at the target it belongs to",

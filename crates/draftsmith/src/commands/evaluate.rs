@@ -11,7 +11,6 @@ use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use burn::tensor::Device;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
@@ -28,6 +27,7 @@ use crate::pair::Pair;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, ResultRow};
+use crate::workspace::Workspace;
 
 /// What an evaluation left behind.
 #[derive(Debug, Serialize)]
@@ -39,11 +39,11 @@ pub(crate) struct Evaluation {
 }
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evaluation> {
-    on_pool(|| evaluate(recipe, device, console))
+pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
+    on_pool(|| evaluate(recipe, workspace, console))
 }
 
-fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evaluation> {
+fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
     let evaluate = recipe
         .evaluate
         .as_ref()
@@ -52,11 +52,11 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("evaluate, where there is no adapter,")?;
     }
-    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
+    let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
-    let datasets = choice.of(sources, &pair, console)?;
-    let exports = Exports::read(recipe, evaluate, &pair, device)?;
+    let datasets = choice.of(sources, pair, console)?;
+    let exports = Exports::read(recipe, evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, *name)?;
         let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);
@@ -64,7 +64,7 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     };
     let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
 
-    let mut bench = Bench::new(&pair, &exports, evaluate.max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(pair, &exports, evaluate.max_new_tokens, recipe.seed);
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
     for plan in &plans {
@@ -100,8 +100,8 @@ fn evaluate(recipe: &Recipe, device: &Device, console: &Console) -> Result<Evalu
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let models = Models { pair: &pair, exports: &exports };
-    let evaluation = write(recipe, evaluate, device, models, &datasets, evaluated, console)?;
+    let models = Models { workspace, pair, exports: &exports };
+    let evaluation = write(recipe, evaluate, models, &datasets, evaluated, console)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
@@ -130,6 +130,7 @@ fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRul
 /// Everything that was measured.
 #[derive(Clone, Copy)]
 struct Models<'a> {
+    workspace: &'a Workspace,
     pair: &'a Pair,
     exports: &'a Exports,
 }

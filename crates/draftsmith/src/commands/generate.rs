@@ -16,7 +16,6 @@ use draftsmith_decode::{
     Generation, Limits, ModelSession, RoundTokens, SelfDraft, SeparateDraft, decode_plain,
     decode_speculative,
 };
-use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
     Sampling, SeededDraws, StopRule, StopRuleConfig,
@@ -25,12 +24,11 @@ use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
-use crate::exports::calibration::HeadCalibration;
 use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{found_adapter_head, read_adapter_head};
-use crate::pair::{Pair, hash_dir};
+use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_adapter_head};
 use crate::recipe;
 use crate::results::DecodingName;
+use crate::workspace::Workspace;
 
 /// What `generate` is told.
 #[derive(Debug, Args)]
@@ -131,20 +129,20 @@ fn generate(
     });
     decoding.validate()?;
     let mut rule = stop_rule(arguments, &decoding)?;
-    let pair = Pair::load(&arguments.target, arguments.draft.as_deref(), device)?;
+    let draft = arguments.draft.as_deref();
+    let workspace = Workspace::new(&arguments.target, draft, vec![device.clone()]);
+    let pair = workspace.pair()?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {
-            let (_, head) = AcceptanceHead::from_dir(dir, draft.config().hidden_size, device)?;
-            Some((head, HeadCalibration::read(dir)?))
+            Some(HeadExport::read(dir, draft.config().hidden_size, &workspace)?)
         }
         _ => None,
     };
     let adapter = match &arguments.adapter {
         Some(dir) => {
-            let target_hash = hash_dir(&arguments.target)?;
-            let (config, adapter) = pair.read_adapter(dir, &target_hash, device)?;
-            let head = read_adapter_head(dir, &config, &target_hash, device)?;
-            Some((config.exit_layer, adapter, head))
+            let mut adapter = AdapterExport::without_head(dir, &workspace)?;
+            adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
+            Some(adapter)
         }
         None => None,
     };
@@ -192,8 +190,8 @@ fn generate(
         }
     };
     let mut target = match &adapter {
-        Some((exit_layer, ..)) => {
-            ModelSession::with_exit(&pair.target, *exit_layer, capacity, "target")
+        Some(AdapterExport { config, .. }) => {
+            ModelSession::with_exit(&pair.target, config.exit_layer, capacity, "target")
         }
         None => ModelSession::new(&pair.target, capacity, "target"),
     };
@@ -202,7 +200,7 @@ fn generate(
         (None, None) => {
             decode_plain(&mut target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
         }
-        (_, Some((_, adapter, head))) => {
+        (_, Some(AdapterExport { adapter, head, .. })) => {
             let acceptance = head.as_ref().map(|head| &head.head);
             let mut drafter = SelfDraft::new(adapter, acceptance, capacity);
             let calibration = head.as_ref().map(|head| &head.calibration);
@@ -221,11 +219,11 @@ fn generate(
         }
         (Some(draft), None) => {
             let vocab_size = pair.target.config().vocab_size;
-            let (head, calibration) = head.as_ref().map(|(head, own)| (head, own)).unzip();
+            let calibration = head.as_ref().map(|head| &head.calibration);
+            let head = head.as_ref().map(|head| &head.head);
             let mut drafter = SeparateDraft::new(draft, head, vocab_size, capacity);
-            drafter.set_calibration(
-                calibration.and_then(|own: &HeadCalibration| own.map(DecodingName::of(&decoding))),
-            );
+            drafter
+                .set_calibration(calibration.and_then(|own| own.map(DecodingName::of(&decoding))));
             decode_speculative(
                 &mut target,
                 &mut drafter,

@@ -15,10 +15,10 @@ use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
-use crate::pair::hash_dir;
 use crate::results;
 use crate::rollouts::RecordedSet;
 use crate::table::render_table;
+use crate::workspace::hash_dir;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {

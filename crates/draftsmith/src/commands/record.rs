@@ -8,7 +8,6 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
@@ -25,6 +24,7 @@ use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
 };
+use crate::workspace::Workspace;
 
 /// A file of rollouts, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -47,21 +47,21 @@ pub(crate) struct RecordedFile {
 /// Runs the stage.
 pub(crate) fn run(
     recipe: &Recipe,
-    device: &Device,
+    workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<RecordedFile>> {
-    on_pool(|| record(recipe, device, console))
+    on_pool(|| record(recipe, workspace, console))
 }
 
-fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<RecordedFile>> {
+fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<RecordedFile>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;
     }
     let validation = SetSources::read(recipe, PromptSet::Validation)?;
     let test = SetSources::read(recipe, PromptSet::Test)?;
-    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
-    let exports = Exports::read(recipe, evaluate, &pair, device)?;
+    let pair = workspace.pair()?;
+    let exports = Exports::read(recipe, evaluate, workspace)?;
     let mut heads = exports.heads();
     if let Some(head) = heads.find(|head| head.config.reads.inputs().contains(&HeadInput::Position))
     {
@@ -73,22 +73,22 @@ fn record(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Rec
         );
     }
     let sets = [
-        (PromptSet::Validation, validation.choose(recipe, &pair, console)?),
-        (PromptSet::Test, test.choose(recipe, &pair, console)?),
+        (PromptSet::Validation, validation.choose(recipe, workspace, console)?),
+        (PromptSet::Test, test.choose(recipe, workspace, console)?),
     ];
-    let files = RolloutFiles::of(recipe)?;
+    let files = RolloutFiles::of(recipe, workspace)?;
     let dir = recipe.data_dir();
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
 
     let plan = plan(&files, evaluate, &sets, console)?;
     let progress = Progress::new(console, "record", "prompts", plan.num_prompts() as u64);
     let job = Job {
-        pair: &pair,
+        pair,
         exports: &exports,
         evaluate,
         seed: recipe.seed,
         max_length: tune.max_length,
-        on_cpu: DeviceChoice::is_cpu(device),
+        on_cpu: DeviceChoice::is_cpu(workspace.device()),
         console,
         progress: &progress,
     };
@@ -320,6 +320,3 @@ fn tell(recorded: &[RecordedFile], console: &Console) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

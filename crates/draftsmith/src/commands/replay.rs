@@ -21,9 +21,10 @@ use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{read_costs, write_replay};
+use crate::workspace::Workspace;
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
+pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {
     let (_, evaluate) = recipe.need_tuning("replay")?;
     let measured = read_costs(recipe)?;
     if measured.is_empty() {
@@ -33,7 +34,7 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<Replay> {
         );
     }
     let mut replay = Replay::default();
-    let files = RolloutFiles::of(recipe)?;
+    let files = RolloutFiles::of(recipe, workspace)?;
     for drafter in files.drafters() {
         let calibration = match files.head_dir(drafter) {
             Some(dir) => HeadCalibration::read(dir)?,

@@ -1,7 +1,6 @@
 //! `run`: every stage the recipe has, in order, skipping those whose output is there already.
 
 use anyhow::{Result, bail};
-use burn::tensor::Device;
 use serde_json::json;
 
 use crate::commands::training::StepsLeft;
@@ -9,12 +8,12 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
+use crate::workspace::Workspace;
 
-/// Runs the command, trainings on all `devices`, of which there is one at least, and other stages
-/// on the first. It ends with the table of results and the report's path on stdout.
+/// Runs the command, all stages on one workspace. It ends with the table of results and the report's path on stdout.
 pub(crate) fn run(
     recipe: &Recipe,
-    devices: &[Device],
+    workspace: &Workspace,
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<()> {
@@ -25,34 +24,33 @@ pub(crate) fn run(
              `[evaluate]`"
         );
     }
-    let device = &devices[0];
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
-        Some(_) => Some(build_data::run(recipe, device, &quiet_stages)?),
+        Some(_) => Some(build_data::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
     let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, devices, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_head::run(recipe, workspace, steps_left, &quiet_stages)?),
         None => None,
     };
     let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, devices, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_adapter::run(recipe, workspace, steps_left, &quiet_stages)?),
         None => None,
     };
     let recorded = match recipe.tune {
-        Some(_) => Some(record::run(recipe, device, &quiet_stages)?),
+        Some(_) => Some(record::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
     let (tuned, replayed) = match recipe.tune {
         Some(_) => {
-            let tuned = tune::run(recipe, device, &quiet_stages)?;
-            (Some(tuned), Some(replay::run(recipe, &quiet_stages)?))
+            let tuned = tune::run(recipe, workspace, &quiet_stages)?;
+            (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
         None => (None, None),
     };
     let evaluation = match recipe.evaluate {
-        Some(_) => Some(evaluate::run(recipe, device, &quiet_stages)?),
+        Some(_) => Some(evaluate::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
     if let Some(evaluation) = &evaluation {

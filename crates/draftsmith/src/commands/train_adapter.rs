@@ -5,9 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
-use draftsmith_model::{AdapterArchitecture, AdapterConfig, CausalLm};
+use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, Stint, TrainedAdapter, train_adapters,
 };
@@ -21,8 +20,8 @@ use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
 use crate::exports::found_adapter_head;
-use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
+use crate::workspace::Workspace;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -48,10 +47,11 @@ pub(crate) struct Trained {
 /// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
-    devices: &[Device],
+    workspace: &Workspace,
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Vec<Trained>> {
+    let devices = workspace.devices();
     let training = recipe
         .adapter
         .as_ref()
@@ -61,7 +61,7 @@ pub(crate) fn run(
     note_idle_devices(console, "train-adapter", "adapter", devices, num_batches);
     let (rows, provenance) = built_rows(recipe)?;
     let target_dir = &recipe.models.target;
-    let target_hash = hash_dir(target_dir)?;
+    let target_hash = workspace.target_hash()?;
     if provenance.target != target_hash {
         bail!(
             "the data in `{}` was built with another target (hash {}) than `{}` (hash \
@@ -98,15 +98,7 @@ pub(crate) fn run(
     }
     let mut all = kept;
     if !missing.is_empty() {
-        let target = CausalLm::from_model_dir_in(target_dir, training.dtype, &devices[0])?;
-        let pass = Pass {
-            recipe,
-            training,
-            target: &target,
-            more_devices: &devices[1..],
-            rows: &rows,
-            provenance: &provenance,
-        };
+        let pass = Pass { recipe, training, workspace, rows: &rows, provenance: &provenance };
         all.extend(pass.train(&missing, steps_left, console)?);
     }
     all.sort_by_key(|trained| dirs.iter().position(|(layer, _)| *layer == trained.exit_layer));
@@ -117,8 +109,9 @@ pub(crate) fn run(
                 "train-adapter: an acceptance head for the adapter behind layer {}",
                 trained.exit_layer
             ));
-            let head =
-                train_head::of_adapter(recipe, settings, dir, data, devices, steps_left, console)?;
+            let head = train_head::of_adapter(
+                recipe, settings, dir, data, workspace, steps_left, console,
+            )?;
             trained.head = Some(head);
         }
     }
@@ -138,8 +131,7 @@ struct Missing {
 struct Pass<'a> {
     recipe: &'a Recipe,
     training: &'a AdapterTraining,
-    target: &'a CausalLm,
-    more_devices: &'a [Device],
+    workspace: &'a Workspace,
     rows: &'a [ResponseRow],
     provenance: &'a Provenance,
 }
@@ -164,9 +156,10 @@ impl Pass<'_> {
         let training =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..self.training.clone() };
         let data = (self.rows, self.provenance);
+        let target = self.workspace.target_in(self.training.dtype)?;
         let trained = resumable.train(steps_left, progress, data, |stint| {
-            let stint = Stint { more_devices: self.more_devices.to_vec(), ..stint };
-            train_adapters(self.target, self.rows, &training, self.recipe.seed, stint)
+            let stint = Stint { more_devices: self.workspace.devices()[1..].to_vec(), ..stint };
+            train_adapters(target, self.rows, &training, self.recipe.seed, stint)
         })?;
         let Some(trained) = trained else {
             return Err(Interrupted.into());
@@ -196,6 +189,7 @@ impl Pass<'_> {
         if !is_interrupted {
             trained.config.training.insert("fingerprint".to_owned(), json!(fingerprint));
         }
+        self.workspace.forget(adapter_dir);
         remove_head(adapter_dir)?;
         trained.adapter.write_dir(adapter_dir, &trained.config)?;
         self.recipe.write_beside(adapter_dir)?;

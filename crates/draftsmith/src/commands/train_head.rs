@@ -14,7 +14,6 @@ mod sweep;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::HeadScores;
@@ -29,11 +28,10 @@ use crate::commands::training::{EpochProgress, Resumable, StepsLeft};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
-use crate::exports::adapter_hash;
-use crate::pair::hash_dir;
 use crate::recipe::{Recipe, write_text};
 use crate::rollouts::TrainingRollouts;
 use crate::table::render_sweep_table;
+use crate::workspace::Workspace;
 
 /// What was trained, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -54,10 +52,11 @@ pub(crate) struct Trained {
 /// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
-    devices: &[Device],
+    workspace: &Workspace,
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Trained> {
+    let devices = workspace.devices();
     let training = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
@@ -66,7 +65,7 @@ pub(crate) fn run(
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
     let (rows, provenance) = built_rows(recipe)?;
-    let draft_hash = hash_dir(draft_dir)?;
+    let draft_hash = workspace.draft_hash()?.context("there is a draft")?.to_owned();
     match &provenance.draft {
         Some(hash) if *hash == draft_hash => {}
         Some(hash) => bail!(
@@ -81,14 +80,14 @@ pub(crate) fn run(
             data_dir.display()
         ),
     }
-    let drafter = HeadDrafter::Draft { dir: draft_dir };
-    let stage = Stage { recipe, devices, drafter, draft_hash, rows: &rows, provenance, console };
+    let drafter = HeadDrafter::Draft;
+    let stage = Stage { recipe, workspace, drafter, draft_hash, rows: &rows, provenance, console };
     let mut heads = Vec::new();
     for pass in training.passes() {
         heads.extend(stage.pass(pass, steps_left)?);
     }
     let trained = match training.sweep {
-        Some(_) => sweep::finish(recipe, heads, console)?,
+        Some(_) => sweep::finish(recipe, workspace, heads, console)?,
         None => heads.remove(0).trained(None),
     };
     report(&trained, console)?;
@@ -105,18 +104,19 @@ pub(super) fn of_adapter(
     settings: &HeadTraining,
     adapter_dir: &Path,
     (rows, provenance): (&[ResponseRow], &Provenance),
-    devices: &[Device],
+    workspace: &Workspace,
     steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Trained> {
+    let devices = workspace.devices();
     let (section, num_batches) = ("adapter_head", settings.gradient_accumulation);
     devices.iter().try_for_each(|device| require_dtype(device, section, settings.dtype))?;
     note_idle_devices(console, "train-adapter", section, devices, num_batches);
     let config = AdapterConfig::from_dir(adapter_dir)?;
-    let draft_hash = adapter_hash(adapter_dir, &config)?;
+    let draft_hash = workspace.adapter_hash(adapter_dir, &config)?;
     let stage = Stage {
         recipe,
-        devices,
+        workspace,
         drafter: HeadDrafter::Adapter { dir: adapter_dir, exit_layer: config.exit_layer },
         // Labels come from rollouts of the adapter, whoever drafted the data's.
         provenance: Provenance { draft: Some(draft_hash.clone()), ..provenance.clone() },
@@ -131,7 +131,7 @@ pub(super) fn of_adapter(
 /// What every pass over the data needs.
 struct Stage<'a> {
     recipe: &'a Recipe,
-    devices: &'a [Device],
+    workspace: &'a Workspace,
     drafter: HeadDrafter<'a>,
     draft_hash: String,
     rows: &'a [ResponseRow],
@@ -244,7 +244,7 @@ impl Stage<'_> {
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
         let head_data = HeadData { rows: self.rows, rollouts: recorded };
         let dtype = first.settings.dtype;
-        let frozen = self.drafter.load(self.recipe, dtype, &self.devices[0])?;
+        let frozen = self.drafter.load(self.workspace, dtype)?;
         let (console, command, rows) = (self.console, self.drafter.command(), self.rows);
         let resumable =
             Resumable::find(console, command, training_dir, &fingerprints.join("\n"), rows)?;
@@ -252,7 +252,7 @@ impl Stage<'_> {
         let progress = EpochProgress::new(console, command, &["KL", "AUROC", "ECE"], num_epochs);
         let data = (rows, &self.provenance);
         let trained = resumable.train(steps_left, progress, data, |stint| {
-            let stint = Stint { more_devices: self.devices[1..].to_vec(), ..stint };
+            let stint = Stint { more_devices: self.workspace.devices()[1..].to_vec(), ..stint };
             train_heads(frozen, head_data, &heads, self.recipe.seed, stint)
                 .map_err(|error| error.in_section(self.drafter.section()))
         })?;
@@ -283,7 +283,7 @@ impl Stage<'_> {
                 self.rows,
                 &self.provenance,
                 settings.rollout_length,
-                &self.devices[0],
+                self.workspace,
                 self.console,
             )
             .map(Some),
@@ -305,6 +305,7 @@ impl Stage<'_> {
             let fingerprint = json!(planned.fingerprint);
             trained.config.training.insert("fingerprint".to_owned(), fingerprint);
         }
+        self.workspace.forget(&planned.dir);
         trained.head.write_dir(&planned.dir, &trained.config)?;
         self.recipe.write_beside(&planned.dir)?;
         write_text(

@@ -13,7 +13,6 @@ mod show;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use burn::tensor::Device;
 use draftsmith_theory::{Counts, Decoding, Recordings, SignalNeeds, seconds_per_token};
 use serde::Serialize;
 
@@ -27,7 +26,6 @@ use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::pair::Pair;
 use crate::prompts::spread;
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
@@ -35,6 +33,7 @@ use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
 use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
 use crate::tuning::{CostsEntry, MeasuredCosts, write_costs};
+use crate::workspace::Workspace;
 
 /// Prompts that costs are measured on.
 const NUM_COST_PROMPTS: usize = 4;
@@ -70,17 +69,20 @@ pub(crate) struct RuleGain {
 }
 
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
-    on_pool(|| tune(recipe, device, console))
+pub(crate) fn run(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<Vec<Tuning>> {
+    on_pool(|| tune(recipe, workspace, console))
 }
 
-fn tune(recipe: &Recipe, device: &Device, console: &Console) -> Result<Vec<Tuning>> {
+fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
-    let pair = Pair::load(&recipe.models.target, recipe.models.draft.as_deref(), device)?;
-    let exports = Exports::read(recipe, evaluate, &pair, device)?;
-    let mut decoders = Decoders::new(&pair, &exports, evaluate.max_new_tokens);
-    let files = RolloutFiles::of(recipe)?;
-    let prompts = validation_prompts(recipe, &pair, console)?;
+    let exports = Exports::read(recipe, evaluate, workspace)?;
+    let mut decoders = Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens);
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let prompts = validation_prompts(recipe, workspace, console)?;
     let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|(_, ids)| ids).collect();
     let mut tunings = Vec::new();

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{
-    ChatTemplate, PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance,
-    TextTokenizer, hash_bytes, read_provenance, read_rollouts, rollouts_path, shard_paths,
-    write_rollouts,
+    PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance, hash_bytes,
+    read_provenance, read_rollouts, rollouts_path, shard_paths, write_rollouts,
 };
-use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{Decoding, Recording};
 use draftsmith_train::HeadTraining;
 use serde_json::json;
@@ -17,10 +16,9 @@ use serde_json::json;
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
-use crate::pair::{hash_dir, hash_export};
-use crate::prompts::prompt_files;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
+use crate::workspace::{TextHashes, Workspace};
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,25 +72,19 @@ struct Drafting {
 }
 
 impl<'a> RolloutFiles<'a> {
-    /// The files of a recipe; hashes its models and prompts.
+    /// The files of a recipe, whose models and prompts they depend on.
     ///
     /// # Errors
     /// If the recipe lacks a section, or one of its files cannot be read.
-    pub(crate) fn of(recipe: &'a Recipe) -> Result<Self> {
+    pub(crate) fn of(recipe: &'a Recipe, workspace: &Workspace) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("record")?;
-        let target = &recipe.models.target;
-        let config = LlamaConfig::from_model_dir(target)?;
-        let draft = recipe.models.draft.as_deref().map(LlamaConfig::from_model_dir).transpose()?;
-        let context = draft
-            .iter()
-            .map(|draft| draft.max_position_embeddings)
-            .fold(config.max_position_embeddings, usize::min);
+        let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?.clone();
         let responses = Provenance {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            target: hash_dir(target)?,
+            target: workspace.target_hash()?.to_owned(),
             draft: None,
-            tokenizer: TextTokenizer::from_model_dir(target)?.hash(),
-            chat_template: ChatTemplate::from_model_dir(target)?.map(|template| template.hash()),
+            tokenizer,
+            chat_template,
             prompts: Vec::new(),
             limit: None,
             existing_responses: false,
@@ -107,14 +99,14 @@ impl<'a> RolloutFiles<'a> {
             evaluate,
             tune,
             responses,
-            drafters: drafters(recipe, evaluate)?,
+            drafters: drafters(recipe, evaluate, workspace)?,
             validation_prompts: match &tune.prompts {
-                Some(paths) => prompt_files(paths)?,
+                Some(paths) => workspace.prompt_files(paths)?,
                 None => vec![held_out_prompts(recipe)?],
             },
-            test_prompts: prompt_files(&evaluate.prompts)?,
-            eos_token_ids: config.eos_token_ids,
-            context,
+            test_prompts: workspace.prompt_files(&evaluate.prompts)?,
+            eos_token_ids: workspace.target_config()?.eos_token_ids.clone(),
+            context: workspace.context()?,
         })
     }
 
@@ -244,14 +236,19 @@ fn held_out_prompts(recipe: &Recipe) -> Result<PromptFile> {
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 
-fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>> {
+fn drafters(
+    recipe: &Recipe,
+    evaluate: &EvaluateRecipe,
+    workspace: &Workspace,
+) -> Result<Vec<Drafting>> {
+    let rollout_head = |dir: &Path| rollout_head(dir, workspace);
     let mut drafters = Vec::new();
-    if let Some(draft) = &recipe.models.draft {
+    if let Some(hash) = workspace.draft_hash()? {
         let head_dir = head_dir(recipe, evaluate);
         head_dir.as_deref().map(need_head).transpose()?;
         drafters.push(Drafting {
             name: DrafterName::Draft,
-            hash: hash_dir(draft)?,
+            hash: hash.to_owned(),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });
@@ -262,7 +259,8 @@ fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>>
         let head_dir = found_adapter_head(&dir);
         drafters.push(Drafting {
             name: DrafterName::SelfDraft { exit_layer: config.exit_layer },
-            hash: hash_export(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
+            hash: workspace
+                .export_hash(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });
@@ -271,9 +269,9 @@ fn drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<Drafting>>
 }
 
 /// What rollouts say of the head in a directory.
-fn rollout_head(dir: &Path) -> Result<RolloutHead> {
+fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
     let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
-    Ok(RolloutHead { hash: hash_export(dir, &shape)?, looks_ahead: reads.looks_ahead() })
+    Ok(RolloutHead { hash: workspace.export_hash(dir, &shape)?, looks_ahead: reads.looks_ahead() })
 }

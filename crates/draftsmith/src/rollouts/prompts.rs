@@ -12,6 +12,7 @@ use crate::console::Console;
 use crate::pair::Pair;
 use crate::prompts::{PromptChoice, Source, read_sources, spread};
 use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::workspace::{TextHashes, Workspace};
 
 /// A prompt to be recorded.
 pub(crate) enum SetPrompt {
@@ -57,9 +58,10 @@ impl SetSources {
     pub(crate) fn choose(
         self,
         recipe: &Recipe,
-        pair: &Pair,
+        workspace: &Workspace,
         console: &Console,
     ) -> Result<Vec<SetPrompt>> {
+        let pair = workspace.pair()?;
         let (_, evaluate) = recipe.need_tuning("record")?;
         match self {
             Self::Files(sources, num_prompts) => {
@@ -69,7 +71,7 @@ impl SetSources {
                 Ok(prompts.map(SetPrompt::Conversation).collect())
             }
             Self::HeldOut(rows, provenance, num_prompts) => {
-                check_provenance(recipe, &provenance, pair)?;
+                check_provenance(recipe, &provenance, workspace)?;
                 held_out(recipe, evaluate, rows, num_prompts, pair)
             }
         }
@@ -82,10 +84,11 @@ impl SetSources {
 /// As for recording them.
 pub(crate) fn validation_prompts(
     recipe: &Recipe,
-    pair: &Pair,
+    workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<(String, Vec<u32>)>> {
-    let chosen = SetSources::read(recipe, PromptSet::Validation)?.choose(recipe, pair, console)?;
+    let sources = SetSources::read(recipe, PromptSet::Validation)?;
+    let (chosen, pair) = (sources.choose(recipe, workspace, console)?, workspace.pair()?);
     chosen
         .into_iter()
         .map(|prompt| {
@@ -101,9 +104,9 @@ pub(crate) fn validation_prompts(
 }
 
 /// Checks that the prompts of built data are what the models would read.
-fn check_provenance(recipe: &Recipe, provenance: &Provenance, pair: &Pair) -> Result<()> {
-    let template = pair.template.as_ref().map(|template| template.hash());
-    if provenance.tokenizer != pair.tokenizer.hash() || provenance.chat_template != template {
+fn check_provenance(recipe: &Recipe, provenance: &Provenance, workspace: &Workspace) -> Result<()> {
+    let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?;
+    if provenance.tokenizer != *tokenizer || provenance.chat_template != *chat_template {
         bail!(
             "the prompts in `{}` were written for another tokenizer or chat template than those of \
              `{}`: build the data again, or set `tune.prompts`",

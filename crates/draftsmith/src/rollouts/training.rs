@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use burn::tensor::Device;
 use draftsmith_data::{
     Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow, read_rollouts,
     rollouts_path, write_rollouts,
@@ -23,9 +22,10 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{AdapterExport, Exports};
-use crate::pair::{Pair, hash_dir};
+use crate::pair::Pair;
 use crate::recipe::{Recipe, decoding};
 use crate::results::DrafterName;
+use crate::workspace::Workspace;
 
 /// The set's name in files.
 const SET: &str = "training";
@@ -50,7 +50,7 @@ impl TrainingRollouts {
         responses: &[ResponseRow],
         provenance: &Provenance,
         max_length: usize,
-        device: &Device,
+        workspace: &Workspace,
         console: &Console,
     ) -> Result<Self> {
         if provenance.existing_responses {
@@ -61,17 +61,18 @@ impl TrainingRollouts {
                 recipe.data_dir().display()
             );
         }
-        if hash_dir(&recipe.models.target)? != provenance.target {
+        if workspace.target_hash()? != provenance.target {
             bail!(
                 "the data in `{}` was built with another target than `{}`: build it again",
                 recipe.data_dir().display(),
                 recipe.models.target.display()
             );
         }
-        let draft = recipe.models.draft.as_deref().filter(|_| adapter_dir.is_none());
-        let pair = Pair::load(&recipe.models.target, draft, device)?;
-        let adapter =
-            adapter_dir.map(|dir| AdapterExport::without_head(dir, recipe, &pair, device));
+        let pair = match adapter_dir {
+            Some(_) => workspace.target_alone()?,
+            None => workspace.pair()?,
+        };
+        let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let exports = Exports { head: None, adapters: adapter.transpose()?.into_iter().collect() };
         let drafter = match exports.adapters.first() {
             Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
@@ -90,7 +91,7 @@ impl TrainingRollouts {
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());
         if path.exists() {
             match read_rollouts(&path) {
-                Ok((rows, found)) if found == expected && are_of(&rows, responses, &pair) => {
+                Ok((rows, found)) if found == expected && are_of(&rows, responses, pair) => {
                     return Ok(Self { rows, is_greedy });
                 }
                 _ => console.note(format!(
@@ -102,14 +103,14 @@ impl TrainingRollouts {
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
         let job = Job {
-            pair: &pair,
+            pair,
             exports: &exports,
             drafter,
             expected: &expected,
             console,
             progress: &progress,
         };
-        let recorded = on_pool(|| job.record(responses, DeviceChoice::is_cpu(device)))?;
+        let recorded = on_pool(|| job.record(responses, DeviceChoice::is_cpu(workspace.device())))?;
         progress.clear();
         let rows: Vec<RolloutRow> =
             recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, false)).collect();

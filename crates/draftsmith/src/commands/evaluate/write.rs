@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use anyhow::Result;
-use burn::tensor::Device;
 use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
@@ -12,7 +11,6 @@ use super::{Evaluation, Models, machine};
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
-use crate::pair::hash_dir;
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe, write_text};
 use crate::report::render_html;
@@ -22,11 +20,11 @@ use crate::results::{
 };
 use crate::table::render_table;
 use crate::tuning::read_replay;
+use crate::workspace::hash_dir;
 
 pub(super) fn write(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
-    device: &Device,
     all: Models<'_>,
     datasets: &[Dataset],
     mut evaluated: Evaluated,
@@ -39,10 +37,17 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
-    let Models { pair, exports: Exports { head, adapters } } = all;
-    let mut models = vec![describe("target", &recipe.models.target, pair.target.config())?];
-    if let (Some(draft), Some(path)) = (&pair.draft, &recipe.models.draft) {
-        models.push(describe("draft", path, draft.config())?);
+    let Models { workspace, pair, exports: Exports { head, adapters } } = all;
+    let mut models = vec![describe(
+        "target",
+        &recipe.models.target,
+        pair.target.config(),
+        workspace.target_hash()?,
+    )];
+    if let (Some(draft), Some(path), Some(hash)) =
+        (&pair.draft, &recipe.models.draft, workspace.draft_hash()?)
+    {
+        models.push(describe("draft", path, draft.config(), hash));
     }
     if let Some(head) = head {
         let kind = if head.config.is_tied() { "tied" } else { "untied" };
@@ -74,7 +79,7 @@ pub(super) fn write(
     let summary = EvaluationSummary {
         recipe: recipe.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        device: DeviceChoice::name(device),
+        device: DeviceChoice::name(workspace.device()),
         machine: machine::describe(),
         versions: machine::versions(),
         models,
@@ -131,8 +136,8 @@ fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
     )
 }
 
-fn describe(role: &str, dir: &Path, config: &LlamaConfig) -> Result<ModelSummary> {
-    Ok(ModelSummary {
+fn describe(role: &str, dir: &Path, config: &LlamaConfig, hash: &str) -> ModelSummary {
+    ModelSummary {
         role: role.to_owned(),
         name: dir.display().to_string(),
         description: format!(
@@ -145,6 +150,6 @@ fn describe(role: &str, dir: &Path, config: &LlamaConfig) -> Result<ModelSummary
             config.vocab_size,
             config.num_parameters() as f64 / 1e6
         ),
-        hash: hash_dir(dir)?,
-    })
+        hash: hash.to_owned(),
+    }
 }

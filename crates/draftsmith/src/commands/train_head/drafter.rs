@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
-use burn::tensor::Device;
-use draftsmith_model::{Adapter, CausalLm, DrafterModel, WeightDtype};
+use anyhow::{Context, Result};
+use draftsmith_model::{DrafterModel, WeightDtype};
 
 use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
+use crate::workspace::Workspace;
 
 /// The drafter of a head.
 pub(super) enum HeadDrafter<'a> {
-    /// A separate draft, by its directory.
-    Draft { dir: &'a Path },
-    /// A self-draft, by its adapter's.
+    /// The separate draft.
+    Draft,
+    /// A self-draft, by its adapter's directory.
     Adapter { dir: &'a Path, exit_layer: usize },
 }
 
@@ -21,7 +21,7 @@ impl HeadDrafter<'_> {
     /// The command that trains its head.
     pub(super) fn command(&self) -> &'static str {
         match self {
-            Self::Draft { .. } => "train-head",
+            Self::Draft => "train-head",
             Self::Adapter { .. } => "train-adapter",
         }
     }
@@ -29,7 +29,7 @@ impl HeadDrafter<'_> {
     /// The recipe's section with its head's settings.
     pub(super) fn section(&self) -> &'static str {
         match self {
-            Self::Draft { .. } => "head",
+            Self::Draft => "head",
             Self::Adapter { .. } => "adapter_head",
         }
     }
@@ -37,7 +37,7 @@ impl HeadDrafter<'_> {
     /// Where the head goes.
     pub(super) fn head_dir(&self, recipe: &Recipe) -> PathBuf {
         match self {
-            Self::Draft { .. } => recipe.head_dir(),
+            Self::Draft => recipe.head_dir(),
             Self::Adapter { dir, .. } => adapter_head_dir(dir),
         }
     }
@@ -45,7 +45,7 @@ impl HeadDrafter<'_> {
     /// Where the state of training goes.
     pub(super) fn training_dir(&self, recipe: &Recipe) -> PathBuf {
         match self {
-            Self::Draft { .. } => recipe.head_dir().with_file_name("head-training"),
+            Self::Draft => recipe.head_dir().with_file_name("head-training"),
             Self::Adapter { exit_layer, .. } => recipe
                 .adapter_root()
                 .with_file_name("adapter-head-training")
@@ -56,13 +56,13 @@ impl HeadDrafter<'_> {
     /// Whether heads of several settings are trained.
     pub(super) fn is_swept(&self, recipe: &Recipe) -> bool {
         let is_swept = || recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
-        matches!(self, Self::Draft { .. }) && is_swept()
+        matches!(self, Self::Draft) && is_swept()
     }
 
     /// The adapter's directory, if it is one.
     pub(super) fn adapter_dir(&self) -> Option<&Path> {
         match self {
-            Self::Draft { .. } => None,
+            Self::Draft => None,
             Self::Adapter { dir, .. } => Some(dir),
         }
     }
@@ -71,18 +71,12 @@ impl HeadDrafter<'_> {
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub(super) fn load(
-        &self,
-        recipe: &Recipe,
-        dtype: WeightDtype,
-        device: &Device,
-    ) -> Result<DrafterModel> {
+    pub(super) fn load(&self, workspace: &Workspace, dtype: WeightDtype) -> Result<DrafterModel> {
         Ok(match self {
-            Self::Draft { dir } => (&CausalLm::from_model_dir_in(dir, dtype, device)?).into(),
+            Self::Draft => workspace.draft_in(dtype)?.context("there is a draft")?.into(),
             Self::Adapter { dir, exit_layer } => {
-                let target = CausalLm::from_model_dir_in(&recipe.models.target, dtype, device)?;
-                let (_, adapter) = Adapter::from_dir(dir, target.config(), device)?;
-                DrafterModel::self_draft(target, adapter, *exit_layer)
+                let (_, adapter) = workspace.adapter(dir)?;
+                DrafterModel::self_draft(workspace.target_in(dtype)?.clone(), adapter, *exit_layer)
             }
         })
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Done, SCORES, Trained, finished};
 use crate::console::Console;
 use crate::recipe::{Recipe, write_text};
+use crate::workspace::Workspace;
 
 /// A head of a sweep: a row of `sweep.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -48,7 +49,12 @@ const ROWS: &str = "sweep.json";
 
 /// Copies the best of the heads to where one is looked for, and writes and returns what there is to
 /// tell of all.
-pub(super) fn finish(recipe: &Recipe, heads: Vec<Done>, console: &Console) -> Result<Trained> {
+pub(super) fn finish(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    heads: Vec<Done>,
+    console: &Console,
+) -> Result<Trained> {
     let path = recipe.sweep_dir().join(ROWS);
     let before = read_rows(&path);
     let scores: Vec<f64> = heads.iter().map(|head| comparable(&head.scores)).collect();
@@ -60,6 +66,7 @@ pub(super) fn finish(recipe: &Recipe, heads: Vec<Done>, console: &Console) -> Re
     let head_dir = recipe.head_dir();
     // One that is there may have been tuned since.
     if finished(&head_dir, &head.planned.fingerprint).is_none() {
+        workspace.forget(&head_dir);
         copy(&head.planned.dir, &head_dir)?;
         recipe.write_beside(&head_dir)?;
     }

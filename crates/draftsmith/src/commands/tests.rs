@@ -1,25 +1,29 @@
-//! Replay is decoding: on real models, a rule replayed on the recorded test set spends what
-//! evaluation counted, count for count, with the head's predictions calibrated in both; and files
-//! that are not true of the recipe any more are told.
+//! What stages are to each other. Replay is decoding: on real models, a rule replayed on the recorded
+//! test set spends what evaluation counted, count for count, with the head's predictions calibrated
+//! in both; files that are not true of the recipe any more are told; and a run reads each model once.
 
 use std::path::{Path, PathBuf};
-use std::slice;
 
+use anyhow::Result;
+use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
     Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
-use draftsmith_train::HeadLabels;
+use draftsmith_train::{ExitLayers, HeadLabels};
 use serde_json::json;
 
-use super::*;
-use crate::commands::{build_data, evaluate, train_adapter, train_head};
+use super::record::RecordedFile;
+use super::{build_data, evaluate, record, run, train_adapter, train_head};
+use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
-use crate::results::{ALL_CATEGORIES, ResultRow, StopRuleName};
-use crate::rollouts::{RecordedSet, RolloutFiles, RolloutKey};
+use crate::recipe::Recipe;
+use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName};
+use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::workspace::Workspace;
 
 /// The most candidates of any rule, and the length that is recorded.
 const MOST: usize = 8;
@@ -59,6 +63,11 @@ fn recipe(dir: &Path) -> Recipe {
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join("out").display().to_string();
     recipe
+}
+
+fn workspace(recipe: &Recipe) -> Workspace {
+    let models = &recipe.models;
+    Workspace::new(&models.target, models.draft.as_deref(), vec![Device::flex()])
 }
 
 /// The rule of a row of results.
@@ -127,23 +136,23 @@ fn read_recordings(
     set: PromptSet,
     decoding: DecodingName,
 ) -> Result<RecordedSet> {
-    RolloutFiles::of(recipe)?.read(RolloutKey { drafter, set, decoding })
+    RolloutFiles::of(recipe, &workspace(recipe))?.read(RolloutKey { drafter, set, decoding })
 }
 
 #[test]
 fn replay_counts_what_evaluation_counts() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let recipe = recipe(dir.path());
-    let (device, console) = (Device::flex(), Console::silent());
-    build_data::run(&recipe, &device, &console).expect("data");
-    train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
-    train_adapter::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("adapters");
+    let (workspace, console) = (workspace(&recipe), Console::silent());
+    build_data::run(&recipe, &workspace, &console).expect("data");
+    train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
+    train_adapter::run(&recipe, &workspace, &mut None, &console).expect("adapters");
     let calibration = calibrate(&recipe);
-    let files = run(&recipe, &device, &console).expect("rollouts");
+    let files = record::run(&recipe, &workspace, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
 
-    let rows = evaluate::run(&recipe, &device, &console).expect("results").rows;
+    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
     let (mut num_compared, mut num_moved) = (0, 0);
     for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
         if row.decoding != DecodingName::Greedy || row.drafter == DrafterName::None {
@@ -214,10 +223,9 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     ] {
         evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
     }
-    let (device, console) = (Device::flex(), Console::silent());
-    build_data::run(&recipe, &device, &console).expect("data");
-    let trained =
-        train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
+    let (workspace, console) = (workspace(&recipe), Console::silent());
+    build_data::run(&recipe, &workspace, &console).expect("data");
+    let trained = train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
@@ -230,16 +238,16 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let written = changed(&path);
     let mut other = recipe.clone();
     other.head.as_mut().expect("a section").rejection_weight = 2.0;
-    train_head::run(&other, slice::from_ref(&device), &mut None, &console).expect("another head");
+    train_head::run(&other, &workspace, &mut None, &console).expect("another head");
     assert_eq!(changed(&path), written);
     other.head.as_mut().expect("a section").rollout_length = 2;
-    train_head::run(&other, slice::from_ref(&device), &mut None, &console).expect("another head");
+    train_head::run(&other, &workspace, &mut None, &console).expect("another head");
     let (longer, _) = draftsmith_data::read_rollouts(&path).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
 
-    record(&other, &device, &console).expect("recorded");
-    let rows = evaluate::run(&other, &device, &console).expect("results").rows;
+    record::run(&other, &workspace, &console).expect("recorded");
+    let rows = evaluate::run(&other, &workspace, &console).expect("results").rows;
     let greedy = rows.iter().filter(|row| {
         row.category == ALL_CATEGORIES
             && row.decoding == DecodingName::Greedy
@@ -263,11 +271,34 @@ fn what_cannot_be_recorded_is_refused() {
     let mut recipe = recipe(dir.path());
     recipe.adapter = None;
     recipe.head.as_mut().expect("a section").inputs = vec![HeadInput::Position];
-    let (device, console) = (Device::flex(), Console::silent());
-    build_data::run(&recipe, &device, &console).expect("data");
-    train_head::run(&recipe, slice::from_ref(&device), &mut None, &console).expect("a head");
-    let error = record(&recipe, &device, &console).expect_err("refused").to_string();
+    let (workspace, console) = (workspace(&recipe), Console::silent());
+    build_data::run(&recipe, &workspace, &console).expect("data");
+    train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
+    let error = record::run(&recipe, &workspace, &console).expect_err("refused").to_string();
     assert!(error.contains("reads `position`") && error.contains("hint:"), "{error}");
+}
+
+#[test]
+fn a_run_reads_and_hashes_each_model_once() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut recipe = recipe(dir.path());
+    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
+    recipe.tune.as_mut().expect("a section").num_prompts = Some(1);
+    recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
+    let (workspace, console) = (workspace(&recipe), Console::silent());
+    run::run(&recipe, &workspace, &mut None, &console).expect("runs");
+    let mut reads = workspace.reads.lock().expect("nobody panicked").clone();
+    for model in ["target", "draft"] {
+        for what in [format!("hash of the {model}"), format!("weights of the {model}, F32")] {
+            assert!(reads.contains(&what), "{what}: {reads:?}");
+        }
+    }
+    reads.sort();
+    let num_reads = reads.len();
+    reads.dedup();
+    assert_eq!(reads.len(), num_reads, "{reads:?}");
+    // Models, their hashes, tokenizer and its hash, two prompt files; head and adapter likewise.
+    assert_eq!(num_reads, 4 + 2 + 2 + 4, "{reads:?}");
 }
 
 /// Reads rollouts after something they depend on has changed.

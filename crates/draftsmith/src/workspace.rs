@@ -1,0 +1,328 @@
+//! What a run works with: its models, their tokenizer and chat template, prompt files, and the
+//! heads and adapters that it trains. Each is read when it is first needed, and read and hashed once
+//! for all stages.
+//!
+//! Models and prompts do not change while a run lasts. Heads and adapters do: whoever writes one
+//! calls [`Workspace::forget`].
+
+mod model_dir;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::{ChatTemplate, PromptFile, TextTokenizer, hash_bytes, hash_file};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, LlamaConfig,
+    WeightDtype,
+};
+
+pub(crate) use self::model_dir::hash_dir;
+use self::model_dir::{ModelDir, get_or_read};
+use crate::pair::Pair;
+
+/// The inputs of a run, on its devices.
+pub(crate) struct Workspace {
+    devices: Vec<Device>,
+    target: ModelDir,
+    draft: Option<ModelDir>,
+    text: OnceLock<Text>,
+    text_hashes: OnceLock<TextHashes>,
+    pair: OnceLock<Pair>,
+    target_alone: OnceLock<Pair>,
+    files: Kept<String>,
+    heads: Kept<(AcceptanceHeadConfig, AcceptanceHead)>,
+    adapters: Kept<(AdapterConfig, Adapter)>,
+    /// What was read or hashed, in order.
+    #[cfg(test)]
+    pub(crate) reads: Mutex<Vec<String>>,
+}
+
+/// The text side of the target.
+struct Text {
+    tokenizer: Arc<TextTokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+}
+
+/// The hashes of the text side, as provenance has them.
+#[derive(Debug, Clone)]
+pub(crate) struct TextHashes {
+    pub(crate) tokenizer: String,
+    /// None where there is no chat template.
+    pub(crate) chat_template: Option<String>,
+}
+
+/// What was read of files and directories.
+type Kept<T> = Mutex<BTreeMap<PathBuf, T>>;
+
+impl Workspace {
+    /// The models in these directories; nothing is read yet. Trainings use all devices, of which
+    /// there is one at least, everything else the first.
+    pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
+        Self {
+            devices,
+            target: ModelDir::new("target", target),
+            draft: draft.map(|dir| ModelDir::new("draft", dir)),
+            text: OnceLock::new(),
+            text_hashes: OnceLock::new(),
+            pair: OnceLock::new(),
+            target_alone: OnceLock::new(),
+            files: Kept::default(),
+            heads: Kept::default(),
+            adapters: Kept::default(),
+            #[cfg(test)]
+            reads: Mutex::default(),
+        }
+    }
+
+    /// The device of everything but trainings.
+    pub(crate) fn device(&self) -> &Device {
+        &self.devices[0]
+    }
+
+    /// The devices that a training shares its batches out among.
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The models together: weights, tokenizer and chat template, after a check that the draft's
+    /// tokenizer is the target's.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or the models do not belong together.
+    pub(crate) fn pair(&self) -> Result<&Pair> {
+        get_or_read(&self.pair, || {
+            let tokenizer = &self.text()?.tokenizer;
+            if let Some(draft) = &self.draft {
+                draft.check()?;
+                TextTokenizer::check_shared(
+                    tokenizer,
+                    &TextTokenizer::from_model_dir(&draft.dir)?,
+                )?;
+            }
+            let draft = self.draft_in(WeightDtype::F32)?.cloned();
+            Ok(Pair { draft, ..self.without_draft()? })
+        })
+    }
+
+    /// The target with nothing but what it needs by itself: a draft's shorter context is none of
+    /// its business.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn target_alone(&self) -> Result<&Pair> {
+        get_or_read(&self.target_alone, || self.without_draft())
+    }
+
+    fn without_draft(&self) -> Result<Pair> {
+        let Text { tokenizer, template } = self.text()?;
+        let target = self.target_in(WeightDtype::F32)?;
+        let (known, embedded) = (tokenizer.vocab_size(), target.config().vocab_size);
+        if known > embedded {
+            bail!(
+                "`{}` has {known} tokens, but the model has embeddings for {embedded}: \
+                 the tokenizer does not belong to this model",
+                self.target.dir.join("tokenizer.json").display()
+            );
+        }
+        let (tokenizer, template) = (tokenizer.clone(), template.clone());
+        Ok(Pair { target: target.clone(), draft: None, tokenizer, template })
+    }
+
+    /// The target's weights, to be computed with in a type.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn target_in(&self, dtype: WeightDtype) -> Result<&CausalLm> {
+        self.model(&self.target, dtype)
+    }
+
+    /// The draft's, if there is one.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn draft_in(&self, dtype: WeightDtype) -> Result<Option<&CausalLm>> {
+        self.draft.as_ref().map(|draft| self.model(draft, dtype)).transpose()
+    }
+
+    fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
+        model.weights(dtype, |dir| {
+            self.note(|| format!("weights of the {}, {dtype:?}", model.role));
+            Ok(CausalLm::from_model_dir_in(dir, dtype, self.device())?)
+        })
+    }
+
+    /// The target's `config.json`, without its weights.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub(crate) fn target_config(&self) -> Result<&LlamaConfig> {
+        self.target.config()
+    }
+
+    /// The longest sequence that every model can read, without their weights.
+    ///
+    /// # Errors
+    /// If a `config.json` is missing or broken.
+    pub(crate) fn context(&self) -> Result<usize> {
+        let target = self.target_config()?.max_position_embeddings;
+        let Some(draft) = &self.draft else { return Ok(target) };
+        Ok(target.min(draft.config()?.max_position_embeddings))
+    }
+
+    /// The target's hash, for provenance.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn target_hash(&self) -> Result<&str> {
+        self.model_hash(&self.target)
+    }
+
+    /// The draft's hash, if there is one.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn draft_hash(&self) -> Result<Option<&str>> {
+        self.draft.as_ref().map(|draft| self.model_hash(draft)).transpose()
+    }
+
+    fn model_hash<'w>(&self, model: &'w ModelDir) -> Result<&'w str> {
+        model.hash(|| self.note(|| format!("hash of the {}", model.role)))
+    }
+
+    fn text(&self) -> Result<&Text> {
+        get_or_read(&self.text, || {
+            self.target.check()?;
+            self.note(|| "tokenizer".to_owned());
+            let tokenizer = Arc::new(TextTokenizer::from_model_dir(&self.target.dir)?);
+            let template = ChatTemplate::from_model_dir(&self.target.dir)?.map(Arc::new);
+            Ok(Text { tokenizer, template })
+        })
+    }
+
+    /// The hashes of the tokenizer and the chat template, for provenance.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn text_hashes(&self) -> Result<&TextHashes> {
+        get_or_read(&self.text_hashes, || {
+            let Text { tokenizer, template } = self.text()?;
+            self.note(|| "hash of the tokenizer".to_owned());
+            let chat_template = template.as_ref().map(|template| template.hash());
+            Ok(TextHashes { tokenizer: tokenizer.hash(), chat_template })
+        })
+    }
+
+    /// What provenance says of prompt files.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub(crate) fn prompt_files(&self, paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
+        let file = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Ok(PromptFile { name, hash: self.file_hash(path)? })
+        };
+        paths.iter().map(file).collect()
+    }
+
+    fn file_hash(&self, path: &Path) -> Result<String> {
+        keep(&self.files, path, || {
+            self.note(|| format!("hash of {}", path.display()));
+            Ok(hash_file(path)?)
+        })
+    }
+
+    /// The acceptance head in a directory, for a drafter of this hidden size.
+    ///
+    /// # Errors
+    /// If it is missing, broken, or for another hidden size.
+    pub(crate) fn head(
+        &self,
+        dir: &Path,
+        hidden_size: usize,
+    ) -> Result<(AcceptanceHeadConfig, AcceptanceHead)> {
+        keep(&self.heads, dir, || {
+            self.note(|| format!("head {}", dir.display()));
+            Ok(AcceptanceHead::from_dir(dir, hidden_size, self.device())?)
+        })
+    }
+
+    /// The adapter in a directory, for the target.
+    ///
+    /// # Errors
+    /// If it is missing, broken, or for a target of another shape.
+    pub(crate) fn adapter(&self, dir: &Path) -> Result<(AdapterConfig, Adapter)> {
+        keep(&self.adapters, dir, || {
+            self.note(|| format!("adapter {}", dir.display()));
+            Ok(Adapter::from_dir(dir, self.target_config()?, self.device())?)
+        })
+    }
+
+    /// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as
+    /// the rule that was chosen for it by rollouts, and that changes no rollout.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn export_hash(&self, dir: &Path, shape: &str) -> Result<String> {
+        let mut weights = Vec::new();
+        for entry in
+            std::fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?
+        {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "safetensors") {
+                weights.push(path);
+            }
+        }
+        weights.sort();
+        let weights =
+            weights.iter().map(|path| self.file_hash(path)).collect::<Result<Vec<_>>>()?;
+        Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
+    }
+
+    /// The hash that an adapter's head names its drafter by: of the weights and where they sit, not
+    /// of what tuning found out about them since.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn adapter_hash(&self, dir: &Path, config: &AdapterConfig) -> Result<String> {
+        self.export_hash(dir, &config.exit_layer.to_string())
+    }
+
+    /// Forgets what was read in a directory, because it was written anew.
+    pub(crate) fn forget(&self, dir: &Path) {
+        drop_within(&self.files, dir);
+        drop_within(&self.heads, dir);
+        drop_within(&self.adapters, dir);
+    }
+
+    /// Takes down what is read or hashed, for the test that it is done once.
+    #[cfg(test)]
+    fn note(&self, what: impl FnOnce() -> String) {
+        self.reads.lock().expect(HELD).push(what());
+    }
+
+    #[cfg(not(test))]
+    fn note(&self, _: impl FnOnce() -> String) {}
+}
+
+const HELD: &str = "nobody panics while holding it";
+
+/// What is kept of a path, or else what `read` gives.
+fn keep<T: Clone>(kept: &Kept<T>, path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    if let Some(found) = kept.lock().expect(HELD).get(path) {
+        return Ok(found.clone());
+    }
+    let read = read()?;
+    kept.lock().expect(HELD).insert(path.to_path_buf(), read.clone());
+    Ok(read)
+}
+
+fn drop_within<T>(kept: &Kept<T>, dir: &Path) {
+    let mut kept = kept.lock().expect(HELD);
+    kept.retain(|path, _| !path.starts_with(dir));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! A checkpoint directory, read piece by piece.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_model::{CausalLm, LlamaConfig, WeightDtype, hash_model_dir};
+
+/// A model's directory and what was read of it.
+pub(super) struct ModelDir {
+    /// `target` or `draft`.
+    pub(super) role: &'static str,
+    pub(super) dir: PathBuf,
+    config: OnceLock<LlamaConfig>,
+    hash: OnceLock<String>,
+    f32: OnceLock<CausalLm>,
+    bf16: OnceLock<CausalLm>,
+}
+
+impl ModelDir {
+    pub(super) fn new(role: &'static str, dir: &Path) -> Self {
+        Self {
+            role,
+            dir: dir.to_path_buf(),
+            config: OnceLock::new(),
+            hash: OnceLock::new(),
+            f32: OnceLock::new(),
+            bf16: OnceLock::new(),
+        }
+    }
+
+    /// Checks that it is there.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.dir.is_dir() {
+            return Ok(());
+        }
+        bail!(
+            "the {} `{}` is not a directory; \
+             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json",
+            self.role,
+            self.dir.display()
+        )
+    }
+
+    pub(super) fn config(&self) -> Result<&LlamaConfig> {
+        get_or_read(&self.config, || Ok(LlamaConfig::from_model_dir(&self.dir)?))
+    }
+
+    /// The weights in a type, which `load` loads.
+    pub(super) fn weights(
+        &self,
+        dtype: WeightDtype,
+        load: impl FnOnce(&Path) -> Result<CausalLm>,
+    ) -> Result<&CausalLm> {
+        let slot = match dtype {
+            WeightDtype::F32 => &self.f32,
+            WeightDtype::Bf16 => &self.bf16,
+        };
+        get_or_read(slot, || load(&self.dir))
+    }
+
+    /// The hash of weights and `config.json`; `note` is called before it is computed.
+    pub(super) fn hash(&self, note: impl FnOnce()) -> Result<&str> {
+        let hash = get_or_read(&self.hash, || {
+            note();
+            hash_dir(&self.dir)
+        });
+        hash.map(String::as_str)
+    }
+}
+
+/// The hash of a directory's weights and `config.json`, as it is now.
+pub(crate) fn hash_dir(dir: &Path) -> Result<String> {
+    hash_model_dir(dir).with_context(|| format!("cannot hash `{}`", dir.display()))
+}
+
+/// What a slot holds, or else what `read` gives.
+pub(super) fn get_or_read<T>(slot: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(found) = slot.get() {
+        return Ok(found);
+    }
+    let read = read()?;
+    Ok(slot.get_or_init(|| read))
+}
