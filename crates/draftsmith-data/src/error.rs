@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::FileError;
+
 use crate::provenance::Difference;
 
 /// The forms of prompt files, as told in messages.
@@ -225,6 +227,12 @@ pub enum DataError {
         /// The directory.
         path: PathBuf,
     },
+}
+
+impl From<FileError> for DataError {
+    fn from(FileError { action, path, source }: FileError) -> Self {
+        Self::Io { action, path, source }
+    }
 }
 
 impl DataError {

@@ -5,7 +5,6 @@
 //! response shards and rollouts with the provenance in their metadata. It sees token ids and
 //! numbers, never tensors or weights.
 
-mod artifact;
 mod chat_template;
 mod columns;
 mod error;
@@ -17,7 +16,6 @@ mod responses;
 mod rollouts;
 mod tokenizer;
 
-pub use artifact::write_atomically;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};

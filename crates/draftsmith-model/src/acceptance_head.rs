@@ -16,6 +16,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
+use draftsmith_files::write_whole;
 
 pub use self::config::AcceptanceHeadConfig;
 pub use self::reads::{
@@ -26,7 +27,7 @@ use crate::llama::{linear, pretty, transposed};
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
+use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors};
 
 /// A residual network from what is read of a candidate to the chance that it is accepted.
 #[derive(Module, Debug)]
@@ -353,7 +354,7 @@ impl AcceptanceHead {
         let path = dir.join("config.json");
         let json = serde_json::to_value(config)
             .map_err(|source| ModelError::Json { path: path.clone(), source })?;
-        write_whole(&path, pretty(&json).as_bytes())
+        Ok(write_whole(&path, pretty(&json).as_bytes())?)
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::FileError;
+
 /// An error of reading, checking or writing a model, a head or a weight file.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -130,6 +132,12 @@ pub enum ModelError {
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),
+}
+
+impl From<FileError> for ModelError {
+    fn from(FileError { action, path, source }: FileError) -> Self {
+        Self::Io { action, path, source }
+    }
 }
 
 impl ModelError {

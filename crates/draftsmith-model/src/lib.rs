@@ -30,5 +30,4 @@ pub use llama::CausalLm;
 pub use rows::{Rows, Run};
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
-    write_whole,
 };

@@ -10,4 +10,4 @@ mod tests;
 mod write;
 
 pub use read::{WeightReader, hash_model_dir, read_metadata};
-pub use write::{NamedTensor, WeightDtype, write_safetensors, write_whole};
+pub use write::{NamedTensor, WeightDtype, write_safetensors};

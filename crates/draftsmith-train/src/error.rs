@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
+use draftsmith_files::FileError;
 use draftsmith_model::ModelError;
 
 /// An error of training.
@@ -146,6 +147,9 @@ pub enum TrainError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file could not be written.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A training's state cannot be gone on from.
     #[error("cannot go on from `{path}`: {problem}; hint: delete its directory to train anew")]
     State {

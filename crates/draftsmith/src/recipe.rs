@@ -13,7 +13,7 @@ mod tune;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::write_atomically;
+use draftsmith_files::write_whole;
 use draftsmith_model::HeadInput;
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining};
 use serde::{Deserialize, Serialize};
@@ -162,7 +162,7 @@ impl Recipe {
     /// Writes the recipe as it was meant beside an output.
     pub(crate) fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
-        write_text(&dir.join("recipe.toml"), &text)
+        Ok(write_whole(&dir.join("recipe.toml"), text)?)
     }
 
     fn check(&self) -> Result<()> {
@@ -230,19 +230,6 @@ impl Recipe {
              one or the other",
         )
     }
-}
-
-/// Writes a text file whole or not at all, making its directory.
-pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)
-            .with_context(|| format!("cannot create `{}`", dir.display()))?;
-    }
-    write_atomically(path, |file| {
-        use std::io::Write;
-        file.write_all(text.as_bytes())
-            .with_context(|| format!("cannot write `{}`", path.display()))
-    })
 }
 
 /// toml's own message without its trailing newline.

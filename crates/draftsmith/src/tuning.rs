@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use draftsmith_files::write_whole;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::Costs;
-use crate::recipe::{Recipe, write_text};
+use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Replay};
 
 /// Costs that were measured for a drafter and decoding.
@@ -43,7 +44,7 @@ pub(crate) fn read_costs(recipe: &Recipe) -> Result<Vec<CostsEntry>> {
 /// If it cannot be written.
 pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()> {
     let text = serde_json::to_string_pretty(entries).context("costs are plain numbers")?;
-    write_text(&recipe.tuning_dir().join(COSTS), &(text + "\n"))
+    Ok(write_whole(&recipe.tuning_dir().join(COSTS), text + "\n")?)
 }
 
 /// What `replay` found for the recipe; nothing where it has not run.
@@ -60,7 +61,7 @@ pub(crate) fn read_replay(recipe: &Recipe) -> Result<Replay> {
 /// If it cannot be written.
 pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
     let text = serde_json::to_string_pretty(replay).context("results are plain numbers")?;
-    write_text(&recipe.tuning_dir().join(REPLAY), &(text + "\n"))
+    Ok(write_whole(&recipe.tuning_dir().join(REPLAY), text + "\n")?)
 }
 
 const COSTS: &str = "costs.json";

@@ -10,19 +10,18 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_schema::{ArrowError, DataType};
+use draftsmith_files::write_whole_with;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::errors::ParquetError;
 
 use super::{Column, arrow_schema, writer_properties};
-use crate::artifact::write_atomically;
 use crate::error::DataError;
 
 /// Rows that become one Arrow batch: bounds the memory beside the rows themselves.
 const BATCH_ROWS: usize = 1024;
 
-/// Writes rows as one table, whole or not at all (see [`write_atomically`]), with `entries` in its
-/// key-value metadata. `to_array` makes one column's array of some rows.
+/// Writes rows as one table, whole or not at all, with `entries` in its key-value metadata. `to_array` makes one column's array of some rows.
 pub(crate) fn write_rows<T>(
     path: &Path,
     columns: &[Column],
@@ -30,7 +29,7 @@ pub(crate) fn write_rows<T>(
     rows: &[T],
     to_array: impl Fn(&[T], Column) -> Result<ArrayRef, ArrowError>,
 ) -> Result<(), DataError> {
-    write_atomically(path, |file| {
+    write_whole_with(path, |file| {
         encode(file, columns, entries, rows, to_array).map_err(|e| match e {
             ParquetError::External(source) => match source.downcast::<std::io::Error>() {
                 Ok(source) => DataError::io("write", path, *source),

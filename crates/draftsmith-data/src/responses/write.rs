@@ -12,10 +12,8 @@ use crate::error::DataError;
 use crate::provenance::Provenance;
 use crate::record::{DraftColumns, ResponseRow};
 
-/// Writes rows as one shard, whole or not at all (see [`write_atomically`]). Floats are stored as
-/// they are: call [`ResponseRow::round_stored`] first to keep the file small.
-///
-/// [`write_atomically`]: crate::write_atomically
+/// Writes rows as one shard, whole or not at all. Floats are stored as they are: call
+/// [`ResponseRow::round_stored`] first to keep the file small.
 ///
 /// # Errors
 /// If a row breaks its own rules ([`ResponseRow::validate`]), or the file cannot be written.

@@ -13,9 +13,7 @@ use super::validate::validate_file;
 use crate::columns::{Column, flags, lists, numbers, texts, write_rows};
 use crate::error::DataError;
 
-/// Writes rows as one rollouts file, whole or not at all (see [`write_atomically`]).
-///
-/// [`write_atomically`]: crate::write_atomically
+/// Writes rows as one rollouts file, whole or not at all.
 ///
 /// # Errors
 /// If rows break their rules ([`validate_rollouts`]) or do not fit the provenance (acceptance

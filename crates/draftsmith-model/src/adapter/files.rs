@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::Device;
+use draftsmith_files::write_whole;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -21,7 +22,7 @@ use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
 use crate::llama::{Mlp, build_from, linear, pretty, read_norm, transposed};
 use crate::packed;
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
+use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors};
 
 const LAYER: &str = "layers.0";
 
@@ -141,7 +142,7 @@ impl Adapter {
         if !config.training.is_empty() {
             json["training"] = Value::Object(config.training.clone());
         }
-        write_whole(&dir.join("config.json"), pretty(&json).as_bytes())
+        Ok(write_whole(&dir.join("config.json"), pretty(&json).as_bytes())?)
     }
 
     /// The weights as they are named and laid out on disk.

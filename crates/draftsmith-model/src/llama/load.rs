@@ -9,6 +9,7 @@ use std::sync::Arc;
 use burn::module::Param;
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
+use draftsmith_files::write_whole;
 
 use super::{CausalLm, DecoderLayer, LinearShape, Mlp, PackedModel};
 use crate::config::LlamaConfig;
@@ -17,7 +18,7 @@ use crate::llama::attention::Attention;
 use crate::llama::rope::Rope;
 use crate::packed;
 use crate::precision::cast_parameters;
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors, write_whole};
+use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors};
 
 impl CausalLm {
     /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
@@ -140,7 +141,7 @@ impl CausalLm {
             "eos_token_id": json["eos_token_id"],
         });
         write_whole(&dir.join("generation_config.json"), pretty(&generation).as_bytes())?;
-        write_whole(&dir.join("config.json"), pretty(&json).as_bytes())
+        Ok(write_whole(&dir.join("config.json"), pretty(&json).as_bytes())?)
     }
 }
 

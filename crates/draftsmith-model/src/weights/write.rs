@@ -1,11 +1,10 @@
-//! Writing safetensors files, and any file, whole or not at all: under a temporary name, then
-//! renamed. The same tensors give the same bytes.
+//! Writing safetensors files, whole or not at all. The same tensors give the same bytes.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::Tensor;
+use draftsmith_files::write_whole;
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -56,8 +55,7 @@ impl NamedTensor {
     }
 }
 
-/// Writes a safetensors file under a temporary name and renames it when it is whole. The metadata
-/// always says `format: pt`, which every transformers release reads.
+/// Writes a safetensors file, whole or not at all. The metadata always says `format: pt`, which every transformers release reads.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -91,7 +89,7 @@ pub fn write_safetensors(
     info.insert("format".to_owned(), "pt".to_owned());
     let mut bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
     sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
-    write_whole(path, &bytes)
+    Ok(write_whole(path, &bytes)?)
 }
 
 /// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors
@@ -109,28 +107,5 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
         header.fill(b' ');
         header[..sorted.len()].copy_from_slice(&sorted);
     }
-    Ok(())
-}
-
-/// Writes a file under a temporary name in the same directory, flushes it to disk and renames it.
-///
-/// # Errors
-/// If the directory cannot be written.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
-    let io = |e| ModelError::io("write", path, e);
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(|e| ModelError::io("create", dir, e))?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".draftsmith-").suffix(".tmp");
-    // A temporary file is private by default; what is renamed should be as readable as any file.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    let mut file = builder.tempfile_in(dir).map_err(io)?;
-    file.write_all(bytes).map_err(io)?;
-    file.as_file().sync_all().map_err(io)?;
-    file.persist(path).map_err(|e| io(e.error))?;
     Ok(())
 }

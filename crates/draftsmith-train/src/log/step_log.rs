@@ -6,7 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use draftsmith_data::{DataError, write_atomically};
+use draftsmith_data::DataError;
+use draftsmith_files::write_whole;
 use serde::Serialize;
 
 use crate::error::TrainError;
@@ -54,9 +55,7 @@ impl StepLog {
         };
         let kept: String = text.split_inclusive('\n').take(num_steps).collect();
         if kept.len() < text.len() {
-            write_atomically::<DataError>(&path, |file| {
-                file.write_all(kept.as_bytes()).map_err(|e| DataError::io("write", &path, e))
-            })?;
+            write_whole(&path, &kept)?;
         }
         let file = OpenOptions::new().append(true).create(true).open(&path);
         let file = file.map_err(|error| DataError::io("create", &path, error))?;

@@ -10,11 +10,11 @@
 //! three files that can tear.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Bytes;
-use draftsmith_data::{DataError, write_atomically};
+use draftsmith_files::write_whole;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -146,16 +146,16 @@ pub(crate) fn save<S: Serialize>(
             path: dir.clone(),
             source,
         })?;
-        write(&dir.join(MODEL), &model)?;
-        write(&dir.join(OPTIMIZER), &optimizer)?;
+        write_whole(&dir.join(MODEL), &model)?;
+        write_whole(&dir.join(OPTIMIZER), &optimizer)?;
         if let Some(best) = best {
-            write(&dir.join(BEST), &best)?;
+            write_whole(&dir.join(BEST), &best)?;
         }
         entries.push(MemberEntry { name, standing });
     }
     let file = StateFile { fingerprint: fingerprint.to_owned(), standing, members: entries };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
-    write(&dir.join(STATE), text.as_bytes())?;
+    write_whole(&dir.join(STATE), text.as_bytes())?;
     for (other, _) in states(checkpoint_dir)? {
         if other != dir {
             remove_dir(&other)?;
@@ -223,13 +223,6 @@ fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let states = states(checkpoint_dir)?.into_iter();
     let whole = states.filter(|(dir, _)| dir.join(STATE).is_file());
     Ok(whole.max_by_key(|(_, position)| *position).map(|(dir, _)| dir))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
-    write_atomically::<DataError>(path, |file| {
-        file.write_all(bytes).map_err(|source| DataError::io("write", path, source))
-    })?;
-    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TrainError> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
+use draftsmith_files::write_whole;
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, Stint, TrainedAdapter, train_adapters,
@@ -20,7 +21,7 @@ use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
 use crate::exports::found_adapter_head;
-use crate::recipe::{Recipe, write_text};
+use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// What was trained, as `--json` tells it.
@@ -193,9 +194,9 @@ impl Pass<'_> {
         remove_head(adapter_dir)?;
         trained.adapter.write_dir(adapter_dir, &trained.config)?;
         self.recipe.write_beside(adapter_dir)?;
-        write_text(
+        write_whole(
             &adapter_dir.join("scores.json"),
-            &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
+            format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
         )?;
         Ok(Trained {
             adapter_dir: adapter_dir.clone(),

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
+use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::HeadScores;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, Stint, TrainedHead, train_heads};
@@ -28,7 +29,7 @@ use crate::commands::training::{EpochProgress, Resumable, StepsLeft};
 use crate::console::{Console, Interrupted};
 use crate::device::require_dtype;
 use crate::devices::note_idle_devices;
-use crate::recipe::{Recipe, write_text};
+use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
 use crate::table::render_sweep_table;
 use crate::workspace::Workspace;
@@ -308,9 +309,9 @@ impl Stage<'_> {
         self.workspace.forget(&planned.dir);
         trained.head.write_dir(&planned.dir, &trained.config)?;
         self.recipe.write_beside(&planned.dir)?;
-        write_text(
+        write_whole(
             &planned.dir.join(SCORES),
-            &format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
+            format!("{}\n", serde_json::to_string_pretty(&trained.scores)?),
         )?;
         let (seconds, labels_per_second) =
             (trained.duration.as_secs_f64(), trained.labels_per_second());

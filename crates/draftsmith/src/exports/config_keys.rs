@@ -8,10 +8,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use draftsmith_files::write_whole;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-
-use crate::recipe::write_text;
 
 /// Reads a key of the export in `dir`; None where it is not there.
 ///
@@ -40,7 +39,7 @@ pub(crate) fn write_keys(dir: &Path, keys: Vec<(&str, Value)>) -> Result<()> {
         config.insert(key.to_owned(), value);
     }
     let text = serde_json::to_string_pretty(&config)?;
-    write_text(&dir.join("config.json"), &(text + "\n"))
+    Ok(write_whole(&dir.join("config.json"), text + "\n")?)
 }
 
 fn read_config(dir: &Path) -> Result<Map<String, Value>> {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use draftsmith_files::write_whole;
 use draftsmith_model::LlamaConfig;
 
 use super::group::Evaluated;
@@ -12,7 +13,7 @@ use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
 use crate::prompts::Dataset;
-use crate::recipe::{EvaluateRecipe, Recipe, write_text};
+use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::report::render_html;
 use crate::results::{
     DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary, ModelSummary,
@@ -92,12 +93,12 @@ pub(super) fn write(
         groups: evaluated.groups,
     };
     for (name, text) in &evaluated.answers {
-        write_text(&dir.join(name), text)?;
+        write_whole(&dir.join(name), text)?;
     }
     let report = dir.join("report.html");
-    write_text(&report, &render_html(&evaluated.rows, &summary, &read_replay(recipe)?)?)?;
-    write_text(&dir.join("summary.json"), &summary_to_json(&summary)?)?;
-    write_text(&dir.join("results.json"), &results_to_json(&evaluated.rows)?)?;
+    write_whole(&report, render_html(&evaluated.rows, &summary, &read_replay(recipe)?)?)?;
+    write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
+    write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
     recipe.write_beside(&dir)?;
     let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
     if num_forgiven > 0 {

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use draftsmith_data::write_atomically;
+use draftsmith_files::write_whole;
 use draftsmith_theory::HeadScores;
 use serde::{Deserialize, Serialize};
 
 use super::{Done, SCORES, Trained, finished};
 use crate::console::Console;
-use crate::recipe::{Recipe, write_text};
+use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// A head of a sweep: a row of `sweep.json`.
@@ -61,7 +61,7 @@ pub(super) fn finish(
     let best = lowest(&scores).context("a sweep has a head")?;
     let rows: Vec<SweptHead> =
         heads.iter().enumerate().map(|(nth, head)| row(head, nth == best, &before)).collect();
-    write_text(&path, &format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
+    write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
     let mut head = heads.into_iter().nth(best).context("the best is one of them")?;
     let head_dir = recipe.head_dir();
     // One that is there may have been tuned since.
@@ -114,10 +114,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (from.join(name), to.join(name));
         let bytes =
             std::fs::read(&from).with_context(|| format!("cannot read `{}`", from.display()))?;
-        write_atomically(&to, |file| {
-            use std::io::Write;
-            file.write_all(&bytes).with_context(|| format!("cannot write `{}`", to.display()))
-        })?;
+        write_whole(&to, bytes)?;
     }
     Ok(())
 }
