@@ -8,6 +8,7 @@ mod built_data;
 mod cli;
 mod commands;
 mod console;
+mod conversation;
 mod costs;
 mod decoders;
 mod device;

@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
+use crate::conversation::{Turn, answer_turns};
 use crate::device::DeviceChoice;
 use crate::pair::Pair;
 use crate::prompts::read_sources;
@@ -64,13 +65,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
     let present = present_shards(&dir, &provenance, num_shards)?;
-    let first_prompts = encode_first_turns(pair, &prompts, data)?;
+    check_prompts(pair, &prompts, data)?;
 
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
     let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
     let num_present = present.iter().filter(|p| **p).count();
-    let job = Job { pair, data, seed: recipe.seed, decoding: data.decoding() };
+    let labeller = Labeller { pair, data, seed: recipe.seed, decoding: data.decoding() };
     let mut num_new_tokens = 0;
     let mut num_done = 0;
     for (index, chunk) in prompts.chunks(PROMPTS_PER_SHARD).enumerate() {
@@ -79,19 +80,18 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             progress.skip_to(num_done as u64);
             continue;
         }
-        let encoded = &first_prompts[index * PROMPTS_PER_SHARD..][..chunk.len()];
-        let build = |(prompt, ids): (&&Prompt, &Vec<u32>)| -> Result<Vec<ResponseRow>> {
+        let build = |prompt: &&Prompt| -> Result<Vec<ResponseRow>> {
             if console.is_interrupted() {
                 return Err(Interrupted.into());
             }
-            let rows = job.rows(prompt, ids)?;
+            let rows = labeller.rows(prompt)?;
             progress.advance(1);
             Ok(rows)
         };
         let rows: Vec<Vec<ResponseRow>> = if DeviceChoice::is_cpu(workspace.device()) {
-            chunk.par_iter().zip(encoded).map(build).collect::<Result<_>>()?
+            chunk.par_iter().map(build).collect::<Result<_>>()?
         } else {
-            chunk.iter().zip(encoded).map(build).collect::<Result<_>>()?
+            chunk.iter().map(build).collect::<Result<_>>()?
         };
         let rows: Vec<ResponseRow> = rows.into_iter().flatten().collect();
         num_new_tokens += rows.iter().map(|row| row.response_ids.len()).sum::<usize>();
@@ -164,73 +164,43 @@ fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Res
     Ok(present)
 }
 
-/// Encodes every prompt's first turn, so that one that cannot be used is told before any work.
-fn encode_first_turns(
-    pair: &Pair,
-    prompts: &[&Prompt],
-    data: &DataRecipe,
-) -> Result<Vec<Vec<u32>>> {
-    prompts
-        .iter()
-        .map(|prompt| {
-            let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());
-            if data.responses == Responses::Existing && lacks {
-                bail!(
-                    "prompt `{}` has no response in its file; \
-                     hint: set `data.responses = \"generate\"` to let the target write them",
-                    prompt.id
-                );
-            }
-            let ids = pair.encode(&prompt.messages(0, &[]))?;
-            pair.check_fits(&prompt.id, &ids)?;
-            Ok(ids)
-        })
-        .collect()
+/// Checks every prompt's first turn, so that one that cannot be used is told before any work.
+fn check_prompts(pair: &Pair, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
+    for prompt in prompts {
+        let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());
+        if data.responses == Responses::Existing && lacks {
+            bail!(
+                "prompt `{}` has no response in its file; \
+                 hint: set `data.responses = \"generate\"` to let the target write them",
+                prompt.id
+            );
+        }
+        pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
+    }
+    Ok(())
 }
 
 /// What the rows of all prompts have in common.
-struct Job<'a> {
+struct Labeller<'a> {
     pair: &'a Pair,
     data: &'a DataRecipe,
     seed: u64,
     decoding: Decoding,
 }
 
-impl Job<'_> {
+impl Labeller<'_> {
     /// The rows of one conversation, one an assistant turn.
-    fn rows(&self, prompt: &Prompt, first_ids: &[u32]) -> Result<Vec<ResponseRow>> {
-        let mut rows = Vec::with_capacity(prompt.turns.len());
-        let mut responses = Vec::new();
-        for turn in 0..prompt.turns.len() {
-            let ids = if turn == 0 {
-                first_ids.to_vec()
-            } else {
-                self.pair.encode(&prompt.messages(turn, &responses))?
-            };
-            // A conversation that outgrows the context ends with the turn before.
-            if ids.len() >= self.pair.context() {
-                break;
-            }
-            let existing = prompt.turns[turn]
-                .response
-                .as_deref()
-                .filter(|_| self.data.responses == Responses::Existing);
-            let row = self
-                .row(prompt.row_id(turn), &prompt.source, ids, existing)
-                .with_context(|| format!("prompt `{}`", prompt.row_id(turn)))?;
-            responses.push(self.pair.tokenizer.decode(&row.response_ids, true)?);
-            rows.push(row);
-        }
+    fn rows(&self, prompt: &Prompt) -> Result<Vec<ResponseRow>> {
+        let response_ids = |row: &ResponseRow| row.response_ids.as_slice();
+        let (rows, _) =
+            answer_turns(self.pair, prompt, response_ids, |turn| self.row(prompt, turn))?;
         Ok(rows)
     }
 
-    fn row(
-        &self,
-        id: String,
-        source: &str,
-        prompt_ids: Vec<u32>,
-        existing: Option<&str>,
-    ) -> Result<ResponseRow> {
+    fn row(&self, prompt: &Prompt, turn: Turn) -> Result<ResponseRow> {
+        let Turn { number, id, prompt_ids } = turn;
+        let existing = prompt.turns[number].response.as_deref();
+        let existing = existing.filter(|_| self.data.responses == Responses::Existing);
         let context = self.pair.context();
         let mut target = ModelSession::new(&self.pair.target, context, "target");
         let (response_ids, finish_reason) = match existing {
@@ -256,7 +226,7 @@ impl Job<'_> {
         );
         let mut row = ResponseRow {
             id,
-            source: source.to_owned(),
+            source: prompt.source.clone(),
             prompt_ids,
             response_ids,
             response_target_log_prob: labels.response_target_log_prob,

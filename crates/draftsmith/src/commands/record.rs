@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
+use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{Exports, adapter_dirs};
@@ -82,7 +83,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
 
     let plan = plan(&files, evaluate, &sets, console)?;
     let progress = Progress::new(console, "record", "prompts", plan.num_prompts() as u64);
-    let job = Job {
+    let recorder = Recorder {
         pair,
         exports: &exports,
         evaluate,
@@ -101,7 +102,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
             let summary = match present {
                 Some(summary) => summary,
                 None => {
-                    let recordings = job.record(key, group.prompts, &mut answers)?;
+                    let recordings = recorder.record(key, group.prompts, &mut answers)?;
                     files.write(key, &recordings)?.summary()
                 }
             };
@@ -185,7 +186,7 @@ struct Answer {
 }
 
 /// What the recordings of all prompts have in common.
-struct Job<'a> {
+struct Recorder<'a> {
     pair: &'a Pair,
     exports: &'a Exports,
     evaluate: &'a EvaluateRecipe,
@@ -196,7 +197,7 @@ struct Job<'a> {
     progress: &'a Progress,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Recorder<'a> {
     /// Records all prompts. Their answers, a turn each, are added where the target has not given
     /// them yet.
     fn record(
@@ -249,32 +250,25 @@ impl<'a> Job<'a> {
         key: RolloutKey,
     ) -> Result<Vec<Answer>> {
         let decoding = self.evaluate.decoding(key.decoding);
-        let mut one = |id: String, prompt_ids: Vec<u32>| -> Result<Answer> {
+        let mut one = |turn: Turn| -> Result<Answer> {
+            let Turn { id, prompt_ids, .. } = turn;
             let stream = [&id, "record", key.stored_decoding().as_str()];
             let mut draws = SeededDraws::new(self.seed, &stream);
-            let generation = decoders
-                .decode_plain(&decoding, &prompt_ids, &mut draws)
-                .with_context(|| format!("prompt `{id}`"))?;
+            let generation = decoders.decode_plain(&decoding, &prompt_ids, &mut draws)?;
             Ok(Answer { id, prompt_ids, response_ids: generation.token_ids })
         };
-        let prompt = match prompt {
-            SetPrompt::Conversation(prompt) => prompt,
+        match prompt {
+            SetPrompt::Conversation(prompt) => {
+                let response_ids = |answer: &Answer| answer.response_ids.as_slice();
+                let (answers, _) = answer_turns(self.pair, prompt, response_ids, one)?;
+                Ok(answers)
+            }
             SetPrompt::HeldOut { id, prompt_ids } => {
-                return Ok(vec![one(id.clone(), prompt_ids.clone())?]);
+                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
+                let named = format!("prompt `{id}`");
+                Ok(vec![one(Turn { number: 0, id, prompt_ids }).context(named)?])
             }
-        };
-        let (mut answers, mut texts) = (Vec::new(), Vec::new());
-        for turn in 0..prompt.turns.len() {
-            let prompt_ids = self.pair.encode(&prompt.messages(turn, &texts))?;
-            // A conversation that outgrows the context ends with the turn before.
-            if turn > 0 && prompt_ids.len() >= self.pair.context() {
-                break;
-            }
-            let answer = one(prompt.row_id(turn), prompt_ids)?;
-            texts.push(self.pair.tokenizer.decode(&answer.response_ids, true)?);
-            answers.push(answer);
         }
-        Ok(answers)
     }
 
     fn record_answer(

@@ -120,7 +120,7 @@ fn quiet(passes: &mut [Pass]) -> &[Pass] {
 
 impl Measurement {
     fn of(passes: &[Pass]) -> Result<Self> {
-        let column = |of: &dyn Fn(&Pass) -> f64| Summary::of(passes.iter().map(of).collect());
+        let column = |of: &dyn Fn(&Pass) -> f64| Spread::of(passes.iter().map(of).collect());
         let draft = column(&|pass| pass.draft_seconds);
         // Lengths that every pass met.
         let verify = (0..=LENGTHS.len())
@@ -154,12 +154,12 @@ impl Measurement {
 }
 
 /// A median over passes and half its 95 % interval.
-struct Summary {
+struct Spread {
     median: f64,
     half_width: f64,
 }
 
-impl Summary {
+impl Spread {
     /// # Panics
     /// If there is no value.
     fn of(values: Vec<f64>) -> Self {
@@ -315,7 +315,7 @@ mod tests {
         let even: Vec<f64> = (0..21).map(|i| 1.0 + f64::from(i % 3) * 0.01).collect();
         let mut slow = even.clone();
         slow[4] = 9.0;
-        let (even, slow) = (Summary::of(even), Summary::of(slow));
+        let (even, slow) = (Spread::of(even), Spread::of(slow));
         assert_eq!(even.median, 1.01);
         assert_eq!(slow.median, even.median);
         assert!(slow.half_width <= 1.5 * even.half_width);

@@ -102,7 +102,7 @@ impl TrainingRollouts {
         }
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
-        let job = Job {
+        let recorder = Recorder {
             pair,
             exports: &exports,
             drafter,
@@ -110,7 +110,8 @@ impl TrainingRollouts {
             console,
             progress: &progress,
         };
-        let recorded = on_pool(|| job.record(responses, DeviceChoice::is_cpu(workspace.device())))?;
+        let recorded =
+            on_pool(|| recorder.record(responses, DeviceChoice::is_cpu(workspace.device())))?;
         progress.clear();
         let rows: Vec<RolloutRow> =
             recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, false)).collect();
@@ -138,7 +139,7 @@ fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
     !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)
 }
 
-struct Job<'a> {
+struct Recorder<'a> {
     pair: &'a Pair,
     exports: &'a Exports,
     drafter: DrafterName,
@@ -147,7 +148,7 @@ struct Job<'a> {
     progress: &'a Progress,
 }
 
-impl Job<'_> {
+impl Recorder<'_> {
     fn record(&self, responses: &[ResponseRow], on_cpu: bool) -> Result<Vec<(String, Recording)>> {
         let max_new_tokens = self.expected.responses.max_new_tokens as usize;
         let decoders = || Decoders::new(self.pair, self.exports, max_new_tokens);

@@ -1,6 +1,6 @@
 //! Decoding every prompt plainly and with the export, and what that comes to.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
     Counts, Decoding, LosslessnessTest, Sampling, SeededDraws, StopRule, Trace,
@@ -8,6 +8,7 @@ use draftsmith_theory::{
 
 use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
 use crate::agreement::{Agreement, compare, num_same};
+use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::pair::Pair;
@@ -30,6 +31,14 @@ pub(super) struct Bench<'m> {
     num_forgiven_edges: usize,
     num_forgiven_ties: usize,
     differences: Vec<Difference>,
+}
+
+/// What became of one turn.
+struct Answered {
+    /// Plain greedy decoding's answer.
+    plain: Vec<u32>,
+    of_greedy: Trace,
+    of_sampled: Trace,
 }
 
 /// What one way of decoding left.
@@ -111,23 +120,18 @@ impl<'m> Bench<'m> {
         greedy: &mut OneDecoding,
         sampled: &mut OneDecoding,
     ) -> Result<()> {
-        let mut answers: Vec<String> = Vec::with_capacity(prompt.turns.len());
-        let (mut of_greedy, mut of_sampled) = (Vec::new(), Vec::new());
-        for turn in 0..prompt.turns.len() {
-            let ids = self.pair.encode(&prompt.messages(turn, &answers))?;
-            if ids.len() >= self.pair.context() {
-                // A conversation that outgrows the context ends with the turn before.
-                break;
-            }
-            let id = prompt.row_id(turn);
-            let named = || format!("prompt `{id}`");
-            let (answer, trace) = self.greedy(&id, &ids, greedy).with_context(named)?;
-            answers.push(answer);
-            of_greedy.push(trace);
-            of_sampled.push(self.sampled(&id, &ids, sampled).with_context(named)?);
-        }
-        greedy.counts.push(Trace::merge(&of_greedy).counts());
-        sampled.counts.push(Trace::merge(&of_sampled).counts());
+        let pair = self.pair;
+        let response_ids = |answered: &Answered| answered.plain.as_slice();
+        let (answered, _) = answer_turns(pair, prompt, response_ids, |turn| {
+            let Turn { id, prompt_ids, .. } = turn;
+            let (plain, of_greedy) = self.greedy(&id, &prompt_ids, greedy)?;
+            let of_sampled = self.sampled(&id, &prompt_ids, sampled)?;
+            Ok(Answered { plain, of_greedy, of_sampled })
+        })?;
+        let counts =
+            |trace: fn(&Answered) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
+        greedy.counts.push(counts(|answered| &answered.of_greedy));
+        sampled.counts.push(counts(|answered| &answered.of_sampled));
         Ok(())
     }
 
@@ -137,7 +141,7 @@ impl<'m> Bench<'m> {
         id: &str,
         prompt_ids: &[u32],
         greedy: &mut OneDecoding,
-    ) -> Result<(String, Trace)> {
+    ) -> Result<(Vec<u32>, Trace)> {
         let (decoders, decoding) = (&mut self.decoders, &greedy.served.decoding);
         // Nothing is drawn.
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
@@ -152,7 +156,7 @@ impl<'m> Bench<'m> {
                 self.differences.push(Difference { id: id.to_owned(), token });
             }
         }
-        Ok((self.pair.tokenizer.decode(&plain, true)?, generation.trace))
+        Ok((plain, generation.trace))
     }
 
     /// Decodes a sampled answer and tests its tokens.

@@ -177,8 +177,8 @@ impl<'a> Group<'a> {
             .map(|run| {
                 let prompt = &self.dataset.prompts[run.prompt];
                 let mut choice = Choice::default();
-                for turn in &run.turns {
-                    choice.push_turn(turn.text.clone(), &turn.trace);
+                for (turn, text) in run.turns.iter().zip(&run.texts) {
+                    choice.push_turn(text.clone(), &turn.trace);
                 }
                 let category = prompt.category.clone().unwrap_or_else(|| prompt.source.clone());
                 let model_id = format!("{}-{name}", recipe.name);

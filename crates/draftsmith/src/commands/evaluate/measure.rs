@@ -1,13 +1,14 @@
 //! Running the settings over prompts, side by side: for each prompt every setting in turn, so that
 //! a slow minute of the machine falls on all of them alike.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_decode::Generation;
 use draftsmith_theory::{Decoding, SeededDraws, Trace};
 
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
+use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::pair::Pair;
@@ -20,13 +21,14 @@ pub(super) struct Measured {
     /// All turns as one.
     pub(super) trace: Trace,
     /// The answers, a turn each.
-    pub(super) turns: Vec<Turn>,
+    pub(super) turns: Vec<Answered>,
+    /// Their texts.
+    pub(super) texts: Vec<String>,
 }
 
 /// One answer.
 #[derive(Debug, Clone)]
-pub(super) struct Turn {
-    pub(super) text: String,
+pub(super) struct Answered {
     pub(super) trace: Trace,
     token_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
@@ -73,29 +75,16 @@ impl<'m> Bench<'m> {
         decoding: &Decoding,
         setting: &Setting,
     ) -> Result<Measured> {
-        let mut turns: Vec<Turn> = Vec::with_capacity(prompt.turns.len());
-        for turn in 0..prompt.turns.len() {
-            let answers: Vec<String> = turns.iter().map(|turn| turn.text.clone()).collect();
-            let prompt_ids = self.pair.encode(&prompt.messages(turn, &answers))?;
-            let id = prompt.row_id(turn);
-            if turn == 0 {
-                self.pair.check_fits(&id, &prompt_ids)?;
-            } else if prompt_ids.len() >= self.pair.context() {
-                // A conversation that outgrows the context ends with the turn before.
-                break;
-            }
-            let generation = self
-                .generate(&id, &prompt_ids, decoding, setting)
-                .with_context(|| format!("prompt `{id}`"))?;
-            turns.push(Turn {
-                text: self.pair.tokenizer.decode(&generation.token_ids, true)?,
-                trace: generation.trace,
-                token_ids: generation.token_ids,
-                prompt_ids,
-            });
-        }
+        let response_ids = |answered: &Answered| answered.token_ids.as_slice();
+        let pair = self.pair;
+        let (turns, texts) = answer_turns(pair, prompt, response_ids, |turn| {
+            let Turn { id, prompt_ids, .. } = turn;
+            let Generation { token_ids, trace, .. } =
+                self.generate(&id, &prompt_ids, decoding, setting)?;
+            Ok(Answered { trace, token_ids, prompt_ids })
+        })?;
         let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
-        Ok(Measured { prompt: number, trace, turns })
+        Ok(Measured { prompt: number, trace, turns, texts })
     }
 
     fn generate(
