@@ -58,7 +58,7 @@ fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
 #[track_caller]
 fn was_stopped(ran: &Ran) {
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-    assert!(ran.stderr.contains("run the same command again to go on"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("run the same command again to resume"), "{}", ran.stderr);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! One assistant turn as training sees it: the target's response, what the draft would have said
+//! One assistant turn as training sees it: the target's response, what the draft would have drawn
 //! at each of its positions, and what both models think of either.
 //!
 //! Every column stands at a position `i` of the response X and is conditioned on the prompt and
@@ -26,7 +26,7 @@ pub struct ResponseRow {
     pub response_ids: Vec<u32>,
     /// log p(Xᵢ) of the target as served; −∞ allowed.
     pub response_target_log_prob: Vec<f32>,
-    /// What the draft says; `None` where no draft was given.
+    /// The draft's columns; `None` where no draft was given.
     pub draft: Option<DraftColumns>,
     /// Why the response ends.
     pub finish_reason: FinishReason,

@@ -1,5 +1,5 @@
-//! Rollouts on disk, `rollouts-<drafter>-<set>-<decoding>.parquet`: what a drafter says instead of
-//! responses, and goes on to say, so that stop rules can be replayed without any model.
+//! Rollouts on disk, `rollouts-<drafter>-<set>-<decoding>.parquet`: what a drafter proposes along
+//! responses and where it departs from them, so that stop rules can be replayed without any model.
 //!
 //! `rollouts/row.rs` says what a row is, `rollouts/provenance.rs` where a file came from, and
 //! `rollouts/validate.rs` which rules rows keep together; `rollouts/schema.rs` names the columns,

@@ -1,4 +1,4 @@
-//! The command line: what can be said, resolved once into what is meant.
+//! The command line: what can be given, resolved once into what is meant.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -56,7 +56,8 @@ enum Command {
     /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
     /// has them.
     TrainAdapter(TrainingArguments),
-    /// Record what drafters say along responses, so that stop rules can be replayed without models.
+    /// Record what drafters propose along responses, so that stop rules can be replayed without
+    /// models.
     Record(RecipeArguments),
     /// Measure plain decoding against drafting with the draft, its head and the adapters.
     Evaluate(RecipeArguments),
@@ -64,7 +65,7 @@ enum Command {
     Generate(GenerateArguments),
     /// Measure costs here, replay all stop rules, and write the best into what was trained.
     Tune(RecipeArguments),
-    /// Say what every stop rule would do on the test prompts, from what was recorded of them.
+    /// Show what every stop rule would do on the test prompts, from their recordings.
     Replay(RecipeArguments),
     /// Check that a head or adapter may be served: output and promises hold.
     Check(CheckArguments),
@@ -84,7 +85,7 @@ struct RecipeArguments {
     overrides: Vec<String>,
 }
 
-/// What commands that train are told.
+/// Arguments of commands that train.
 #[derive(Debug, Args)]
 struct TrainingArguments {
     #[command(flatten)]
@@ -93,10 +94,10 @@ struct TrainingArguments {
     /// `--devices cuda:0,cuda:1`; other stages of `run` use the first.
     #[arg(long, value_name = "DEVICES", conflicts_with = "device")]
     devices: Option<DeviceChoices>,
-    /// Stop after so many optimiser steps of this run, over all that it trains; run again to go on.
+    /// Stop after so many optimiser steps of this run, over all that it trains; run again to resume.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
-    /// Stop after so many hours, as in `--hours 0.5`; run again to go on.
+    /// Stop after so many hours, as in `--hours 0.5`; run again to resume.
     #[arg(long, value_name = "H", value_parser = hours)]
     hours: Option<Duration>,
 }
@@ -108,7 +109,7 @@ fn hours(text: &str) -> Result<Duration, String> {
     time.filter(|time| !time.is_zero()).ok_or_else(|| "expected hours above 0".to_owned())
 }
 
-/// Parses the command line, runs the command, and tells what went wrong: exit code 0 for success,
+/// Parses the command line, runs the command, and reports what went wrong: exit code 0 for success,
 /// 1 for a failure, 2 for a command line that cannot be understood, 130 for a job that was stopped
 /// before its end.
 pub fn run() -> ExitCode {
@@ -124,7 +125,7 @@ pub fn run() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", describe(&error));
-            // A check that failed has told why in its own document.
+            // A failed check has given its reasons in its own document.
             if json && !error.is::<CheckFailed>() {
                 println!("{}", serde_json::json!({ "error": describe(&error) }));
             }

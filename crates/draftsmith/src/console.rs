@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use self::screen::Screen;
 
-/// A job was stopped by Ctrl-C, or did the share of it that it was told to; what is done is kept.
+/// A job was stopped by Ctrl-C, or has done as much as it was asked to; what is done is kept.
 #[derive(Debug, thiserror::Error)]
-#[error("stopped; what is done is kept: run the same command again to go on")]
+#[error("stopped; what is done is kept: run the same command again to resume")]
 pub(crate) struct Interrupted;
 
 /// How a job talks, and whether it was asked to stop.
@@ -53,7 +53,7 @@ impl Console {
         Ok(Self { quiet, json, output: true, interrupted, screen, deadline: None })
     }
 
-    /// A console that says nothing and never hears Ctrl-C.
+    /// A console that writes nothing and is never interrupted.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));

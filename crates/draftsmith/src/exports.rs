@@ -89,7 +89,7 @@ pub(crate) enum ExportKind {
 }
 
 impl ExportKind {
-    /// What lies in a directory, told by the keys of its `config.json`.
+    /// What a directory holds, by the keys of its `config.json`.
     ///
     /// # Errors
     /// If that is neither a head nor an adapter.
@@ -146,7 +146,7 @@ pub(crate) struct AdapterExport {
     pub(crate) adapter: Adapter,
     pub(crate) config: AdapterConfig,
     pub(crate) dir: PathBuf,
-    /// The head that reads what the adapter says.
+    /// The adapter's acceptance head, if it has one.
     pub(crate) head: Option<HeadExport>,
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
 }
 
 impl Source {
-    /// Takes out the prompts whose first turn does not fit the models' context, and tells how many.
+    /// Takes out the prompts whose first turn does not fit the models' context, and notes how many.
     ///
     /// # Errors
     /// If a prompt cannot be encoded, or none is left.

@@ -24,7 +24,7 @@ pub(crate) use self::evaluate::EvaluateRecipe;
 use self::overrides::set;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 
-/// Everything a job is told.
+/// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Recipe {
@@ -186,8 +186,8 @@ impl Recipe {
             require(
                 self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
                 "head.inputs",
-                "has `position`, with which nothing can be recorded for the section `[tune]`: what \
-                 such a head says of a candidate depends on where its round began; drop the one or \
+                "has `position`, with which nothing can be recorded for the section `[tune]`: the \
+                 prediction of such a head depends on where the round began; drop the one or \
                  the other",
             )?;
         }

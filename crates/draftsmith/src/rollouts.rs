@@ -48,7 +48,7 @@ pub(crate) struct RecordedSet {
     pub(crate) recordings: Recordings,
 }
 
-/// When a recorded head spoke.
+/// When a recorded head made its predictions.
 fn timing(head: &RolloutHead) -> HeadTiming {
     if head.looks_ahead { HeadTiming::AtDraw } else { HeadTiming::AfterRead }
 }
@@ -70,7 +70,7 @@ pub(crate) struct RolloutSummary {
 }
 
 impl RecordedSet {
-    /// What rows say that keep their rules and fit their provenance.
+    /// The recordings in rows that keep their rules and fit their provenance.
     pub(crate) fn new(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Self {
         let (ids, responses) = rows::recordings_of(rows);
         let recordings = Recordings {
@@ -82,7 +82,7 @@ impl RecordedSet {
         Self { ids, recordings }
     }
 
-    /// What the head said of the candidates that rounds meet, with what came of them: of each
+    /// The head's predictions for the candidates that rounds meet, with what became of them: of each
     /// prompt, the turns of a conversation together. A turn's id is its conversation's with `#turn`
     /// behind it, and follows it.
     pub(crate) fn judged_prompts(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {

@@ -46,7 +46,7 @@ enum Line<'a, Row> {
 /// The pooled rows as text tables, one for each dataset and way of decoding, ending with a line
 /// break.
 ///
-/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are
+/// Columns are left out, the least important first, until the lines fit `width`; without one, all are
 /// there.
 pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let mut tables = Vec::new();

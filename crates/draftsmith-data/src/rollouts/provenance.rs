@@ -29,13 +29,13 @@ pub struct RolloutProvenance {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// The acceptance head that spoke of the candidates.
+/// The acceptance head that predicted the candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutHead {
     /// Hash of its weights and shape.
     pub hash: String,
-    /// Whether it spoke of candidates as they were drawn; else once the draft had read them.
+    /// Whether it predicted candidates as they were drawn; else once the draft had read them.
     pub looks_ahead: bool,
 }
 

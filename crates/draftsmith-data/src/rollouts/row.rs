@@ -1,20 +1,20 @@
 //! One rollout as replay sees it, and the rules that a row keeps alone.
 //!
 //! A response X of N tokens has one row of its own, whose candidates are X itself, and one row for
-//! each position at which something else is drafted and then rejected: what the drafter says there
+//! each position at which something else is drafted and then rejected: what the drafter proposes there
 //! instead, and after that. At every other position X's own token is drafted and accepted, but for
 //! the last that the limit allows, where nothing is drafted. Log-probabilities are natural
 //! logarithms.
 
 use crate::error::DataError;
 
-/// What the drafter says from one position of a response on, or the response itself: a row of
+/// What the drafter proposes from one position of a response on, or the response itself: a row of
 /// `rollouts-<drafter>-<set>-<decoding>.parquet`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RolloutRow {
     /// The prompt's id, `source#n`.
     pub id: String,
-    /// The position in the response from which the candidates go on; 0 for the response itself.
+    /// The position in the response from which the candidates continue; 0 for the response itself.
     pub start: u32,
     /// The greatest number of new tokens the response might have had: the limit of new tokens, or
     /// what the context left.

@@ -28,7 +28,7 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
 }
 
 /// Checks rows, and that they fit their provenance: predictions are there iff there was a head; no
-/// row goes on behind an end token; and a row ends before its limit (a rollout also at
+/// row continues after an end token; and a row ends before its limit (a rollout also at
 /// `max_length`) only with one, so that a replay of up to `max_length` candidates never runs out of
 /// them.
 pub(super) fn validate_file(
@@ -63,7 +63,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
     } else {
         let end = ids.iter().position(|id| provenance.eos_token_ids.contains(id));
         match end {
-            Some(end) if end + 1 < ids.len() => format!("goes on behind the end token at {end}"),
+            Some(end) if end + 1 < ids.len() => format!("continues after the end token at {end}"),
             None if ids.len() < most => {
                 format!("has {} tokens and no end token, there is room for {most}", ids.len())
             }

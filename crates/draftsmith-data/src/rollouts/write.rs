@@ -17,7 +17,7 @@ use crate::error::DataError;
 ///
 /// # Errors
 /// If rows break their rules ([`validate_rollouts`]) or do not fit the provenance (acceptance
-/// probabilities are predicted iff it names a head; responses and rollouts go on to an end token or
+/// probabilities are predicted iff it names a head; responses and rollouts continue to an end token or
 /// as far as they may), if it names no drafter, or if the file cannot be written.
 ///
 /// [`validate_rollouts`]: crate::validate_rollouts

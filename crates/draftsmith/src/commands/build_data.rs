@@ -1,7 +1,7 @@
 //! `build-data`: prompts in, labelled responses out, in shards that are each whole or absent.
 //!
 //! A shard holds the rows of a fixed run of prompts, and every draw is seeded by its row's id: so
-//! a job that was killed goes on with the first missing shard, and the bytes are the same in the
+//! a job that was killed resumes at the first missing shard, and the bytes are the same in the
 //! end, however often it was stopped and on however many threads it ran.
 
 mod labels;
@@ -164,7 +164,7 @@ fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Res
     Ok(present)
 }
 
-/// Checks every prompt's first turn, so that one that cannot be used is told before any work.
+/// Checks every prompt's first turn, so that one that cannot be used is an error before any work.
 fn check_prompts(pair: &Pair, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
     for prompt in prompts {
         let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());

@@ -2,7 +2,7 @@
 //!
 //! The export is read back from the disk as a server reads it, and decoded with under its tuned
 //! rules, or under those that `generate` falls back on. It fails if greedy output is not plain
-//! greedy output, if sampled output is not of the target's law, or if candidates are accepted at
+//! greedy output, if sampled output does not follow the target's distribution, or if candidates are accepted at
 //! another rate than tuning promised.
 
 mod measure;
@@ -29,12 +29,12 @@ use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
-/// Sampled output is not of the target's law where it is rarer than this under that law.
+/// The significance level at which sampled output is held not to follow the target's distribution.
 const ALPHA: f64 = 1e-4;
 /// The most new tokens a turn where the recipe says nothing about it.
 const MAX_NEW_TOKENS: usize = 128;
 
-/// What `check` is told.
+/// Arguments of `check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArguments {
     /// A head's or an adapter's directory.
@@ -118,11 +118,11 @@ struct Difference {
     token: usize,
 }
 
-/// Sampled output beside the target's law.
+/// Sampled output beside the target's distribution.
 #[derive(Debug, Serialize)]
 struct SampledOutput {
     holds: bool,
-    /// The chance of output at least so far from the target's law, if it is of that law.
+    /// The chance of output at least so far from the target's distribution, if it follows that.
     p_value: f64,
     /// What `p_value` must not be below.
     alpha: f64,
@@ -264,7 +264,7 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
     Ok(evaluate.prompts.clone())
 }
 
-/// The draft's head's own word on the target; those of an adapter and its head were checked when
+/// Checks the target that the draft's head names; those of an adapter and its head were checked when
 /// they were read.
 fn check_target(
     arguments: &CheckArguments,

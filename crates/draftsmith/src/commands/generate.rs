@@ -30,7 +30,7 @@ use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
-/// What `generate` is told.
+/// Arguments of `generate`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
 #[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
@@ -48,7 +48,7 @@ pub(crate) struct GenerateArguments {
     /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     adapter: Option<PathBuf>,
-    /// What the user says to the model.
+    /// The user's message.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
     /// Give the prompt to the model as it is, without its chat template.

@@ -1,4 +1,4 @@
-//! `record`: what each drafter says along responses of the target, so that any stop rule can be
+//! `record`: what each drafter proposes along responses of the target, so that any stop rule can be
 //! replayed without models.
 //!
 //! Two sets of prompts are recorded, validation and test, each drafter and way of decoding in a
@@ -67,8 +67,8 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     if let Some(head) = heads.find(|head| head.config.reads.inputs().contains(&HeadInput::Position))
     {
         bail!(
-            "the head in `{}` reads `position`, so what it says of a candidate depends on where the \
-             round began, and cannot be recorded once; hint: train it without `position` in \
+            "the head in `{}` reads `position`, so its prediction for a candidate depends on where \
+             the round began, and cannot be recorded once; hint: train it without `position` in \
              its `inputs`, or leave out record, tune and replay",
             head.dir.display()
         );

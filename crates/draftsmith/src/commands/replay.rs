@@ -2,7 +2,7 @@
 //! how much of what a perfect head could gain the trained one gains.
 //!
 //! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as
-//! `tune` measured them) and for the paper's. Head's predictions are calibrated as the export says,
+//! `tune` measured them) and for the paper's. A head's predictions are calibrated as its export says,
 //! and are judged themselves too: before and after, on the test prompts.
 
 use anyhow::{Context, Result};

@@ -1,6 +1,6 @@
 //! What stages are to each other. Replay is decoding: on real models, a rule replayed on the recorded
 //! test set spends what evaluation counted, count for count, with the head's predictions calibrated
-//! in both; files that are not true of the recipe any more are told; and a run reads each model once.
+//! in both; files that no longer match the recipe are refused; and a run reads each model once.
 
 use std::path::{Path, PathBuf};
 

@@ -55,7 +55,7 @@ impl Progress {
         Self { bar, lines, name, unit }
     }
 
-    /// Says what is going on beside the numbers.
+    /// Shows a message beside the numbers.
     pub(crate) fn message(&self, text: impl Into<String>) {
         self.bar.set_message(format!(", {}", text.into()));
     }
@@ -72,7 +72,7 @@ impl Progress {
         self.bar.reset_eta();
     }
 
-    /// Ends the stage without a word.
+    /// Ends the stage without a line.
     pub(crate) fn clear(self) {
         self.bar.finish_and_clear();
     }

@@ -22,13 +22,13 @@ const SIGNAL_LENGTH: usize = 4;
 /// How often prompts are decoded a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
 /// Passes over all prompts and lengths, at least.
-const LEAST_PASSES: usize = 10;
-/// Passes at least where they take long: then they are of large models, whose forwards differ less.
-const LEAST_LONG_PASSES: usize = 5;
-/// What measuring may take, but for that.
-const LONG: Duration = Duration::from_secs(300);
+const MIN_PASSES: usize = 10;
+/// The same where passes take long: the models are large then, and their forwards vary less.
+const MIN_LONG_PASSES: usize = 5;
+/// How long measuring may take once there are that many.
+const MAX_DURATION: Duration = Duration::from_secs(300);
 /// Passes at most: a machine that is too noisy is not measured better by waiting.
-const MOST_PASSES: usize = 40;
+const MAX_PASSES: usize = 40;
 /// Half the 95 % interval of each cost, relative to it, at which measuring ends.
 const CLOSE_ENOUGH: f64 = 0.02;
 /// New tokens a prompt and pass.
@@ -83,22 +83,22 @@ fn passes(
     // The first forwards of a process touch pages and pick kernels; what they cost is near enough
     // to tell how long rounds will be, and passes.
     let first = run(&mut MixedLengths::default())?;
-    let most_passes = most_passes(first.duration);
+    let max_passes = max_passes(first.duration);
     let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
-    let progress = Progress::new(console, "tune", "passes", most_passes as u64);
+    let progress = Progress::new(console, "tune", "passes", max_passes as u64);
     let mut passes: Vec<Pass> = Vec::new();
     loop {
         passes.push(run(&mut lengths)?);
         progress.advance(1);
         let num_passes = passes.len();
-        if num_passes < LEAST_LONG_PASSES {
+        if num_passes < MIN_LONG_PASSES {
             continue;
         }
         let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
         let uncertainty = measurement.uncertainty;
         progress.message(format!("± {:.1} %", uncertainty * 100.0));
-        let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= LEAST_PASSES;
-        if is_known || num_passes >= most_passes {
+        let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= MIN_PASSES;
+        if is_known || num_passes >= max_passes {
             progress.clear();
             return Ok(measurement);
         }
@@ -106,10 +106,10 @@ fn passes(
 }
 
 /// So many passes at most, by what one takes.
-fn most_passes(of_one: Duration) -> usize {
+fn max_passes(of_one: Duration) -> usize {
     // Infinitely many of no time: the cast makes that the greatest number.
-    let in_time = (LONG.as_secs_f64() / of_one.as_secs_f64()) as usize;
-    in_time.clamp(LEAST_LONG_PASSES, MOST_PASSES)
+    let in_time = (MAX_DURATION.as_secs_f64() / of_one.as_secs_f64()) as usize;
+    in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
 }
 
 /// The faster half of the passes.
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn passes_that_take_long_are_fewer() {
-        let most = |seconds: f64| most_passes(Duration::from_secs_f64(seconds));
+        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds));
         assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 5]);
     }
 

@@ -13,9 +13,9 @@ use draftsmith_theory::{Bounds, DraftSignals, Round, RoundCosts, SignalNeeds, St
 use super::LENGTHS;
 use crate::statistics::median_of;
 
-/// Rounds of one length, of changing lengths, that tell what it costs; of fewer it is estimated
-/// from all.
-const ENOUGH_ROUNDS: usize = 30;
+/// Rounds of one length, among rounds of changing lengths, that are enough to measure its cost; with
+/// fewer it is estimated from all.
+const MIN_ROUNDS: usize = 30;
 
 /// Lengths of rounds, one after the other and then from the first again.
 #[derive(Debug, Clone, Default)]
@@ -93,11 +93,11 @@ pub(super) fn mixed_costs<'a>(
     let verify = |round: &Round| round.verify_time.as_secs_f64();
     let dearer = rounds.clone().map(|round| verify(round) / alone.verify_seconds(rows(round)));
     let dearer = median_of(dearer).unwrap_or(1.0);
-    let most_rows = LENGTHS[LENGTHS.len() - 1] + 1;
-    let points = (1..=most_rows).map(|number| {
+    let max_rows = LENGTHS[LENGTHS.len() - 1] + 1;
+    let points = (1..=max_rows).map(|number| {
         let alike: Vec<f64> =
             rounds.clone().filter(|round| rows(round) == number).map(verify).collect();
-        let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= ENOUGH_ROUNDS);
+        let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= MIN_ROUNDS);
         met.unwrap_or_else(|| dearer * alone.verify_seconds(number))
     });
     let draft_seconds = mixed_draft_seconds(rounds.clone()).unwrap_or(alone.draft_seconds());
@@ -154,9 +154,9 @@ mod tests {
     fn lengths_that_were_seldom_met_cost_more_as_the_others_do() {
         let alone = RoundCosts::new(20e-6, (1..=14).map(|rows| rows as f64 * 100e-6).collect());
         let alone = alone.expect("times");
-        let mut mixed_rounds = vec![round(2, 40, 330); ENOUGH_ROUNDS];
-        mixed_rounds.extend(vec![round(5, 100, 9000); ENOUGH_ROUNDS - 1]);
-        mixed_rounds.extend(vec![round(1, 20, 220); ENOUGH_ROUNDS + 1]);
+        let mut mixed_rounds = vec![round(2, 40, 330); MIN_ROUNDS];
+        mixed_rounds.extend(vec![round(5, 100, 9000); MIN_ROUNDS - 1]);
+        mixed_rounds.extend(vec![round(1, 20, 220); MIN_ROUNDS + 1]);
         let found = mixed_costs(mixed_rounds.iter(), &alone).expect("times");
         for (rows, expected) in [(1, 110.0), (2, 220.0), (3, 330.0), (6, 660.0), (14, 1540.0)] {
             let seconds = found.verify_seconds(rows);

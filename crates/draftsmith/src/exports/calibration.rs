@@ -2,8 +2,8 @@
 //!
 //! Per way of decoding, because a candidate's chance is another where tokens are drawn than where
 //! the best is taken. `tune` fits and writes it, with the rule that was chosen under it; whatever
-//! decodes with the head applies it. Rollouts hold predictions as the head says them, so that a
-//! calibration makes none of them untrue.
+//! decodes with the head applies it. Rollouts hold the head's own predictions, so that a
+//! calibration invalidates none of them.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(crate) struct FittedCalibration {
     pub(crate) map: Calibration,
     /// Prompts it was fitted to; the turns of a conversation are one.
     pub(crate) num_prompts: usize,
-    /// Predictions as the head says them, on these prompts.
+    /// The head's own predictions, on these prompts.
     pub(crate) before: HeadScores,
     /// Calibrated ones, cross-validated: each by a map that was fitted without its prompt.
     pub(crate) after: HeadScores,

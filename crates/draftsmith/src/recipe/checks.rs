@@ -1,4 +1,4 @@
-//! What is wrong with a key, said the same way of each.
+//! Checks of keys, all with errors of one form.
 
 use anyhow::{Result, bail};
 

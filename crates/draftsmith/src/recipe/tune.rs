@@ -34,7 +34,7 @@ pub(crate) enum CalibrationChoice {
     /// That which convinces in cross-validation over the prompts, if one does.
     #[default]
     Auto,
-    /// None: predictions are used as the head says them.
+    /// None: the head's own predictions are used.
     None,
     /// A scale and a bias of the logit.
     Platt,

@@ -28,8 +28,8 @@ const CROWDED_BEST_RADIUS: f64 = 4.8;
 /// How far out a crowded picture reaches, in what the best of the rules need.
 const CROWDED_REACH: f64 = 1.4;
 
-/// A line shorter than this says nothing.
-const LEAST_LINE: f64 = 70.0;
+/// A line shorter than this shows nothing.
+const MIN_LINE: f64 = 70.0;
 
 /// The picture's geometry; None where no setting drafts anything.
 pub(super) fn picture(
@@ -251,7 +251,7 @@ fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)>
             let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
             let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
             let text = format!("{level:.*}\u{d7}", decimals(step));
-            (length >= LEAST_LINE).then_some((segment, text))
+            (length >= MIN_LINE).then_some((segment, text))
         })
         .collect()
 }

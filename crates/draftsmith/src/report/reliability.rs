@@ -25,9 +25,9 @@ const WHOLE: f64 = 10.0;
 /// The least radius.
 const LEAST: f64 = 2.4;
 /// The fewest predictions that a point stands for: what came of less is luck.
-const LEAST_LABELS: usize = 50;
+const MIN_LABELS: usize = 50;
 
-/// Predictions as the head says them.
+/// The head's own predictions.
 const RAW: Series = Series { class: "plain hollow", name: "as the head says" };
 /// Calibrated ones.
 const CALIBRATED: Series = Series { class: "draft head", name: "calibrated" };
@@ -159,12 +159,12 @@ fn gathered(bins: &[ReliabilityBin]) -> Vec<ReliabilityBin> {
     let mut gathered: Vec<ReliabilityBin> = Vec::new();
     for bin in bins {
         match gathered.last_mut() {
-            Some(last) if last.num_labels < LEAST_LABELS => *last = together(last, bin),
+            Some(last) if last.num_labels < MIN_LABELS => *last = together(last, bin),
             _ => gathered.push(*bin),
         }
     }
     if let [.., before, last] = &mut gathered[..]
-        && last.num_labels < LEAST_LABELS
+        && last.num_labels < MIN_LABELS
     {
         *before = together(before, last);
         gathered.pop();

@@ -115,7 +115,7 @@ impl<'a> RolloutFiles<'a> {
         self.drafters.iter().map(|drafting| drafting.name).collect()
     }
 
-    /// Where the head that speaks of a drafter's candidates is.
+    /// Where the drafter's acceptance head is.
     pub(crate) fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| drafting.head_dir.as_deref())
@@ -268,7 +268,7 @@ fn drafters(
     Ok(drafters)
 }
 
-/// What rollouts say of the head in a directory.
+/// The head in a directory, as provenance has it.
 fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;

@@ -1,4 +1,4 @@
-//! What a drafter says along the responses that were built, for labels from rollouts:
+//! What a drafter proposes along the responses that were built, for labels from rollouts:
 //! `data/<recipe>/rollouts-<drafter>-training-<decoding>.parquet`.
 //!
 //! Recorded under the data's own sampling, without a head, since this is what heads are made of. A
@@ -133,7 +133,7 @@ fn are_of(rows: &[RolloutRow], responses: &[ResponseRow], pair: &Pair) -> bool {
     usable.map(|response| response.id.as_str()).collect::<HashSet<_>>() == found
 }
 
-/// Whether there is a place at which the drafter can say something.
+/// Whether there is a position at which the drafter can propose something.
 fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
     let num_prompt_tokens = response.prompt_ids.len();
     !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)

@@ -18,7 +18,7 @@ const WIDTH: usize = 80;
 
 /// What replay found as text tables, ending with a line break; nothing of no groups.
 ///
-/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are
+/// Columns are left out, the least important first, until the lines fit `width`; without one, all are
 /// there.
 pub(crate) fn render_replay_table(
     groups: &[ReplayGroup],

@@ -159,7 +159,7 @@ fn no_row_can_end_early_or_go_on_too_long() {
             let mut longer = rows.clone();
             longer[at].candidates.candidate_ids[0] = if rows[at].is_response { 2 } else { 7 };
             let error = write_rollouts(&path, &longer, &provenance(true)).unwrap_err().to_string();
-            assert!(error.ends_with("goes on behind the end token at 0"), "{error}");
+            assert!(error.ends_with("continues after the end token at 0"), "{error}");
         }
     }
     assert!(num_cut > 10);

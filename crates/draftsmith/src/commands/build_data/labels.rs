@@ -1,4 +1,4 @@
-//! The numbers of a row: what target and draft say at each position of a response.
+//! The numbers of a row: the target's and the draft's probabilities at each position of a response.
 
 use draftsmith_data::DraftColumns;
 use draftsmith_decode::Logits;

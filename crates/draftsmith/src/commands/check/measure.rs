@@ -177,8 +177,8 @@ impl<'m> Bench<'m> {
         Ok(generation.trace)
     }
 
-    /// Tests an answer against the target's law, which is read in one forward of its own: a fault
-    /// in the rounds' caches does not reach it. The draft's law only says where to look.
+    /// Tests an answer against the target's distributions, computed in one forward of their own: a
+    /// fault in the rounds' caches does not reach them. The draft's only show where to look.
     fn test(&mut self, sampling: &Sampling, prompt_ids: &[u32], answer: &[u32]) -> Result<()> {
         let Some((_, read)) = answer.split_last() else {
             return Ok(());

@@ -79,7 +79,7 @@ pub(super) fn failures(checked: &Checked) -> Option<String> {
             )
         } else {
             format!(
-                "sampled output is not of the target's law: p = {}, which must be at least {}",
+                "sampled output does not follow the target's distribution: p = {}, which must be at least {}",
                 p_value(output.p_value),
                 output.alpha
             )

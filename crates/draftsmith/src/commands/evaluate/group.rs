@@ -162,7 +162,7 @@ impl<'a> Group<'a> {
                     modelled_tokens_per_second(trace, costs)
                         / modelled_tokens_per_second(plain, costs)
                 }),
-                // A sampled output is another draw of the same law: nothing to compare it with.
+                // A sampled output is another draw of the same distribution: there is nothing to compare it with.
                 lossless: (self.plan.decoding == Decoding::Greedy).then_some(self.lossless[index]),
             };
             ResultRow::new(context, trace)

@@ -14,7 +14,7 @@ use crate::rollouts::RecordedSet;
 /// What was found about a head's predictions under one way of decoding.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Calibrating {
-    /// The calibration that is written into the export; null for predictions as the head says them.
+    /// The calibration that is written into the export; null where the head's own predictions are kept.
     pub(crate) chosen: Option<FittedCalibration>,
     /// Every form, cross-validated; none of fewer than two prompts.
     pub(crate) tried: Vec<TriedCalibration>,
@@ -23,7 +23,7 @@ pub(crate) struct Calibrating {
 /// How good predictions are under one form.
 #[derive(Debug, Serialize)]
 pub(crate) struct TriedCalibration {
-    /// Null for predictions as the head says them.
+    /// Null for the head's own predictions.
     pub(crate) kind: Option<CalibrationKind>,
     pub(crate) scores: HeadScores,
 }
@@ -42,8 +42,8 @@ pub(super) fn calibrate(
         return match choice {
             CalibrationChoice::Auto | CalibrationChoice::None => Ok(Calibrating::default()),
             CalibrationChoice::Platt | CalibrationChoice::Isotonic => bail!(
-                "a calibration is fitted and judged on two prompts at least, whose candidates the \
-                 head speaks of; hint: raise `tune.num_prompts`, or set `tune.calibration` to \"none\""
+                "a calibration is fitted and judged on two prompts at least, with candidates that \
+                 the head predicts; hint: raise `tune.num_prompts`, or set `tune.calibration` to \"none\""
             ),
         };
     };

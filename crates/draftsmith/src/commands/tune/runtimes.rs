@@ -1,4 +1,4 @@
-//! What runtimes that cannot load a head can be told, and the best of it for this pair.
+//! Settings that runtimes without heads have, and the best of each for this pair.
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -17,7 +17,7 @@ use crate::sweep::{Choice, thresholds};
 pub(crate) struct RuntimeSetting {
     /// The runtimes that know it.
     pub(crate) runtime: &'static str,
-    /// What they are told.
+    /// The setting, as they spell it.
     pub(crate) setting: String,
     /// Modelled speed over the best fixed length, minus 1.
     pub(crate) gain: f64,
