@@ -191,9 +191,12 @@ struct Labeller<'a> {
 impl Labeller<'_> {
     /// The rows of one conversation, one an assistant turn.
     fn rows(&self, prompt: &Prompt) -> Result<Vec<ResponseRow>> {
-        let response_ids = |row: &ResponseRow| row.response_ids.as_slice();
-        let (rows, _) =
-            answer_turns(self.pair, prompt, response_ids, |turn| self.row(prompt, turn))?;
+        let (rows, _) = answer_turns(
+            self.pair,
+            prompt,
+            |row: &ResponseRow| &row.response_ids,
+            |turn| self.row(prompt, turn),
+        )?;
         Ok(rows)
     }
 

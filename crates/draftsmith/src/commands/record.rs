@@ -259,8 +259,8 @@ impl<'a> Recorder<'a> {
         };
         match prompt {
             SetPrompt::Conversation(prompt) => {
-                let response_ids = |answer: &Answer| answer.response_ids.as_slice();
-                let (answers, _) = answer_turns(self.pair, prompt, response_ids, one)?;
+                let (answers, _) =
+                    answer_turns(self.pair, prompt, |answer| &answer.response_ids, one)?;
                 Ok(answers)
             }
             SetPrompt::HeldOut { id, prompt_ids } => {

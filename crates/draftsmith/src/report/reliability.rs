@@ -28,7 +28,7 @@ const LEAST: f64 = 2.4;
 const MIN_LABELS: usize = 50;
 
 /// The head's own predictions.
-const RAW: Series = Series { class: "plain hollow", name: "as the head says" };
+const RAW: Series = Series { class: "plain hollow", name: "as they are" };
 /// Calibrated ones.
 const CALIBRATED: Series = Series { class: "draft head", name: "calibrated" };
 

@@ -121,17 +121,21 @@ impl<'m> Bench<'m> {
         sampled: &mut OneDecoding,
     ) -> Result<()> {
         let pair = self.pair;
-        let response_ids = |answered: &Answered| answered.plain.as_slice();
-        let (answered, _) = answer_turns(pair, prompt, response_ids, |turn| {
-            let Turn { id, prompt_ids, .. } = turn;
-            let (plain, of_greedy) = self.greedy(&id, &prompt_ids, greedy)?;
-            let of_sampled = self.sampled(&id, &prompt_ids, sampled)?;
-            Ok(Answered { plain, of_greedy, of_sampled })
-        })?;
+        let (answered, _) = answer_turns(
+            pair,
+            prompt,
+            |answered: &Answered| &answered.plain,
+            |turn| {
+                let Turn { id, prompt_ids, .. } = turn;
+                let (plain, of_greedy) = self.greedy(&id, &prompt_ids, greedy)?;
+                let of_sampled = self.sampled(&id, &prompt_ids, sampled)?;
+                Ok(Answered { plain, of_greedy, of_sampled })
+            },
+        )?;
         let counts =
             |trace: fn(&Answered) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
-        greedy.counts.push(counts(|answered| &answered.of_greedy));
-        sampled.counts.push(counts(|answered| &answered.of_sampled));
+        greedy.counts.push(counts(|answered: &Answered| &answered.of_greedy));
+        sampled.counts.push(counts(|answered: &Answered| &answered.of_sampled));
         Ok(())
     }
 

@@ -75,14 +75,18 @@ impl<'m> Bench<'m> {
         decoding: &Decoding,
         setting: &Setting,
     ) -> Result<Measured> {
-        let response_ids = |answered: &Answered| answered.token_ids.as_slice();
         let pair = self.pair;
-        let (turns, texts) = answer_turns(pair, prompt, response_ids, |turn| {
-            let Turn { id, prompt_ids, .. } = turn;
-            let Generation { token_ids, trace, .. } =
-                self.generate(&id, &prompt_ids, decoding, setting)?;
-            Ok(Answered { trace, token_ids, prompt_ids })
-        })?;
+        let (turns, texts) = answer_turns(
+            pair,
+            prompt,
+            |answered: &Answered| &answered.token_ids,
+            |turn| {
+                let Turn { id, prompt_ids, .. } = turn;
+                let Generation { token_ids, trace, .. } =
+                    self.generate(&id, &prompt_ids, decoding, setting)?;
+                Ok(Answered { trace, token_ids, prompt_ids })
+            },
+        )?;
         let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
         Ok(Measured { prompt: number, trace, turns, texts })
     }
