@@ -1,9 +1,9 @@
-//! What an acceptance head says of candidates, whichever drafter's hidden state it reads, and a
+//! What an acceptance head predicts of candidates, whichever drafter's hidden state it reads, and a
 //! calibration of it.
 //!
-//! A head of the paper's form speaks in the draft forward that reads the candidate, and its word
-//! comes to the host with that forward's logits. One that looks ahead speaks once the candidate is
-//! drawn: a sync of its own, in place of the draft forward that it may save.
+//! A head of the paper's form predicts in the draft forward that reads the candidate, and its
+//! prediction comes to the host with that forward's logits. One that looks ahead predicts once the
+//! candidate is drawn: a sync of its own, in place of the draft forward that it may save.
 
 use std::collections::HashMap;
 
@@ -15,22 +15,29 @@ use crate::session::{check_logits, to_host};
 
 /// The most tokens whose embeddings' products with a head are kept: of a draft of width 4,096, 64
 /// MiB.
-const MOST_EMBEDDINGS: usize = 4096;
+const MAX_EMBEDDINGS: usize = 4096;
 
 /// A drafter's head, if it has one, and what of the draft forwards it may yet be told.
 #[derive(Debug)]
 pub(crate) struct Acceptance<'m> {
     head: Option<&'m AcceptanceHead>,
     calibration: Option<&'m Calibration>,
-    /// The forwards whose candidates the head may yet be asked about and told more of than hidden
-    /// states, longer and longer.
-    forwards: Vec<Forward>,
-    /// The last forward's final hidden state, for a head that looks ahead.
-    hidden: Option<Rows>,
+    /// What it may yet be asked about, by slot.
+    slots: Vec<Slot>,
     /// What such a head makes of tokens' embeddings, of those that were candidates.
     of_embeddings: HashMap<u32, Rows>,
     /// The drafter's own vocabulary, which scalars are scaled by.
     vocab_size: usize,
+}
+
+/// The draft forwards over one sequence.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Those whose candidates the head may yet be asked about and told more of than hidden states,
+    /// longer and longer.
+    forwards: Vec<Forward>,
+    /// The last forward's final hidden state, for a head that looks ahead.
+    hidden: Option<Rows>,
 }
 
 /// A draft forward, as a head is told of it.
@@ -58,45 +65,50 @@ impl Forward {
 
 /// A draft forward that has just been computed.
 pub(crate) struct Step {
+    /// The sequence's.
+    pub(crate) slot: usize,
     /// What the LM head reads of the last token.
     pub(crate) normed: Rows,
-    /// What the LM head says of it.
+    /// Its logits.
     pub(crate) logits: Rows,
     /// Tokens read, this forward's included.
     pub(crate) num_read: usize,
     /// Candidates of the round among them.
     pub(crate) num_candidates: usize,
-    /// Whether the head's word is asked for.
+    /// Whether the head's prediction is asked for.
     pub(crate) needs_head: bool,
     /// What errors call the drafter.
     pub(crate) role: &'static str,
 }
 
 impl<'m> Acceptance<'m> {
-    /// The word of a head, or of none, on the candidates of a drafter with `vocab_size` logits.
-    pub(crate) fn new(head: Option<&'m AcceptanceHead>, vocab_size: usize) -> Self {
+    /// The predictions of a head, or of none, for the candidates of a drafter with `vocab_size` logits.
+    pub(crate) fn new(
+        head: Option<&'m AcceptanceHead>,
+        vocab_size: usize,
+        num_slots: usize,
+    ) -> Self {
         Self {
             head,
             calibration: None,
-            forwards: Vec::new(),
-            hidden: None,
+            slots: std::iter::repeat_with(Slot::default).take(num_slots).collect(),
             of_embeddings: HashMap::new(),
             vocab_size,
         }
     }
 
-    /// From now on predictions are calibrated so, or told as they are.
+    /// From now on predictions are calibrated so, or given as they are.
     pub(crate) fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
         self.calibration = calibration;
     }
 
-    /// Forgets all forwards over more than `len` tokens.
-    pub(crate) fn roll_back(&mut self, len: usize) {
-        self.forwards.retain(|forward| forward.num_read <= len);
+    /// Forgets all forwards of a slot over more than `len` tokens.
+    pub(crate) fn roll_back(&mut self, slot: usize, len: usize) {
+        self.slots[slot].forwards.retain(|forward| forward.num_read <= len);
     }
 
-    /// Brings a forward's logits to the host, and with them what the head says of the candidate
-    /// that it has read, if that is when it speaks: one sync.
+    /// Brings a forward's logits to the host, and with them what the head predicts for the
+    /// candidate that it has read, if that is when it predicts: one sync.
     ///
     /// # Errors
     /// If a number is none, or the device fails.
@@ -104,14 +116,14 @@ impl<'m> Acceptance<'m> {
         &mut self,
         step: Step,
     ) -> Result<(Vec<f32>, Option<HeadEstimate>), DecodeError> {
-        let Step { normed, logits, num_read, num_candidates, needs_head, role } = step;
+        let Step { slot, normed, logits, num_read, num_candidates, needs_head, role } = step;
         let head = self.head.filter(|_| needs_head);
         // The last token read is the candidate before the one now drafted: its own hidden state,
-        // hence the head's word on it.
-        let speaks = |head: &&AcceptanceHead| num_candidates > 0 && !head.reads().looks_ahead();
-        let (logits, estimate) = match head.filter(speaks) {
+        // hence the head's prediction for it.
+        let predicts = |head: &&AcceptanceHead| num_candidates > 0 && !head.reads().looks_ahead();
+        let (logits, estimate) = match head.filter(predicts) {
             Some(head) => {
-                let scalars = self.scalars(head, num_read - 1);
+                let scalars = self.scalars(head, slot, num_read - 1);
                 let acceptance = head.acceptance_logits(&normed, None, &scalars);
                 let [logits, acceptance] = to_host([logits, acceptance], role)?;
                 let prob = self.acceptance_prob(acceptance[0], num_read)?;
@@ -125,27 +137,29 @@ impl<'m> Acceptance<'m> {
         check_logits(&logits, role, num_read)?;
         if let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) {
             // What came before a round's first candidate is asked about no more, nor what a head
-            // that looks ahead has spoken of.
+            // that looks ahead has predicted.
+            let slot = &mut self.slots[slot];
             if num_candidates == 0 || head.reads().looks_ahead() {
-                self.forwards.clear();
+                slot.forwards.clear();
             }
             let softmax = SoftmaxSummary::of(&logits);
-            self.forwards.push(Forward { num_read, num_candidates, softmax });
-            self.hidden = head.reads().looks_ahead().then_some(normed);
+            slot.forwards.push(Forward { num_read, num_candidates, softmax });
+            slot.hidden = head.reads().looks_ahead().then_some(normed);
         }
         Ok((logits, estimate))
     }
 
-    /// What a head that looks ahead says of `candidate`, drawn from the last forward's `logits`;
+    /// What a head that looks ahead predicts for `candidate`, drawn from the last forward's `logits`;
     /// None of other heads. `embed` looks up the candidate's embedding.
     ///
     /// # Errors
-    /// If its word is not a number, or the device fails.
+    /// If its prediction is not a number, or the device fails.
     ///
     /// # Panics
-    /// If the last forward did not ask for the head's word.
-    pub(crate) fn predict_acceptance(
+    /// If the last forward did not ask for the head's prediction.
+    pub(crate) fn predict(
         &mut self,
+        slot: usize,
         logits: &[f32],
         candidate: u32,
         embed: impl FnOnce() -> Rows,
@@ -154,12 +168,14 @@ impl<'m> Acceptance<'m> {
         let Some(head) = self.head.filter(|head| head.reads().looks_ahead()) else {
             return Ok(None);
         };
-        let drawn_from = self.forwards.last().zip(self.hidden.as_ref());
-        let (forward, hidden) = drawn_from.expect("the draft step was asked for the head's word");
+        let slot = &self.slots[slot];
+        let drawn_from = slot.forwards.last().zip(slot.hidden.as_ref());
+        let (forward, hidden) =
+            drawn_from.expect("the draft step was asked for the head's prediction");
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
         let drawn = forward.candidate(Some(log_prob));
         let scalars: Vec<f32> = head.reads().scalars(&drawn, self.vocab_size).collect();
-        if self.of_embeddings.len() >= MOST_EMBEDDINGS
+        if self.of_embeddings.len() >= MAX_EMBEDDINGS
             && !self.of_embeddings.contains_key(&candidate)
         {
             self.of_embeddings.clear();
@@ -173,16 +189,16 @@ impl<'m> Acceptance<'m> {
 
     /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward
     /// that ended before it.
-    fn scalars(&self, head: &AcceptanceHead, at: usize) -> Vec<f32> {
+    fn scalars(&self, head: &AcceptanceHead, slot: usize, at: usize) -> Vec<f32> {
         if head.reads().is_hidden_alone() {
             return Vec::new();
         }
-        let drawn_from = self.forwards.iter().rfind(|forward| forward.num_read == at);
+        let drawn_from = self.slots[slot].forwards.iter().rfind(|forward| forward.num_read == at);
         let drawn_from = drawn_from.expect("a candidate is drawn from a forward");
         head.reads().scalars(&drawn_from.candidate(None), self.vocab_size).collect()
     }
 
-    /// What rules are told where the head says `logit`.
+    /// What rules are told where the head gives `logit`.
     fn acceptance_prob(&self, logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {

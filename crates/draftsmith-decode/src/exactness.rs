@@ -7,6 +7,7 @@
 //! with y₁; so it is enough that the law is right whenever one branch has any of its 2^5 maps and
 //! the others go on to the bound: every other map's law is a sum of terms met there.
 
+mod many;
 mod replay;
 mod tables;
 
@@ -21,7 +22,10 @@ use draftsmith_theory::{
 };
 
 use self::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
-use crate::round::{Drafter, Limits, Target, decode_plain, decode_speculative};
+use crate::decode::{decode_plain, decode_speculative};
+use crate::drafter::Drafter;
+use crate::sequence::Limits;
+use crate::target::Target;
 
 /// Rounding of sums of some thousand products of f64.
 const TOLERANCE: f64 = 1e-12;
@@ -52,10 +56,15 @@ impl Case {
 
     /// The law of the target alone, multiplied out without any decoding loop.
     fn target_law(&self) -> BTreeMap<Vec<u32>, f64> {
+        self.target_law_after(&[0])
+    }
+
+    /// The same behind another prompt.
+    fn target_law_after(&self, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
         let mut law = BTreeMap::new();
-        let mut open = vec![(vec![0], 1.0)];
+        let mut open = vec![(prompt.to_vec(), 1.0)];
         while let Some((tokens, prob)) = open.pop() {
-            let new = &tokens[1..];
+            let new = &tokens[prompt.len()..];
             let ended = new.last().is_some_and(|id| self.limits.eos_token_ids.contains(id));
             if ended || new.len() == self.limits.max_new_tokens {
                 law.insert(new.to_vec(), prob);
@@ -80,8 +89,7 @@ impl Case {
         &self,
         rule: &dyn Fn() -> Box<dyn StopRule>,
     ) -> BTreeMap<Vec<u32>, f64> {
-        let target = Advanced { table: self.target.clone(), read: vec![], num_verified: 0 };
-        self.law_of(&target, &Advancing { table: self.draft.clone(), read: vec![] }, rule)
+        self.law_of(&Advanced::from(&self.target), &Advancing::from(&self.draft), rule)
     }
 
     fn law_of<T: Target + Clone, D: Drafter<T> + Clone>(

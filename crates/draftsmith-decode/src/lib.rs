@@ -1,26 +1,33 @@
-//! Drafters, the round loop and plain decoding: token ids in, token ids and a trace out.
+//! Drafters, sequences and those who advance them: token ids in, token ids and a trace out.
 //!
 //! It never sees text or files of examples. What is decoded is decided by `draftsmith-theory`
 //! (verification, stop rules, draws); what computes is `draftsmith-model`.
 
 mod acceptance;
+mod decode;
+mod drafter;
 mod error;
 mod features;
+mod logits;
 mod record;
-mod round;
+mod registry;
 mod self_draft;
 mod separate_draft;
+mod sequence;
 mod session;
+mod target;
 
+pub use decode::{decode_many, decode_plain, decode_speculative};
+pub use drafter::{DraftRound, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
 pub use error::DecodeError;
+pub use logits::Logits;
 pub use record::{RecordOptions, record};
-pub use round::{
-    Drafted, Drafter, Finish, Generation, Limits, RoundTokens, Target, decode_plain,
-    decode_speculative,
-};
+pub use registry::{DrafterParts, Drafters, Drafting, ModelDrafter};
 pub use self_draft::SelfDraft;
 pub use separate_draft::SeparateDraft;
-pub use session::{Logits, ModelSession};
+pub use sequence::{Finish, Generation, Limits, Request, RoundTokens, Sequence, Stage};
+pub use session::ModelSession;
+pub use target::{Target, Verification};
 
 #[cfg(test)]
 mod exactness;

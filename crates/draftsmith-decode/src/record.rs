@@ -6,13 +6,18 @@
 //! rolled back.
 
 use draftsmith_theory::{
-    Bounds, Decoding, DraftLimits, DraftSignals, DraftSteps, Drawn, Draws, HeadEstimate,
+    Bounds, Decoding, DraftLimits, DraftSignals, DraftSteps, Drawn, Draws, HeadEstimate, Proposal,
     RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds, StopRule, argmax,
     draft_phase, largest_prob,
 };
 
+use crate::drafter::{StepDrafter, draw};
 use crate::error::DecodeError;
-use crate::round::{Drafter, Limits, Target, draw};
+use crate::sequence::Limits;
+use crate::target::{Target, Verification};
+
+/// Where the one sequence is read.
+const SLOT: usize = 0;
 
 /// How responses are recorded.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +44,7 @@ pub struct RecordOptions {
 ///
 /// # Errors
 /// If the prompt or the response is empty or does not fit, or a model fails.
-pub fn record<T: Target, D: Drafter<T>>(
+pub fn record<T: Target, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     drafter: &mut D,
     options: &RecordOptions,
@@ -52,8 +57,8 @@ pub fn record<T: Target, D: Drafter<T>>(
     }
     let context = target.context().min(drafter.context());
     let limit = (prompt.len() + options.limits.max_new_tokens).min(context) - prompt.len();
-    target.begin(prompt)?;
-    drafter.begin(target, prompt)?;
+    target.begin(SLOT, prompt)?;
+    drafter.begin(target, SLOT, prompt)?;
     let mut recorder = Recorder { target, drafter, options, draws };
     let needs = EverySignal { has_head: options.has_head }.needs();
     let mut tokens = prompt.to_vec();
@@ -63,7 +68,9 @@ pub fn record<T: Target, D: Drafter<T>>(
         if let Some(last) = places.last_mut() {
             step.predicts_for(&mut last.candidate);
         }
-        let target_logits = recorder.target.logits(&tokens, 1)?;
+        let verification =
+            Verification { slot: SLOT, tokens: &tokens, proposal: &Proposal::default() };
+        let target_logits = recorder.target.verify(&[verification])?;
         let target_logits = target_logits.row(0);
         let candidate = recorder.candidate(&step, token, target_logits)?;
         // The last token that the limit allows is the target's own in any case.
@@ -81,14 +88,14 @@ pub fn record<T: Target, D: Drafter<T>>(
     Ok(Recording { places, limit })
 }
 
-struct Recorder<'a, T, D> {
+struct Recorder<'a, T, D: ?Sized> {
     target: &'a mut T,
     drafter: &'a mut D,
     options: &'a RecordOptions,
     draws: &'a mut dyn Draws,
 }
 
-impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
+impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
     /// A draft forward over all of `tokens`, behind `num_candidates` candidates.
     fn step(
         &mut self,
@@ -96,7 +103,7 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Step, DecodeError> {
-        let drafted = self.drafter.draft(self.target, tokens, num_candidates, needs)?;
+        let drafted = self.drafter.draft(self.target, SLOT, tokens, num_candidates, needs)?;
         let probs = self.options.decoding.sampled_probs(&drafted.logits);
         Ok(Step { logits: drafted.logits, signals: drafted.signals, probs })
     }
@@ -118,7 +125,7 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         if !self.options.has_head {
             return Ok(None);
         }
-        self.drafter.predict_acceptance(self.target, &step.logits, token)
+        self.drafter.predict_acceptance(self.target, SLOT, &step.logits, token)
     }
 
     /// The candidate that is drafted instead of the response's `token` and then rejected, if one
@@ -168,7 +175,9 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
             && !read.is_empty()
         {
             tokens.extend_from_slice(read);
-            let rows = self.target.logits(tokens, read.len())?;
+            // Of the token before the rejected one the row is known.
+            let proposal = &Proposal::certain_chain(&read[1..]);
+            let rows = self.target.verify(&[Verification { slot: SLOT, tokens, proposal }])?;
             tokens.truncate(num_standing);
             for ((step, token), row) in steps[1..].iter().zip(&drafted[1..]).zip(rows.rows()) {
                 rollout.push(step.candidate(*token, row, self.options));
@@ -180,14 +189,14 @@ impl<T: Target, D: Drafter<T>> Recorder<'_, T, D> {
         for (step, read) in steps[1..].iter().zip(&mut rollout) {
             step.predicts_for(read);
         }
-        self.target.roll_back(num_standing);
-        self.drafter.roll_back(num_standing);
+        self.target.commit(SLOT, num_standing, &[]);
+        self.drafter.commit(SLOT, num_standing, &[]);
         Ok(rollout)
     }
 }
 
 /// The draft phase that begins with a rejected candidate, whose step has been taken.
-struct Rollout<'r, 'a, T, D> {
+struct Rollout<'r, 'a, T, D: ?Sized> {
     recorder: &'r mut Recorder<'a, T, D>,
     rejected: u32,
     steps: Vec<Step>,
@@ -195,7 +204,7 @@ struct Rollout<'r, 'a, T, D> {
     predicted: Vec<Option<f64>>,
 }
 
-impl<T: Target, D: Drafter<T>> DraftSteps for Rollout<'_, '_, T, D> {
+impl<T: Target, D: StepDrafter<T> + ?Sized> DraftSteps for Rollout<'_, '_, T, D> {
     type Error = DecodeError;
 
     fn step(

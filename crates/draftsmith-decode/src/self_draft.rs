@@ -2,8 +2,8 @@
 //! drafter.
 //!
 //! A draft step runs the target's layers `0..exit_layer` on the newest token, the adapter on the
-//! features that come out, and the target's LM head, or the adapter's own, on what the adapter
-//! says. The features stay with the target's session: verification runs `exit_layer..num_layers`
+//! features that come out, and the target's LM head, or the adapter's own, on the adapter's
+//! output. The features stay with the target's session: verification runs `exit_layer..num_layers`
 //! over all of the round's at once, and no token passes the shallow layers twice. The second early
 //! exit, ending a round at a low confidence, is the stop rule's.
 //!
@@ -20,54 +20,108 @@
 mod tests;
 
 use draftsmith_model::{AcceptanceHead, Adapter, KvCache};
-use draftsmith_theory::{Calibration, DraftSignals, SignalNeeds};
+use draftsmith_theory::{Calibration, DraftSignals, DrafterId, SignalNeeds};
 
 use crate::acceptance::{Acceptance, Step};
+use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
-use crate::round::{Drafted, Drafter};
+use crate::registry::ModelDrafter;
 use crate::session::{ModelSession, check_fits};
+use crate::target::committed_len;
 
 /// What errors call the adapter.
 const ROLE: &str = "adapter";
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
-/// Its target is a [`ModelSession::with_exit`] at the adapter's exit layer.
+/// Its target is a session with an exit ([`ModelSession::set_exit`]) at the adapter's layer.
 #[derive(Debug)]
 pub struct SelfDraft<'a> {
     adapter: &'a Adapter,
+    /// The target's layers before it.
+    exit_layer: usize,
     /// The adapter's own keys and values.
     cache: KvCache,
     acceptance: Acceptance<'a>,
 }
 
 impl<'a> SelfDraft<'a> {
-    /// A drafter for sequences of up to `capacity` tokens, which the adapter's own context must
-    /// hold.
-    pub fn new(adapter: &'a Adapter, head: Option<&'a AcceptanceHead>, capacity: usize) -> Self {
-        let acceptance = Acceptance::new(head, adapter.vocab_size());
-        Self { adapter, cache: adapter.new_cache(capacity, 1), acceptance }
+    /// A drafter behind `exit_layer` layers of the target, for sequences of up to `capacity`
+    /// tokens, which the adapter's own context must hold.
+    pub fn new(
+        adapter: &'a Adapter,
+        exit_layer: usize,
+        head: Option<&'a AcceptanceHead>,
+        capacity: usize,
+    ) -> Self {
+        Self::with_slots(adapter, exit_layer, head, capacity, 1)
     }
 
-    /// From now on the head's predictions are calibrated so, or told as they are. A calibration
-    /// belongs to a way of decoding, so that a drafter for several changes it between them.
-    pub fn set_calibration(&mut self, calibration: Option<&'a Calibration>) {
+    /// A drafter for `num_slots` sequences side by side.
+    pub fn with_slots(
+        adapter: &'a Adapter,
+        exit_layer: usize,
+        head: Option<&'a AcceptanceHead>,
+        capacity: usize,
+        num_slots: usize,
+    ) -> Self {
+        let acceptance = Acceptance::new(head, adapter.vocab_size(), num_slots);
+        Self { adapter, exit_layer, cache: adapter.new_cache(capacity, num_slots), acceptance }
+    }
+}
+
+impl<'m> ModelDrafter<'m> for SelfDraft<'m> {
+    fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
         self.acceptance.set_calibration(calibration);
+    }
+
+    fn exit_layer(&self) -> Option<usize> {
+        Some(self.exit_layer)
     }
 }
 
 impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     /// # Panics
     /// If the target's session has no exit.
-    fn begin(&mut self, target: &mut ModelSession<'m>, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        slot: usize,
+        prompt: &[u32],
+    ) -> Result<(), DecodeError> {
         check_fits(prompt, self.cache.capacity(), ROLE)?;
-        self.cache.truncate(0, 0);
-        self.acceptance.roll_back(0);
+        self.cache.truncate(slot, 0);
+        self.acceptance.roll_back(slot, 0);
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
-            self.adapter.fill_cache(target.features(prefix, 0), &mut self.cache);
+            self.adapter.fill_cache(target.features(slot, prefix, 0), &mut self.cache);
         }
         Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        slot: usize,
+        round: DraftRound<'_>,
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, slot, round)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        let len = committed_len(num_standing, path);
+        self.cache.truncate(slot, len);
+        self.acceptance.roll_back(slot, len);
+    }
+
+    fn context(&self) -> usize {
+        self.cache.capacity()
+    }
+}
+
+impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
+    fn id(&self) -> DrafterId {
+        DrafterId::SelfDraft { exit_layer: self.exit_layer }
     }
 
     /// The adapter reads one position; two after a round whose candidates were all accepted,
@@ -78,14 +132,16 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     fn draft(
         &mut self,
         target: &mut ModelSession<'m>,
+        slot: usize,
         tokens: &[u32],
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let features = target.features(tokens, self.cache.len(0, 0));
+        let features = target.features(slot, tokens, self.cache.len(slot, 0));
         let normed = self.adapter.forward_cached(features, &mut self.cache).last(1);
         let logits = self.adapter.logits(&normed, target.model());
         let (logits, acceptance_prob) = self.acceptance.read(Step {
+            slot,
             normed,
             logits,
             num_read: tokens.len(),
@@ -98,23 +154,15 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     }
 
     /// # Panics
-    /// If the last draft step did not ask for the head's word.
+    /// If the last draft step did not ask for the head's prediction.
     fn predict_acceptance(
         &mut self,
         target: &mut ModelSession<'m>,
+        slot: usize,
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         let embed = || target.model().embed_ids(&[candidate]);
-        self.acceptance.predict_acceptance(logits, candidate, embed, ROLE)
-    }
-
-    fn roll_back(&mut self, len: usize) {
-        self.cache.truncate(0, len);
-        self.acceptance.roll_back(len);
-    }
-
-    fn context(&self) -> usize {
-        self.cache.capacity()
+        self.acceptance.predict(slot, logits, candidate, embed, ROLE)
     }
 }

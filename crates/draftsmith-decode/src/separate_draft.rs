@@ -1,16 +1,18 @@
 //! A separate, smaller model as the drafter, with or without an acceptance head and a calibration
-//! of what it says.
+//! of its predictions.
 
 #[cfg(test)]
 mod tests;
 
 use draftsmith_model::{AcceptanceHead, CausalLm};
-use draftsmith_theory::{Calibration, DraftSignals, SignalNeeds};
+use draftsmith_theory::{Calibration, DraftSignals, DrafterId, SignalNeeds};
 
 use crate::acceptance::{Acceptance, Step};
+use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
-use crate::round::{Drafted, Drafter, Target};
-use crate::session::ModelSession;
+use crate::registry::ModelDrafter;
+use crate::session::{ModelSession, NewTokens};
+use crate::target::{Target, committed_len};
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
@@ -33,15 +35,20 @@ impl<'m> SeparateDraft<'m> {
         vocab_size: usize,
         capacity: usize,
     ) -> Self {
-        let session = ModelSession::new(draft, capacity, "draft");
-        let acceptance = Acceptance::new(head, draft.config().vocab_size);
-        Self { session, acceptance, vocab_size }
+        Self::with_slots(draft, head, vocab_size, capacity, 1)
     }
 
-    /// From now on the head's predictions are calibrated so, or told as they are. A calibration
-    /// belongs to a way of decoding, so that a drafter for several changes it between them.
-    pub fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
-        self.acceptance.set_calibration(calibration);
+    /// A drafter for `num_slots` sequences side by side.
+    pub fn with_slots(
+        draft: &'m CausalLm,
+        head: Option<&'m AcceptanceHead>,
+        vocab_size: usize,
+        capacity: usize,
+        num_slots: usize,
+    ) -> Self {
+        let session = ModelSession::with_slots(draft, capacity, num_slots, "draft");
+        let acceptance = Acceptance::new(head, draft.config().vocab_size, num_slots);
+        Self { session, acceptance, vocab_size }
     }
 
     /// Tokens as the draft can read them: one it has no embedding for becomes token 0, which
@@ -52,28 +59,60 @@ impl<'m> SeparateDraft<'m> {
     }
 }
 
+impl<'m> ModelDrafter<'m> for SeparateDraft<'m> {
+    fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
+        self.acceptance.set_calibration(calibration);
+    }
+}
+
 impl<T> Drafter<T> for SeparateDraft<'_> {
-    fn begin(&mut self, _target: &mut T, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.acceptance.roll_back(0);
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.acceptance.roll_back(slot, 0);
         // A draft begins as any model does: it reads the prompt but for its last token.
         let prompt = Self::readable(&self.session, prompt);
-        self.session.begin(&prompt)
+        self.session.begin(slot, &prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        slot: usize,
+        round: DraftRound<'_>,
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, slot, round)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.session.commit(slot, num_standing, path);
+        self.acceptance.roll_back(slot, committed_len(num_standing, path));
+    }
+
+    fn context(&self) -> usize {
+        self.session.capacity()
+    }
+}
+
+impl<T> StepDrafter<T> for SeparateDraft<'_> {
+    fn id(&self) -> DrafterId {
+        DrafterId::Draft
     }
 
     fn draft(
         &mut self,
         _target: &mut T,
+        slot: usize,
         tokens: &[u32],
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let new = Self::readable(&self.session, &tokens[self.session.num_read()..]);
-        let normed = self.session.read(&new, 1);
+        let new = Self::readable(&self.session, &tokens[self.session.num_read(slot)..]);
+        let normed = self.session.read(&[NewTokens { slot, ids: &new, num_rows: 1 }]);
         let logits = self.session.model().logits(&normed);
         let (mut logits, acceptance_prob) = self.acceptance.read(Step {
+            slot,
             normed,
             logits,
-            num_read: self.session.num_read(),
+            num_read: tokens.len(),
             num_candidates,
             needs_head: needs.acceptance_prob,
             role: self.session.role(),
@@ -84,24 +123,16 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
     }
 
     /// # Panics
-    /// If the last draft step did not ask for the head's word.
+    /// If the last draft step did not ask for the head's prediction.
     fn predict_acceptance(
         &mut self,
         _target: &mut T,
+        slot: usize,
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         let session = &self.session;
         let embed = || session.model().embed_ids(&Self::readable(session, &[candidate]));
-        self.acceptance.predict_acceptance(logits, candidate, embed, session.role())
-    }
-
-    fn roll_back(&mut self, len: usize) {
-        self.session.truncate(len);
-        self.acceptance.roll_back(len);
-    }
-
-    fn context(&self) -> usize {
-        self.session.capacity()
+        self.acceptance.predict(slot, logits, candidate, embed, session.role())
     }
 }

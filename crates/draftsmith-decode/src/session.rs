@@ -1,8 +1,9 @@
-//! One model reading one sequence: token ids in, rows of logits out, with the cache between.
+//! One model reading sequences, one in each slot: token ids in, rows of logits out, with the cache
+//! between.
 //!
 //! A forward has one sync, where its logits come to the host, and none where it ran in host memory.
 //! So a round of K candidates waits K + 1 times: after each draft step, which brings the acceptance
-//! head's word along with the logits, and after the verification. What is read or rolled back only
+//! head's prediction along with the logits, and after the verification. What is read or rolled back only
 //! for the cache waits for nothing.
 
 #[cfg(test)]
@@ -14,42 +15,10 @@ use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
 use crate::features::Features;
-use crate::round::Target;
+use crate::logits::Logits;
+use crate::target::{Target, Verification, committed_len};
 
-/// Rows of logits over the vocabulary, on the host.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Logits {
-    values: Vec<f32>,
-    vocab_size: usize,
-}
-
-impl Logits {
-    /// Rows laid end to end, each `vocab_size` long.
-    ///
-    /// # Panics
-    /// If the values do not make whole rows.
-    pub fn new(values: Vec<f32>, vocab_size: usize) -> Self {
-        assert!(values.len().is_multiple_of(vocab_size), "logits come in whole rows");
-        Self { values, vocab_size }
-    }
-
-    /// The number of rows.
-    pub fn num_rows(&self) -> usize {
-        self.values.len() / self.vocab_size
-    }
-
-    /// One row.
-    pub fn row(&self, index: usize) -> &[f32] {
-        &self.values[index * self.vocab_size..(index + 1) * self.vocab_size]
-    }
-
-    /// All rows in order.
-    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.values.chunks_exact(self.vocab_size)
-    }
-}
-
-/// A model with the cache of the one sequence it is reading.
+/// A model with the cache of the sequences it is reading, one a slot.
 #[derive(Debug)]
 pub struct ModelSession<'m> {
     model: &'m CausalLm,
@@ -64,41 +33,66 @@ pub struct ModelSession<'m> {
 struct EarlyExit {
     /// The number of shallow layers.
     layer: usize,
-    /// What came out of them, of positions that the deep layers or the drafter have yet to read.
+    /// What came out of them, by slot.
+    slots: Vec<ExitFeatures>,
+}
+
+/// The features of one sequence.
+#[derive(Debug)]
+struct ExitFeatures {
+    /// Of positions that the deep layers or the drafter have yet to read.
     features: Features,
     /// The drafter has read the features before this position.
     num_drafted_from: usize,
 }
 
+/// New tokens of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewTokens<'a> {
+    pub(crate) slot: usize,
+    pub(crate) ids: &'a [u32],
+    /// How many of the last are asked for what comes out.
+    pub(crate) num_rows: usize,
+}
+
 impl<'m> ModelSession<'m> {
-    /// A session for sequences of up to `capacity` tokens; `role` is what errors call the model,
+    /// A session for one sequence of up to `capacity` tokens; `role` is what errors call the model,
     /// `target` or `draft`. The model's own context bounds the capacity.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
+        Self::with_slots(model, capacity, 1, role)
+    }
+
+    /// A session for `num_slots` sequences side by side, each of up to `capacity` tokens.
+    pub fn with_slots(
+        model: &'m CausalLm,
+        capacity: usize,
+        num_slots: usize,
+        role: &'static str,
+    ) -> Self {
         let capacity = capacity.min(model.config().max_position_embeddings);
-        let cache = model.new_cache(capacity, 1);
+        let cache = model.new_cache(capacity, num_slots);
         Self { model, cache, role, exit: None }
     }
 
-    /// A session for the target of a self-draft: the layers before `exit_layer` may run ahead, and
-    /// what comes out of them, the features, is kept until the layers behind the exit and the
-    /// drafter have read it.
+    /// From now on the session serves a self-draft behind `exit_layer` layers: those layers may run
+    /// ahead, and what comes out of them, the features, is kept until the layers behind the exit
+    /// and the drafter have read it. None serves any other drafter, and none at all.
     ///
-    /// Other drafters, and none, work with it too, but nobody then reads the features: they take
-    /// the room of one hidden state a token until the next sequence begins.
+    /// What was read is forgotten.
     ///
     /// # Panics
     /// Unless there are layers on both sides of the exit: adapters are checked against their target
     /// when they are loaded.
-    pub fn with_exit(
-        model: &'m CausalLm,
-        exit_layer: usize,
-        capacity: usize,
-        role: &'static str,
-    ) -> Self {
-        let num_layers = model.config().num_hidden_layers;
-        assert!((1..num_layers).contains(&exit_layer), "an exit lies between two layers");
-        let exit = EarlyExit { layer: exit_layer, features: Features::new(0), num_drafted_from: 0 };
-        Self { exit: Some(exit), ..Self::new(model, capacity, role) }
+    pub fn set_exit(&mut self, exit_layer: Option<usize>) {
+        let num_slots = self.cache.num_slots();
+        for slot in 0..num_slots {
+            self.truncate(slot, 0);
+        }
+        self.exit = exit_layer.map(|layer| {
+            assert!((1..self.num_layers()).contains(&layer), "an exit lies between two layers");
+            let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
+            EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
+        });
     }
 
     /// The model.
@@ -111,30 +105,31 @@ impl<'m> ModelSession<'m> {
         self.role
     }
 
-    /// The number of tokens read and not truncated; the deep layers of a self-draft's target may
-    /// have read fewer.
-    pub fn num_read(&self) -> usize {
-        self.cache.len(0, 0)
+    /// The number of tokens read in a slot and not truncated; the deep layers of a self-draft's
+    /// target may have read fewer.
+    pub(crate) fn num_read(&self, slot: usize) -> usize {
+        self.cache.len(slot, 0)
     }
 
     /// The number of tokens that all layers have read.
-    pub(crate) fn num_read_by_all(&self) -> usize {
-        self.cache.len(0, self.num_layers() - 1)
+    pub(crate) fn num_read_by_all(&self, slot: usize) -> usize {
+        self.cache.len(slot, self.num_layers() - 1)
     }
 
     fn num_layers(&self) -> usize {
         self.model.config().num_hidden_layers
     }
 
-    /// The number of tokens there is room for.
+    /// The number of tokens there is room for in a slot.
     pub fn capacity(&self) -> usize {
         self.cache.capacity()
     }
 
-    /// Forgets all tokens from position `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.cache.truncate(0, len);
+    /// Forgets all tokens of a slot from position `len` on.
+    fn truncate(&mut self, slot: usize, len: usize) {
+        self.cache.truncate(slot, len);
         if let Some(exit) = &mut self.exit {
+            let exit = &mut exit.slots[slot];
             exit.features.truncate(len);
             exit.num_drafted_from = exit.num_drafted_from.min(len);
         }
@@ -146,62 +141,84 @@ impl<'m> ModelSession<'m> {
     ///
     /// # Panics
     /// If the session has no exit, or the features of `from` are no longer held.
-    pub(crate) fn features(&mut self, tokens: &[u32], from: usize) -> Rows {
-        self.read_shallow(&tokens[self.num_read()..]);
-        let num_read_by_all = self.num_read_by_all();
-        let exit = expect_exit(&mut self.exit);
+    pub(crate) fn features(&mut self, slot: usize, tokens: &[u32], from: usize) -> Rows {
+        let ids = &tokens[self.num_read(slot)..];
+        self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
+        let num_read_by_all = self.num_read_by_all(slot);
+        let exit = &mut expect_exit(&mut self.exit).slots[slot];
         let features = exit.features.since(from);
         exit.num_drafted_from = tokens.len();
         exit.features.release_before(num_read_by_all);
         features
     }
 
-    /// Runs the layers before the exit on new tokens and keeps what comes out.
-    fn read_shallow(&mut self, new: &[u32]) {
-        if new.is_empty() {
-            return;
+    /// What is yet to be read of a sequence.
+    fn unread<'a>(&self, one: &Verification<'a>) -> NewTokens<'a> {
+        let ids = &one.tokens[self.num_read(one.slot)..];
+        NewTokens { slot: one.slot, ids, num_rows: one.proposal.num_rows() }
+    }
+
+    /// Looks up new tokens, of each sequence in its slot; None where there are none.
+    fn embed(&self, batch: &[NewTokens<'_>]) -> Option<Rows> {
+        if let [NewTokens { slot, ids, .. }] = batch {
+            return (!ids.is_empty()).then(|| self.model.embed_ids(ids).in_slot(*slot));
         }
-        let hidden = self.model.embed_ids(new);
-        let exit = expect_exit(&mut self.exit);
-        let run = self.model.forward_layers(0..exit.layer, hidden, &mut self.cache);
-        exit.features.push(run);
+        let runs: Vec<(usize, &[u32])> =
+            batch.iter().filter(|new| !new.ids.is_empty()).map(|new| (new.slot, new.ids)).collect();
+        (!runs.is_empty()).then(|| self.model.embed_runs(&runs))
     }
 
-    /// Runs the layers behind the exit on every position they have not read, in one forward, and
-    /// returns the hidden states of those positions.
-    fn read_deep(&mut self) -> Rows {
+    /// Runs the layers before the exit on new tokens and keeps what comes out.
+    fn read_shallow(&mut self, batch: &[NewTokens<'_>]) {
+        let Some(hidden) = self.embed(batch) else { return };
+        let exit = expect_exit(&mut self.exit);
+        let features = self.model.forward_layers(0..exit.layer, hidden, &mut self.cache);
+        let mut start = 0;
+        for new in batch.iter().filter(|new| !new.ids.is_empty()) {
+            let end = start + new.ids.len();
+            exit.slots[new.slot].features.push(features.slice(start..end));
+            start = end;
+        }
+    }
+
+    /// The exit layer, and its features at every position of some slots that the layers behind it
+    /// have not read.
+    fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
+        let last_layer = self.num_layers() - 1;
+        let exit = expect_exit(&mut self.exit);
+        let mut unread = Vec::with_capacity(slots.size_hint().0);
+        for slot in slots {
+            let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
+            unread.push(features.since(self.cache.len(slot, last_layer)));
+            // What is left is the last candidate's: should it be accepted, the drafter reads it
+            // then.
+            features.release_before(*num_drafted_from);
+        }
+        let only = unread.len() == 1;
+        (exit.layer, if only { unread.swap_remove(0) } else { Rows::cat(&unread) })
+    }
+
+    /// Reads new tokens, of each sequence in another slot, in one forward, and returns the final
+    /// hidden states, after the final norm, of those that are asked for, one sequence's behind the
+    /// other's.
+    pub(crate) fn read(&mut self, batch: &[NewTokens<'_>]) -> Rows {
         let num_layers = self.num_layers();
-        let (exit_layer, hidden) = self.features_of_unread();
-        self.model.forward_layers(exit_layer..num_layers, hidden, &mut self.cache)
-    }
-
-    /// The exit layer, and its features at every position that the layers behind it have not read.
-    fn features_of_unread(&mut self) -> (usize, Rows) {
-        let from = self.num_read_by_all();
-        let exit = expect_exit(&mut self.exit);
-        let hidden = exit.features.since(from);
-        // What is left is the last candidate's: should it be accepted, the drafter reads it then.
-        exit.features.release_before(exit.num_drafted_from);
-        (exit.layer, hidden)
-    }
-
-    /// Reads new tokens and returns the final hidden states, after the final norm, of the last
-    /// `num_rows` tokens read.
-    pub(crate) fn read(&mut self, new: &[u32], num_rows: usize) -> Rows {
         let hidden = if self.exit.is_some() {
-            self.read_shallow(new);
-            self.read_deep()
+            self.read_shallow(batch);
+            let (exit_layer, hidden) = self.features_of_unread(batch.iter().map(|new| new.slot));
+            self.model.forward_layers(exit_layer..num_layers, hidden, &mut self.cache)
         } else {
-            let hidden = self.model.embed_ids(new);
-            self.model.forward_layers(0..self.num_layers(), hidden, &mut self.cache)
+            let hidden = self.embed(batch).expect("there is something to read");
+            self.model.forward_layers(0..num_layers, hidden, &mut self.cache)
         };
-        self.model.normed(hidden.last(num_rows))
+        self.model.normed(asked_for(hidden, batch))
     }
 
-    /// Logits of normed hidden states, brought to the host: the one sync of a forward.
-    pub(crate) fn logits_of(&self, normed: &Rows) -> Result<Logits, DecodeError> {
+    /// Logits of normed hidden states behind `num_tokens` tokens, brought to the host: the one sync
+    /// of a forward.
+    fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
         let vocab_size = self.model.config().vocab_size;
-        checked(self.model.logits(normed), vocab_size, self.role, self.num_read())
+        checked(self.model.logits(normed), vocab_size, self.role, num_tokens)
     }
 
     /// Checks that a prompt can be read with room for one more token.
@@ -222,10 +239,27 @@ impl<'m> ModelSession<'m> {
     /// finite.
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
-        self.truncate(0);
-        let normed = self.read(ids, ids.len() - from);
-        self.logits_of(&normed)
+        self.truncate(0, 0);
+        let normed = self.read(&[NewTokens { slot: 0, ids, num_rows: ids.len() - from }]);
+        self.logits_of(&normed, ids.len())
     }
+}
+
+/// The last rows of each sequence of a batch, as many as it asks for.
+fn asked_for(rows: Rows, batch: &[NewTokens<'_>]) -> Rows {
+    if let [one] = batch {
+        return rows.last(one.num_rows);
+    }
+    if rows.num_rows() == batch.iter().map(|new| new.num_rows).sum::<usize>() {
+        return rows;
+    }
+    let mut end = 0;
+    let ends = rows.runs().map(|run| {
+        end += run.num_rows;
+        end
+    });
+    let parts = ends.zip(batch).map(|(end, new)| rows.slice(end - new.num_rows..end));
+    Rows::cat(&parts.collect::<Vec<_>>())
 }
 
 fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
@@ -285,31 +319,42 @@ pub(crate) fn to_host<const N: usize>(
 }
 
 impl Target for ModelSession<'_> {
-    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn num_slots(&self) -> usize {
+        self.cache.num_slots()
+    }
+
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.check_prompt(prompt)?;
-        self.truncate(0);
-        let prefix = &prompt[..prompt.len() - 1];
-        if prefix.is_empty() {
+        self.truncate(slot, 0);
+        let ids = &prompt[..prompt.len() - 1];
+        if ids.is_empty() {
             return Ok(());
         }
-        if self.exit.is_some() {
-            self.read_shallow(prefix);
-            let (exit_layer, hidden) = self.features_of_unread();
-            self.model.fill_cache(exit_layer, hidden, &mut self.cache);
+        let new = [NewTokens { slot, ids, num_rows: 0 }];
+        let (first, hidden) = if self.exit.is_some() {
+            self.read_shallow(&new);
+            self.features_of_unread(std::iter::once(slot))
         } else {
-            self.model.fill_cache(0, self.model.embed_ids(prefix), &mut self.cache);
-        }
+            (0, self.model.embed_ids(ids).in_slot(slot))
+        };
+        self.model.fill_cache(first, hidden, &mut self.cache);
         Ok(())
     }
 
-    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
-        let new = &tokens[self.num_read()..];
-        let normed = self.read(new, num_rows);
-        self.logits_of(&normed)
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+        if !batch.iter().all(|one| one.proposal.is_chain()) {
+            return Err(DecodeError::BranchingProposal { role: self.role });
+        }
+        let num_tokens = batch.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
+        let normed = match batch {
+            [one] => self.read(&[self.unread(one)]),
+            _ => self.read(&batch.iter().map(|one| self.unread(one)).collect::<Vec<_>>()),
+        };
+        self.logits_of(&normed, num_tokens)
     }
 
-    fn roll_back(&mut self, len: usize) {
-        self.truncate(len);
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.truncate(slot, committed_len(num_standing, path));
     }
 
     fn context(&self) -> usize {

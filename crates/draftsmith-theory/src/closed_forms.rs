@@ -26,7 +26,8 @@ pub fn expected_walltime_improvement(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{enumerate, verify_sampled};
+    use crate::enumerate;
+    use crate::verify::verify_chain;
 
     #[test]
     fn expected_tokens_equal_the_enumerated_rounds() {
@@ -35,9 +36,9 @@ mod tests {
             let target_probs = vec![[acceptance_prob, 1.0 - acceptance_prob]; candidate_length + 1];
             let candidates = vec![0; candidate_length];
             let rounds =
-                enumerate(|draws| verify_sampled(&candidates, &draft_probs, &target_probs, draws));
+                enumerate(|draws| verify_chain(&candidates, &draft_probs, &target_probs, draws));
             let mean: f64 =
-                rounds.iter().map(|(verdict, prob)| prob * (verdict.num_accepted + 1) as f64).sum();
+                rounds.iter().map(|(commit, prob)| prob * (commit.path.len() + 1) as f64).sum();
             // At most a dozen products of f64 below 10.
             assert!(
                 (mean - expected_tokens_per_round(acceptance_prob, candidate_length)).abs() < 1e-13

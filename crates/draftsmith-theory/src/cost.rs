@@ -177,7 +177,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Draws, Round, SeededDraws};
+    use crate::{DrafterId, Draws, Forwards, Round, SeededDraws};
 
     const PAPER: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
@@ -300,7 +300,7 @@ mod tests {
     fn latency_a_token_is_the_modelled_time_over_the_tokens() {
         let round = Round {
             num_drafted: 4,
-            num_draft_forwards: 4,
+            forwards: Forwards::of(DrafterId::Draft, 4),
             num_accepted: 2,
             draft_time: Duration::from_millis(40),
             verify_time: Duration::from_millis(60),

@@ -6,6 +6,9 @@
 /// An invalid setting, or measurements that do not determine the answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TheoryError {
+    /// A string that names no drafter.
+    #[error("unknown drafter `{0}`, expected `draft` or `self_draft_` and an exit layer")]
+    UnknownDrafter(String),
     /// A sampling temperature that is not a positive finite number.
     #[error(
         "temperature must be positive and finite, not `{0}`; for temperature 0 decode greedily"

@@ -14,6 +14,8 @@
 //! | `acceptance_bounds` | what KL or entropy tells of the overlap |
 //! | `sampling` | temperature, top-k and top-p, as served (`select`: without sorting) |
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
+//! | `drafter_id` | what drafters are called, and how often each ran in a round |
+//! | `proposal` | the tree of tokens that a drafter proposes |
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `stop_rule` | when a draft phase ends |
 //! | `threshold_policy` | the stop decision solved exactly for known acceptance levels |
@@ -37,6 +39,7 @@ mod closed_forms;
 mod cost;
 mod distribution;
 mod draft_phase;
+mod drafter_id;
 mod draws;
 mod enumerate;
 mod error;
@@ -47,6 +50,7 @@ mod isotonic;
 mod least_squares;
 mod losslessness;
 mod mixing;
+mod proposal;
 mod replay;
 mod round_costs;
 mod sampling;
@@ -73,6 +77,7 @@ pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement}
 pub use cost::{CostModel, Fit, Observation};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
 pub use draft_phase::{DraftLimits, DraftSteps, Drawn, draft_phase};
+pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{Enumerator, enumerate, law};
 pub use error::TheoryError;
@@ -80,6 +85,7 @@ pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};
 pub use losslessness::LosslessnessTest;
 pub use mixing::{acceptance_prob, keep_target};
+pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
     seconds_per_token,
@@ -98,4 +104,4 @@ pub use stop_rule::{
 };
 pub use threshold_policy::{AcceptanceLevel, Assessed, Decision, OptimalPolicy, optimal_stopping};
 pub use trace::{Counts, Round, Trace};
-pub use verify::{Verdict, verify_greedy, verify_sampled};
+pub use verify::{Commit, verify_greedy, verify_sampled};

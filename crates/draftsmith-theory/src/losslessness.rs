@@ -183,7 +183,8 @@ fn complementary_error_function(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Draws, verify_sampled};
+    use crate::Draws;
+    use crate::verify::verify_chain;
 
     const VOCAB_SIZE: usize = 12;
 
@@ -229,11 +230,11 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| (a - b).max(0.0)).collect()
     }
 
-    /// What comes out at the first place of a round, as `verify_sampled` has it.
+    /// What comes out at the first place of a round, as the shipped verification has it.
     fn verified(p: &[f64], q: &[f64], draws: &mut SeededDraws) -> usize {
         let candidate = draws.categorical(q) as u32;
-        let verdict = verify_sampled(&[candidate], &[q], &[p, p], draws);
-        if verdict.num_accepted == 1 { candidate as usize } else { verdict.next_token as usize }
+        let commit = verify_chain(&[candidate], &[q], &[p, p], draws);
+        if commit.path.is_empty() { commit.next_token as usize } else { candidate as usize }
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod step_function;
 
 use crate::{
     CostModel, Counts, DraftLimits, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
-    StopRuleConfig, TheoryError, acceptance_prob, draft_phase,
+    StopRuleConfig, TheoryError, acceptance_prob, draft_phase, trace::RoundCounts,
 };
 use recorded_steps::RecordedSteps;
 
@@ -204,30 +204,28 @@ impl Recordings {
         mut observe_length: impl FnMut(usize),
     ) -> Spending {
         let mut seconds = 0.0;
-        let mut counts = Counts { num_tokens: response.places.len(), ..Counts::default() };
+        let mut counts = Counts::default();
         let mut candidates = Vec::with_capacity(self.max_length);
-        let mut num_kept = 0;
         rule.begin_sequence();
-        while num_kept < response.places.len() {
+        while counts.num_tokens < response.places.len() {
             candidates.clear();
             let limits = DraftLimits {
-                room: response.limit - num_kept - 1,
+                room: response.limit - counts.num_tokens - 1,
                 eos_token_ids: &self.eos_token_ids,
             };
-            let mut steps = RecordedSteps::new(&response.places[num_kept..], self.head);
+            let mut steps = RecordedSteps::new(&response.places[counts.num_tokens..], self.head);
             let Ok(num_draft_forwards) = draft_phase(&mut steps, rule, limits, &mut candidates);
             let num_accepted = steps.num_accepted();
             observe_length(candidates.len());
-            let kept = (num_accepted + 1).min(response.places.len() - num_kept);
+            let num_kept = (num_accepted + 1).min(response.places.len() - counts.num_tokens);
             seconds += costs.round_seconds(num_draft_forwards, candidates.len());
-            counts.num_target_forwards += 1;
-            counts.num_draft_forwards += num_draft_forwards;
-            counts.num_drafted += candidates.len();
-            counts.num_accepted += num_accepted;
-            // Candidates rejected, and tokens behind an end token.
-            counts.num_discarded += candidates.len() + 1 - kept;
-            rule.end_round(RoundEnd { num_accepted, num_kept: kept });
-            num_kept += kept;
+            counts.add_round(RoundCounts {
+                num_drafted: candidates.len(),
+                num_draft_forwards,
+                num_accepted,
+                num_kept,
+            });
+            rule.end_round(RoundEnd { num_accepted, num_kept });
         }
         Spending { counts, seconds }
     }

@@ -79,7 +79,7 @@ impl RoundCosts {
         let mut verify: Vec<(f64, usize)> = Vec::new();
         for round in rounds {
             draft += round.draft_time.as_secs_f64();
-            num_forwards += round.num_draft_forwards;
+            num_forwards += round.num_draft_forwards();
             let rows = round.num_drafted + 1;
             if verify.len() < rows {
                 verify.resize(rows, (0.0, 0));
@@ -131,7 +131,7 @@ impl RoundCosts {
     /// Seconds of rounds, whose own times are not read.
     pub fn seconds<'a>(&self, rounds: impl IntoIterator<Item = &'a Round>) -> f64 {
         let rounds = rounds.into_iter();
-        rounds.map(|round| self.round_seconds(round.num_draft_forwards, round.num_drafted)).sum()
+        rounds.map(|round| self.round_seconds(round.num_draft_forwards(), round.num_drafted)).sum()
     }
 
     /// The straight line from one row on: t_draft, t_target, t_row.
@@ -157,7 +157,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Counts, Observation};
+    use crate::{Counts, DrafterId, Forwards, Observation};
 
     fn close(found: f64, expected: f64) {
         // A few products and sums of f64.
@@ -202,7 +202,7 @@ mod tests {
         let verify = |rows: usize| 100 + 40 * rows.div_ceil(3) as u64;
         let round = |num_drafted: usize| Round {
             num_drafted,
-            num_draft_forwards: num_drafted,
+            forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_millis(7 * num_drafted as u64),
             verify_time: Duration::from_millis(verify(num_drafted + 1)),

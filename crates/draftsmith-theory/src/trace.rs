@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::TheoryError;
+use crate::{Forwards, TheoryError};
 
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Round {
     /// Candidates drafted and verified; 0 when the target decodes alone.
     pub num_drafted: usize,
-    /// Forwards of the draft. One a candidate for a separate draft and for a self-draft, whose
+    /// Draft forwards, by drafter. One a candidate for a separate draft and for a self-draft, whose
     /// forward is the target's shallow layers, the adapter and the LM head; a drafter that looks
     /// tokens up has none.
-    pub num_draft_forwards: usize,
-    /// Leading candidates the target accepted.
+    pub forwards: Forwards,
+    /// Candidates the target accepted.
     pub num_accepted: usize,
     /// Time drafting took.
     pub draft_time: Duration,
@@ -32,6 +32,11 @@ impl Round {
     /// Tokens the round yields before any cut: the accepted candidates and the target's own.
     pub fn num_tokens(&self) -> usize {
         self.num_accepted + 1
+    }
+
+    /// Draft forwards, of whichever drafter.
+    pub fn num_draft_forwards(&self) -> usize {
+        self.forwards.total()
     }
 }
 
@@ -63,24 +68,19 @@ impl Trace {
     /// # Panics
     /// If a round accepts more than it drafted, or more tokens were kept than the rounds yield.
     pub fn counts(&self) -> Counts {
-        let (mut counts, mut num_yielded, mut num_rejected) = (Counts::default(), 0, 0);
+        let mut counts = Counts::default();
         for round in &self.rounds {
-            assert!(
-                round.num_accepted <= round.num_drafted,
-                "only drafted candidates can be accepted: {round:?}"
-            );
-            counts.num_draft_forwards += round.num_draft_forwards;
-            counts.num_drafted += round.num_drafted;
-            counts.num_accepted += round.num_accepted;
-            num_rejected += round.num_drafted - round.num_accepted;
-            num_yielded += round.num_tokens();
+            let Round { num_drafted, num_accepted, .. } = *round;
+            counts.add_round(RoundCounts {
+                num_drafted,
+                num_draft_forwards: round.num_draft_forwards(),
+                num_accepted,
+                num_kept: round.num_tokens(),
+            });
         }
-        let num_cut = num_yielded
-            .checked_sub(self.num_tokens)
-            .expect("every kept token was yielded by a round");
-        counts.num_tokens = self.num_tokens;
-        counts.num_target_forwards = self.rounds.len();
-        counts.num_discarded = num_rejected + num_cut;
+        let num_yielded = std::mem::replace(&mut counts.num_tokens, self.num_tokens);
+        let num_cut = num_yielded.checked_sub(self.num_tokens);
+        counts.num_discarded += num_cut.expect("every kept token was yielded by a round");
         counts
     }
 
@@ -129,7 +129,34 @@ pub struct Counts {
     pub num_discarded: usize,
 }
 
+/// What of a round is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RoundCounts {
+    pub(crate) num_drafted: usize,
+    pub(crate) num_draft_forwards: usize,
+    pub(crate) num_accepted: usize,
+    /// Tokens kept of the accepted candidates and the target's own.
+    pub(crate) num_kept: usize,
+}
+
 impl Counts {
+    /// Counts a round.
+    ///
+    /// # Panics
+    /// If it accepts more than it drafted, or keeps more than it yields.
+    pub(crate) fn add_round(&mut self, round: RoundCounts) {
+        let RoundCounts { num_drafted, num_draft_forwards, num_accepted, num_kept } = round;
+        assert!(num_accepted <= num_drafted, "only drafted candidates are accepted: {round:?}");
+        assert!(num_kept <= num_accepted + 1, "only what a round yields is kept: {round:?}");
+        self.num_tokens += num_kept;
+        self.num_target_forwards += 1;
+        self.num_draft_forwards += num_draft_forwards;
+        self.num_drafted += num_drafted;
+        self.num_accepted += num_accepted;
+        // Candidates rejected, and tokens behind an end token or the limit.
+        self.num_discarded += num_drafted + 1 - num_kept;
+    }
+
     /// Target forwards a kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
     pub fn verification_rate(&self) -> f64 {
         self.num_target_forwards as f64 / self.num_tokens as f64
@@ -201,14 +228,14 @@ impl Sum for Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Draws, SeededDraws};
+    use crate::{DrafterId, Draws, SeededDraws};
 
     fn round(num_drafted: usize, num_accepted: usize) -> Round {
         let (draft_time, verify_time) =
             (Duration::from_millis(num_drafted as u64), Duration::from_millis(10));
         Round {
             num_drafted,
-            num_draft_forwards: num_drafted,
+            forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted,
             draft_time,
             verify_time,
@@ -297,7 +324,7 @@ mod tests {
     #[test]
     fn extra_draft_forwards_break_the_identity_and_are_told() {
         let mut trace = example();
-        trace.rounds[0].num_draft_forwards += 1;
+        trace.rounds[0].forwards.add(DrafterId::Draft, 1);
         let refused = trace.counts().check_forward_identity();
         assert_eq!(refused.map_err(|error| error.to_string()), Err(
             "draft and target forwards do not add up to tokens kept and discarded: `13` + `3` != `10` + `5`".into()

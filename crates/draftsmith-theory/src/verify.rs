@@ -1,89 +1,129 @@
-//! Verification: which of a round's candidates stand, and the token that follows them.
+//! Verification: which of a round's proposed tokens stand, and the token that follows them.
 //!
 //! Greedy verification compares with the target's argmax; sampled verification is rejection
-//! sampling (Leviathan et al., Chen et al.) and leaves the output distributed exactly as the
-//! target's own. Rows are the distributions *as served*: what each candidate was really drawn from,
-//! and what the target would really be sampled with.
+//! sampling (Leviathan et al., Chen et al.; over siblings as SpecInfer has it) and leaves the output
+//! distributed exactly as the target's own. Rows are the distributions *as served*: what each token
+//! was really drawn from, and what the target would really be sampled with.
 
-use crate::Draws;
+use crate::{DrawnFrom, Draws, Proposal};
 
-/// The outcome of one round: its first `num_accepted` candidates, then `next_token`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Verdict {
-    /// How many leading candidates stand.
-    pub num_accepted: usize,
-    /// The target's token after them: a correction, or a bonus when every candidate stands.
+/// The outcome of one round: the nodes that stand, then `next_token`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Commit {
+    /// The nodes that stand, from the root on; of a chain the first few.
+    pub path: Vec<usize>,
+    /// The target's token after them: a correction, or a bonus where nothing was left to reject.
     pub next_token: u32,
 }
 
-/// Accepts the longest run of candidates that are the target's own choices.
+/// Accepts the longest path of tokens that are the target's own choices.
 ///
-/// `target_choices[i]` is the target's argmax after the candidates before `i`: one for every
-/// candidate and one more.
-///
-/// # Panics
-/// If there is not one more choice than candidates.
-pub fn verify_greedy(candidates: &[u32], target_choices: &[u32]) -> Verdict {
-    assert_eq!(
-        target_choices.len(),
-        candidates.len() + 1,
-        "one more target choice than candidates"
-    );
-    let num_accepted = candidates
-        .iter()
-        .zip(target_choices)
-        .take_while(|(candidate, choice)| candidate == choice)
-        .count();
-    Verdict { num_accepted, next_token: target_choices[num_accepted] }
-}
-
-/// Accepts each candidate in turn with chance min(1, p/q), up to the first rejection.
-///
-/// `draft_probs[i]` is the distribution q that candidate `i` was drawn from, and `target_probs[i]`
-/// the target's distribution p at the same place, with one more row for the bonus. On rejection the
-/// next token is drawn from (p − q)+, normalised by the draw; after the last candidate it is drawn
-/// from the last row of p.
-///
-/// A candidate is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r =
-/// 0.
-///
-/// # Panics
-/// If the number of rows or their lengths do not fit, or a candidate's own draft probability is 0.
-pub fn verify_sampled<R: AsRef<[f64]>>(
-    candidates: &[u32],
-    draft_probs: &[R],
-    target_probs: &[R],
-    draws: &mut (impl Draws + ?Sized),
-) -> Verdict {
-    assert_eq!(draft_probs.len(), candidates.len(), "one draft row a candidate");
-    assert_eq!(target_probs.len(), candidates.len() + 1, "one more target row than candidates");
-    for (num_accepted, &candidate) in candidates.iter().enumerate() {
-        let (q, p) = (draft_probs[num_accepted].as_ref(), target_probs[num_accepted].as_ref());
-        assert_eq!(q.len(), p.len(), "draft and target rows must be over one vocabulary");
-        let (q_candidate, p_candidate) = (q[candidate as usize], p[candidate as usize]);
-        assert!(q_candidate > 0.0, "candidate `{candidate}` cannot have been drawn from its row");
-        if !draws.bernoulli(p_candidate / q_candidate) {
-            return Verdict { num_accepted, next_token: draw_residual(p, q, draws) };
+/// `choice_after(row)` is the target's argmax: row 0 behind the sequence that stands, row i + 1
+/// behind node i. Only rows that are reached are asked for.
+pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) -> u32) -> Commit {
+    let mut path = Vec::new();
+    loop {
+        let at = path.last().copied();
+        let choice = choice_after(row_behind(at));
+        let accepted = proposal.children(at).find(|(_, node)| node.token_id == choice);
+        match accepted {
+            Some((number, _)) => path.push(number),
+            None => return Commit { path, next_token: choice },
         }
     }
-    let bonus = target_probs[candidates.len()].as_ref();
-    Verdict { num_accepted: candidates.len(), next_token: draws.categorical(bonus) as u32 }
 }
 
-/// A token drawn from (p − q)+, normalised.
-fn draw_residual(p: &[f64], q: &[f64], draws: &mut (impl Draws + ?Sized)) -> u32 {
-    let residual: Vec<f64> = p.iter().zip(q).map(|(p, q)| (p - q).max(0.0)).collect();
+/// Accepts each proposed token in turn with chance min(1, p/q): its children where it is accepted,
+/// else its next sibling.
+///
+/// `probs_after(row)` is the target's distribution p, with rows as [`verify_greedy`] has them. On a
+/// rejection p becomes (p − q)+, normalised, for the siblings that are left and for the token that
+/// follows when none of them stands either; behind a node without children that token is drawn from
+/// p itself.
+///
+/// A token is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r = 0.
+///
+/// # Panics
+/// If rows are not over one vocabulary, or a token's own draft probability is 0.
+pub fn verify_sampled(
+    proposal: &Proposal,
+    mut probs_after: impl FnMut(usize) -> Vec<f64>,
+    draws: &mut (impl Draws + ?Sized),
+) -> Commit {
+    let mut path = Vec::new();
+    loop {
+        let at = path.last().copied();
+        let mut p = probs_after(row_behind(at));
+        let mut accepted = None;
+        for (nth, (number, node)) in proposal.children(at).enumerate() {
+            // What is left after a rejection no longer sums to 1.
+            let mass: f64 = if nth == 0 { 1.0 } else { p.iter().sum() };
+            let token = node.token_id as usize;
+            let q_token = match &node.drawn_from {
+                DrawnFrom::OneHot => 1.0,
+                DrawnFrom::Probs(q) => {
+                    assert_eq!(
+                        q.len(),
+                        p.len(),
+                        "draft and target rows must be over one vocabulary"
+                    );
+                    q[token]
+                }
+            };
+            assert!(q_token > 0.0, "token `{token}` cannot have been drawn from its row");
+            if draws.bernoulli(p[token] / (mass * q_token)) {
+                accepted = Some(number);
+                break;
+            }
+            take_residual(&mut p, mass, &node.drawn_from, token);
+        }
+        match accepted {
+            Some(number) => path.push(number),
+            None => return Commit { path, next_token: draws.categorical(&p) as u32 },
+        }
+    }
+}
+
+/// The row of the target's answer behind a node, or behind the sequence that stands.
+fn row_behind(node: Option<usize>) -> usize {
+    node.map_or(0, |node| node + 1)
+}
+
+/// Makes (p − q)+ of p, whose sum is `mass`; not normalised.
+fn take_residual(p: &mut [f64], mass: f64, drawn_from: &DrawnFrom, token: usize) {
     // A rejection means p < q somewhere, hence p > q elsewhere, but rounding can leave rows that
     // sum to a hair less than each other: then p and q are equal for all purposes, and p itself is
-    // the right law.
-    let nothing_left = residual.iter().all(|&weight| weight == 0.0);
-    draws.categorical(if nothing_left { p } else { &residual }) as u32
+    // the right distribution.
+    match drawn_from {
+        DrawnFrom::OneHot => {
+            if p.iter().enumerate().any(|(other, p)| other != token && *p > 0.0) {
+                p[token] = 0.0;
+            }
+        }
+        DrawnFrom::Probs(q) => {
+            if p.iter().zip(q).any(|(p, q)| *p > mass * q) {
+                p.iter_mut().zip(q).for_each(|(p, q)| *p = (*p - mass * q).max(0.0));
+            }
+        }
+    }
+}
+
+/// Verifies a chain of candidates, each drawn from its row of `draft_probs`.
+#[cfg(test)]
+pub(crate) fn verify_chain<Q: AsRef<[f64]>, P: AsRef<[f64]>>(
+    candidates: &[u32],
+    draft_probs: &[Q],
+    target_probs: &[P],
+    draws: &mut (impl Draws + ?Sized),
+) -> Commit {
+    let proposal = Proposal::chain(candidates, draft_probs);
+    verify_sampled(&proposal, |row| target_probs[row].as_ref().to_vec(), draws)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SeededDraws, enumerate, law};
+    use crate::{Node, SeededDraws, enumerate, law};
 
     /// A random distribution with zeros in it.
     fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
@@ -107,8 +147,8 @@ mod tests {
             let bonus = vec![1.0; len];
             let outcomes = enumerate(|draws| {
                 let candidate = draws.categorical(&q) as u32;
-                let verdict = verify_sampled(&[candidate], &[&q], &[&p, &bonus], draws);
-                if verdict.num_accepted == 1 { candidate } else { verdict.next_token }
+                let commit = verify_chain(&[candidate], &[&q], &[&p, &bonus], draws);
+                if commit.path.is_empty() { commit.next_token } else { candidate }
             });
             let emitted = law(outcomes);
             for (token, prob) in p.iter().enumerate() {
@@ -136,9 +176,9 @@ mod tests {
             candidates.push(context as u32);
             target_probs.push(target[context].clone());
         }
-        let verdict = verify_sampled(&candidates, &draft_probs, &target_probs, draws);
-        let mut tokens = candidates[..verdict.num_accepted].to_vec();
-        tokens.push(verdict.next_token);
+        let commit = verify_chain(&candidates, &draft_probs, &target_probs, draws);
+        let mut tokens = candidates[..commit.path.len()].to_vec();
+        tokens.push(commit.next_token);
         while tokens.len() < 3 {
             let last = tokens[tokens.len() - 1] as usize;
             tokens.push(draws.categorical(&target[last]) as u32);
@@ -169,13 +209,91 @@ mod tests {
         }
     }
 
+    /// Two rounds of siblings drawn from one row, each with a chain of one behind it.
+    fn tree_tokens(
+        draft: &Table,
+        target: &Table,
+        width: usize,
+        draws: &mut impl Draws,
+    ) -> Vec<u32> {
+        let mut proposal = Proposal::default();
+        let mut rows = vec![target[0].clone()];
+        let mut add = |parent, from: usize, draws: &mut _| {
+            let token = Draws::categorical(draws, &draft[from]);
+            let drawn_from = DrawnFrom::Probs(draft[from].clone());
+            rows.push(target[token].clone());
+            (proposal.push(Node { parent, token_id: token as u32, drawn_from }), token)
+        };
+        let siblings: Vec<_> = (0..width).map(|_| add(None, 0, draws)).collect();
+        for (number, token) in siblings {
+            add(Some(number), token, draws);
+        }
+        let commit = verify_sampled(&proposal, |row| rows[row].clone(), draws);
+        let mut tokens: Vec<u32> =
+            commit.path.iter().map(|number| proposal.nodes()[*number].token_id).collect();
+        tokens.push(commit.next_token);
+        if tokens.len() < 2 {
+            tokens.push(draws.categorical(&target[tokens[0] as usize]) as u32);
+        }
+        tokens.truncate(2);
+        tokens
+    }
+
+    #[test]
+    fn trees_leave_the_joint_target_law() {
+        let mut rng = SeededDraws::new(4, &["verify"]);
+        for width in [1, 2, 3] {
+            for _ in 0..8 {
+                let size = if width < 3 { 3 } else { 2 };
+                let draft: Table = (0..size).map(|_| random_probs(&mut rng, size)).collect();
+                let target: Table = (0..size).map(|_| random_probs(&mut rng, size)).collect();
+                let emitted = law(enumerate(|draws| tree_tokens(&draft, &target, width, draws)));
+                let plain = law(enumerate(|draws| {
+                    let first = draws.categorical(&target[0]);
+                    vec![first as u32, draws.categorical(&target[first]) as u32]
+                }));
+                for tokens in emitted.keys().chain(plain.keys()) {
+                    let [found, expected] =
+                        [&emitted, &plain].map(|law| law.get(tokens).copied().unwrap_or(0.0));
+                    // Sums of some thousands of products of f64 below 1.
+                    assert!((found - expected).abs() < 1e-12, "{tokens:?}: {found}, {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_that_were_certain_leave_the_target_law() {
+        let mut rng = SeededDraws::new(5, &["verify"]);
+        for _ in 0..50 {
+            let p = random_probs(&mut rng, 4);
+            let mut proposal = Proposal::default();
+            for token_id in [2, 0] {
+                proposal.push(Node { parent: None, token_id, drawn_from: DrawnFrom::OneHot });
+            }
+            let emitted = law(enumerate(|draws| {
+                let bonus = vec![1.0; 4];
+                let rows = [&p, &bonus, &bonus];
+                let commit = verify_sampled(&proposal, |row| rows[row].clone(), draws);
+                commit.path.first().map_or(commit.next_token, |at| proposal.nodes()[*at].token_id)
+            }));
+            for (token, prob) in p.iter().enumerate() {
+                let found = emitted.get(&(token as u32)).copied().unwrap_or(0.0);
+                assert!((found - prob).abs() < 1e-12, "{token}: {found} for {prob}");
+            }
+        }
+    }
+
     #[test]
     fn a_vanished_residual_falls_back_to_the_target() {
         // p <= q everywhere, as rounding can leave it: rejected, but with nothing in (p - q)+.
-        let (q, p) = ([0.5, 0.5], [0.5 - 1e-16, 0.5]);
-        let verdicts = law(enumerate(|draws| verify_sampled(&[0], &[q], &[p, [0.0, 1.0]], draws)));
-        let rejected: Vec<u32> =
-            verdicts.keys().filter(|v| v.num_accepted == 0).map(|v| v.next_token).collect();
+        let (q, rows) = ([0.5, 0.5], [[0.5 - 1e-16, 0.5], [0.0, 1.0]]);
+        let commits = law(enumerate(|draws| verify_chain(&[0], &[q], &rows, draws)));
+        let rejected: Vec<u32> = commits
+            .keys()
+            .filter(|commit| commit.path.is_empty())
+            .map(|commit| commit.next_token)
+            .collect();
         assert_eq!(rejected, [0, 1]);
     }
 
@@ -183,16 +301,17 @@ mod tests {
     fn equal_rows_accept_everything() {
         let row = vec![0.25, 0.75];
         let rows = vec![row; 4];
-        let verdicts = law(enumerate(|draws| verify_sampled(&[1, 0, 1], &rows[..3], &rows, draws)));
-        assert!(verdicts.keys().all(|verdict| verdict.num_accepted == 3));
-        assert_eq!(verdicts[&Verdict { num_accepted: 3, next_token: 1 }], 0.75);
+        let commits = law(enumerate(|draws| verify_chain(&[1, 0, 1], &rows[..3], &rows, draws)));
+        assert!(commits.keys().all(|commit| commit.path == [0, 1, 2]));
+        assert_eq!(commits[&Commit { path: vec![0, 1, 2], next_token: 1 }], 0.75);
     }
 
     #[test]
     fn no_candidates_is_plain_decoding() {
-        let verdicts = law(enumerate(|draws| verify_sampled(&[], &[], &[[0.5, 0.5]], draws)));
-        assert_eq!(verdicts.len(), 2);
-        assert_eq!(verify_greedy(&[], &[8]), Verdict { num_accepted: 0, next_token: 8 });
+        let nothing = Proposal::default();
+        let commits = law(enumerate(|draws| verify_sampled(&nothing, |_| vec![0.5, 0.5], draws)));
+        assert_eq!(commits.len(), 2);
+        assert_eq!(verify_greedy(&nothing, |_| 8), Commit { path: vec![], next_token: 8 });
     }
 
     #[test]
@@ -200,11 +319,26 @@ mod tests {
         for (candidates, num_accepted, next_token) in
             [([1, 2, 3], 3, 4), ([1, 2, 9], 2, 3), ([1, 9, 3], 1, 2), ([9, 2, 3], 0, 1)]
         {
+            let proposal = Proposal::certain_chain(&candidates);
             assert_eq!(
-                verify_greedy(&candidates, &[1, 2, 3, 4]),
-                Verdict { num_accepted, next_token }
+                verify_greedy(&proposal, |row| [1, 2, 3, 4][row]),
+                Commit { path: (0..num_accepted).collect(), next_token }
             );
         }
+    }
+
+    #[test]
+    fn greedy_follows_the_branch_that_the_target_takes() {
+        let mut proposal = Proposal::certain_chain(&[1, 2]);
+        for (parent, token_id) in [(None, 3), (Some(2), 4), (Some(2), 5)] {
+            proposal.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot });
+        }
+        // Behind the sequence 3, behind that 5, and then 6.
+        let choices = [3, 0, 0, 5, 0, 6];
+        assert_eq!(
+            verify_greedy(&proposal, |row| choices[row]),
+            Commit { path: vec![2, 4], next_token: 6 }
+        );
     }
 
     #[test]
@@ -212,27 +346,22 @@ mod tests {
         let one_hot =
             |token: u32| (0..5).map(|t| f64::from(u8::from(t == token))).collect::<Vec<f64>>();
         let choices = [1, 2, 3, 4];
-        let target_probs = choices.map(one_hot);
         for candidates in [[1, 2, 3], [1, 2, 0], [1, 0, 3], [0, 2, 3]] {
-            let draft_probs = candidates.map(one_hot);
-            let verdict = verify_sampled(
-                &candidates,
-                &draft_probs,
-                &target_probs,
-                &mut SeededDraws::new(0, &[]),
-            );
-            assert_eq!(verdict, verify_greedy(&candidates, &choices));
+            for proposal in [
+                Proposal::chain(&candidates, &candidates.map(one_hot)),
+                Proposal::certain_chain(&candidates),
+            ] {
+                let draws = &mut SeededDraws::new(0, &[]);
+                let commit = verify_sampled(&proposal, |row| one_hot(choices[row]), draws);
+                assert_eq!(commit, verify_greedy(&proposal, |row| choices[row]));
+            }
         }
     }
 
     #[test]
     #[should_panic(expected = "cannot have been drawn")]
     fn a_candidate_its_row_excludes_is_a_bug() {
-        verify_sampled(
-            &[1],
-            &[[1.0, 0.0]],
-            &[[0.5, 0.5], [0.5, 0.5]],
-            &mut SeededDraws::new(0, &[]),
-        );
+        let draws = &mut SeededDraws::new(0, &[]);
+        verify_chain(&[1], &[[1.0, 0.0]], &[[0.5, 0.5], [0.5, 0.5]], draws);
     }
 }

@@ -15,13 +15,14 @@ use burn::tensor::Device;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use draftsmith_decode::{
-    Drafter, Limits, ModelSession, SeparateDraft, Target, decode_plain, decode_speculative,
+    Drafter, Limits, Logits, ModelSession, SeparateDraft, StepDrafter, Target, Verification,
+    decode_plain, decode_speculative,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, LlamaConfig,
     WeightDtype,
 };
-use draftsmith_theory::{Decoding, FixedLength, SeededDraws, SignalNeeds, argmax};
+use draftsmith_theory::{Decoding, FixedLength, Proposal, SeededDraws, SignalNeeds, argmax};
 
 const NEW_TOKENS: usize = 64;
 const LIMITS: Limits = Limits { max_new_tokens: NEW_TOKENS, eos_token_ids: Vec::new() };
@@ -54,11 +55,17 @@ fn prompt(len: usize) -> Vec<u32> {
 fn target_forward(bencher: Bencher, rows: usize) {
     let tokens = prompt(60 + rows);
     let mut session = ModelSession::new(&TARGET, 256, "target");
-    session.begin(&tokens[..61]).expect("the prompt fits");
-    bencher.counter(ItemsCount::new(rows)).bench_local(|| {
-        session.roll_back(60);
-        session.logits(&tokens, rows).expect("finite")
-    });
+    session.begin(0, &tokens[..61]).expect("the prompt fits");
+    let proposal = Proposal::certain_chain(&tokens[61..]);
+    bencher
+        .counter(ItemsCount::new(rows))
+        .bench_local(|| read_behind_60(&mut session, &tokens, &proposal));
+}
+
+/// Reads what follows the first 60 tokens.
+fn read_behind_60(session: &mut ModelSession<'_>, tokens: &[u32], proposal: &Proposal) -> Logits {
+    session.commit(0, 60, &[]);
+    session.verify(&[Verification { slot: 0, tokens, proposal }]).expect("finite")
 }
 
 /// One draft forward over one row.
@@ -66,11 +73,8 @@ fn target_forward(bencher: Bencher, rows: usize) {
 fn draft_forward(bencher: Bencher) {
     let tokens = prompt(61);
     let mut session = ModelSession::new(&DRAFT, 256, "draft");
-    session.begin(&tokens).expect("the prompt fits");
-    bencher.bench_local(|| {
-        session.roll_back(60);
-        session.logits(&tokens, 1).expect("finite")
-    });
+    session.begin(0, &tokens).expect("the prompt fits");
+    bencher.bench_local(|| read_behind_60(&mut session, &tokens, &Proposal::default()));
 }
 
 /// A draft of 2 layers and hidden size 128, with 4,096 tokens, and heads of 0 to 4 blocks, each
@@ -104,10 +108,10 @@ fn draft_step(bencher: Bencher, head: &str) {
     let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256);
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = prompt(61);
-    drafter.begin(&mut (), &tokens).expect("the prompt fits");
+    drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
-        Drafter::<()>::roll_back(&mut drafter, 60);
-        drafter.draft(&mut (), &tokens, 1, needs).expect("finite")
+        Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
+        drafter.draft(&mut (), 0, &tokens, 1, needs).expect("finite")
     });
 }
 
@@ -140,14 +144,14 @@ fn signals(bencher: Bencher, signal: &str) {
         ..SignalNeeds::default()
     };
     let tokens = prompt(61);
-    drafter.begin(&mut (), &tokens).expect("the prompt fits");
+    drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
-        Drafter::<()>::roll_back(&mut drafter, 60);
-        let drafted = drafter.draft(&mut (), &tokens, 1, needs).expect("finite");
+        Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
+        let drafted = drafter.draft(&mut (), 0, &tokens, 1, needs).expect("finite");
         let candidate = argmax(&drafted.logits);
         let said = match needs.acceptance_prob {
             true => {
-                drafter.predict_acceptance(&mut (), &drafted.logits, candidate).expect("finite")
+                drafter.predict_acceptance(&mut (), 0, &drafted.logits, candidate).expect("finite")
             }
             false => None,
         };

@@ -1,5 +1,5 @@
-//! The proof that replay says what decoding does: of every rule, with either drafter, greedy count
-//! for count and sampled in law.
+//! The proof that replay counts what decoding does: of every rule, with either drafter, greedy
+//! count for count and sampled in distribution.
 
 use std::ops::ControlFlow;
 
@@ -10,8 +10,11 @@ use draftsmith_theory::{
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
 use super::{Case, assert_same_law, rules_with};
+use crate::decode::{decode_plain, decode_speculative};
+use crate::drafter::StepDrafter;
 use crate::record::{RecordOptions, record};
-use crate::round::{Drafter, RoundTokens, Target, decode_plain, decode_speculative};
+use crate::sequence::RoundTokens;
+use crate::target::Target;
 
 const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 /// The greatest number of candidates that is recorded.
@@ -25,7 +28,7 @@ struct Models<'a, T, D> {
     drafter: D,
 }
 
-impl<T: Target + Clone, D: Drafter<T> + Clone> Models<'_, T, D> {
+impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     /// The tokens and counts of a real run.
     fn decode(&self, rule: &mut dyn StopRule, draws: &mut dyn Draws) -> (Vec<u32>, Counts) {
         let generation = decode_speculative(
@@ -133,13 +136,8 @@ fn separate(case: &Case, decoding: Decoding) -> Models<'_, Table, Drafting> {
 }
 
 fn self_draft(case: &Case, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
-    let target = Advanced { table: case.target.clone(), read: vec![], num_verified: 0 };
-    Models {
-        case,
-        decoding,
-        target,
-        drafter: Advancing { table: case.draft.clone(), read: vec![] },
-    }
+    let (target, drafter) = (Advanced::from(&case.target), Advancing::from(&case.draft));
+    Models { case, decoding, target, drafter }
 }
 
 #[test]

@@ -1,13 +1,17 @@
 //! Models, drafters and stop rules that are tables: what the shipped loop is enumerated over.
 
 use draftsmith_theory::{
-    Bounds, DraftSignals, Draws, HeadEstimate, HeadTiming, RoundEnd, SeededDraws, SignalNeeds,
-    StopRule,
+    Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, RoundEnd, SeededDraws,
+    SignalNeeds, StopRule,
 };
 
+use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
-use crate::round::{Drafted, Drafter, Target};
-use crate::session::Logits;
+use crate::logits::Logits;
+use crate::target::{Target, Verification, committed_len};
+
+/// Sequences that tables read side by side.
+pub(super) const NUM_SLOTS: usize = 2;
 
 /// A model that is a function of the whole prefix: pseudo-random logits, some of them −∞.
 #[derive(Clone)]
@@ -15,7 +19,7 @@ pub(super) struct Table {
     pub(super) vocab_size: usize,
     pub(super) seed: u64,
     pub(super) context: usize,
-    /// When its acceptance head speaks, as a draft.
+    /// When its acceptance head predicts, as a draft.
     pub(super) head: HeadTiming,
 }
 
@@ -25,22 +29,28 @@ impl Table {
         SeededDraws::new(self.seed, &[&String::from_utf8_lossy(&name), purpose])
     }
 
-    /// What an acceptance head might say, having read the prefix.
+    /// What an acceptance head might predict, having read the prefix.
     fn acceptance_prob(&self, prefix: &[u32]) -> f64 {
         self.draws(prefix, "head").uniform()
     }
 
     /// The signals of a draft forward that has read the prefix.
     fn signals(&self, prefix: &[u32], logits: &[f32], needs: SignalNeeds) -> DraftSignals {
-        let speaks = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
-        let acceptance_prob = speaks.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
+        let predicts = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
+        let acceptance_prob = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
         DraftSignals { acceptance_prob, ..needs.signals_of_logits(logits) }
     }
 
-    /// What the head says of a candidate drawn behind the prefix.
-    fn predict_acceptance(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
-        let speaks = self.head == HeadTiming::AtDraw;
-        speaks.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
+    /// What the head predicts for a candidate drawn behind the prefix.
+    fn predict(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
+        let predicts = self.head == HeadTiming::AtDraw;
+        predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
+    }
+
+    /// The rows after each of the last `num_rows` tokens.
+    fn rows(&self, tokens: &[u32], num_rows: usize) -> Vec<f32> {
+        let first = tokens.len() - num_rows + 1;
+        (first..=tokens.len()).flat_map(|end| self.row(&tokens[..end])).collect()
     }
 
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
@@ -56,17 +66,20 @@ impl Table {
 }
 
 impl Target for Table {
-    fn begin(&mut self, _prompt: &[u32]) -> Result<(), DecodeError> {
+    fn num_slots(&self) -> usize {
+        NUM_SLOTS
+    }
+
+    fn begin(&mut self, _slot: usize, _prompt: &[u32]) -> Result<(), DecodeError> {
         Ok(())
     }
 
-    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
-        let first = tokens.len() - num_rows + 1;
-        let rows = (first..=tokens.len()).flat_map(|end| self.row(&tokens[..end])).collect();
-        Ok(Logits::new(rows, self.vocab_size))
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+        let rows = batch.iter().flat_map(|one| self.rows(one.tokens, one.proposal.num_rows()));
+        Ok(Logits::new(rows.collect(), self.vocab_size))
     }
 
-    fn roll_back(&mut self, _len: usize) {}
+    fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}
 
     fn context(&self) -> usize {
         self.context
@@ -77,29 +90,51 @@ impl Target for Table {
 #[derive(Clone)]
 pub(super) struct Drafting {
     pub(super) table: Table,
-    /// What it has read last.
-    read: Vec<u32>,
+    /// What it has read last in each slot.
+    read: [Vec<u32>; NUM_SLOTS],
 }
 
 impl From<&Table> for Drafting {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Vec::new() }
+        Self { table: table.clone(), read: Default::default() }
     }
 }
 
 impl<T> Drafter<T> for Drafting {
-    fn begin(&mut self, _target: &mut T, _prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _target: &mut T, _slot: usize, _prompt: &[u32]) -> Result<(), DecodeError> {
         Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        slot: usize,
+        round: DraftRound<'_>,
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, slot, round)
+    }
+
+    fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}
+
+    fn context(&self) -> usize {
+        self.table.context
+    }
+}
+
+impl<T> StepDrafter<T> for Drafting {
+    fn id(&self) -> DrafterId {
+        DrafterId::Draft
     }
 
     fn draft(
         &mut self,
         _target: &mut T,
+        slot: usize,
         tokens: &[u32],
         _num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        self.read = tokens.to_vec();
+        self.read[slot] = tokens.to_vec();
         let logits = self.table.row(tokens);
         let signals = self.table.signals(tokens, &logits, needs);
         Ok(Drafted { logits, signals, num_forwards: 1 })
@@ -108,54 +143,66 @@ impl<T> Drafter<T> for Drafting {
     fn predict_acceptance(
         &mut self,
         _target: &mut T,
+        slot: usize,
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict_acceptance(&self.read, candidate))
-    }
-
-    fn roll_back(&mut self, _len: usize) {}
-
-    fn context(&self) -> usize {
-        self.table.context
+        Ok(self.table.predict(&self.read[slot], candidate))
     }
 }
 
 /// A target that its drafter advances, as a self-draft does. Its rows follow from what it has read
-/// itself, not from the tokens it is handed: were either side not rolled back, the law would show
-/// it.
+/// itself in a slot, not from the tokens it is handed: were either side not rolled back, or a slot
+/// taken for another, the distribution would show it.
 #[derive(Clone)]
 pub(super) struct Advanced {
     pub(super) table: Table,
     /// What its shallow layers have read.
-    pub(super) read: Vec<u32>,
+    read: [Vec<u32>; NUM_SLOTS],
     /// How much of that its deep layers have read.
-    pub(super) num_verified: usize,
+    num_verified: [usize; NUM_SLOTS],
+}
+
+impl From<&Table> for Advanced {
+    fn from(table: &Table) -> Self {
+        Self { table: table.clone(), read: Default::default(), num_verified: [0; NUM_SLOTS] }
+    }
 }
 
 impl Advanced {
-    fn advance(&mut self, tokens: &[u32]) {
-        self.read.extend_from_slice(&tokens[self.read.len()..]);
+    fn advance(&mut self, slot: usize, tokens: &[u32]) {
+        let read = &mut self.read[slot];
+        read.extend_from_slice(&tokens[read.len()..]);
     }
 }
 
 impl Target for Advanced {
-    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.read = prompt[..prompt.len() - 1].to_vec();
-        self.num_verified = self.read.len();
+    fn num_slots(&self) -> usize {
+        NUM_SLOTS
+    }
+
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.read[slot] = prompt[..prompt.len() - 1].to_vec();
+        self.num_verified[slot] = self.read[slot].len();
         Ok(())
     }
 
-    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
-        self.advance(tokens);
-        assert_eq!(num_rows, self.read.len() - self.num_verified, "each position once");
-        self.num_verified = self.read.len();
-        self.table.logits(&self.read, num_rows)
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+        let mut rows = Vec::new();
+        for &Verification { slot, tokens, proposal } in batch {
+            self.advance(slot, tokens);
+            let (read, num_rows) = (&self.read[slot], proposal.num_rows());
+            assert_eq!(num_rows, read.len() - self.num_verified[slot], "each position once");
+            self.num_verified[slot] = read.len();
+            rows.extend(self.table.rows(read, num_rows));
+        }
+        Ok(Logits::new(rows, self.table.vocab_size))
     }
 
-    fn roll_back(&mut self, len: usize) {
-        self.read.truncate(len);
-        self.num_verified = self.num_verified.min(len);
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        let len = committed_len(num_standing, path);
+        self.read[slot].truncate(len);
+        self.num_verified[slot] = self.num_verified[slot].min(len);
     }
 
     fn context(&self) -> usize {
@@ -167,44 +214,73 @@ impl Target for Advanced {
 #[derive(Clone)]
 pub(super) struct Advancing {
     pub(super) table: Table,
-    pub(super) read: Vec<u32>,
+    read: [Vec<u32>; NUM_SLOTS],
+}
+
+impl From<&Table> for Advancing {
+    fn from(table: &Table) -> Self {
+        Self { table: table.clone(), read: Default::default() }
+    }
 }
 
 impl Drafter<Advanced> for Advancing {
-    fn begin(&mut self, target: &mut Advanced, _prompt: &[u32]) -> Result<(), DecodeError> {
-        self.read.clone_from(&target.read);
+    fn begin(
+        &mut self,
+        target: &mut Advanced,
+        slot: usize,
+        _prompt: &[u32],
+    ) -> Result<(), DecodeError> {
+        self.read[slot].clone_from(&target.read[slot]);
         Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut Advanced,
+        slot: usize,
+        round: DraftRound<'_>,
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, slot, round)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.read[slot].truncate(committed_len(num_standing, path));
+    }
+
+    fn context(&self) -> usize {
+        self.table.context
+    }
+}
+
+impl StepDrafter<Advanced> for Advancing {
+    fn id(&self) -> DrafterId {
+        DrafterId::SelfDraft { exit_layer: 1 }
     }
 
     fn draft(
         &mut self,
         target: &mut Advanced,
+        slot: usize,
         tokens: &[u32],
         _num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        target.advance(tokens);
-        self.read.extend_from_slice(&target.read[self.read.len()..]);
-        let logits = self.table.row(&self.read);
-        let signals = self.table.signals(&self.read, &logits, needs);
+        target.advance(slot, tokens);
+        let read = &mut self.read[slot];
+        read.extend_from_slice(&target.read[slot][read.len()..]);
+        let logits = self.table.row(read);
+        let signals = self.table.signals(read, &logits, needs);
         Ok(Drafted { logits, signals, num_forwards: 1 })
     }
 
     fn predict_acceptance(
         &mut self,
         _target: &mut Advanced,
+        slot: usize,
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict_acceptance(&self.read, candidate))
-    }
-
-    fn roll_back(&mut self, len: usize) {
-        self.read.truncate(len);
-    }
-
-    fn context(&self) -> usize {
-        self.table.context
+        Ok(self.table.predict(&self.read[slot], candidate))
     }
 }
 

@@ -17,11 +17,12 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::round::{
-    Finish, Generation, Limits, RoundTokens, Target, decode_plain, decode_speculative,
-};
+use crate::decode::{decode_plain, decode_speculative};
+use crate::logits::Logits;
 use crate::separate_draft::SeparateDraft;
-use crate::session::{Logits, checked};
+use crate::sequence::{Finish, Generation, Limits, RoundTokens};
+use crate::session::checked;
+use crate::target::{Target, Verification};
 
 const EXIT_LAYERS: [usize; 2] = [1, 2];
 /// Two behind each of them.
@@ -110,6 +111,12 @@ fn rules() -> Vec<Box<dyn StopRule>> {
     fixed.chain(thresholds).collect()
 }
 
+fn session_with_exit(model: &CausalLm, exit_layer: usize, context: usize) -> ModelSession<'_> {
+    let mut session = ModelSession::new(model, context, "target");
+    session.set_exit(Some(exit_layer));
+    session
+}
+
 fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
@@ -154,8 +161,8 @@ fn assert_greedy_is_plain(
             let unended = greedy_plain(plain_session, &prompt, &limits);
             // Once with an end token that comes, if only as the last.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
-            let mut session = ModelSession::with_exit(model, exit, context, "target");
-            let mut drafter = SelfDraft::new(adapter, None, context);
+            let mut session = session_with_exit(model, exit, context);
+            let mut drafter = SelfDraft::new(adapter, exit, None, context);
             for end in ends {
                 limits.eos_token_ids = end.into_iter().collect();
                 let plain = greedy_plain(plain_session, &prompt, &limits);
@@ -209,8 +216,8 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let model = target();
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
-    let mut session = ModelSession::with_exit(&model, 1, 64, "target");
-    let mut self_draft = SelfDraft::new(&adapter, None, 64);
+    let mut session = session_with_exit(&model, 1, 64);
+    let mut self_draft = SelfDraft::new(&adapter, 1, None, 64);
     // The target as its own draft: all candidates are accepted.
     let mut separate = SeparateDraft::new(&model, None, 96, 64);
     let mut rule = FixedLength::new(3).expect("a valid length");
@@ -240,8 +247,8 @@ fn prompts_that_do_not_fit_are_refused() {
     let limits = Limits { max_new_tokens: 4, eos_token_ids: vec![] };
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
-            &mut ModelSession::with_exit(&model, 1, context, "target"),
-            &mut SelfDraft::new(&adapter, None, adapters_context),
+            &mut session_with_exit(&model, 1, context),
+            &mut SelfDraft::new(&adapter, 1, None, adapters_context),
             &mut FixedLength { candidate_length: 2 },
             &Decoding::Greedy,
             &[5; 7],
@@ -267,7 +274,7 @@ struct Watched<'m> {
 impl<'m> Watched<'m> {
     fn new(model: &'m CausalLm, exit_layer: usize) -> Self {
         Self {
-            session: ModelSession::with_exit(model, exit_layer, 64, "target"),
+            session: session_with_exit(model, exit_layer, 64),
             plain: ModelSession::new(model, 64, "target"),
             num_run: [0; 2],
             num_verifications: 0,
@@ -276,7 +283,7 @@ impl<'m> Watched<'m> {
 
     /// Runs the session and counts by how much the caches grow: nothing else is ever run.
     fn counting<R>(&mut self, run: impl FnOnce(&mut ModelSession<'m>) -> R) -> R {
-        let lens = |session: &ModelSession<'_>| [session.num_read(), session.num_read_by_all()];
+        let lens = |session: &ModelSession<'_>| [session.num_read(0), session.num_read_by_all(0)];
         let before = lens(&self.session);
         let result = run(&mut self.session);
         for (count, (after, before)) in
@@ -299,26 +306,32 @@ fn assert_close(found: &[f32], expected: &[f32]) {
 }
 
 impl Target for Watched<'_> {
-    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.session.roll_back(0);
-        self.counting(|session| session.begin(prompt))
+    fn num_slots(&self) -> usize {
+        1
     }
 
-    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.session.commit(slot, 0, &[]);
+        self.counting(|session| session.begin(slot, prompt))
+    }
+
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         self.num_verifications += 1;
-        let found = self.counting(|session| session.logits(tokens, num_rows))?;
-        let expected = self.plain.score(tokens, tokens.len() - num_rows)?;
-        assert_eq!(found.num_rows(), num_rows);
+        let found = self.counting(|session| session.verify(batch))?;
+        let [Verification { tokens, proposal, .. }] = batch else { panic!("one sequence") };
+        let expected = self.plain.score(tokens, tokens.len() - proposal.num_rows())?;
+        assert_eq!(found.num_rows(), proposal.num_rows());
         for (found, expected) in found.rows().zip(expected.rows()) {
             assert_close(found, expected);
         }
         Ok(found)
     }
 
-    fn roll_back(&mut self, len: usize) {
-        self.session.roll_back(len);
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.session.commit(slot, num_standing, path);
         // No layer is ahead of the sequence that stands, and none is more than a token behind.
-        assert_eq!([self.session.num_read(), self.session.num_read_by_all()], [len, len]);
+        let len = num_standing + path.len();
+        assert_eq!([self.session.num_read(0), self.session.num_read_by_all(0)], [len, len]);
     }
 
     fn context(&self) -> usize {
@@ -327,46 +340,64 @@ impl Target for Watched<'_> {
 }
 
 /// A self-draft, every step of which is compared with the whole sequence without a cache.
-struct WatchedDraft<'a> {
-    drafter: SelfDraft<'a>,
-    exit_layer: usize,
-}
+struct WatchedDraft<'a>(SelfDraft<'a>);
 
 impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
-    fn begin(&mut self, target: &mut Watched<'m>, prompt: &[u32]) -> Result<(), DecodeError> {
-        target.counting(|session| self.drafter.begin(session, prompt))
+    fn begin(
+        &mut self,
+        target: &mut Watched<'m>,
+        slot: usize,
+        prompt: &[u32],
+    ) -> Result<(), DecodeError> {
+        target.counting(|session| self.0.begin(session, slot, prompt))
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut Watched<'m>,
+        slot: usize,
+        round: DraftRound<'_>,
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, slot, round)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        Drafter::<ModelSession<'_>>::commit(&mut self.0, slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        Drafter::<ModelSession<'_>>::context(&self.0)
+    }
+}
+
+impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
+    fn id(&self) -> DrafterId {
+        StepDrafter::<ModelSession<'_>>::id(&self.0)
     }
 
     fn draft(
         &mut self,
         target: &mut Watched<'m>,
+        slot: usize,
         tokens: &[u32],
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
         let drafted = target
-            .counting(|session| self.drafter.draft(session, tokens, num_candidates, needs))?;
+            .counting(|session| self.0.draft(session, slot, tokens, num_candidates, needs))?;
         let model = target.session.model();
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let features = model.all_hidden_states(ids).swap_remove(self.exit_layer);
-        let adapter = self.drafter.adapter;
+        let features = model.all_hidden_states(ids).swap_remove(self.0.exit_layer);
+        let adapter = self.0.adapter;
         let normed: Rows = adapter.forward(features).into();
         let expected = adapter.logits(&normed.last(1), model);
         let expected = checked(expected, model.config().vocab_size, "adapter", tokens.len())?;
         assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
-        assert_eq!(self.drafter.cache.len(0, 0), tokens.len());
+        assert_eq!(self.0.cache.len(0, 0), tokens.len());
         Ok(drafted)
-    }
-
-    fn roll_back(&mut self, len: usize) {
-        Drafter::<ModelSession<'_>>::roll_back(&mut self.drafter, len);
-    }
-
-    fn context(&self) -> usize {
-        Drafter::<ModelSession<'_>>::context(&self.drafter)
     }
 }
 
@@ -383,7 +414,7 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
     {
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
-        let mut drafter = WatchedDraft { drafter: SelfDraft::new(&adapter, None, 64), exit_layer };
+        let mut drafter = WatchedDraft(SelfDraft::new(&adapter, exit_layer, None, 64));
         let mut counts = [0; 2];
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {

@@ -10,10 +10,12 @@ use draftsmith_theory::{
 };
 
 use super::*;
+use crate::decode::{decode_plain, decode_speculative};
+use crate::logits::Logits;
 use crate::record::{RecordOptions, record};
-use crate::round::{Limits, RoundTokens, decode_plain, decode_speculative};
-use crate::session::Logits;
+use crate::sequence::{Limits, RoundTokens};
 use crate::session::tests::{Models, said_of_candidates, tensor_of};
+use crate::target::Verification;
 
 const VOCAB_SIZE: usize = 100;
 
@@ -40,21 +42,21 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
     for (nth, reads) in all_reads().iter().enumerate() {
         for models in &Models::both(&format!("whole-{nth}"), 1, reads) {
             let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
-            draft.begin(&mut (), &ids[..8]).expect("fits");
+            draft.begin(&mut (), 0, &ids[..8]).expect("fits");
             // Two rounds of candidates that are what comes next, the first of which is cut back.
             for (start, end) in [(8, 13), (10, 20)] {
-                Drafter::<()>::roll_back(&mut draft, start - 1);
+                Drafter::<()>::commit(&mut draft, 0, start - 1, &[]);
                 let expected = of_whole_sequence(models, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
                     let drafted =
-                        draft.draft(&mut (), &ids[..at], at - start, needs).expect("finite");
+                        draft.draft(&mut (), 0, &ids[..at], at - start, needs).expect("finite");
                     let read = drafted.signals.acceptance_prob;
                     found.extend(read.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut (), &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut (), 0, &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.
@@ -72,19 +74,26 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
 struct Whimsical<'m>(ModelSession<'m>);
 
 impl Target for Whimsical<'_> {
-    fn begin(&mut self, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.0.begin(prompt)
+    fn num_slots(&self) -> usize {
+        self.0.num_slots()
     }
 
-    fn logits(&mut self, tokens: &[u32], num_rows: usize) -> Result<Logits, DecodeError> {
-        let logits = self.0.logits(tokens, num_rows)?;
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.0.begin(slot, prompt)
+    }
+
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+        let logits = self.0.verify(batch)?;
         let mut rows = logits.rows().flatten().copied().collect::<Vec<f32>>();
-        let first = tokens.len() - num_rows + 1;
-        for (row, end) in rows.chunks_exact_mut(VOCAB_SIZE).zip(first..) {
+        let prefixes = batch.iter().flat_map(|one| {
+            let num_standing = one.tokens.len() - one.proposal.len();
+            (num_standing..=one.tokens.len()).map(|end| &one.tokens[..end])
+        });
+        for (row, prefix) in rows.chunks_exact_mut(VOCAB_SIZE).zip(prefixes) {
             let mix = |mixed: u64, token: &u32| {
                 (mixed ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
             };
-            let mixed = tokens[..end].iter().fold(7, mix);
+            let mixed = prefix.iter().fold(7, mix);
             if mixed % 4 == 0 {
                 row[2 + (mixed / 4 % 97) as usize] = 50.0;
             }
@@ -92,8 +101,8 @@ impl Target for Whimsical<'_> {
         Ok(Logits::new(rows, VOCAB_SIZE))
     }
 
-    fn roll_back(&mut self, len: usize) {
-        self.0.roll_back(len);
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.0.commit(slot, num_standing, path);
     }
 
     fn context(&self) -> usize {

@@ -7,14 +7,18 @@ use draftsmith_model::{
     HeadFeatures, HeadReads, LlamaConfig, RopeConfig, RopeScaling, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, HeadEstimate, Platt, SignalNeeds, entropy_of_log_probs, log_softmax,
+    Calibration, DrawnFrom, HeadEstimate, Node, Platt, Proposal, SignalNeeds, entropy_of_log_probs,
+    log_softmax,
 };
 
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
-use crate::round::{Drafted, Drafter, Target};
+use crate::drafter::{Drafted, Drafter, StepDrafter};
+use crate::error::DecodeError;
+use crate::registry::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
+use crate::target::{Target, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
 const CAPACITY: usize = 512;
@@ -23,7 +27,7 @@ const CAPACITY: usize = 512;
 pub(crate) struct Models {
     pub(crate) target: CausalLm,
     pub(crate) head: AcceptanceHead,
-    adapter: Adapter,
+    pub(crate) adapter: Adapter,
 }
 
 impl Models {
@@ -105,8 +109,11 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     for num_rows in [1, 4, 8] {
         let mut target = ModelSession::new(model, CAPACITY, "target");
         let verification = |len: usize| {
-            target.begin(&tokens[..len]).expect("fits");
-            bytes(|| target.logits(&tokens[..len + num_rows - 1], num_rows).expect("finite"))
+            target.begin(0, &tokens[..len]).expect("fits");
+            let tokens = &tokens[..len + num_rows - 1];
+            let proposal = &Proposal::certain_chain(&tokens[len..]);
+            let one = Verification { slot: 0, tokens, proposal };
+            bytes(|| target.verify(&[one]).expect("finite"))
         };
         assert_equal_at_every_length(verification, &format!("a verification of {num_rows} rows"));
     }
@@ -114,17 +121,18 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     let needs = SignalNeeds { acceptance_prob: true, confidence: true, ..SignalNeeds::default() };
     let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
     let draft_step = |len: usize| {
-        draft.begin(&mut (), &tokens[..len]).expect("fits");
-        bytes(|| draft.draft(&mut (), &tokens[..len], 1, needs).expect("finite"))
+        draft.begin(&mut (), 0, &tokens[..len]).expect("fits");
+        bytes(|| draft.draft(&mut (), 0, &tokens[..len], 1, needs).expect("finite"))
     };
     assert_equal_at_every_length(draft_step, "a draft step with a head");
 
-    let mut target = ModelSession::with_exit(model, 1, CAPACITY, "target");
-    let mut self_draft = SelfDraft::new(adapter, None, CAPACITY);
+    let mut target = ModelSession::new(model, CAPACITY, "target");
+    target.set_exit(Some(1));
+    let mut self_draft = SelfDraft::new(adapter, 1, None, CAPACITY);
     let self_draft_step = |len: usize| {
-        target.begin(&tokens[..len]).expect("fits");
-        self_draft.begin(&mut target, &tokens[..len]).expect("fits");
-        bytes(|| self_draft.draft(&mut target, &tokens[..len], 0, needs).expect("finite"))
+        target.begin(0, &tokens[..len]).expect("fits");
+        self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");
+        bytes(|| self_draft.draft(&mut target, 0, &tokens[..len], 0, needs).expect("finite"))
     };
     assert_equal_at_every_length(self_draft_step, "a self-draft step");
 }
@@ -136,8 +144,8 @@ fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
     let both = Models::both("draft-step", 1, &HeadReads::default());
     let [on_tensors, on_host] = both.each_ref().map(|models| {
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
-        draft.begin(&mut (), &tokens[..30]).expect("fits");
-        [30, 31, 33].map(|len| draft.draft(&mut (), &tokens[..len], 1, needs).expect("finite"))
+        draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
+        [30, 31, 33].map(|len| draft.draft(&mut (), 0, &tokens[..len], 1, needs).expect("finite"))
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
         let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
@@ -161,8 +169,8 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);
-        draft.begin(&mut (), &tokens[..30]).expect("fits");
-        draft.draft(&mut (), &tokens[..30], 1, needs).expect("finite")
+        draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
+        draft.draft(&mut (), 0, &tokens[..30], 1, needs).expect("finite")
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
     let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
@@ -220,4 +228,15 @@ pub(crate) fn said_of_candidates(
     let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
     let logits: Vec<f32> = logits.try_into_vec().expect("f32");
     logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
+}
+
+#[test]
+fn a_proposal_with_branches_is_refused() {
+    let [models, _] = &Models::both("branches", 1, &HeadReads::default());
+    let mut target = ModelSession::new(&models.target, CAPACITY, "target");
+    target.begin(0, &[5, 6]).expect("fits");
+    let mut proposal = Proposal::certain_chain(&[7]);
+    proposal.push(Node { parent: None, token_id: 8, drawn_from: DrawnFrom::OneHot });
+    let one = Verification { slot: 0, tokens: &[5, 6, 7, 8], proposal: &proposal };
+    assert_eq!(target.verify(&[one]), Err(DecodeError::BranchingProposal { role: "target" }));
 }

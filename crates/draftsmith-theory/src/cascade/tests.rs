@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Draws, enumerate, expected_walltime_improvement, law, overlap, verify_sampled};
+use crate::verify::verify_chain;
+use crate::{Draws, enumerate, expected_walltime_improvement, law, overlap};
 
 // FLAN-T5 drafts of FLAN-T5-XXL. CS-Drafting's Table 1 does not print its inputs: these are the
 // acceptance rates that Leviathan et al. measured for greedy T5, and about the drafts' shares of
@@ -27,7 +28,7 @@ fn review(acceptance_probs: &[f64], draws: &mut impl Draws) -> usize {
         acceptance_probs.iter().map(|prob| [*prob, 1.0 - prob]).collect();
     target_probs.push([1.0, 0.0]);
     let candidates = vec![0; acceptance_probs.len()];
-    verify_sampled(&candidates, &draft_probs, &target_probs, draws).num_accepted + 1
+    verify_chain(&candidates, &draft_probs, &target_probs, draws).path.len() + 1
 }
 
 /// Tokens one round of a vertical cascade yields: n reviewed steps of the draft, then the target's
@@ -157,13 +158,13 @@ fn where_the_drafts_agree_the_target_may_too_and_the_formula_falls_short() {
     let tokens = mean(enumerate(|draws| {
         let mut candidates = Vec::new();
         for _ in 0..2 {
-            let verdict = verify_sampled(&[0, 0], &[d2; 2], &[d1; 3], draws);
-            candidates.extend(std::iter::repeat_n(0, verdict.num_accepted));
-            candidates.push(verdict.next_token);
+            let commit = verify_chain(&[0, 0], &[d2; 2], &[d1; 3], draws);
+            candidates.extend(std::iter::repeat_n(0, commit.path.len()));
+            candidates.push(commit.next_token);
         }
         let rows = vec![d1; candidates.len()];
         let target_rows = vec![target; candidates.len() + 1];
-        verify_sampled(&candidates, &rows, &target_rows, draws).num_accepted + 1
+        verify_chain(&candidates, &rows, &target_rows, draws).path.len() + 1
     }));
     let inner = free(overlap(&d2, &d1));
     let formula = vertical_cascade_improvement(free(overlap(&d1, &target)), inner, 2, 2);

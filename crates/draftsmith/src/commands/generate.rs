@@ -13,8 +13,7 @@ use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{
-    Generation, Limits, ModelSession, RoundTokens, SelfDraft, SeparateDraft, decode_plain,
-    decode_speculative,
+    Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
@@ -23,9 +22,10 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
+use crate::decoders::drafters_of;
 use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_adapter_head};
+use crate::exports::{AdapterExport, Exports, HeadExport, found_adapter_head, read_adapter_head};
 use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -138,15 +138,16 @@ fn generate(
         }
         _ => None,
     };
-    let adapter = match &arguments.adapter {
-        Some(dir) => {
-            let mut adapter = AdapterExport::without_head(dir, &workspace)?;
-            adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
-            Some(adapter)
-        }
-        None => None,
-    };
-    let speculative = pair.draft.is_some() || adapter.is_some();
+    let mut adapters = Vec::new();
+    if let Some(dir) = &arguments.adapter {
+        let mut adapter = AdapterExport::without_head(dir, &workspace)?;
+        adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
+        adapters.push(adapter);
+    }
+    let exports = Exports { head, adapters };
+    // An adapter serves instead of a draft.
+    let drafter = drafters_of(&pair, &exports).pop();
+    let speculative = drafter.is_some();
     let prompt_ids = if arguments.raw {
         pair.tokenizer.encode(&arguments.prompt, true)?
     } else {
@@ -189,44 +190,23 @@ fn generate(
             }
         }
     };
-    let mut target = match &adapter {
-        Some(AdapterExport { config, .. }) => {
-            ModelSession::with_exit(&pair.target, config.exit_layer, capacity, "target")
-        }
-        None => ModelSession::new(&pair.target, capacity, "target"),
-    };
+    let parts = drafter.iter().map(|(parts, _)| *parts);
+    let mut drafters = Drafters::new(&pair.target, parts, capacity, 1);
     let begun = Instant::now();
-    let generation = match (&pair.draft, &adapter) {
-        (None, None) => {
-            decode_plain(&mut target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
+    let generation = match drafter {
+        None => {
+            let target = drafters.target();
+            decode_plain(target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
         }
-        (_, Some(AdapterExport { adapter, head, .. })) => {
-            let acceptance = head.as_ref().map(|head| &head.head);
-            let mut drafter = SelfDraft::new(adapter, acceptance, capacity);
-            let calibration = head.as_ref().map(|head| &head.calibration);
-            drafter
-                .set_calibration(calibration.and_then(|own| own.map(DecodingName::of(&decoding))));
+        Some((parts, head)) => {
+            let built = drafters.drafting(parts.id());
+            let (target, drafter) = built.context("the drafter was built")?;
+            let calibration =
+                head.and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
+            drafter.set_calibration(calibration);
             decode_speculative(
-                &mut target,
-                &mut drafter,
-                rule.as_mut(),
-                &decoding,
-                &prompt_ids,
-                &limits,
-                &mut draws,
-                &mut observe,
-            )?
-        }
-        (Some(draft), None) => {
-            let vocab_size = pair.target.config().vocab_size;
-            let calibration = head.as_ref().map(|head| &head.calibration);
-            let head = head.as_ref().map(|head| &head.head);
-            let mut drafter = SeparateDraft::new(draft, head, vocab_size, capacity);
-            drafter
-                .set_calibration(calibration.and_then(|own| own.map(DecodingName::of(&decoding))));
-            decode_speculative(
-                &mut target,
-                &mut drafter,
+                target,
+                drafter,
                 rule.as_mut(),
                 &decoding,
                 &prompt_ids,

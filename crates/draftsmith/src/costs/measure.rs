@@ -272,7 +272,7 @@ struct Timed {
 impl Timed {
     fn add(&mut self, trace: &Trace, length: usize) {
         for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
-            let num_forwards = round.num_draft_forwards;
+            let num_forwards = round.num_draft_forwards();
             if num_forwards > 0 {
                 self.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
             }

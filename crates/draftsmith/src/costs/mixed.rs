@@ -109,8 +109,8 @@ pub(super) fn mixed_costs<'a>(
 /// all, and no average over rounds.
 fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
     let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for round in rounds.filter(|round| round.num_draft_forwards > 0) {
-        let alike = by_forwards.entry(round.num_draft_forwards).or_default();
+    for round in rounds.filter(|round| round.num_draft_forwards() > 0) {
+        let alike = by_forwards.entry(round.num_draft_forwards()).or_default();
         alike.push(round.draft_time.as_secs_f64());
     }
     let (mut seconds, mut num_forwards) = (0.0, 0);
@@ -126,12 +126,14 @@ fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f6
 mod tests {
     use std::time::Duration;
 
+    use draftsmith_theory::{DrafterId, Forwards};
+
     use super::*;
 
     fn round(num_drafted: usize, draft_micros: u64, verify_micros: u64) -> Round {
         Round {
             num_drafted,
-            num_draft_forwards: num_drafted,
+            forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_micros(draft_micros),
             verify_time: Duration::from_micros(verify_micros),

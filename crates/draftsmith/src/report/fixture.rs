@@ -9,7 +9,9 @@ mod replays;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use draftsmith_theory::{CostModel, Decoding, Observation, Round, Sampling, SeededDraws, Trace};
+use draftsmith_theory::{
+    CostModel, Decoding, DrafterId, Forwards, Observation, Round, Sampling, SeededDraws, Trace,
+};
 
 use crate::results::{
     ALL_CATEGORIES, CostSummary, DatasetSummary, DrafterName, Estimate, EvaluationSummary,
@@ -213,7 +215,7 @@ fn decode(
             COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
         rounds.push(Round {
             num_drafted,
-            num_draft_forwards,
+            forwards: Forwards::of(DrafterId::Draft, num_draft_forwards),
             num_accepted,
             draft_time: Duration::from_secs_f64(seconds * jitter(draws)),
             verify_time: Duration::from_secs_f64(verify_seconds * jitter(draws)),

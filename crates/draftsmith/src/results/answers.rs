@@ -125,7 +125,7 @@ pub(crate) fn answers_to_jsonl(answers: &[Answer]) -> Result<String> {
 mod tests {
     use std::time::Duration;
 
-    use draftsmith_theory::Round;
+    use draftsmith_theory::{DrafterId, Forwards, Round};
 
     use super::*;
 
@@ -135,7 +135,7 @@ mod tests {
             .iter()
             .map(|&num_accepted| Round {
                 num_drafted: 4,
-                num_draft_forwards: 4,
+                forwards: Forwards::of(DrafterId::Draft, 4),
                 num_accepted,
                 draft_time: Duration::from_millis(125),
                 verify_time: Duration::from_millis(250),

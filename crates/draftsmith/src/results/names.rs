@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use draftsmith_theory::Decoding;
+use draftsmith_theory::{Decoding, DrafterId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`,
@@ -40,7 +40,25 @@ pub(crate) enum Road {
     SelfDraft,
 }
 
+impl From<DrafterId> for DrafterName {
+    fn from(id: DrafterId) -> Self {
+        match id {
+            DrafterId::Draft => Self::Draft,
+            DrafterId::SelfDraft { exit_layer } => Self::SelfDraft { exit_layer },
+        }
+    }
+}
+
 impl DrafterName {
+    /// The drafter, if there is one.
+    pub(crate) fn id(self) -> Option<DrafterId> {
+        match self {
+            Self::None => None,
+            Self::Draft => Some(DrafterId::Draft),
+            Self::SelfDraft { exit_layer } => Some(DrafterId::SelfDraft { exit_layer }),
+        }
+    }
+
     /// The road the drafter lies on; None for the target alone.
     pub(crate) fn road(self) -> Option<Road> {
         match self {

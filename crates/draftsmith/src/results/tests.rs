@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use draftsmith_theory::{CostModel, Fit, Round};
+use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, Round};
 use serde_json::{Value, json};
 
 use super::*;
@@ -56,7 +56,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
 fn trace() -> Trace {
     let round = |num_drafted: usize, num_accepted| Round {
         num_drafted,
-        num_draft_forwards: num_drafted,
+        forwards: Forwards::of(DrafterId::Draft, num_drafted),
         num_accepted,
         draft_time: Duration::from_millis(5),
         verify_time: Duration::from_millis(20),
@@ -93,7 +93,7 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
     let rounds = |count, num_drafted, num_accepted| {
         let round = Round {
             num_drafted,
-            num_draft_forwards: num_drafted,
+            forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted,
             ..Round::default()
         };

@@ -3,7 +3,7 @@
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    HeadEstimate, HeadTiming, Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
+    HeadEstimate, HeadTiming, Platt, Proposal, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
 
 use super::*;
@@ -66,28 +66,31 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {
-            let mut session = ModelSession::with_exit(&model, EXIT_LAYER, 64, "target");
-            let mut draft = SelfDraft::new(&adapter, Some(&head), 64);
+            let mut session = session_with_exit(&model, EXIT_LAYER, 64);
+            let mut draft = SelfDraft::new(&adapter, EXIT_LAYER, Some(&head), 64);
             draft.set_calibration(calibration);
-            Target::begin(&mut session, &ids[..8]).expect("fits");
-            draft.begin(&mut session, &ids[..8]).expect("fits");
+            Target::begin(&mut session, 0, &ids[..8]).expect("fits");
+            draft.begin(&mut session, 0, &ids[..8]).expect("fits");
             // Two rounds of candidates that are what comes next, the first of which is cut back.
             for (start, end) in [(8, 13), (10, 20)] {
-                Drafter::<ModelSession<'_>>::roll_back(&mut draft, start - 1);
-                session.roll_back(start - 1);
+                Drafter::<ModelSession<'_>>::commit(&mut draft, 0, start - 1, &[]);
+                session.commit(0, start - 1, &[]);
                 let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
-                    let drafted =
-                        draft.draft(&mut session, &ids[..at], at - start, needs).expect("finite");
+                    let drafted = draft
+                        .draft(&mut session, 0, &ids[..at], at - start, needs)
+                        .expect("finite");
                     found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut session, &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut session, 0, &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
-                session.logits(&ids[..end], end - start + 1).expect("finite");
+                let proposal = &Proposal::certain_chain(&ids[start..end]);
+                let one = Verification { slot: 0, tokens: &ids[..end], proposal };
+                session.verify(&[one]).expect("finite");
                 // A head that does not look ahead has yet to read the last candidate.
                 assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
                 for (found, expected) in found.iter().zip(expected) {
@@ -107,11 +110,11 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let bounds = Bounds { min: 1, max: 5 };
     let limits = Limits { max_new_tokens: 32, eos_token_ids: vec![] };
     let greedy = Decoding::Greedy;
-    let mut session = ModelSession::with_exit(&model, EXIT_LAYER, 64, "target");
+    let mut session = session_with_exit(&model, EXIT_LAYER, 64);
     let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("replay-{nth}"));
-        let mut draft = SelfDraft::new(&adapter, Some(&head), 64);
+        let mut draft = SelfDraft::new(&adapter, EXIT_LAYER, Some(&head), 64);
         for prompt in &prompts()[1..3] {
             let plain = greedy_plain(&mut session, prompt, &limits).token_ids;
             let options = RecordOptions {

@@ -1,0 +1,108 @@
+//! The one place where drafters are built, with what their target needs for them.
+//!
+//! A new drafter is a file of its own, a [`DrafterId`] and a line here.
+
+use draftsmith_model::{AcceptanceHead, Adapter, CausalLm};
+use draftsmith_theory::{Calibration, DrafterId};
+
+use crate::drafter::StepDrafter;
+use crate::self_draft::SelfDraft;
+use crate::separate_draft::SeparateDraft;
+use crate::session::ModelSession;
+
+/// What a drafter is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum DrafterParts<'m> {
+    /// A draft model.
+    Draft {
+        /// The model.
+        model: &'m CausalLm,
+        /// What predicts whether its candidates are accepted.
+        head: Option<&'m AcceptanceHead>,
+    },
+    /// An adapter behind the target's first layers.
+    SelfDraft {
+        /// The number of those layers.
+        exit_layer: usize,
+        /// The adapter.
+        adapter: &'m Adapter,
+        /// What predicts whether its candidates are accepted.
+        head: Option<&'m AcceptanceHead>,
+    },
+}
+
+impl DrafterParts<'_> {
+    /// What the drafter is called.
+    pub fn id(&self) -> DrafterId {
+        match self {
+            Self::Draft { .. } => DrafterId::Draft,
+            Self::SelfDraft { exit_layer, .. } => DrafterId::SelfDraft { exit_layer: *exit_layer },
+        }
+    }
+}
+
+/// A drafter for a model: one whose steps can be recorded, and whose head can be calibrated.
+pub trait ModelDrafter<'m>: StepDrafter<ModelSession<'m>> {
+    /// From now on the head's predictions are calibrated so, or given as they are. A calibration
+    /// belongs to a way of decoding, so that a drafter for several changes it between them.
+    fn set_calibration(&mut self, calibration: Option<&'m Calibration>);
+
+    /// Where the target's session must let its shallow layers run ahead, if it must.
+    fn exit_layer(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// A target and the drafters that can propose for it.
+pub struct Drafters<'m> {
+    target: ModelSession<'m>,
+    drafters: Vec<Box<dyn ModelDrafter<'m> + 'm>>,
+}
+
+/// A target's session and a drafter for it.
+pub type Drafting<'a, 'm> = (&'a mut ModelSession<'m>, &'a mut (dyn ModelDrafter<'m> + 'm));
+
+impl<'m> Drafters<'m> {
+    /// Builds drafters for `target`, each for `num_slots` sequences of up to `capacity` tokens side
+    /// by side.
+    pub fn new(
+        target: &'m CausalLm,
+        parts: impl IntoIterator<Item = DrafterParts<'m>>,
+        capacity: usize,
+        num_slots: usize,
+    ) -> Self {
+        let vocab_size = target.config().vocab_size;
+        let build = |parts| -> Box<dyn ModelDrafter<'m> + 'm> {
+            match parts {
+                DrafterParts::Draft { model, head } => Box::new(SeparateDraft::with_slots(
+                    model, head, vocab_size, capacity, num_slots,
+                )),
+                DrafterParts::SelfDraft { exit_layer, adapter, head } => {
+                    Box::new(SelfDraft::with_slots(adapter, exit_layer, head, capacity, num_slots))
+                }
+            }
+        };
+        Self {
+            target: ModelSession::with_slots(target, capacity, num_slots, "target"),
+            drafters: parts.into_iter().map(build).collect(),
+        }
+    }
+
+    /// What drafters there are.
+    pub fn ids(&self) -> impl Iterator<Item = DrafterId> {
+        self.drafters.iter().map(|drafter| drafter.id())
+    }
+
+    /// The target, to decode alone.
+    pub fn target(&mut self) -> &mut ModelSession<'m> {
+        self.target.set_exit(None);
+        &mut self.target
+    }
+
+    /// The target's session, ready for a drafter, and that drafter; None if there is no such.
+    pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
+        let drafter = self.drafters.iter_mut().find(|drafter| drafter.id() == id)?;
+        self.target.set_exit(drafter.exit_layer());
+        Some((&mut self.target, &mut **drafter))
+    }
+}

@@ -1,0 +1,55 @@
+//! The verified model, as the decoding loop sees it.
+
+use draftsmith_theory::Proposal;
+
+use crate::error::DecodeError;
+use crate::logits::Logits;
+
+/// The verified model, reading one sequence in each of its slots.
+pub trait Target {
+    /// The number of sequences it can read side by side.
+    fn num_slots(&self) -> usize;
+
+    /// Starts a sequence in a slot: forgets the last one there and reads `prompt[..-1]`.
+    ///
+    /// # Errors
+    /// If the prompt does not fit or has unknown tokens.
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
+
+    /// Reads what it has not read of sequences with their proposals, each in another slot, in one
+    /// forward. Returns the logits after the last token that stands and after each proposed one, a
+    /// sequence's rows behind the other's.
+    ///
+    /// # Errors
+    /// If a proposal has branches and the target reads chains only, the logits are not finite, or
+    /// the device fails.
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
+
+    /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
+    /// `path`, and forgets the rest.
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
+
+    /// The longest sequence a slot can hold.
+    fn context(&self) -> usize;
+}
+
+/// A sequence to verify.
+#[derive(Debug, Clone, Copy)]
+pub struct Verification<'a> {
+    /// The slot it is read in.
+    pub slot: usize,
+    /// The whole sequence, with the proposal's tokens at its end in the order of its nodes.
+    pub tokens: &'a [u32],
+    /// What is proposed.
+    pub proposal: &'a Proposal,
+}
+
+/// The number of tokens that stand once a path is committed, for those who read chains: the path
+/// is then a chain's first few nodes.
+///
+/// # Panics
+/// If it is not.
+pub(crate) fn committed_len(num_standing: usize, path: &[usize]) -> usize {
+    assert!(path.iter().enumerate().all(|(at, node)| at == *node), "a chain stands from its start");
+    num_standing + path.len()
+}

@@ -1,0 +1,132 @@
+//! What drafters are called, and how often each ran in a round.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::TheoryError;
+
+/// A drafter's name; in the order they are shown. In files a string: `draft`, `self_draft_1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DrafterId {
+    /// A separate draft model.
+    Draft,
+    /// Kangaroo: the target's own first layers and an adapter.
+    SelfDraft {
+        /// The layers run before the adapter.
+        exit_layer: usize,
+    },
+}
+
+const DRAFT: &str = "draft";
+const SELF_DRAFT: &str = "self_draft_";
+
+impl fmt::Display for DrafterId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Draft => formatter.write_str(DRAFT),
+            Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
+        }
+    }
+}
+
+impl FromStr for DrafterId {
+    type Err = TheoryError;
+
+    fn from_str(name: &str) -> Result<Self, TheoryError> {
+        let known = match name.strip_prefix(SELF_DRAFT) {
+            Some(layer) => layer.parse().ok().map(|exit_layer| Self::SelfDraft { exit_layer }),
+            None => (name == DRAFT).then_some(Self::Draft),
+        };
+        // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
+        // written.
+        known
+            .filter(|known| known.to_string() == name)
+            .ok_or_else(|| TheoryError::UnknownDrafter(name.to_owned()))
+    }
+}
+
+impl Serialize for DrafterId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DrafterId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// The most drafters that take part in one round.
+pub const MAX_DRAFTERS: usize = 4;
+
+/// The draft forwards of a round, by drafter: those of different drafters differ in price.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Forwards([Option<(DrafterId, usize)>; MAX_DRAFTERS]);
+
+impl Forwards {
+    /// So many forwards of one drafter.
+    pub fn of(drafter: DrafterId, count: usize) -> Self {
+        let mut forwards = Self::default();
+        forwards.add(drafter, count);
+        forwards
+    }
+
+    /// Counts more forwards of a drafter.
+    ///
+    /// # Panics
+    /// If more than [`MAX_DRAFTERS`] take part.
+    pub fn add(&mut self, drafter: DrafterId, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let is_its = |entry: &Option<(DrafterId, usize)>| entry.is_none_or(|(id, _)| id == drafter);
+        let entry = self.0.iter_mut().find(|entry| is_its(entry));
+        let entry = entry.expect("no more drafters than `MAX_DRAFTERS` take part in a round");
+        entry.get_or_insert((drafter, 0)).1 += count;
+    }
+
+    /// Each drafter that ran, with its forwards.
+    pub fn iter(&self) -> impl Iterator<Item = (DrafterId, usize)> {
+        self.0.iter().flatten().copied()
+    }
+
+    /// All forwards.
+    pub fn total(&self) -> usize {
+        self.iter().map(|(_, count)| count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_nothing_else_is() {
+        for (id, name) in [
+            (DrafterId::Draft, "draft"),
+            (DrafterId::SelfDraft { exit_layer: 1 }, "self_draft_1"),
+            (DrafterId::SelfDraft { exit_layer: 12 }, "self_draft_12"),
+        ] {
+            assert_eq!(id.to_string(), name);
+            assert_eq!(name.parse(), Ok(id));
+        }
+        for name in ["", "none", "Draft", "self_draft_", "self_draft_01", "self_draft_+1"] {
+            assert_eq!(name.parse::<DrafterId>(), Err(TheoryError::UnknownDrafter(name.into())));
+        }
+    }
+
+    #[test]
+    fn forwards_add_up_by_drafter() {
+        let exit = DrafterId::SelfDraft { exit_layer: 2 };
+        let mut forwards = Forwards::of(DrafterId::Draft, 2);
+        forwards.add(exit, 1);
+        forwards.add(DrafterId::Draft, 3);
+        forwards.add(exit, 0);
+        assert_eq!(forwards.iter().collect::<Vec<_>>(), [(DrafterId::Draft, 5), (exit, 1)]);
+        assert_eq!(forwards.total(), 6);
+        assert_eq!(Forwards::of(exit, 0), Forwards::default());
+    }
+}

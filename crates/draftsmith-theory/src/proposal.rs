@@ -1,0 +1,144 @@
+//! What a drafter proposes in a round: a tree of tokens behind the sequence that stands, each with
+//! what it was drawn from.
+//!
+//! A chain, which is what drafting step by step gives, is a tree of width 1. Siblings are tried in
+//! the order in which they were proposed.
+
+use crate::Forwards;
+
+/// A proposed token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// The node it follows; None behind the sequence that stands.
+    pub parent: Option<usize>,
+    /// The token.
+    pub token_id: u32,
+    /// What it was drawn from, given its parent and the siblings before it.
+    pub drawn_from: DrawnFrom,
+}
+
+/// The distribution a token was drawn from, as served.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DrawnFrom {
+    /// It was certain: the drafter's most probable token, or one that was looked up.
+    OneHot,
+    /// The probability of each token of the target's vocabulary.
+    Probs(Vec<f64>),
+}
+
+/// The tokens proposed in a round, and the draft forwards they took.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Proposal {
+    nodes: Vec<Node>,
+    /// By drafter; more than make a token, where a rule looks at a forward and draws nothing.
+    pub forwards: Forwards,
+}
+
+impl Proposal {
+    /// A chain of tokens that were certain.
+    pub fn certain_chain(tokens: &[u32]) -> Self {
+        let mut proposal = Self::default();
+        tokens.iter().for_each(|id| proposal.push_next(*id, DrawnFrom::OneHot));
+        proposal
+    }
+
+    /// Adds a node and returns its number.
+    ///
+    /// # Panics
+    /// If its parent is not there yet.
+    pub fn push(&mut self, node: Node) -> usize {
+        let number = self.nodes.len();
+        assert!(node.parent.is_none_or(|parent| parent < number), "parents come first");
+        self.nodes.push(node);
+        number
+    }
+
+    /// Adds a node behind the last one.
+    pub fn push_next(&mut self, token_id: u32, drawn_from: DrawnFrom) {
+        self.push(Node { parent: self.nodes.len().checked_sub(1), token_id, drawn_from });
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+        self.forwards = Forwards::default();
+    }
+
+    /// The nodes; each comes behind its parent.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The number of nodes.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing is proposed: the target then decodes alone.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// The rows of a target's answer: one behind the sequence that stands, and one behind each node.
+    pub fn num_rows(&self) -> usize {
+        self.nodes.len() + 1
+    }
+
+    /// Whether each node follows the one before it.
+    pub fn is_chain(&self) -> bool {
+        let mut parents = self.nodes.iter().map(|node| node.parent).enumerate();
+        parents.all(|(number, parent)| parent == number.checked_sub(1))
+    }
+
+    /// The nodes that follow `parent`, with their numbers.
+    pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
+        let first = parent.map_or(0, |parent| parent + 1);
+        let behind = self.nodes.iter().enumerate().skip(first);
+        behind.filter(move |(_, node)| node.parent == parent)
+    }
+}
+
+#[cfg(test)]
+impl Proposal {
+    /// A chain of candidates, each drawn from its row.
+    pub(crate) fn chain<R: AsRef<[f64]>>(candidates: &[u32], rows: &[R]) -> Self {
+        assert_eq!(candidates.len(), rows.len(), "a row for each candidate");
+        let mut proposal = Self::default();
+        for (candidate, row) in candidates.iter().zip(rows) {
+            proposal.push_next(*candidate, DrawnFrom::Probs(row.as_ref().to_vec()));
+        }
+        proposal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_are_trees_of_width_one() {
+        let mut proposal = Proposal::certain_chain(&[4, 5, 6]);
+        assert!(proposal.is_chain() && Proposal::default().is_chain());
+        let tokens = |proposal: &Proposal, parent| -> Vec<u32> {
+            proposal.children(parent).map(|(_, node)| node.token_id).collect()
+        };
+        assert_eq!(
+            [None, Some(1), Some(2)].map(|at| tokens(&proposal, at)),
+            [vec![4], vec![6], vec![]]
+        );
+        let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot };
+        assert_eq!(proposal.push(node), 3);
+        assert!(!proposal.is_chain());
+        assert_eq!(tokens(&proposal, Some(0)), [5, 7]);
+        assert_eq!(proposal.num_rows(), 5);
+        proposal.clear();
+        assert_eq!(proposal, Proposal::default());
+    }
+
+    #[test]
+    #[should_panic(expected = "parents come first")]
+    fn a_parent_that_is_yet_to_come_is_a_bug() {
+        let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot };
+        Proposal::default().push(node);
+    }
+}
