@@ -13,8 +13,8 @@ fn adapter_place() -> Place {
         format!(
             "[models]\ntarget = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
-             [adapter]\nexit_layer = [1, 3]\nnum_epochs = 1\nlearning_rate = 1e-3\n\
-             validation_share = 0.3\n\
+             [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\n\
+             validation_fraction = 0.3\n\
              [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\n\
              self_draft_lengths = [1, 4]\nconfidence_thresholds = [0.5]\n",
             model("target").display()
@@ -60,7 +60,8 @@ fn adapters_are_trained_without_a_draft_and_speed_up_nothing_but_the_clock() {
     // Again: nothing is trained twice; another setting trains again.
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[1]["kept"]), (&true.into(), &true.into()));
-    let other = ["train-adapter", "road.toml", "--json", "--set", "adapter.learning_rate=2e-3"];
+    let other =
+        ["train-adapter", "road.toml", "--json", "--set", "adapter.optimizer.learning_rate=2e-3"];
     assert_eq!(place.run(&other).json()[0]["kept"], false);
 
     // What came out can be looked at and decoded with.
@@ -93,8 +94,8 @@ fn adapters_that_do_not_belong_are_refused() {
         place.run(&["train-adapter", "road.toml", "--set", &exits(layers)]).fails_naming(&["exit"]);
     }
     place
-        .run(&["train-adapter", "road.toml", "--set", "adapter.batch_size=0"])
-        .fails_naming(&["adapter.batch_size"]);
+        .run(&["train-adapter", "road.toml", "--set", "adapter.optimizer.batch_size=0"])
+        .fails_naming(&["adapter.optimizer.batch_size"]);
     place.run(&["train-adapter", "road.toml", "--set", &exits("2")]).ok();
     let adapter = "checkpoints/road/adapter";
     generate(&place, &["--adapter", adapter]).ok();
@@ -162,8 +163,8 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     let path = place.path("road.toml");
     let text = std::fs::read_to_string(&path).unwrap().replace("[1, 3]", "3");
     let more = "decodings = ['greedy']\nstop_thresholds = [0.3, 0.6]\n\
-                [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\nnum_epochs = 1\n\
-                learning_rate = 1e-3\nvalidation_share = 0.3\nbatch_size = 2\n\
+                [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\nnum_epochs = 1\n\
+                learning_rate = 1e-3\nvalidation_fraction = 0.3\nbatch_size = 2\n\
                 gradient_accumulation = 1\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 6\n";
     std::fs::write(&path, text + more).unwrap();
@@ -180,10 +181,15 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     assert!(place.path("data/road/rollouts-self_draft_3-training-sampled.parquet").is_file());
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[0]["head"]["kept"]), (&true.into(), &true.into()));
-    let hot = ["--set", "adapter_head.learning_rate=1e38", "--set", "adapter_head.warm_up_share=0"];
+    let hot = [
+        "--set",
+        "adapter_head.optimizer.learning_rate=1e38",
+        "--set",
+        "adapter_head.optimizer.warmup_ratio=0",
+    ];
     place
         .run(&[&["train-adapter", "road.toml"], &hot[..]].concat())
-        .fails_naming(&["not finite in epoch 1", "`adapter_head.learning_rate`"]);
+        .fails_naming(&["not finite in epoch 1", "`adapter_head.optimizer.learning_rate`"]);
 
     // Recorded with its predictions, tuned with them, and replayed beside a perfect head.
     for stage in ["record", "tune"] {
@@ -228,7 +234,8 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     let hash = config["draft_hash"].as_str().unwrap();
     std::fs::write(place.path(head).join("config.json"), spoilt.replace(hash, "other")).unwrap();
     generate(&place, &["--adapter", adapter]).fails_naming(&[head, "another adapter"]);
-    let other = ["train-adapter", "road.toml", "--set", "adapter.learning_rate=2e-3", "--json"];
+    let other =
+        ["train-adapter", "road.toml", "--set", "adapter.optimizer.learning_rate=2e-3", "--json"];
     let trained = place.run(&other).json();
     assert_eq!(trained[0]["head"]["kept"], false);
     assert_ne!(json(&format!("{head}/config.json"))["draft_hash"], hash);

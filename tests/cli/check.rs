@@ -117,7 +117,7 @@ fn noise_for_weights_changes_rounds_but_never_the_output() {
             "--set",
             "adapter.exit_layer=2",
             "--set",
-            "adapter.num_epochs=1",
+            "adapter.optimizer.num_epochs=1",
         ])
         .ok();
     let trained = place.run(&["check", ADAPTER, "--json"]).json();

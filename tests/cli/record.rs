@@ -151,7 +151,7 @@ fn what_record_needs_is_named() {
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["record", "small.toml"]).fails_naming(&["small/head", "train-head"]);
     let head = |value: &str| format!("evaluate.head='{value}'");
-    let none = ["record", "small.toml", "--set", "head.validation_share=1e-9"];
+    let none = ["record", "small.toml", "--set", "head.optimizer.validation_fraction=1e-9"];
     place.run(&["train-head", "small.toml"]).ok();
     place.run(&none).fails_naming(&["held out none", "tune.prompts"]);
     place.run(&["record", "small.toml", "--set", &head("nowhere")]).fails_naming(&["nowhere"]);

@@ -18,10 +18,10 @@ fn place() -> Place {
         format!(
             "[models]\ntarget = '{}'\ndraft = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n\
-             [head]\nnum_layers = 1\nnum_epochs = 3\nlearning_rate = 1e-3\n\
-             batch_size = 2\ngradient_accumulation = 2\nvalidation_share = 0.3\n\
-             [adapter]\nexit_layer = 1\nnum_epochs = 3\nlearning_rate = 1e-3\n\
-             batch_size = 2\ngradient_accumulation = 3\nvalidation_share = 0.3\n",
+             [head]\nnum_layers = 1\n[head.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             batch_size = 2\ngradient_accumulation = 2\nvalidation_fraction = 0.3\n\
+             [adapter]\nexit_layer = 1\n[adapter.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             batch_size = 2\ngradient_accumulation = 3\nvalidation_fraction = 0.3\n",
             model("target").display(),
             model("draft").display()
         ),
@@ -73,7 +73,8 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
     assert!(first.stderr.contains("train-head: stopped after step 4 of "), "{}", first.stderr);
     assert!(!place.path(HEAD).exists(), "no epoch was whole");
     // A training with other settings begins anew, and takes the place of this one.
-    let other = ["train-head", "steps.toml", "--steps", "2", "--set", "head.learning_rate=2e-3"];
+    let other =
+        ["train-head", "steps.toml", "--steps", "2", "--set", "head.optimizer.learning_rate=2e-3"];
     let other = place.run(&other);
     was_stopped(&other);
     assert!(other.stderr.contains("training begins anew"), "{}", other.stderr);
@@ -181,13 +182,14 @@ fn ctrl_c_leaves_a_state_to_go_on_from() {
 #[test]
 fn a_loss_that_is_no_number_ends_training_and_leaves_its_batch() {
     let place = place();
-    let hot = ["--set", "head.learning_rate=1e38", "--set", "head.warm_up_share=0"];
+    let hot =
+        ["--set", "head.optimizer.learning_rate=1e38", "--set", "head.optimizer.warmup_ratio=0"];
     let mut arguments = vec!["train-head", "steps.toml"];
     arguments.extend(hot);
     let ran = place.run(&arguments);
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let batch = "checkpoints/steps/head-training/not-finite.parquet";
-    ran.fails_naming(&["not finite in epoch 1", "`train#", "head.learning_rate", batch]);
+    ran.fails_naming(&["not finite in epoch 1", "`train#", "head.optimizer.learning_rate", batch]);
     let shown = place.run(&["inspect", batch, "--json"]).json();
     assert_eq!(shown["kind"], "responses");
     assert!(!place.path(HEAD).exists());

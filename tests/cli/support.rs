@@ -113,8 +113,8 @@ impl Place {
             format!(
                 "[models]\ntarget = '{}'\ndraft = '{}'\n\
                  [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n\
-                 [head]\nnum_layers = 1\nnum_epochs = 1\nlearning_rate = 1e-3\n\
-                 validation_share = 0.3\n\
+                 [head]\nnum_layers = 1\n\
+                 [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
                  [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 12\n\
                  candidate_lengths = [1, 4]\nstop_thresholds = [0.5]\n",
                 model("target").display(),

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::support::{Place, model};
 
-const BASE: &str = "num_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
-                    gradient_accumulation = 2\nvalidation_share = 0.3\n";
+const BASE: &str = "[head.optimizer]\nnum_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
+                    gradient_accumulation = 2\nvalidation_fraction = 0.3\n";
 
 /// A place with built data, a recipe of a sweep, and one that trains the head of its `head`.
 fn place(sweep: &str) -> Place {
@@ -18,8 +18,8 @@ fn place(sweep: &str) -> Place {
         model("draft").display()
     );
     let data = "[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n";
-    place.write("sweep.toml", format!("{models}{data}[head]\n{BASE}[head.sweep]\n{sweep}"));
-    place.write("one.toml", format!("{models}{data}[head]\n{BASE}"));
+    place.write("sweep.toml", format!("{models}{data}{BASE}[head.sweep]\n{sweep}"));
+    place.write("one.toml", format!("{models}{data}{BASE}"));
     place.run(&["build-data", "sweep.toml"]).ok();
     place
 }

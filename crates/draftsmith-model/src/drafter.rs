@@ -53,6 +53,11 @@ impl DrafterModel {
         Self { model: target, exit, embedding_gain: OnceLock::new() }
     }
 
+    /// Whether it is a target's first layers with an adapter.
+    pub fn is_self_draft(&self) -> bool {
+        self.exit.is_some()
+    }
+
     /// The number of its logits.
     pub fn vocab_size(&self) -> usize {
         self.model.config().vocab_size

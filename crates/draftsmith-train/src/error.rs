@@ -9,20 +9,32 @@ use draftsmith_data::DataError;
 use draftsmith_files::FileError;
 use draftsmith_model::ModelError;
 
+use crate::section::Section;
+
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// A setting is out of its range.
     #[error("`{section}.{key}` is {value}, expected {expected}")]
     Setting {
-        /// The recipe's section: `head`, `adapter` or `adapter_head`.
-        section: &'static str,
+        /// The recipe's section.
+        section: Section,
         /// The key in it.
         key: &'static str,
         /// Its value.
         value: String,
         /// The values it may have.
         expected: &'static str,
+    },
+    /// A setting stands where it stood before.
+    #[error("`{section}.{old}` has moved; hint: write `{section}.optimizer.{new}`")]
+    MovedKey {
+        /// The recipe's section.
+        section: Section,
+        /// The key in it.
+        old: &'static str,
+        /// The key in its table `optimizer`.
+        new: &'static str,
     },
     /// A row has no columns of a draft.
     #[error(
@@ -62,12 +74,12 @@ pub enum TrainError {
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \
          {num_rows} in all ({num_unusable} are empty or begin past the draft's context of \
-         {context} tokens), with `{section}.validation_share` = {validation_share} and \
+         {context} tokens), with `{section}.optimizer.validation_fraction` = {validation_fraction} and \
          `{section}.mixing_ratio` = {mixing_ratio}: each side needs one; build more data"
     )]
     TooFewRows {
-        /// The recipe's section: `head` or `adapter_head`.
-        section: &'static str,
+        /// The recipe's section: the head of a draft or of an adapter.
+        section: Section,
         /// Rows given.
         num_rows: usize,
         /// Rows that have no position inside the draft's context.
@@ -78,8 +90,8 @@ pub enum TrainError {
         num_validation: usize,
         /// Longest sequence of the draft, in tokens.
         context: usize,
-        /// The share that was to be held out.
-        validation_share: f64,
+        /// The share of conversations that was to be held out.
+        validation_fraction: f64,
         /// The share of positions without a label.
         mixing_ratio: f64,
     },
@@ -87,7 +99,7 @@ pub enum TrainError {
     #[error(
         "{num_training} rows for training and {num_validation} for validation, of {num_rows} in \
          all ({num_unusable} have no response within {max_len} tokens), with \
-         `adapter.validation_share` = {validation_share}: each side needs one; build more data"
+         `adapter.optimizer.validation_fraction` = {validation_fraction}: each side needs one; build more data"
     )]
     TooFewResponses {
         /// Rows given.
@@ -100,8 +112,8 @@ pub enum TrainError {
         num_validation: usize,
         /// The longest sequence, in tokens: `adapter.max_len` or the target's context.
         max_len: usize,
-        /// The share that was to be held out.
-        validation_share: f64,
+        /// The share of conversations that was to be held out.
+        validation_fraction: f64,
     },
     /// A row has a token that the target does not know.
     #[error(
@@ -122,7 +134,7 @@ pub enum TrainError {
     /// A loss, a gradient or a prediction is NaN or infinite.
     #[error(
         "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
-         high (`{section}.learning_rate`), or the {frozen}'s hidden states are broken there",
+         high (`{section}.optimizer.learning_rate`), or the {frozen}'s hidden states are broken there",
         quoted(.row_ids)
     )]
     NotFinite {
@@ -132,8 +144,8 @@ pub enum TrainError {
         epoch: usize,
         /// The rows of the batch.
         row_ids: Vec<String>,
-        /// The recipe's section: `head`, `adapter` or `adapter_head`.
-        section: &'static str,
+        /// The recipe's section.
+        section: Section,
         /// The frozen model: `draft` or `target`.
         frozen: &'static str,
     },
@@ -164,21 +176,6 @@ pub enum TrainError {
     /// burn-train stopped: a checkpoint could not be written, or a metric not be computed.
     #[error("training stopped: {0}")]
     Learner(Arc<burn_train::TrainingError>),
-}
-
-impl TrainError {
-    /// The same error of the settings in another section: a head's settings stand in `adapter_head`
-    /// as well as in `head`.
-    #[must_use]
-    pub fn in_section(mut self, name: &'static str) -> Self {
-        if let Self::Setting { section, .. }
-        | Self::TooFewRows { section, .. }
-        | Self::NotFinite { section, .. } = &mut self
-        {
-            *section = name;
-        }
-        self
-    }
 }
 
 fn quoted(ids: &[String]) -> String {

@@ -22,6 +22,7 @@ mod head;
 mod log;
 mod ranges;
 mod run;
+mod section;
 #[cfg(test)]
 mod tests;
 
@@ -41,5 +42,7 @@ pub use log::renderer;
 pub use run::checkpoint::{Resumption, discard};
 pub use run::clipping::Clipping;
 pub use run::epochs::EpochScores;
+pub use run::optimizer::{OptimizerSettings, check_moved_keys};
 pub use run::schedule::Schedule;
 pub use run::stint::{Ending, Stint};
+pub use section::Section;

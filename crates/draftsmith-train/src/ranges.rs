@@ -1,6 +1,7 @@
 //! The ranges of a recipe's settings, and the error that names what is outside its own.
 
 use crate::error::TrainError;
+use crate::section::Section;
 
 /// What a number may be. NaN and the infinities are in no range.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +49,7 @@ impl Range {
 /// # Errors
 /// [`TrainError::Setting`] with the first one outside its range.
 pub(crate) fn check_numbers(
-    section: &'static str,
+    section: Section,
     numbers: &[(&'static str, f64, Range)],
 ) -> Result<(), TrainError> {
     match numbers.iter().find(|(_, value, range)| !range.contains(*value)) {
@@ -67,7 +68,7 @@ pub(crate) fn check_numbers(
 /// # Errors
 /// [`TrainError::Setting`] with the first one that is.
 pub(crate) fn check_counts(
-    section: &'static str,
+    section: Section,
     counts: &[(&'static str, usize)],
 ) -> Result<(), TrainError> {
     match counts.iter().find(|(_, value)| *value == 0) {

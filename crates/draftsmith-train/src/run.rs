@@ -7,7 +7,7 @@ pub(crate) mod devices;
 pub(crate) mod epochs;
 pub(crate) mod fit;
 pub(crate) mod member;
-pub(crate) mod optimiser;
+pub(crate) mod optimizer;
 pub(crate) mod schedule;
 pub(crate) mod stint;
 pub(crate) mod trainer;

@@ -27,7 +27,8 @@ fn main() -> Result<()> {
     allocator::keep_freed_pages();
     let draft = random_draft()?;
     let rows = rows();
-    let base = HeadTraining { num_epochs: 1, ..HeadTraining::default() };
+    let mut base = HeadTraining::default();
+    base.optimizer.num_epochs = 1;
     let mut heads = Vec::new();
     for num_layers in 0..=4 {
         for rejection_weight in [1.0, 3.0, 6.0, 12.0] {

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
+use draftsmith_train::Section;
 
 /// A device as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl DeviceChoice {
 ///
 /// # Errors
 /// If not, with the key that says so.
-pub(crate) fn require_dtype(device: &Device, section: &str, dtype: WeightDtype) -> Result<()> {
+pub(crate) fn require_dtype(device: &Device, section: Section, dtype: WeightDtype) -> Result<()> {
     if dtype == WeightDtype::F32 {
         return Ok(());
     }

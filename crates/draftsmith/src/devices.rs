@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use burn::tensor::Device;
+use draftsmith_train::Section;
 
 use crate::console::Console;
 use crate::device::DeviceChoice;
@@ -47,7 +48,7 @@ impl DeviceChoices {
 pub(crate) fn note_idle_devices(
     console: &Console,
     command: &str,
-    section: &str,
+    section: Section,
     devices: &[Device],
     num_batches: usize,
 ) {
@@ -56,11 +57,11 @@ pub(crate) fn note_idle_devices(
     }
 }
 
-fn idle_devices(section: &str, num_devices: usize, num_batches: usize) -> Option<String> {
+fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Option<String> {
     let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
     Some(format!(
         "{num_idle} of {num_devices} devices stay idle, as a step has so few batches; hint: set \
-         `{section}.gradient_accumulation` (now {num_batches}) to a multiple of {num_devices}"
+         `{section}.optimizer.gradient_accumulation` (now {num_batches}) to a multiple of {num_devices}"
     ))
 }
 
@@ -93,12 +94,12 @@ mod tests {
     #[test]
     fn devices_without_a_batch_are_told() {
         for (num_devices, num_batches) in [(1, 1), (1, 8), (2, 2), (4, 9)] {
-            assert_eq!(idle_devices("head", num_devices, num_batches), None);
+            assert_eq!(idle_devices(Section::Head, num_devices, num_batches), None);
         }
-        let note = idle_devices("adapter", 4, 3).unwrap();
+        let note = idle_devices(Section::Adapter, 4, 3).unwrap();
         assert!(note.starts_with("1 of 4 devices stay idle"), "{note}");
         assert!(
-            note.ends_with("`adapter.gradient_accumulation` (now 3) to a multiple of 4"),
+            note.ends_with("`adapter.optimizer.gradient_accumulation` (now 3) to a multiple of 4"),
             "{note}"
         );
     }

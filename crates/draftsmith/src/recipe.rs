@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_model::HeadInput;
-use draftsmith_train::{AdapterTraining, ExitLayers, HeadLabels, HeadTraining};
+use draftsmith_train::{
+    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, Section, check_moved_keys,
+};
 use serde::{Deserialize, Serialize};
 
 use self::checks::require;
@@ -68,14 +70,15 @@ impl Recipe {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
         let named = || format!("recipe `{}`", path.display());
+        let mut table: toml::Table =
+            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+        for given in overrides {
+            set(&mut table, given)?;
+        }
+        check_moved_keys(&table).with_context(named)?;
         let mut recipe: Self = if overrides.is_empty() {
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
         } else {
-            let mut table: toml::Table =
-                toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-            for given in overrides {
-                set(&mut table, given)?;
-            }
             // Through text again, so that messages name keys as they do for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
             toml::from_str(&merged)
@@ -181,7 +184,7 @@ impl Recipe {
             require(data.max_new_tokens > 0, "data.max_new_tokens", "is 0, expected 1 or more")?;
         }
         if let Some(head) = &self.head {
-            head.validate()?;
+            head.validate(Section::Head)?;
             // Found after training, this would come late.
             require(
                 self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
@@ -207,7 +210,7 @@ impl Recipe {
     }
 
     fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {
-        head.validate().map_err(|error| error.in_section("adapter_head"))?;
+        head.validate(Section::AdapterHead)?;
         require(
             self.adapter.is_some(),
             "adapter_head",
@@ -290,9 +293,10 @@ mod tests {
 
     #[test]
     fn what_is_written_beside_outputs_reads_back() {
-        let overrides = ["data.top_k=5", "head.clipping.value=0.5", "head.schedule=linear"];
+        let overrides =
+            ["data.top_k=5", "head.optimizer.clipping.value=0.5", "head.optimizer.schedule=linear"];
         let recipe = read(RECIPE, &overrides).expect("reads");
-        assert_eq!(recipe.head.as_ref().expect("a head").clipping, Clipping::Value(0.5));
+        assert_eq!(recipe.head.as_ref().expect("a head").optimizer.clipping, Clipping::Value(0.5));
         let dir = tempfile::tempdir().expect("a temporary directory");
         recipe.write_beside(dir.path()).expect("written");
         let again = Recipe::read(&dir.path().join("recipe.toml"), &[], None).expect("reads back");
@@ -306,8 +310,17 @@ mod tests {
         let missing = RECIPE.replace("target = 't'\n", "");
         assert!(message(&missing, &[]).contains("`target`"));
         assert!(message(RECIPE, &["head.layers=2"]).contains("`layers`"));
+        assert!(message(RECIPE, &["head.optimizer.rate=2"]).contains("`rate`"));
+        let moved = message(&format!("{RECIPE}[adapter]\nvalidation_share = 0.2\n"), &[]);
+        assert!(moved.contains("write `adapter.optimizer.validation_fraction`"), "{moved}");
+        assert!(
+            message(RECIPE, &["head.learning_rate=1"]).contains("`head.optimizer.learning_rate`")
+        );
         assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
-        assert!(message(RECIPE, &["head.clipping.norm=0"]).contains("`head.clipping.norm`"));
+        assert!(
+            message(RECIPE, &["head.optimizer.clipping.norm=0"])
+                .contains("`head.optimizer.clipping.norm`")
+        );
         assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
         let position = ["head.inputs=['position']", "tune.max_length=5"];
         assert!(message(RECIPE, &position).contains("`head.inputs` has `position`"));

@@ -13,6 +13,7 @@ use crate::error::{TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::epochs::Trainee;
+use crate::section::Section;
 
 /// The adapter, and the settings that its steps need. The target is not in here: what is in
 /// the learner is trained and saved.
@@ -103,7 +104,6 @@ impl Trainee for AdapterLearner {
     type Tally = AdapterTally;
     type Scores = AdapterScores;
 
-    const SECTION: &'static str = "adapter";
     const FROZEN: &'static str = "target";
     const SCORES: &'static [Score<AdapterScores>] = &[
         Score {
@@ -116,6 +116,10 @@ impl Trainee for AdapterLearner {
         Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
+
+    fn section(&self) -> Section {
+        Section::Adapter
+    }
 
     fn part(self) -> Adapter {
         self.adapter

@@ -105,8 +105,7 @@ pub fn train_adapters(
     let fit = Fit {
         loaders,
         devices: targets.trained()?,
-        optimiser: training.optimiser(),
-        patience: training.patience,
+        optimizer: training.optimizer,
         label: "self-draft adapter",
         stint,
     };
@@ -116,7 +115,7 @@ pub fn train_adapters(
             place,
             loss: training.loss,
             loss_chunk: training.loss_chunk,
-            clipping: training.clipping,
+            clipping: training.optimizer.clipping,
         };
         (format!("exit-{}", config.exit_layer), learner)
     });
@@ -190,7 +189,8 @@ fn prepare(
     let target = targets.first();
     let max_len = training.max_len.min(target.config().max_position_embeddings);
     let vocab_size = target.config().vocab_size;
-    let split = Split::new(rows, training.validation_share, |row| {
+    let optimizer = &training.optimizer;
+    let split = Split::new(rows, optimizer.validation_fraction, |row| {
         AdapterRow::new(row, max_len, vocab_size)
     })?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
@@ -201,14 +201,14 @@ fn prepare(
             num_training: num_training_rows,
             num_validation: num_validation_rows,
             max_len,
-            validation_share: training.validation_share,
+            validation_fraction: optimizer.validation_fraction,
         });
     }
 
     let settings = BatchSettings {
         seed,
-        batch_size: training.batch_size,
-        gradient_accumulation: training.gradient_accumulation,
+        batch_size: optimizer.batch_size,
+        gradient_accumulation: optimizer.gradient_accumulation,
     };
     let targets = targets.clone().map(FrozenTarget::from);
     let source = |rows| AdapterSource {
@@ -218,7 +218,7 @@ fn prepare(
     };
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     Ok(Prepared {
-        loaders: Loaders::new(training_rows, validation_rows, settings, training.num_epochs),
+        loaders: Loaders::new(training_rows, validation_rows, settings, optimizer.num_epochs),
         num_training_rows,
         num_validation_rows,
         num_unusable_rows: split.num_unusable,

@@ -119,7 +119,7 @@ pub(crate) struct Prepared<S> {
     pub(crate) num_unusable_rows: usize,
 }
 
-/// The part of a recipe that the cut into batches depends on.
+/// What the cut into batches depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSettings {
     pub(crate) seed: u64,

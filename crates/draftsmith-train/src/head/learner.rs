@@ -13,8 +13,9 @@ use crate::head::loss::weighted_bce;
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::epochs::Trainee;
+use crate::section::Section;
 
-/// The head, and the two settings that its steps need. The draft is not in here: what is in the
+/// The head, and the settings that its steps need. The draft is not in here: what is in the
 /// learner is trained and saved.
 #[derive(Module, Debug)]
 pub(crate) struct HeadLearner {
@@ -23,6 +24,9 @@ pub(crate) struct HeadLearner {
     pub(crate) rejection_weight: f64,
     #[module(skip)]
     pub(crate) clipping: Clipping,
+    /// The recipe's, for messages.
+    #[module(skip)]
+    pub(crate) section: Section,
 }
 
 /// What a batch gives back. No tensor of it holds on to the graph.
@@ -73,7 +77,6 @@ impl Trainee for HeadLearner {
     type Tally = HeadMetrics;
     type Scores = HeadScores;
 
-    const SECTION: &'static str = "head";
     const FROZEN: &'static str = "draft";
     const SCORES: &'static [Score<HeadScores>] = &[
         Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
@@ -86,6 +89,10 @@ impl Trainee for HeadLearner {
         Score { name: "Brier", higher_is_better: false, pick: |scores| scores.brier },
         Score { name: "ECE", higher_is_better: false, pick: |scores| scores.ece },
     ];
+
+    fn section(&self) -> Section {
+        self.section
+    }
 
     fn part(self) -> AcceptanceHead {
         self.head

@@ -196,14 +196,14 @@ impl<T> Split<T> {
     /// If `usable` refuses a row.
     pub(crate) fn new(
         rows: &[ResponseRow],
-        validation_share: f64,
+        validation_fraction: f64,
         usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
     ) -> Result<Self, TrainError> {
         let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
         for row in rows {
             match usable(row)?.map(Arc::new) {
                 None => split.num_unusable += 1,
-                Some(usable) if is_held_out(row, validation_share) => {
+                Some(usable) if is_held_out(row, validation_fraction) => {
                     split.validation.push(usable);
                 }
                 Some(usable) => split.training.push(usable),
@@ -215,8 +215,8 @@ impl<T> Split<T> {
 
 /// Whether training holds a row out for validation: decided by its conversation, so that turns stay
 /// together.
-pub fn is_held_out(row: &ResponseRow, validation_share: f64) -> bool {
-    in_validation(conversation(row), validation_share)
+pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
+    in_validation(conversation(row), validation_fraction)
 }
 
 /// A row's id without its turn: `source#n` of `source#n#turn`. A source's name may have a `#`.

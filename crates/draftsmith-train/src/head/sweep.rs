@@ -8,8 +8,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::head::settings::{HeadTraining, check_num_layers};
 use crate::ranges::{Range, check_numbers};
+use crate::section::Section;
+
+/// The greatest depth of a head.
+const MAX_NUM_LAYERS: usize = 64;
 
 /// The settings that a sweep goes through, in every combination. A key that is left out stays at
 /// the value that `[head]` has; the others are lists of different values.
@@ -24,55 +27,75 @@ pub struct HeadSweep {
     pub mixing_ratio: Option<Vec<f64>>,
 }
 
+/// What a sweep goes through, of one head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SweptSettings {
+    pub(crate) num_layers: usize,
+    pub(crate) rejection_weight: f64,
+    pub(crate) mixing_ratio: f64,
+}
+
 impl HeadSweep {
+    /// The settings that are gone through, a list for each pass over the data, ratio by ratio.
+    /// Those of `alone` where there is no list.
+    pub(crate) fn passes(self, alone: SweptSettings) -> Vec<Vec<SweptSettings>> {
+        let depths = self.num_layers.unwrap_or_else(|| vec![alone.num_layers]);
+        let weights = self.rejection_weight.unwrap_or_else(|| vec![alone.rejection_weight]);
+        let ratios = self.mixing_ratio.unwrap_or_else(|| vec![alone.mixing_ratio]);
+        let pass = |mixing_ratio: f64| {
+            let of_depth = |num_layers: &usize| {
+                let num_layers = *num_layers;
+                weights.iter().map(move |rejection_weight| SweptSettings {
+                    num_layers,
+                    rejection_weight: *rejection_weight,
+                    mixing_ratio,
+                })
+            };
+            depths.iter().flat_map(of_depth).collect()
+        };
+        ratios.into_iter().map(pass).collect()
+    }
+
     /// Checks that lists have values, each once and in its range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key whose list is not so.
-    pub(crate) fn validate(&self) -> Result<(), TrainError> {
-        check_list("sweep.num_layers", self.num_layers.as_deref())?;
-        check_list("sweep.rejection_weight", self.rejection_weight.as_deref())?;
-        check_list("sweep.mixing_ratio", self.mixing_ratio.as_deref())?;
-        let depths = self.num_layers.iter().flatten();
-        depths.copied().try_for_each(|depth| check_num_layers("sweep.num_layers", depth))?;
+    /// [`TrainError::Setting`] with the first key of `section` whose list is not so.
+    pub(crate) fn validate(&self, section: Section) -> Result<(), TrainError> {
+        check_list(section, "sweep.num_layers", self.num_layers.as_deref())?;
+        check_list(section, "sweep.rejection_weight", self.rejection_weight.as_deref())?;
+        check_list(section, "sweep.mixing_ratio", self.mixing_ratio.as_deref())?;
+        for depth in self.num_layers.iter().flatten() {
+            check_num_layers(section, "sweep.num_layers", *depth)?;
+        }
         for weight in self.rejection_weight.iter().flatten() {
-            check_numbers("head", &[("sweep.rejection_weight", *weight, Range::Positive)])?;
+            check_numbers(section, &[("sweep.rejection_weight", *weight, Range::Positive)])?;
         }
         for ratio in self.mixing_ratio.iter().flatten() {
-            check_numbers("head", &[("sweep.mixing_ratio", *ratio, Range::BelowOne)])?;
+            check_numbers(section, &[("sweep.mixing_ratio", *ratio, Range::BelowOne)])?;
         }
         Ok(())
     }
 }
 
-impl HeadTraining {
-    /// The heads that these settings stand for, a list for each pass over the data: one head, or
-    /// those of the sweep, ratio by ratio. None of them has a sweep.
-    pub fn passes(&self) -> Vec<Vec<Self>> {
-        let sweep = self.sweep.clone().unwrap_or_default();
-        let depths = sweep.num_layers.unwrap_or_else(|| vec![self.num_layers]);
-        let weights = sweep.rejection_weight.unwrap_or_else(|| vec![self.rejection_weight]);
-        let ratios = sweep.mixing_ratio.unwrap_or_else(|| vec![self.mixing_ratio]);
-        let mut passes = Vec::with_capacity(ratios.len());
-        for mixing_ratio in ratios {
-            let mut heads = Vec::with_capacity(depths.len() * weights.len());
-            for num_layers in &depths {
-                heads.extend(weights.iter().map(|rejection_weight| Self {
-                    num_layers: *num_layers,
-                    rejection_weight: *rejection_weight,
-                    mixing_ratio,
-                    sweep: None,
-                    ..self.clone()
-                }));
-            }
-            passes.push(heads);
-        }
-        passes
+/// Checks a depth.
+///
+/// # Errors
+/// [`TrainError::Setting`] if it is out of its range.
+pub(crate) fn check_num_layers(
+    section: Section,
+    key: &'static str,
+    num_layers: usize,
+) -> Result<(), TrainError> {
+    if num_layers <= MAX_NUM_LAYERS {
+        return Ok(());
     }
+    let (value, expected) = (num_layers.to_string(), "0 to 64");
+    Err(TrainError::Setting { section, key, value, expected })
 }
 
 /// Checks that a list has values, each once.
 fn check_list<T: PartialEq + std::fmt::Debug>(
+    section: Section,
     key: &'static str,
     values: Option<&[T]>,
 ) -> Result<(), TrainError> {
@@ -82,12 +105,13 @@ fn check_list<T: PartialEq + std::fmt::Debug>(
         return Ok(());
     }
     let (value, expected) = (format!("{values:?}"), "a list of different values");
-    Err(TrainError::Setting { section: "head", key, value, expected })
+    Err(TrainError::Setting { section, key, value, expected })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::head::settings::HeadTraining;
 
     fn read(text: &str) -> HeadTraining {
         toml::from_str(text).unwrap()
@@ -101,10 +125,11 @@ mod tests {
     #[test]
     fn a_sweep_is_every_combination_ratio_by_ratio() {
         let training = read(
-            "num_epochs = 7\nrejection_weight = 3\n\
+            "num_layers = 9\nrejection_weight = 3\n\
+             [optimizer]\nnum_epochs = 7\n\
              [sweep]\nnum_layers = [0, 2]\nrejection_weight = [1, 2.5]\nmixing_ratio = [0.3, 0]",
         );
-        training.validate().unwrap();
+        training.validate(Section::Head).unwrap();
         assert_eq!(
             names(&training),
             [
@@ -113,7 +138,7 @@ mod tests {
             ]
         );
         let heads = training.passes().concat();
-        assert!(heads.iter().all(|head| head.num_epochs == 7 && head.sweep.is_none()));
+        assert!(heads.iter().all(|head| head.optimizer.num_epochs == 7 && head.sweep.is_none()));
         assert_eq!(read(&toml::to_string(&training).unwrap()), training);
     }
 
@@ -136,7 +161,8 @@ mod tests {
             ("rejection_weight = [nan]", "rejection_weight"),
             ("mixing_ratio = [0.1, 1]", "mixing_ratio"),
         ] {
-            let message = read(&format!("[sweep]\n{wrong}")).validate().unwrap_err().to_string();
+            let checked = read(&format!("[sweep]\n{wrong}")).validate(Section::Head);
+            let message = checked.unwrap_err().to_string();
             assert!(message.starts_with(&format!("`head.sweep.{key}` is ")), "{message}");
         }
         for (wrong, named) in [("depth = [1]", "`depth`"), ("num_layers = 1", "num_layers")] {

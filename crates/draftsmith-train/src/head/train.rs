@@ -21,6 +21,7 @@ use crate::run::devices::PerDevice;
 use crate::run::epochs::EpochScores;
 use crate::run::fit::{Fit, Redrawn, record, redrawn};
 use crate::run::stint::{BestOf, Ending, Stint};
+use crate::section::Section;
 
 /// What heads are trained on.
 #[derive(Debug, Clone, Copy)]
@@ -114,10 +115,11 @@ pub fn train_heads<'a>(
     seed: u64,
     stint: Stint<'_>,
 ) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
-    heads.iter().try_for_each(HeadTraining::validate)?;
+    let draft = draft.into();
+    let section = section_of(&draft);
+    heads.iter().try_for_each(|head| head.validate(section))?;
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads of other steps");
-    let draft = draft.into();
     let embedding_gain = draft.embedding_gain();
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = draft.valid().to_dtype(shared.dtype);
@@ -129,13 +131,13 @@ pub fn train_heads<'a>(
     let learner = |head: &HeadTraining| HeadLearner {
         head: initial_head(&config_of(draft.hidden_size(), head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
-        clipping: head.clipping,
+        clipping: head.optimizer.clipping,
+        section,
     };
     let fit = Fit {
         loaders,
         devices: devices.clone(),
-        optimiser: shared.optimiser(),
-        patience: shared.patience,
+        optimizer: shared.optimizer,
         label: "acceptance head",
         stint,
     };
@@ -176,10 +178,9 @@ pub fn head_lessons(
     head: &HeadTraining,
     seed: u64,
 ) -> Result<Vec<Lesson>, TrainError> {
-    head.validate()?;
-    Ok(prepare(&DrafterModel::from(&draft.valid()).into(), rows.into(), head, seed)?
-        .loaders
-        .lessons())
+    head.validate(Section::Head)?;
+    let draft = DrafterModel::from(&draft.valid());
+    Ok(prepare(&draft.into(), rows.into(), head, seed)?.loaders.lessons())
 }
 
 /// A head as [`train_heads`] begins with it, on the draft's device.
@@ -191,6 +192,11 @@ pub fn first_head(
     let config = config_of(draft.config().hidden_size, head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
+}
+
+/// The section of the recipe that a drafter's head has its settings from.
+fn section_of(draft: &DrafterModel) -> Section {
+    if draft.is_self_draft() { Section::AdapterHead } else { Section::Head }
 }
 
 fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
@@ -206,7 +212,7 @@ fn prepare(
     shared: &HeadTraining,
     seed: u64,
 ) -> Result<Prepared<HeadSource>, TrainError> {
-    let context = drafts.first().context();
+    let (context, optimizer) = (drafts.first().context(), &shared.optimizer);
     let HeadData { rows, rollouts } = data;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
@@ -217,13 +223,13 @@ fn prepare(
         }
         (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
     };
-    let split = Split::new(rows, shared.validation_share, usable)?;
+    let split = Split::new(rows, optimizer.validation_fraction, usable)?;
     let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
 
     let settings = BatchSettings {
         seed,
-        batch_size: shared.batch_size,
-        gradient_accumulation: shared.gradient_accumulation,
+        batch_size: optimizer.batch_size,
+        gradient_accumulation: optimizer.gradient_accumulation,
     };
     let source = |rows| HeadSource {
         drafts: drafts.clone(),
@@ -231,19 +237,19 @@ fn prepare(
         rows,
         seed,
         mixing_ratio: shared.mixing_ratio,
-        batch_size: shared.batch_size,
+        batch_size: optimizer.batch_size,
     };
     let (training, validation) = (source(split.training), source(split.validation));
-    let loaders = Loaders::new(training, validation, settings, shared.num_epochs);
+    let loaders = Loaders::new(training, validation, settings, optimizer.num_epochs);
     if loaders.num_training == 0 || loaders.num_validation == 0 {
         return Err(TrainError::TooFewRows {
-            section: "head",
+            section: section_of(drafts.first()),
             num_rows: rows.len(),
             num_unusable: split.num_unusable,
             num_training: loaders.num_training,
             num_validation: loaders.num_validation,
             context,
-            validation_share: shared.validation_share,
+            validation_fraction: optimizer.validation_fraction,
             mixing_ratio: shared.mixing_ratio,
         });
     }

@@ -20,14 +20,6 @@ pub enum Clipping {
 }
 
 impl Clipping {
-    /// Its key in a recipe's section, and the number that it is given.
-    pub(crate) fn setting(self) -> (&'static str, f64) {
-        match self {
-            Self::Norm(limit) => ("clipping.norm", limit),
-            Self::Value(limit) => ("clipping.value", limit),
-        }
-    }
-
     /// Cuts the gradients of `module`, and gives the norm of all of them together before that,
     /// `[1]`; none if there are no gradients. Nothing leaves the device.
     pub(crate) fn clip<M: Module>(

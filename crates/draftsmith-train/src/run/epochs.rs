@@ -33,6 +33,7 @@ use crate::run::clipping::Clipping;
 use crate::run::devices::side_by_side;
 use crate::run::member::{Member, StepNumbers, count_step, not_finite};
 use crate::run::trainer::Trainer;
+use crate::section::Section;
 
 /// The share of the time that saving states may take: none is saved before so many times what the
 /// last one took has gone by.
@@ -55,12 +56,13 @@ pub(crate) trait Trainee:
     /// What it makes of that.
     type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
 
-    /// The recipe's section, for messages.
-    const SECTION: &'static str;
     /// The role of the frozen model, for messages.
     const FROZEN: &'static str;
     /// The scores that are metrics.
     const SCORES: &'static [Score<Self::Scores>];
+
+    /// The recipe's section, for messages.
+    fn section(&self) -> Section;
 
     /// Leaves the rest.
     fn part(self) -> Self::Part;
@@ -399,12 +401,14 @@ impl<L: Trainee> Run<'_, L> {
 /// A member while it is validated.
 struct Scored<L: Trainee> {
     name: String,
+    section: Section,
     tally: L::Tally,
 }
 
 impl<L: Trainee> Scored<L> {
     fn new(member: &mut Member<L>) -> Self {
-        Self { name: member.name.clone(), tally: member.model.tally() }
+        let section = member.model.section();
+        Self { name: member.name.clone(), section, tally: member.model.tally() }
     }
 
     /// Adds what was made of batches, with one wait for the device each, and hands it back.
@@ -417,7 +421,8 @@ impl<L: Trainee> Scored<L> {
         for (batch, output) in batches.iter().zip(&outputs) {
             if !L::count(output, &mut self.tally)? {
                 let row_ids = batch.row_ids().to_vec();
-                return Err(not_finite::<L>("prediction", &self.name, epoch, row_ids));
+                let (section, name) = (self.section, &self.name);
+                return Err(not_finite::<L>("prediction", section, name, epoch, row_ids));
             }
         }
         Ok(outputs)

@@ -18,7 +18,7 @@ use crate::log::step_log::StepLog;
 use crate::run::checkpoint;
 use crate::run::devices::PerDevice;
 use crate::run::epochs::{EpochLoop, History, Saving, Trainee};
-use crate::run::optimiser::Optimiser;
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::stint::{BestOf, Ending, Stint};
 use crate::run::trainer::Trainer;
 
@@ -27,9 +27,7 @@ pub(crate) struct Fit<'a, S> {
     pub(crate) loaders: Loaders<S>,
     /// With autodiff.
     pub(crate) devices: PerDevice<Device>,
-    pub(crate) optimiser: Optimiser,
-    /// Epochs without better scores after which a member stops; never if absent.
-    pub(crate) patience: Option<usize>,
+    pub(crate) optimizer: OptimizerSettings,
     /// What is trained, for logs.
     pub(crate) label: &'static str,
     pub(crate) stint: Stint<'a>,
@@ -54,8 +52,7 @@ impl<S: BatchSource> Fit<'_, S> {
             Ok([(_, model)]) => vec![(String::new(), model)],
             Err(models) => models,
         };
-        let trainer =
-            Trainer::new(models, self.devices.clone(), &self.optimiser, num_steps, self.patience);
+        let trainer = Trainer::new(models, self.devices.clone(), &self.optimizer, num_steps);
         Ok(Ending::of_members(self.history(trainer)?, num_steps, trained))
     }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{TrainError, to_host};
 use crate::run::devices::PerDevice;
 use crate::run::epochs::{EpochScores, Trainee};
+use crate::section::Section;
 
 /// A member: all that a step or a validation changes of it.
 pub(crate) struct Member<L: Trainee> {
@@ -128,13 +129,14 @@ impl<L: Trainee> Member<L> {
 /// The error of a number of a member that is not finite.
 pub(crate) fn not_finite<L: Trainee>(
     what: &'static str,
+    section: Section,
     member: &str,
     epoch: usize,
     row_ids: Vec<String>,
 ) -> TrainError {
     let whose = if member.is_empty() { String::new() } else { format!(" of `{member}`") };
     let what = format!("{what}{whose}");
-    TrainError::NotFinite { what, epoch, row_ids, section: L::SECTION, frozen: L::FROZEN }
+    TrainError::NotFinite { what, epoch, row_ids, section, frozen: L::FROZEN }
 }
 
 /// Counts a step that all `members` took, of batches with so many supervised positions and these
@@ -157,16 +159,23 @@ pub(crate) fn count_step<L: Trainee>(
     let mut numbers = numbers.into_iter().map(f64::from);
     let mut told = Vec::with_capacity(members.len());
     for member in members {
+        let section = member.model.section();
         let step = std::mem::take(&mut member.unfinished);
         let losses: Vec<f64> = numbers.by_ref().take(step.losses.len()).collect();
         if let Some(batch) = losses.iter().position(|loss| !loss.is_finite()) {
             let row_ids = row_ids[batch].clone();
-            return Err(not_finite::<L>("training loss", &member.name, epoch, row_ids));
+            return Err(not_finite::<L>("training loss", section, &member.name, epoch, row_ids));
         }
         // Without a gradient there is nothing to move along.
         let gradient_norm = step.norm.and_then(|_| numbers.next()).unwrap_or(0.0);
         if !gradient_norm.is_finite() {
-            return Err(not_finite::<L>("gradient", &member.name, epoch, row_ids.concat()));
+            return Err(not_finite::<L>(
+                "gradient",
+                section,
+                &member.name,
+                epoch,
+                row_ids.concat(),
+            ));
         }
         let loss_sum = losses.iter().sum::<f64>();
         let standing = &mut member.standing;
@@ -224,13 +233,14 @@ mod tests {
     #[test]
     fn a_step_whose_gradients_alone_are_not_finite_names_its_batches() {
         let training = HeadTraining::default();
-        let (device, optimiser) = (Device::flex(), training.optimiser());
+        let (device, optimizer) = (Device::flex(), training.optimizer);
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&device.clone().autodiff()),
             rejection_weight: training.rejection_weight,
-            clipping: optimiser.clipping,
+            clipping: optimizer.clipping,
+            section: Section::Head,
         };
-        let mut member = Member::new("layer-1".to_owned(), learner, optimiser.adam_w());
+        let mut member = Member::new("layer-1".to_owned(), learner, optimizer.adam_w());
         let rows = [vec!["set#1".to_owned()], vec!["set#2".to_owned()]];
         let number = |number: f32| Tensor::<1>::from_floats([number], &device);
         let mut step = |norm: f32| {

@@ -9,7 +9,7 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::optim::LearningRate;
 use serde::{Deserialize, Serialize};
 
-/// What the learning rate does after its warm-up.
+/// What the learning rate does after its warmup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
@@ -23,7 +23,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// The share of the peak at `num_fallen` of `num_falling` steps after the warm-up.
+    /// The share of the peak at `num_fallen` of `num_falling` steps after the warmup.
     fn share(self, num_fallen: usize, num_falling: usize) -> f64 {
         let fallen = (num_fallen as f64 / num_falling.max(1) as f64).min(1.0);
         match self {
@@ -41,21 +41,21 @@ impl Schedule {
 pub(crate) struct WarmedUp {
     schedule: Schedule,
     peak: LearningRate,
-    num_warm_up_steps: usize,
+    num_warmup_steps: usize,
     num_steps: usize,
     next_step: usize,
 }
 
 impl WarmedUp {
-    /// The rates of `num_steps` steps, of which the first `num_warm_up_steps` climb. Where those
+    /// The rates of `num_steps` steps, of which the first `num_warmup_steps` climb. Where those
     /// are all, or more, the rest is never reached.
     pub(crate) fn new(
         schedule: Schedule,
         peak: LearningRate,
-        num_warm_up_steps: usize,
+        num_warmup_steps: usize,
         num_steps: usize,
     ) -> Self {
-        Self { schedule, peak, num_warm_up_steps, num_steps, next_step: 0 }
+        Self { schedule, peak, num_warmup_steps, num_steps, next_step: 0 }
     }
 
     /// The same rates, `num_steps` steps on.
@@ -63,13 +63,13 @@ impl WarmedUp {
         Self { next_step: num_steps, ..self }
     }
 
-    /// The rate of one step, counted from 0: the first step of a warm-up has rate 0.
+    /// The rate of one step, counted from 0: the first step of a warmup has rate 0.
     fn rate(&self, step: usize) -> LearningRate {
-        if step < self.num_warm_up_steps {
-            return self.peak * step as f64 / self.num_warm_up_steps as f64;
+        if step < self.num_warmup_steps {
+            return self.peak * step as f64 / self.num_warmup_steps as f64;
         }
-        let num_falling = self.num_steps.saturating_sub(self.num_warm_up_steps);
-        self.peak * self.schedule.share(step - self.num_warm_up_steps, num_falling)
+        let num_falling = self.num_steps.saturating_sub(self.num_warmup_steps);
+        self.peak * self.schedule.share(step - self.num_warmup_steps, num_falling)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::run::checkpoint::{
 use crate::run::devices::{PerDevice, side_by_side};
 use crate::run::epochs::Trainee;
 use crate::run::member::Member;
-use crate::run::optimiser::Optimiser;
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::schedule::WarmedUp;
 
 /// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
@@ -34,17 +34,16 @@ impl<L: Trainee> Trainer<L> {
     pub(crate) fn new(
         models: Vec<(String, L)>,
         devices: PerDevice<Device>,
-        optimiser: &Optimiser,
+        optimizer: &OptimizerSettings,
         num_steps: usize,
-        patience: Option<usize>,
     ) -> Self {
-        let member = |(name, model)| Member::new(name, model, optimiser.adam_w());
+        let member = |(name, model)| Member::new(name, model, optimizer.adam_w());
         Self {
             members: models.into_iter().map(member).collect(),
             devices,
-            schedule: optimiser.rates(num_steps),
+            schedule: optimizer.rates(num_steps),
             standing: Standing::default(),
-            patience,
+            patience: optimizer.patience,
         }
     }
 

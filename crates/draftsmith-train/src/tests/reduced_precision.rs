@@ -9,6 +9,7 @@ use crate::adapter::settings::{AdapterTraining, ExitLayers};
 use crate::adapter::train::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
 use crate::head::train::{TrainedHead, train_heads};
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::stint::Stint;
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
@@ -40,15 +41,22 @@ fn assert_near(what: &str, found: f64, expected: f64) {
     assert!(off > 0.0, "{what}: {found} twice");
 }
 
+fn optimizer(defaults: OptimizerSettings) -> OptimizerSettings {
+    OptimizerSettings {
+        learning_rate: 1e-2,
+        num_epochs: 3,
+        gradient_accumulation: 2,
+        validation_fraction: 0.3,
+        ..defaults
+    }
+}
+
 fn adapter(dtype: WeightDtype) -> TrainedAdapter {
     let training = AdapterTraining {
         exit_layer: ExitLayers::One(1),
         dtype,
-        learning_rate: 1e-2,
-        num_epochs: 3,
-        gradient_accumulation: 2,
         loss_chunk: 5,
-        validation_share: 0.3,
+        optimizer: optimizer(OptimizerSettings::ADAPTER),
         ..AdapterTraining::default()
     };
     let dir = tempfile::tempdir().unwrap();
@@ -62,10 +70,7 @@ fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
         dtype,
         form,
         num_layers: 2,
-        learning_rate: 1e-2,
-        num_epochs: 3,
-        gradient_accumulation: 2,
-        validation_share: 0.3,
+        optimizer: optimizer(OptimizerSettings::HEAD),
         ..HeadTraining::default()
     };
     let dir = tempfile::tempdir().unwrap();

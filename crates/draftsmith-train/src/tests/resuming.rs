@@ -14,8 +14,8 @@ use crate::run::stint::{Ending, Stint};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Watcher, files_under, finished};
 use crate::{
-    AdapterTraining, ExitLayers, HeadTraining, Interrupter, TrainError, TrainedAdapter,
-    TrainedHead, train_adapters, train_heads,
+    AdapterTraining, ExitLayers, HeadTraining, Interrupter, OptimizerSettings, TrainError,
+    TrainedAdapter, TrainedHead, train_adapters, train_heads,
 };
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
@@ -37,17 +37,23 @@ fn exported(write: impl FnOnce(&Path)) -> Export {
 }
 
 /// Settings of trainings that are cut up.
+fn optimizer(learning_rate: f64) -> OptimizerSettings {
+    OptimizerSettings {
+        learning_rate,
+        warmup_ratio: 1.0,
+        num_epochs: NUM_EPOCHS,
+        batch_size: 2,
+        gradient_accumulation: NUM_BATCHES_A_STEP,
+        validation_fraction: 0.3,
+        ..OptimizerSettings::HEAD
+    }
+}
+
 fn head_training(learning_rate: f64) -> HeadTraining {
     HeadTraining {
         num_layers: 2,
         tied: false,
-        learning_rate,
-        warm_up_share: 1.0,
-        weight_decay: 0.1,
-        num_epochs: NUM_EPOCHS,
-        batch_size: 2,
-        gradient_accumulation: NUM_BATCHES_A_STEP,
-        validation_share: 0.3,
+        optimizer: OptimizerSettings { weight_decay: 0.1, ..optimizer(learning_rate) },
         ..HeadTraining::default()
     }
 }
@@ -67,7 +73,8 @@ fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, Tra
 
 /// Three heads, of which two stop an epoch before the last.
 fn head_sweep(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
-    let base = HeadTraining { patience: Some(1), ..head_training(learning_rate) };
+    let mut base = head_training(learning_rate);
+    base.optimizer.patience = Some(1);
     heads(
         &[
             HeadTraining { num_layers: 0, rejection_weight: 1.0, ..base.clone() },
@@ -85,13 +92,12 @@ fn adapters(
 ) -> Result<Ending<Vec<Export>>, TrainError> {
     let training = AdapterTraining {
         exit_layer,
-        learning_rate,
-        warm_up_share: 1.0,
-        num_epochs: NUM_EPOCHS,
-        batch_size: 2,
-        gradient_accumulation: NUM_BATCHES_A_STEP,
         loss_chunk: 5,
-        validation_share: 0.3,
+        optimizer: OptimizerSettings {
+            weight_decay: 0.01,
+            beta_2: 0.95,
+            ..optimizer(learning_rate)
+        },
         ..AdapterTraining::default()
     };
     let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, stint)?;
@@ -310,7 +316,8 @@ fn a_state_that_cannot_be_read_is_named() {
 
 #[test]
 fn each_of_several_ends_as_if_it_were_alone() {
-    let base = HeadTraining { learning_rate: 0.1, num_epochs: 4, ..head_training(0.1) };
+    let mut base = head_training(0.1);
+    base.optimizer.num_epochs = 4;
     let mut sweep = Vec::new();
     for num_layers in 0..3 {
         for (tied, rejection_weight) in [(true, 1.0), (false, 6.0)] {
@@ -319,8 +326,8 @@ fn each_of_several_ends_as_if_it_were_alone() {
     }
     let mut num_epochs = Vec::new();
     for patience in [None, Some(1), Some(2)] {
-        let sweep = sweep.iter().map(|head| HeadTraining { patience, ..head.clone() });
-        let sweep: Vec<HeadTraining> = sweep.collect();
+        let mut sweep = sweep.clone();
+        sweep.iter_mut().for_each(|head| head.optimizer.patience = patience);
         let dir = tempfile::tempdir().unwrap();
         let together = finished(heads(&sweep, Stint::new(dir.path(), "")).unwrap());
         for (head, found) in sweep.iter().zip(together) {
@@ -351,12 +358,10 @@ fn each_of_several_ends_as_if_it_were_alone() {
 
 #[test]
 fn a_training_ends_when_nobody_has_patience_left() {
-    let training = HeadTraining {
-        num_epochs: 50,
-        patience: Some(2),
-        warm_up_share: 0.0,
-        ..head_training(RATE)
-    };
+    let mut training = head_training(RATE);
+    training.optimizer.num_epochs = 50;
+    training.optimizer.patience = Some(2);
+    training.optimizer.warmup_ratio = 0.0;
     let dir = tempfile::tempdir().unwrap();
     let heads = |stint| heads(std::slice::from_ref(&training), stint).unwrap();
     let ended = finished(heads(Stint::new(dir.path(), "f"))).remove(0);

@@ -12,13 +12,13 @@ use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
 use draftsmith_train::renderer::{Listener, Told};
 use draftsmith_train::{
-    AdapterTraining, Ending, ExitLayers, HeadTraining, Stint, is_held_out, train_adapters,
-    train_heads,
+    AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, Stint, is_held_out,
+    train_adapters, train_heads,
 };
 use serde::Deserialize;
 
 /// The share that is held out, of which one row is made.
-const VALIDATION_SHARE: f64 = 0.1;
+const VALIDATION_FRACTION: f64 = 0.1;
 /// Steps that are left when the clock stops, so that the thread that runs the frozen model is as
 /// busy at the end as before.
 const SPARE_STEPS: usize = 4;
@@ -61,6 +61,19 @@ pub(crate) struct Timed {
 pub(crate) struct Step {
     pub(crate) loss: f64,
     pub(crate) gradient_norm: f64,
+}
+
+impl Timing {
+    fn optimizer(&self, defaults: OptimizerSettings, accumulation: usize) -> OptimizerSettings {
+        OptimizerSettings {
+            learning_rate: self.learning_rate,
+            num_epochs: 1,
+            batch_size: self.rows,
+            gradient_accumulation: accumulation,
+            validation_fraction: VALIDATION_FRACTION,
+            ..defaults
+        }
+    }
 }
 
 impl Work {
@@ -115,14 +128,10 @@ impl Work {
             Self::Adapter { exit_layer, loss_chunk } => {
                 let training = AdapterTraining {
                     exit_layer: ExitLayers::One(exit_layer),
-                    num_epochs: 1,
-                    batch_size: timing.rows,
-                    gradient_accumulation: 1,
                     loss_chunk,
-                    learning_rate: timing.learning_rate,
                     max_len: timing.seq + 1,
                     dtype: timing.dtype,
-                    validation_share: VALIDATION_SHARE,
+                    optimizer: timing.optimizer(OptimizerSettings::ADAPTER, 1),
                     ..AdapterTraining::default()
                 };
                 let ending = train_adapters(frozen, rows, &training, SEED, stint)?;
@@ -133,12 +142,8 @@ impl Work {
                     num_layers,
                     // Every response token has a label, so that every step has as many.
                     mixing_ratio: 0.0,
-                    learning_rate: timing.learning_rate,
-                    num_epochs: 1,
-                    batch_size: timing.rows,
-                    gradient_accumulation: accumulation,
                     dtype: timing.dtype,
-                    validation_share: VALIDATION_SHARE,
+                    optimizer: timing.optimizer(OptimizerSettings::HEAD, accumulation),
                     ..HeadTraining::default()
                 };
                 let ending = train_heads(frozen, rows, &[training], SEED, stint)?;
@@ -177,7 +182,7 @@ impl Work {
                 finish_reason: FinishReason::Length,
             };
             nth += 1;
-            let held_out = is_held_out(&row, VALIDATION_SHARE);
+            let held_out = is_held_out(&row, VALIDATION_FRACTION);
             let is_wanted = if held_out {
                 !is_one_held_out
             } else {

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use crate::{CANDIDATE_LENGTH, EXIT_LAYER, Measurement, NUM_THREADS};
 
 /// Held out by the trainers, who do not work without; its time counts as ours, its tokens do not.
-const VALIDATION_SHARE: f64 = 0.05;
+const VALIDATION_FRACTION: f64 = 0.05;
 
 /// The embedded pair, prompts to answer and rows to train on.
 pub(crate) struct Ours {
@@ -179,11 +179,9 @@ impl Ours {
 
     /// An epoch of an acceptance head over all rows.
     pub(crate) fn train_head(&self) -> Result<Measurement> {
-        let training = HeadTraining {
-            num_epochs: 1,
-            validation_share: VALIDATION_SHARE,
-            ..self.section("head")?
-        };
+        let mut training: HeadTraining = self.section("head")?;
+        training.optimizer.num_epochs = 1;
+        training.optimizer.validation_fraction = VALIDATION_FRACTION;
         let dir = self.scratch.path().join("head-training");
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
@@ -196,12 +194,10 @@ impl Ours {
 
     /// An epoch of an adapter over the first rows.
     pub(crate) fn train_adapter(&self, num_rows: usize) -> Result<Measurement> {
-        let training = AdapterTraining {
-            exit_layer: ExitLayers::One(EXIT_LAYER),
-            num_epochs: 1,
-            validation_share: VALIDATION_SHARE,
-            ..self.section("adapter")?
-        };
+        let mut training: AdapterTraining = self.section("adapter")?;
+        training.exit_layer = ExitLayers::One(EXIT_LAYER);
+        training.optimizer.num_epochs = 1;
+        training.optimizer.validation_fraction = VALIDATION_FRACTION;
         let dir = self.scratch.path().join("adapter-training");
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;

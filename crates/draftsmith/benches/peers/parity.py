@@ -110,7 +110,7 @@ def train(twin, epochs, most_steps=None):
         weight_decay=settings["weight_decay"],
     )
     num_steps = sum(map(len, epochs))
-    schedule = get_cosine_schedule_with_warmup(optimizer, settings["num_warm_up_steps"], num_steps)
+    schedule = get_cosine_schedule_with_warmup(optimizer, settings["num_warmup_steps"], num_steps)
     losses, scores, num_tokens, start = [], [], 0, time.perf_counter()
     for steps in epochs:
         for step in steps[:most_steps]:

@@ -21,8 +21,8 @@ use clap::{Parser, ValueEnum};
 use draftsmith_data::{ResponseRow, read_dir};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{
-    AdapterTraining, Clipping, ExitLayers, HeadTraining, Lesson, Schedule, Stint, adapter_lessons,
-    first_adapter, first_head, head_lessons, train_adapters, train_heads,
+    AdapterTraining, Clipping, ExitLayers, HeadTraining, Lesson, OptimizerSettings, Schedule,
+    Stint, adapter_lessons, first_adapter, first_head, head_lessons, train_adapters, train_heads,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -145,7 +145,7 @@ fn head(
 ) -> Result<bool> {
     let draft = CausalLm::from_model_dir(dir, &Device::flex())?;
     let lessons = head_lessons(&draft, rows, training, seed)?;
-    let settings = with_schedule(json!(training), &lessons, training.schedule, training.clipping)?;
+    let settings = for_torch(json!(training), &lessons, &training.optimizer)?;
     let task =
         Task { what: What::Head, model_dir: dir.to_path_buf(), lessons, settings, exit_layer: 0 };
     let place = tempfile::tempdir()?;
@@ -182,7 +182,7 @@ fn adapter(
     let exit_layer = training.exit_layer.to_vec().pop().context("there is an exit layer")?;
     let training = &AdapterTraining { exit_layer: ExitLayers::One(exit_layer), ..training.clone() };
     let lessons = adapter_lessons(&target, rows, training, seed)?;
-    let settings = with_schedule(json!(training), &lessons, training.schedule, training.clipping)?;
+    let settings = for_torch(json!(training), &lessons, &training.optimizer)?;
     let task =
         Task { what: What::Adapter, model_dir: dir.to_path_buf(), lessons, settings, exit_layer };
     let place = tempfile::tempdir()?;
@@ -292,19 +292,23 @@ fn report(our: &Training, their: &Training) -> Result<bool> {
     Ok(first <= TOLERANCE)
 }
 
-/// The settings, and what torch's schedule and clipping need of them.
-fn with_schedule(
+/// The settings, those of the optimizer beside the others, and what torch's schedule and clipping
+/// need of them.
+fn for_torch(
     mut settings: Value,
     lessons: &[Lesson],
-    schedule: Schedule,
-    clipping: Clipping,
+    optimizer: &OptimizerSettings,
 ) -> Result<Value> {
-    let (Schedule::Cosine, Clipping::Norm(max_norm)) = (schedule, clipping) else {
+    let (Schedule::Cosine, Clipping::Norm(max_norm)) = (optimizer.schedule, optimizer.clipping)
+    else {
         bail!("torch's side has the cosine schedule and clips by norm");
     };
     let num_steps = lessons.iter().filter(|lesson| lesson.epoch > 0).count();
-    let share = settings["warm_up_share"].as_f64().unwrap_or(0.0);
-    settings["num_warm_up_steps"] = json!((share * num_steps as f64).ceil() as usize);
+    if let Value::Object(keys) = json!(optimizer) {
+        keys.into_iter().for_each(|(key, value)| settings[key] = value);
+    }
+    let num_warmup_steps = (optimizer.warmup_ratio * num_steps as f64).ceil() as usize;
+    settings["num_warmup_steps"] = json!(num_warmup_steps);
     settings["max_grad_norm"] = json!(max_norm);
     Ok(settings)
 }

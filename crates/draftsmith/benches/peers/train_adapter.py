@@ -8,7 +8,7 @@ from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
 from modules import Adapter
 from torch import nn
 
-ADAPTER = RECIPE["adapter"]
+ADAPTER = RECIPE["adapter"]["optimizer"]
 
 args = arguments(data=str(ROOT / "data" / "tiny"), num_rows=128, exit_layer=2)
 rows = read_rows(args.data, ["prompt_ids", "response_ids"])[: args.num_rows]

@@ -8,6 +8,7 @@ from modules import Head, head_loss
 from torch import nn
 
 HEAD = RECIPE["head"]
+OPTIMIZER = HEAD["optimizer"]
 
 args = arguments(data=str(ROOT / "data" / "tiny"))
 columns = ["prompt_ids", "response_ids", "draft_ids", "draft_log_prob", "target_log_prob"]
@@ -40,9 +41,9 @@ def loss_of(head, batch):
 
 
 def work(num_rows=None):
-    batch_size, accumulation = HEAD["batch_size"], HEAD["gradient_accumulation"]
+    batch_size, accumulation = OPTIMIZER["batch_size"], OPTIMIZER["gradient_accumulation"]
     head = Head(hidden_size, HEAD["num_layers"])
-    optimizer = torch.optim.AdamW(head.parameters(), lr=HEAD["learning_rate"], weight_decay=0.0)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=OPTIMIZER["learning_rate"], weight_decay=0.0)
     epoch = random.sample(rows, num_rows or len(rows))
     batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))

@@ -45,8 +45,10 @@ fn recipe(dir: &Path) -> Recipe {
     let text = format!(
         "[models]\ntarget = '{}'\ndraft = '{}'\n\
          [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n\
-         [head]\nnum_layers = 1\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_share = 0.3\n\
-         [adapter]\nexit_layer = [2, 5]\nnum_epochs = 1\nlearning_rate = 3e-3\nvalidation_share = 0.2\n\
+         [head]\nnum_layers = 1\n\
+         [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
+         [adapter]\nexit_layer = [2, 5]\n\
+         [adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 3e-3\nvalidation_fraction = 0.2\n\
          [tune]\nnum_prompts = 2\nmax_length = {MOST}\n\
          [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 40\n\
          candidate_lengths = [1, 3, 8]\ninitial_lengths = [2, 5]\n\
@@ -328,7 +330,8 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     refused(&longer, draft, &["`max_length` = 8", again]);
     let fewer = changed(|r| r.tune.as_mut().expect("a section").num_prompts = Some(1));
     refused(&fewer, draft, &["`limit` = 2", again]);
-    let share = changed(|r| r.adapter.as_mut().expect("a section").validation_share = 0.1);
+    let share =
+        changed(|r| r.adapter.as_mut().expect("a section").optimizer.validation_fraction = 0.1);
     refused(&share, draft, &["`prompts` = ", again]);
     let cooler = changed(|r| r.evaluate.as_mut().expect("a section").temperature = 0.5);
     refused(&cooler, draft, &["`temperature` = 1.0", again]);

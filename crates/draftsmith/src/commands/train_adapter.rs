@@ -9,7 +9,7 @@ use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_files::write_whole;
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 use draftsmith_train::{
-    AdapterScores, AdapterTraining, ExitLayers, Stint, TrainedAdapter, train_adapters,
+    AdapterScores, AdapterTraining, ExitLayers, Section, Stint, TrainedAdapter, train_adapters,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -57,9 +57,10 @@ pub(crate) fn run(
         .adapter
         .as_ref()
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
-    devices.iter().try_for_each(|device| require_dtype(device, "adapter", training.dtype))?;
-    let num_batches = training.gradient_accumulation;
-    note_idle_devices(console, "train-adapter", "adapter", devices, num_batches);
+    let section = Section::Adapter;
+    devices.iter().try_for_each(|device| require_dtype(device, section, training.dtype))?;
+    let num_batches = training.optimizer.gradient_accumulation;
+    note_idle_devices(console, "train-adapter", section, devices, num_batches);
     let (rows, provenance) = built_rows(recipe)?;
     let target_dir = &recipe.models.target;
     let target_hash = workspace.target_hash()?;
@@ -152,8 +153,9 @@ impl Pass<'_> {
         let fingerprint = fingerprints.join("\n");
         let resumable =
             Resumable::find(console, "train-adapter", checkpoint_dir, &fingerprint, self.rows)?;
+        let num_epochs = self.training.optimizer.num_epochs;
         let told = &["cross-entropy", "agreement", "overlap"];
-        let progress = EpochProgress::new(console, "train-adapter", told, self.training.num_epochs);
+        let progress = EpochProgress::new(console, "train-adapter", told, num_epochs);
         let training =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..self.training.clone() };
         let data = (self.rows, self.provenance);

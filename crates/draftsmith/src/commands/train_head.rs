@@ -18,7 +18,9 @@ use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
 use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::HeadScores;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, Stint, TrainedHead, train_heads};
+use draftsmith_train::{
+    HeadData, HeadLabels, HeadTraining, Section, Stint, TrainedHead, train_heads,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -61,8 +63,10 @@ pub(crate) fn run(
     let training = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
-    devices.iter().try_for_each(|device| require_dtype(device, "head", training.dtype))?;
-    note_idle_devices(console, "train-head", "head", devices, training.gradient_accumulation);
+    let section = Section::Head;
+    devices.iter().try_for_each(|device| require_dtype(device, section, training.dtype))?;
+    let num_batches = training.optimizer.gradient_accumulation;
+    note_idle_devices(console, "train-head", section, devices, num_batches);
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
     let (rows, provenance) = built_rows(recipe)?;
@@ -110,7 +114,7 @@ pub(super) fn of_adapter(
     console: &Console,
 ) -> Result<Trained> {
     let devices = workspace.devices();
-    let (section, num_batches) = ("adapter_head", settings.gradient_accumulation);
+    let (section, num_batches) = (Section::AdapterHead, settings.optimizer.gradient_accumulation);
     devices.iter().try_for_each(|device| require_dtype(device, section, settings.dtype))?;
     note_idle_devices(console, "train-adapter", section, devices, num_batches);
     let config = AdapterConfig::from_dir(adapter_dir)?;
@@ -249,13 +253,12 @@ impl Stage<'_> {
         let (console, command, rows) = (self.console, self.drafter.command(), self.rows);
         let resumable =
             Resumable::find(console, command, training_dir, &fingerprints.join("\n"), rows)?;
-        let num_epochs = first.settings.num_epochs;
+        let num_epochs = first.settings.optimizer.num_epochs;
         let progress = EpochProgress::new(console, command, &["KL", "AUROC", "ECE"], num_epochs);
         let data = (rows, &self.provenance);
         let trained = resumable.train(steps_left, progress, data, |stint| {
             let stint = Stint { more_devices: self.workspace.devices()[1..].to_vec(), ..stint };
             train_heads(frozen, head_data, &heads, self.recipe.seed, stint)
-                .map_err(|error| error.in_section(self.drafter.section()))
         })?;
         let Some(trained) = trained else {
             return Err(Interrupted.into());

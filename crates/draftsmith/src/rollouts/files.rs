@@ -10,7 +10,7 @@ use draftsmith_data::{
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{Decoding, Recording};
-use draftsmith_train::HeadTraining;
+use draftsmith_train::OptimizerSettings;
 use serde_json::json;
 
 use super::rows::rows_of;
@@ -207,11 +207,12 @@ impl<'a> RolloutFiles<'a> {
 /// The share of the built data's conversations that nothing was trained on: where heads and
 /// adapters held out different ones, the smaller, which is part of the larger.
 pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
-    let head = recipe.head.as_ref().map(|head| head.validation_share);
-    let adapter = recipe.adapter.as_ref().map(|adapter| adapter.validation_share);
-    let adapter_head = recipe.adapter_head.as_ref().map(|head| head.validation_share);
-    let shares = [head, adapter, adapter_head].into_iter().flatten();
-    shares.reduce(f64::min).unwrap_or_else(|| HeadTraining::default().validation_share)
+    let head = recipe.head.as_ref().map(|head| head.optimizer);
+    let adapter = recipe.adapter.as_ref().map(|adapter| adapter.optimizer);
+    let adapter_head = recipe.adapter_head.as_ref().map(|head| head.optimizer);
+    let all = [head, adapter, adapter_head].into_iter().flatten();
+    let fractions = all.map(|optimizer| optimizer.validation_fraction);
+    fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
 }
 
 /// What stands for a prompt file where prompts are those that training held out.

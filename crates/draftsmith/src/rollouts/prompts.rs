@@ -136,7 +136,7 @@ fn held_out(
     }
     if prompts.is_empty() {
         bail!(
-            "of {num_rows} prompts in `{}`, training held out none (`validation_share` is {share}): \
+            "of {num_rows} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
              build more data, or set `tune.prompts`",
             recipe.data_dir().display()
         );

@@ -15,6 +15,7 @@ use super::*;
 use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{ExitLayers, InitialWeights};
 use crate::head::rows::is_held_out;
+use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
 use crate::tests::runs::{Watcher, files_under, only};
 
@@ -22,13 +23,23 @@ use crate::tests::runs::{Watcher, files_under, only};
 fn quick() -> AdapterTraining {
     AdapterTraining {
         exit_layer: ExitLayers::One(1),
-        learning_rate: 1e-2,
-        num_epochs: 2,
-        gradient_accumulation: 2,
         loss_chunk: 5,
-        validation_share: 0.3,
+        optimizer: OptimizerSettings {
+            learning_rate: 1e-2,
+            num_epochs: 2,
+            gradient_accumulation: 2,
+            validation_fraction: 0.3,
+            ..OptimizerSettings::ADAPTER
+        },
         ..AdapterTraining::default()
     }
+}
+
+/// The same with another optimizer.
+fn quick_with(change: impl FnOnce(&mut OptimizerSettings)) -> AdapterTraining {
+    let mut training = quick();
+    change(&mut training.optimizer);
+    training
 }
 
 fn train(
@@ -54,8 +65,9 @@ fn undrafted(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
 #[test]
 fn an_adapter_learns_to_speak_for_the_target() {
     let rows = undrafted(200, 40, 21);
-    let training = AdapterTraining { num_epochs: 15, weight_decay: 0.0, ..quick() };
-    let untrained = AdapterTraining { num_epochs: 1, learning_rate: 1e-30, ..quick() };
+    let training = quick_with(|settings| (settings.num_epochs, settings.weight_decay) = (15, 0.0));
+    let untrained =
+        quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, 1e-30));
     let [trained, untrained] = [training, untrained].map(|training| {
         let dir = tempfile::tempdir().unwrap();
         train(&early_target(), &rows, &training, dir.path()).unwrap()
@@ -77,7 +89,8 @@ fn every_architecture_learns_and_its_files_round_trip() {
     let target = early_target();
     for architecture in AdapterArchitecture::ALL {
         for initial in [InitialWeights::Random, InitialWeights::Target] {
-            let training = AdapterTraining { architecture, initial, num_epochs: 3, ..quick() };
+            let training = quick_with(|optimizer| optimizer.num_epochs = 3);
+            let training = AdapterTraining { architecture, initial, ..training };
             let dir = tempfile::tempdir().unwrap();
             let trained = train(&target, &rows, &training, dir.path()).unwrap();
             assert_eq!(trained.config.architecture, architecture);
@@ -110,9 +123,7 @@ fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_l
     let training = AdapterTraining {
         architecture: AdapterArchitecture::DecoderLayer,
         initial: InitialWeights::Target,
-        learning_rate: 1e-30,
-        num_epochs: 1,
-        ..quick()
+        ..quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, 1e-30))
     };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&target, &undrafted(30, 20, 3), &training, dir.path()).unwrap();
@@ -130,7 +141,8 @@ fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
         DistillationLoss::ReverseKl,
         DistillationLoss::TotalVariation,
     ] {
-        let training = AdapterTraining { loss, num_epochs: 5, ..quick() };
+        let longer = quick_with(|optimizer| optimizer.num_epochs = 5);
+        let training = AdapterTraining { loss, ..longer };
         let dir = tempfile::tempdir().unwrap();
         let trained = train(&early_target(), &rows, &training, dir.path()).unwrap();
         // What of it an adapter can lower.
@@ -187,8 +199,9 @@ fn the_returned_adapter_is_the_one_that_was_scored_best() {
     let target = tiny_draft(16, 64);
     let rows = undrafted(40, 12, 4);
     // A rate that climbs to the end, far too high.
-    let training =
-        AdapterTraining { learning_rate: 1.0, warm_up_share: 1.0, num_epochs: 6, ..quick() };
+    let training = quick_with(|settings| {
+        (settings.learning_rate, settings.warmup_ratio, settings.num_epochs) = (1.0, 1.0, 6);
+    });
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&target, &rows, &training, dir.path()).unwrap();
     let losses: Vec<f64> =
@@ -251,10 +264,11 @@ fn the_target_stays_as_it_is_and_a_step_is_the_same_however_it_is_cut() {
     let target = tiny_draft(16, 64);
     let before = weights(&target);
     let rows = undrafted(24, 20, 13);
-    let whole =
-        AdapterTraining { batch_size: 8, gradient_accumulation: 1, loss_chunk: 1000, ..quick() };
-    let cut = AdapterTraining { batch_size: 2, gradient_accumulation: 4, loss_chunk: 3, ..quick() };
-    let [whole, cut] = [whole, cut].map(|training| {
+    let [whole, cut] = [(8, 1, 1000), (2, 4, 3)].map(|(batch_size, accumulation, loss_chunk)| {
+        let training = quick_with(|settings| {
+            (settings.batch_size, settings.gradient_accumulation) = (batch_size, accumulation);
+        });
+        let training = AdapterTraining { loss_chunk, ..training };
         let dir = tempfile::tempdir().unwrap();
         train(&target, &rows, &training, dir.path()).unwrap()
     });
@@ -289,7 +303,7 @@ fn adapters_round_trip_and_record_their_training() {
     assert_eq!(keys(&config), keys(&trained.config));
     let record = &trained.config.training;
     assert_eq!(record["seed"], 3);
-    assert_eq!(record["learning_rate"], 1e-2);
+    assert_eq!(record["optimizer"]["learning_rate"], 1e-2);
     assert_eq!(record["loss_chunk"], 5);
     assert_eq!(record["epochs"].as_array().unwrap().len(), 2);
     assert_eq!(record["validation"]["cross_entropy"], trained.scores.cross_entropy);
@@ -362,7 +376,7 @@ fn stopped_after(num_batches: usize) -> (Option<TrainedAdapter>, usize) {
         interrupter.stop(None);
     }
     let dir = tempfile::tempdir().unwrap();
-    let training = AdapterTraining { num_epochs: 50, ..quick() };
+    let training = quick_with(|optimizer| optimizer.num_epochs = 50);
     let (target, rows) = (tiny_draft(16, 64), undrafted(40, 10, 6));
     let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
     let ending = train_adapters(&target, &rows, &training, 3, stint).unwrap();
@@ -405,14 +419,17 @@ fn assert_says(message: &str, parts: &[&str]) {
 fn what_cannot_be_trained_on_is_refused() {
     let mut rows = undrafted(20, 10, 6);
     assert_says(&error(&[], &quick()), &["0 rows for training", "build more data"]);
-    assert_says(&error(&rows[..1], &quick()), &["of 1 in all", "adapter.validation_share"]);
+    assert_says(
+        &error(&rows[..1], &quick()),
+        &["of 1 in all", "adapter.optimizer.validation_fraction"],
+    );
     let short = AdapterTraining { max_len: 2, ..quick() };
     let too_long = [response_row("set#0", &[1; 3], &[2], &[3], &[0.5])];
     assert_says(&error(&too_long, &short), &["(1 have no response within 2 tokens"]);
     rows[7].response_ids[0] = 48;
     assert_says(&error(&rows, &quick()), &["`set#7`", "token 48", "48 tokens"]);
-    let bad = AdapterTraining { batch_size: 0, ..quick() };
-    assert_says(&error(&rows, &bad), &["`adapter.batch_size` is 0"]);
+    let bad = quick_with(|optimizer| optimizer.batch_size = 0);
+    assert_says(&error(&rows, &bad), &["`adapter.optimizer.batch_size` is 0"]);
     let bad = AdapterTraining { exit_layer: ExitLayers::Many(vec![]), ..quick() };
     assert_says(&error(&rows, &bad), &["`adapter.exit_layer` is []"]);
 }
@@ -432,7 +449,10 @@ fn an_exit_layer_out_of_range_is_refused() {
 
 #[test]
 fn a_loss_that_is_not_finite_names_epoch_and_rows() {
-    let hot = AdapterTraining { learning_rate: 1e38, warm_up_share: 0.0, ..quick() };
+    let hot = quick_with(|settings| (settings.learning_rate, settings.warmup_ratio) = (1e38, 0.0));
     let message = error(&undrafted(40, 10, 6), &hot);
-    assert_says(&message, &["not finite in epoch 1", "`set#", "adapter.learning_rate", "target's"]);
+    assert_says(
+        &message,
+        &["not finite in epoch 1", "`set#", "adapter.optimizer.learning_rate", "target's"],
+    );
 }

@@ -14,6 +14,7 @@ use super::*;
 use crate::head::features::labelled_features;
 use crate::head::rows::is_held_out;
 use crate::head::settings::{HeadLabels, MixedLabels};
+use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{response_row, responses, tiny_draft};
 use crate::tests::runs::{Watcher, files_under, only};
 
@@ -21,12 +22,22 @@ use crate::tests::runs::{Watcher, files_under, only};
 fn quick() -> HeadTraining {
     HeadTraining {
         num_layers: 1,
-        learning_rate: 1e-2,
-        num_epochs: 2,
-        gradient_accumulation: 2,
-        validation_share: 0.3,
+        optimizer: OptimizerSettings {
+            learning_rate: 1e-2,
+            num_epochs: 2,
+            gradient_accumulation: 2,
+            validation_fraction: 0.3,
+            ..OptimizerSettings::HEAD
+        },
         ..HeadTraining::default()
     }
+}
+
+/// The same with another optimizer.
+fn quick_with(change: impl FnOnce(&mut OptimizerSettings)) -> HeadTraining {
+    let mut training = quick();
+    change(&mut training.optimizer);
+    training
 }
 
 fn train(
@@ -77,8 +88,7 @@ fn a_head_learns_what_the_hidden_state_tells() {
         // All of Z from Y, so that the label is a function of what the head sees.
         mixing_ratio: 0.0,
         rejection_weight: 1.0,
-        num_epochs: 40,
-        ..quick()
+        ..quick_with(|optimizer| optimizer.num_epochs = 40)
     };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&draft, &rows, &training, dir.path()).unwrap();
@@ -101,7 +111,8 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
     let draft = tiny_draft(16, 64);
     let rows = responses(40, 12, 4);
     // A rate this high goes up and down from epoch to epoch.
-    let training = HeadTraining { form, learning_rate: 0.3, num_epochs: 6, ..quick() };
+    let hot = quick_with(|optimizer| (optimizer.learning_rate, optimizer.num_epochs) = (0.3, 6));
+    let training = HeadTraining { form, ..hot };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&draft, &rows, &training, dir.path()).unwrap();
     let kls: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.validation.kl).collect();
@@ -150,7 +161,8 @@ fn heads_of_every_depth_round_trip_through_their_files() {
     let rows = responses(20, 10, 6);
     for tied in [true, false] {
         for num_layers in 0..=4 {
-            let training = HeadTraining { num_layers, tied, num_epochs: 1, ..quick() };
+            let short = quick_with(|optimizer| optimizer.num_epochs = 1);
+            let training = HeadTraining { num_layers, tied, ..short };
             let trained = train_in_temporary_dir(&rows, &training);
             let dir = tempfile::tempdir().unwrap();
             trained.head.write_dir(dir.path(), &trained.config).unwrap();
@@ -199,7 +211,7 @@ fn config_json_records_the_training() {
     assert_eq!(record["seed"], 3);
     assert_eq!(record["mixing_ratio"], 0.15);
     assert_eq!(record["rejection_weight"], 6.0);
-    assert_eq!(record["learning_rate"], 1e-2);
+    assert_eq!(record["optimizer"]["learning_rate"], 1e-2);
     assert_eq!(record["epochs"].as_array().unwrap().len(), 2);
     assert_eq!(record["epochs"][1]["epoch"], 2);
     assert_eq!(record["validation"]["kl"], trained.scores.kl);
@@ -261,7 +273,7 @@ fn stopped_after(num_batches: usize) -> (Option<TrainedHead>, usize) {
         interrupter.stop(None);
     }
     let dir = tempfile::tempdir().unwrap();
-    let training = HeadTraining { num_epochs: 50, ..quick() };
+    let training = quick_with(|optimizer| optimizer.num_epochs = 50);
     let (draft, rows) = (tiny_draft(16, 64), responses(40, 10, 6));
     let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
     let ending = train_heads(&draft, &rows, &[training], 3, stint).unwrap();
@@ -304,22 +316,25 @@ fn assert_says(message: &str, parts: &[&str]) {
 fn data_that_cannot_be_trained_on_is_refused() {
     let mut rows = responses(20, 10, 6);
     assert_says(&error(&[], &quick()), &["0 rows for training", "build more data"]);
-    assert_says(&error(&rows[..1], &quick()), &["of 1 in all", "head.validation_share"]);
+    assert_says(
+        &error(&rows[..1], &quick()),
+        &["of 1 in all", "head.optimizer.validation_fraction"],
+    );
     rows[7].draft = None;
     assert_says(&error(&rows, &quick()), &["`set#7`", "models.draft"]);
     let too_long = [response_row("set#0", &[1; 64], &[2], &[3], &[0.5])];
     assert_says(&error(&too_long, &quick()), &["(1 are empty or begin past", "64 tokens"]);
     let recorded = HeadTraining { labels: HeadLabels::Rollouts, ..quick() };
     assert_says(&error(&responses(20, 10, 6), &recorded), &["`set#", "rollouts", "there are none"]);
-    let bad = HeadTraining { batch_size: 0, ..quick() };
-    assert_says(&error(&rows, &bad), &["`head.batch_size` is 0"]);
+    let bad = quick_with(|optimizer| optimizer.batch_size = 0);
+    assert_says(&error(&rows, &bad), &["`head.optimizer.batch_size` is 0"]);
 }
 
 #[test]
 fn a_loss_that_is_not_finite_names_epoch_and_rows() {
-    let hot = HeadTraining { learning_rate: 1e38, warm_up_share: 0.0, ..quick() };
+    let hot = quick_with(|settings| (settings.learning_rate, settings.warmup_ratio) = (1e38, 0.0));
     let message = error(&responses(40, 10, 6), &hot);
-    assert_says(&message, &["not finite in epoch 1", "`set#", "head.learning_rate"]);
+    assert_says(&message, &["not finite in epoch 1", "`set#", "head.optimizer.learning_rate"]);
 }
 
 #[test]

@@ -26,14 +26,6 @@ impl HeadDrafter<'_> {
         }
     }
 
-    /// The recipe's section with its head's settings.
-    pub(super) fn section(&self) -> &'static str {
-        match self {
-            Self::Draft => "head",
-            Self::Adapter { .. } => "adapter_head",
-        }
-    }
-
     /// Where the head goes.
     pub(super) fn head_dir(&self, recipe: &Recipe) -> PathBuf {
         match self {
