@@ -84,7 +84,7 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
     let last = place.run(&["train-head", "steps.toml"]);
     let told = [epoch_lines(&back), epoch_lines(&last)].concat();
     assert_eq!(told, whole, "losses are told as if it had never stopped");
-    assert!(last.stderr.contains("train-head: goes on after step 9"), "{}", last.stderr);
+    assert!(last.stderr.contains("train-head: resumes after step 9"), "{}", last.stderr);
     last.ok();
     assert!(export(&place, HEAD) == head, "other bytes");
 

@@ -92,6 +92,15 @@ pub struct HeadScores {
     pub mean_predicted: f64,
 }
 
+impl HeadScores {
+    /// What tells the best of several heads, or of one head's epochs, by being the lowest: the KL
+    /// without the shift of the loss's rejection weight, which all that the head predicts has and
+    /// says nothing of how much it knows. `kl` where the weight is not known.
+    pub fn comparable_kl(&self) -> f64 {
+        self.unshifted_kl.unwrap_or(self.kl)
+    }
+}
+
 impl HeadMetrics {
     /// Of a head whose loss weighed rejections with `rejection_weight`.
     ///

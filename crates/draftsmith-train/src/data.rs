@@ -1,4 +1,5 @@
 //! From rows to steps: which rows make which batch, and the thread that prepares them.
 
 pub(crate) mod batches;
-pub(crate) mod lessons;
+pub(crate) mod examples;
+pub(crate) mod split;

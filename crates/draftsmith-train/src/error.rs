@@ -162,8 +162,8 @@ pub enum TrainError {
     /// A file could not be written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A training's state cannot be gone on from.
-    #[error("cannot go on from `{path}`: {problem}; hint: delete its directory to train anew")]
+    /// A run cannot resume from a training's state.
+    #[error("cannot resume from `{path}`: {problem}; hint: delete its directory to train anew")]
     State {
         /// The file.
         path: PathBuf,

@@ -8,7 +8,7 @@ use crate::section::Section;
 pub(crate) enum Range {
     /// Above 0.
     Positive,
-    /// Above 0 in f32 too, where the optimiser computes.
+    /// Above 0 in f32 too, where the optimizer computes.
     PositiveInF32,
     /// 0 or more.
     NotNegative,

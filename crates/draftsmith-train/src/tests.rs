@@ -1,5 +1,6 @@
 //! Tests of both trainers, and what tests train on.
 
+mod both;
 pub(crate) mod pair;
 mod reduced_precision;
 mod resuming;

@@ -16,7 +16,7 @@ use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
 use draftsmith_theory::SeededDraws;
-use draftsmith_train::{HeadTraining, Stint, TrainedHead, train_heads};
+use draftsmith_train::{HeadTraining, TrainedHead, TrainingRun, train_heads};
 
 const VOCAB_SIZE: usize = 4096;
 const NUM_ROWS: usize = 256;
@@ -65,7 +65,7 @@ fn timed(
 ) -> Result<(Vec<TrainedHead>, f64)> {
     let dir = tempfile::tempdir()?;
     let begun = Instant::now();
-    let trained = train_heads(draft, rows, heads, 7, Stint::new(dir.path(), "bench"))?;
+    let trained = train_heads(draft, rows, heads, 7, TrainingRun::new(dir.path(), "bench"))?;
     let seconds = begun.elapsed().as_secs_f64();
     Ok((trained.best().context("nothing was trained")?, seconds))
 }

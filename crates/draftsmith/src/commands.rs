@@ -12,5 +12,4 @@ pub(crate) mod run;
 mod tests;
 pub(crate) mod train_adapter;
 pub(crate) mod train_head;
-mod training;
 pub(crate) mod tune;

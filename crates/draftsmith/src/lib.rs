@@ -23,6 +23,7 @@ mod rollouts;
 mod statistics;
 mod sweep;
 mod table;
+mod training;
 mod tuning;
 mod workspace;
 

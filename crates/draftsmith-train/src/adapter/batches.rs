@@ -8,7 +8,7 @@ use draftsmith_model::CausalLm;
 
 use crate::adapter::distillation::LmHead;
 use crate::data::batches::{BatchSource, TrainingBatch};
-use crate::data::lessons::Example;
+use crate::data::examples::Example;
 use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 
@@ -150,10 +150,6 @@ impl BatchSource for AdapterSource {
         };
         let batches = self.rows_of_batches(step).into_iter();
         batches.map(|rows| rows.into_iter().map(example).collect()).collect()
-    }
-
-    fn slice(&self, start: usize, end: usize) -> Self {
-        Self { rows: self.rows[start..end].to_vec(), ..self.clone() }
     }
 }
 

@@ -36,7 +36,7 @@ pub struct AdapterTraining {
     /// vocabulary × this many floats, and does not change the result. 256: ours.
     pub loss_chunk: usize,
     /// The type that the frozen target and the adapter are computed in: `"f32"`, or `"bf16"` on a
-    /// GPU. Parameters, optimiser, softmaxes and losses are f32 either way. f32: ours; the authors
+    /// GPU. Parameters, optimizer, softmaxes and losses are f32 either way. f32: ours; the authors
     /// train in fp16.
     pub dtype: WeightDtype,
     /// How long, in which steps and at which rate it is trained. A batch is what goes through the

@@ -1,67 +1,30 @@
 //! From rows and a frozen target to trained self-draft adapters (Kangaroo, section 3.1).
 
 use std::f64::consts::TAU;
-use std::time::Duration;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::SeededDraws;
-use serde_json::{Map, Value, json};
 
 use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
 use crate::adapter::learner::AdapterLearner;
 use crate::adapter::scores::AdapterScores;
 use crate::adapter::settings::{AdapterTraining, InitialWeights};
 use crate::data::batches::{BatchSettings, Loaders, Prepared};
-use crate::data::lessons::Lesson;
+use crate::data::examples::StepExamples;
+use crate::data::split::Split;
 use crate::error::TrainError;
-use crate::head::rows::Split;
 use crate::run::devices::PerDevice;
-use crate::run::epochs::EpochScores;
-use crate::run::fit::{Fit, Redrawn, record, redrawn};
-use crate::run::stint::{BestOf, Ending, Stint};
+use crate::run::first_weights::{Redrawn, redrawn};
+use crate::run::trained::Trained;
+use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
 
-/// A trained adapter and how it came about.
-#[derive(Debug)]
-pub struct TrainedAdapter {
-    /// The weights after the epoch whose mean loss on the validation rows is the lowest.
-    pub adapter: Adapter,
-    /// The adapter's shape and exit layer. `training` records the settings, the seed, the rows and
-    /// every epoch's scores; `target_hash` is left to the caller, who knows the files.
-    pub config: AdapterConfig,
-    /// The adapter's scores on the validation rows.
-    pub scores: AdapterScores,
-    /// The epoch it is from, counted from 1.
-    pub best_epoch: usize,
-    /// Every epoch that was validated, in order.
-    pub epochs: Vec<EpochScores<AdapterScores>>,
-    /// Whether it was stopped before the end of its last epoch.
-    pub interrupted: bool,
-    /// Rows that were trained on.
-    pub num_training_rows: usize,
-    /// Rows that were held out.
-    pub num_validation_rows: usize,
-    /// Rows of neither: without a response, or beginning past the longest sequence.
-    pub num_unusable_rows: usize,
-    /// Supervised tokens that were trained on, over all epochs.
-    pub num_tokens: usize,
-    /// Optimiser steps taken.
-    pub num_steps: usize,
-    /// Time in all, validation and earlier calls included, and the adapters that were trained
-    /// beside it.
-    pub duration: Duration,
-}
-
-impl TrainedAdapter {
-    /// Supervised tokens a second, validation's time included.
-    pub fn tokens_per_second(&self) -> f64 {
-        self.num_tokens as f64 / self.duration.as_secs_f64()
-    }
-}
+/// A trained adapter, and how it came about.
+pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 
 /// Trains an adapter behind each exit layer of `training` on `rows`, all of them over one pass of
-/// `target`, on the target's device and those of `stint.more_devices`. Each adapter is, bit for
+/// `target`, on the target's device and those of `run.more_devices`. Each adapter is, bit for
 /// bit, what it would be if it were trained alone.
 ///
 /// The adapter A learns to say softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
@@ -72,13 +35,13 @@ impl TrainedAdapter {
 /// their conversation's id, and shuffled as a function of `seed` and the epoch. The same arguments
 /// give the same adapters, bit for bit, on the same CPU build.
 ///
-/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the
+/// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have
 /// their own, in `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first
 /// adapter that is still trained). A call that finds a state with its fingerprint goes on from it,
 /// and the adapters end with the same bits as if training had never stopped, on the same CPU build;
 /// a state with another is removed. After a call of `interrupter.stop` or the last step that the
-/// stint allows, training stops between two steps, with its state saved and the best adapters so
+/// run allows, training stops between two steps, with its state saved and the best adapters so
 /// far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
 /// has yet to write the adapters.
 ///
@@ -91,7 +54,7 @@ pub fn train_adapters(
     rows: &[ResponseRow],
     training: &AdapterTraining,
     seed: u64,
-    stint: Stint<'_>,
+    run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
     let exit_layers = training.exit_layer.to_vec();
@@ -99,16 +62,10 @@ pub fn train_adapters(
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
-    let targets = PerDevice::frozen(frozen, &stint.more_devices)?;
-    let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
-        prepare(&targets, rows, training, seed)?;
-    let fit = Fit {
-        loaders,
-        devices: targets.trained()?,
-        optimizer: training.optimizer,
-        label: "self-draft adapter",
-        stint,
-    };
+    let targets = PerDevice::frozen(frozen, &run.more_devices)?;
+    let Prepared { loaders, rows } = prepare(&targets, rows, training, seed)?;
+    let (devices, optimizer) = (targets.trained()?, training.optimizer);
+    let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
     let learners = configs.iter().enumerate().map(|(place, config)| {
         let learner = AdapterLearner {
             adapter: initial_adapter(config, target, training.initial, seed),
@@ -119,23 +76,12 @@ pub fn train_adapters(
         };
         (format!("exit-{}", config.exit_layer), learner)
     });
-    fit.run(learners.collect(), |nth, best| {
-        let BestOf { part, place, standing, interrupted, duration } = best;
-        let mut trained = TrainedAdapter {
-            adapter: part,
-            config: configs[nth].clone(),
-            scores: standing.epochs[place].validation,
-            best_epoch: standing.epochs[place].epoch,
-            epochs: standing.epochs,
-            interrupted,
-            num_training_rows,
-            num_validation_rows,
-            num_unusable_rows,
-            num_tokens: standing.num_supervised,
-            num_steps: standing.num_steps,
-            duration,
-        };
-        trained.config.training = record_of(&trained, training, seed);
+    run.train(setup, learners.collect(), |nth, best| {
+        let BestOf { part, place, progress, interrupted, duration } = best;
+        let trained = (part, configs[nth].clone());
+        let mut trained = Trained::new(trained, rows, progress, place, interrupted, duration);
+        let in_config = ["exit_layer", "architecture"];
+        trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
         trained
     })
 }
@@ -144,14 +90,14 @@ pub fn train_adapters(
 ///
 /// # Errors
 /// As there, before training begins.
-pub fn adapter_lessons(
+pub fn adapter_examples(
     target: &CausalLm,
     rows: &[ResponseRow],
     training: &AdapterTraining,
     seed: u64,
-) -> Result<Vec<Lesson>, TrainError> {
+) -> Result<Vec<StepExamples>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, training, seed)?.loaders.lessons())
+    Ok(prepare(&target.valid().into(), rows, training, seed)?.loaders.examples())
 }
 
 /// An adapter as [`train_adapters`] begins with it, on the target's device.
@@ -193,13 +139,13 @@ fn prepare(
     let split = Split::new(rows, optimizer.validation_fraction, |row| {
         AdapterRow::new(row, max_len, vocab_size)
     })?;
-    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
-    if num_training_rows == 0 || num_validation_rows == 0 {
+    let counts = split.counts();
+    if counts.num_training == 0 || counts.num_validation == 0 {
         return Err(TrainError::TooFewResponses {
             num_rows: rows.len(),
-            num_unusable: split.num_unusable,
-            num_training: num_training_rows,
-            num_validation: num_validation_rows,
+            num_unusable: counts.num_unusable,
+            num_training: counts.num_training,
+            num_validation: counts.num_validation,
             max_len,
             validation_fraction: optimizer.validation_fraction,
         });
@@ -219,9 +165,7 @@ fn prepare(
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     Ok(Prepared {
         loaders: Loaders::new(training_rows, validation_rows, settings, optimizer.num_epochs),
-        num_training_rows,
-        num_validation_rows,
-        num_unusable_rows: split.num_unusable,
+        rows: counts,
     })
 }
 
@@ -244,26 +188,6 @@ fn initial_adapter(
         (0.02 * radius * (TAU * draws.uniform()).cos()) as f32
     };
     redrawn(adapter, Redrawn::Matrices, draw).with_head_of(target)
-}
-
-/// What `config.json` keeps of the training.
-fn record_of(
-    trained: &TrainedAdapter,
-    training: &AdapterTraining,
-    seed: u64,
-) -> Map<String, Value> {
-    let outcome = [
-        ("seed", json!(seed)),
-        ("num_training_rows", json!(trained.num_training_rows)),
-        ("num_validation_rows", json!(trained.num_validation_rows)),
-        ("num_tokens", json!(trained.num_tokens)),
-        ("num_steps", json!(trained.num_steps)),
-        ("interrupted", json!(trained.interrupted)),
-        ("best_epoch", json!(trained.best_epoch)),
-        ("validation", json!(trained.scores)),
-        ("epochs", json!(trained.epochs)),
-    ];
-    record(training, &["exit_layer", "architecture"], outcome)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads};
 
 use crate::data::batches::{BatchSource, TrainingBatch};
-use crate::data::lessons::Example;
+use crate::data::examples::Example;
 use crate::head::features::labelled_features;
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
@@ -107,20 +107,14 @@ impl BatchSource for HeadSource {
         };
         step.iter().map(|rows| rows.iter().map(example).collect()).collect()
     }
-
-    fn slice(&self, start: usize, end: usize) -> Self {
-        Self { rows: self.rows[start..end].to_vec(), ..self.clone() }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::data::dataloader::DataLoader;
-
     use super::*;
     use draftsmith_model::{HeadForm, HeadInput};
 
-    use crate::data::batches::{BatchSettings, Loader, Start};
+    use crate::data::batches::{BatchSettings, Loader, VALIDATION_EPOCH};
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{responses, tiny_draft};
 
@@ -141,11 +135,11 @@ mod tests {
     }
 
     fn loader(source: HeadSource) -> Loader<HeadSource> {
-        Loader::training(source, SETTINGS, Start::new())
+        Loader::training(source, SETTINGS)
     }
 
     fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {
-        loader.iter().map(Result::unwrap).collect()
+        loader.batches(1, 0).collect()
     }
 
     fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
@@ -213,10 +207,11 @@ mod tests {
     fn validation_is_the_same_every_time() {
         let loader = Loader::validation(source(10, 0.15), SETTINGS);
         let labels = |loader: &Loader<HeadSource>| -> Vec<Vec<f32>> {
-            collect(loader).iter().map(|batch| values(&batch.labels)).collect()
+            loader.batches(VALIDATION_EPOCH, 0).map(|batch| values(&batch.labels)).collect()
         };
         assert_eq!(labels(&loader), labels(&loader));
-        assert_eq!(collect(&loader)[0].row_ids, ["set#0", "set#1", "set#2"]);
+        let first = loader.batches(VALIDATION_EPOCH, 0).next().unwrap();
+        assert_eq!(first.row_ids, ["set#0", "set#1", "set#2"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::head::batches::HeadBatch;
 use crate::head::loss::weighted_bce;
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
-use crate::run::epochs::Trainee;
+use crate::run::trainee::Trainee;
 use crate::section::Section;
 
 /// The head, and the settings that its steps need. The draft is not in here: what is in the
@@ -80,6 +80,7 @@ impl Trainee for HeadLearner {
     const FROZEN: &'static str = "draft";
     const SCORES: &'static [Score<HeadScores>] = &[
         Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
+        Score { name: "unshifted KL", higher_is_better: false, pick: HeadScores::comparable_kl },
         Score { name: "BCE", higher_is_better: false, pick: |scores| scores.bce },
         Score {
             name: "AUROC",
@@ -127,7 +128,7 @@ impl Trainee for HeadLearner {
     }
 
     fn to_minimise(&self, scores: &HeadScores) -> f64 {
-        scores.kl
+        scores.comparable_kl()
     }
 }
 
@@ -150,5 +151,42 @@ impl ItemLazy for HeadOutput {
 impl Adaptor<LossInput> for HeadOutput {
     fn adapt(&self) -> LossInput {
         LossInput::new(self.loss.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use draftsmith_model::AcceptanceHeadConfig;
+
+    use super::*;
+
+    /// What the learner minimises over epochs, of predictions for labels that are all `label`.
+    fn to_minimise(rejection_weight: f64, predicted_prob: f64, label: f64) -> f64 {
+        let learner = HeadLearner {
+            head: AcceptanceHeadConfig::new(4, 1, true).init(&Device::flex()),
+            rejection_weight,
+            clipping: Clipping::Norm(1.0),
+            section: Section::Head,
+        };
+        let mut tally = learner.tally();
+        tally.update(predicted_prob, label);
+        learner.to_minimise(&HeadLearner::scores(tally))
+    }
+
+    #[test]
+    fn the_best_epoch_is_the_one_that_the_weighted_loss_leads_to() {
+        for label in [0.2, 0.5, 0.9] {
+            for weight in [0.5, 1.0, 6.0, 12.0] {
+                // Where that loss is least, as its derivative says.
+                let least = label / (label + weight * (1.0 - label));
+                let best = to_minimise(weight, least, label);
+                assert!(best.abs() < 1e-12, "{best} at weight {weight}");
+                for other in [label, 0.5 * least, 0.5 * (1.0 + least)] {
+                    let is_other = (other - least).abs() > 1e-12;
+                    assert!(!is_other || to_minimise(weight, other, label) > 1e-3);
+                }
+            }
+        }
     }
 }

@@ -1,10 +1,8 @@
-//! A response as head training sees it: its tokens, its labels, the mixture an epoch makes of
-//! them, and the side of the split it falls on.
-
-use std::sync::Arc;
+//! A response as head training sees it: its tokens, its labels, and the mixture an epoch makes of
+//! them.
 
 use draftsmith_data::ResponseRow;
-use draftsmith_theory::{acceptance_prob, in_validation, keep_target};
+use draftsmith_theory::{acceptance_prob, keep_target};
 
 use crate::error::TrainError;
 use crate::head::settings::MixedLabels;
@@ -182,53 +180,6 @@ impl MixedRow {
     }
 }
 
-/// The rows of each side, in their order.
-pub(crate) struct Split<T> {
-    pub(crate) training: Vec<Arc<T>>,
-    pub(crate) validation: Vec<Arc<T>>,
-    pub(crate) num_unusable: usize,
-}
-
-impl<T> Split<T> {
-    /// Splits what `usable` takes of each row; `None` counts as unusable.
-    ///
-    /// # Errors
-    /// If `usable` refuses a row.
-    pub(crate) fn new(
-        rows: &[ResponseRow],
-        validation_fraction: f64,
-        usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
-    ) -> Result<Self, TrainError> {
-        let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
-        for row in rows {
-            match usable(row)?.map(Arc::new) {
-                None => split.num_unusable += 1,
-                Some(usable) if is_held_out(row, validation_fraction) => {
-                    split.validation.push(usable);
-                }
-                Some(usable) => split.training.push(usable),
-            }
-        }
-        Ok(split)
-    }
-}
-
-/// Whether training holds a row out for validation: decided by its conversation, so that turns stay
-/// together.
-pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
-    in_validation(conversation(row), validation_fraction)
-}
-
-/// A row's id without its turn: `source#n` of `source#n#turn`. A source's name may have a `#`.
-fn conversation(row: &ResponseRow) -> &str {
-    let start = match row.id.strip_prefix(&row.source) {
-        Some(rest) if rest.starts_with('#') => row.source.len() + 1,
-        _ => row.id.find('#').map_or(row.id.len(), |at| at + 1),
-    };
-    let turn = row.id[start..].find('#').map_or(row.id.len(), |at| start + at);
-    &row.id[..turn]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,28 +279,5 @@ mod tests {
             |r| r.draft.as_mut().unwrap().target_log_prob[1] = f32::NAN,
             &["`set#3`", "position 1", "NaN"],
         );
-    }
-
-    #[test]
-    fn turns_of_a_conversation_share_their_side() {
-        let named = |id: &str, source: &str| {
-            let mut row = response_row(id, &[1], &[2], &[3], &[0.5]);
-            row.source = source.to_owned();
-            row
-        };
-        for (id, source, expected) in [
-            ("set#4", "set", "set#4"),
-            ("set#4#1", "set", "set#4"),
-            ("a#b#4", "a#b", "a#b#4"),
-            ("a#b#4#2", "a#b", "a#b#4"),
-            ("other#4#2", "set", "other#4"),
-            ("bare", "set", "bare"),
-        ] {
-            assert_eq!(conversation(&named(id, source)), expected);
-        }
-        for n in 0..200 {
-            let first = is_held_out(&named(&format!("set#{n}"), "set"), 0.3);
-            assert_eq!(first, is_held_out(&named(&format!("set#{n}#1"), "set"), 0.3));
-        }
     }
 }

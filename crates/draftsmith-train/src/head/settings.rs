@@ -82,7 +82,7 @@ pub struct HeadTraining {
     /// 0.15: SpecDec++, section 3.
     pub mixing_ratio: f64,
     /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
-    /// Parameters, optimiser and losses are f32 either way. f32: ours; the authors train in bf16.
+    /// Parameters, optimizer and losses are f32 either way. f32: ours; the authors train in bf16.
     pub dtype: WeightDtype,
     /// How long, in which steps and at which rate it is trained.
     #[serde(deserialize_with = "read_optimizer")]

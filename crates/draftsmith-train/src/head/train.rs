@@ -1,26 +1,24 @@
 //! From rows and a frozen drafter to trained acceptance heads (SpecDec++, section 3).
 
-use std::time::Duration;
-
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel};
 use draftsmith_theory::{HeadScores, SeededDraws};
-use serde_json::{Map, Value, json};
 
 use crate::data::batches::{BatchSettings, Loaders, Prepared};
-use crate::data::lessons::Lesson;
+use crate::data::examples::StepExamples;
+use crate::data::split::Split;
 use crate::error::TrainError;
 use crate::head::batches::HeadSource;
 use crate::head::learner::HeadLearner;
 use crate::head::recorded::{RecordedRollouts, RolloutsById};
-use crate::head::rows::{Split, TrainingRow};
+use crate::head::rows::TrainingRow;
 use crate::head::settings::HeadTraining;
 use crate::run::devices::PerDevice;
-use crate::run::epochs::EpochScores;
-use crate::run::fit::{Fit, Redrawn, record, redrawn};
-use crate::run::stint::{BestOf, Ending, Stint};
+use crate::run::first_weights::{Redrawn, redrawn};
+use crate::run::trained::Trained;
+use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
 use crate::section::Section;
 
 /// What heads are trained on.
@@ -44,46 +42,11 @@ impl<'a> From<&'a Vec<ResponseRow>> for HeadData<'a> {
     }
 }
 
-/// A trained head and how it came about.
-#[derive(Debug)]
-pub struct TrainedHead {
-    /// The weights after the epoch whose validation KL is the lowest.
-    pub head: AcceptanceHead,
-    /// The head's shape. `training` records the settings, the seed, the rows and every epoch's
-    /// scores; `draft_hash` and `target_hash` are left to the caller, who knows the files.
-    pub config: AcceptanceHeadConfig,
-    /// The head's scores on the validation rows.
-    pub scores: HeadScores,
-    /// The epoch it is from, counted from 1.
-    pub best_epoch: usize,
-    /// Every epoch that was validated, in order.
-    pub epochs: Vec<EpochScores>,
-    /// Whether it was stopped before the end of its last epoch.
-    pub interrupted: bool,
-    /// Rows that were trained on.
-    pub num_training_rows: usize,
-    /// Rows that were held out.
-    pub num_validation_rows: usize,
-    /// Rows of neither: empty, or beginning past the draft's context.
-    pub num_unusable_rows: usize,
-    /// Labelled tokens that were trained on, over all epochs.
-    pub num_labels: usize,
-    /// Optimiser steps taken.
-    pub num_steps: usize,
-    /// Time in all, validation and earlier calls included, and the heads that were trained beside
-    /// it.
-    pub duration: Duration,
-}
-
-impl TrainedHead {
-    /// Labelled tokens a second, validation's time included.
-    pub fn labels_per_second(&self) -> f64 {
-        self.num_labels as f64 / self.duration.as_secs_f64()
-    }
-}
+/// A trained head, and how it came about.
+pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>;
 
 /// Trains an acceptance head for `draft` on `rows` with each of `heads`' settings, all of them over
-/// one stream of hidden states, on the draft's device and those of `stint.more_devices`. Each head
+/// one stream of hidden states, on the draft's device and those of `run.more_devices`. Each head
 /// is, bit for bit, what it would be if it were trained alone.
 ///
 /// Rows are split by a hash of their conversation's id; each epoch mixes and shuffles them afresh,
@@ -91,13 +54,13 @@ impl TrainedHead {
 /// The draft is frozen and only read. The same arguments give the same heads, bit for bit, on the
 /// same CPU build.
 ///
-/// The state goes under `stint.checkpoint_dir`, which this function owns: `checkpoint/` (the
+/// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their
 /// own, in a directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's
 /// metrics, of the first head that is still trained). A call that finds a state with its
 /// fingerprint goes on from it, and the heads end with the same bits as if training had never
 /// stopped, on the same CPU build; a state with another is removed. After a call of
-/// `interrupter.stop` or the last step that the stint allows, training stops between two steps,
+/// `interrupter.stop` or the last step that the run allows, training stops between two steps,
 /// with its state saved and the best heads so far returned. The state stays after the end too,
 /// until [`discard`](crate::discard): the caller has yet to write the heads.
 ///
@@ -113,7 +76,7 @@ pub fn train_heads<'a>(
     data: impl Into<HeadData<'a>>,
     heads: &[HeadTraining],
     seed: u64,
-    stint: Stint<'_>,
+    run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
     let draft = draft.into();
     let section = section_of(&draft);
@@ -123,9 +86,8 @@ pub fn train_heads<'a>(
     let embedding_gain = draft.embedding_gain();
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = draft.valid().to_dtype(shared.dtype);
-    let drafts = PerDevice::frozen(frozen, &stint.more_devices)?;
-    let Prepared { loaders, num_training_rows, num_validation_rows, num_unusable_rows } =
-        prepare(&drafts, data.into(), shared, seed)?;
+    let drafts = PerDevice::frozen(frozen, &run.more_devices)?;
+    let Prepared { loaders, rows } = prepare(&drafts, data.into(), shared, seed)?;
     let devices = drafts.trained()?;
 
     let learner = |head: &HeadTraining| HeadLearner {
@@ -134,32 +96,18 @@ pub fn train_heads<'a>(
         clipping: head.optimizer.clipping,
         section,
     };
-    let fit = Fit {
-        loaders,
-        devices: devices.clone(),
-        optimizer: shared.optimizer,
-        label: "acceptance head",
-        stint,
-    };
+    let optimizer = shared.optimizer;
+    let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
     let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
-    fit.run(learners, |nth, best| {
-        let BestOf { part, place, standing, interrupted, duration } = best;
-        let mut trained = TrainedHead {
-            // It was trained on larger embeddings than those that it is going to read.
-            head: part.with_embedding_gain(embedding_gain),
-            config: config_of(draft.hidden_size(), &heads[nth]),
-            scores: standing.epochs[place].validation,
-            best_epoch: standing.epochs[place].epoch,
-            epochs: standing.epochs,
-            interrupted,
-            num_training_rows,
-            num_validation_rows,
-            num_unusable_rows,
-            num_labels: standing.num_supervised,
-            num_steps: standing.num_steps,
-            duration,
-        };
-        trained.config.training = record_of(&trained, &heads[nth], seed);
+    run.train(setup, learners, |nth, best| {
+        let BestOf { part, place, progress, interrupted, duration } = best;
+        // It was trained on larger embeddings than those that it is going to read.
+        let head = part.with_embedding_gain(embedding_gain);
+        let config = config_of(draft.hidden_size(), &heads[nth]);
+        let mut trained =
+            Trained::new((head, config), rows, progress, place, interrupted, duration);
+        let in_config = ["num_layers", "tied", "form", "inputs", "sweep"];
+        trained.config.training = trained.record(&heads[nth], &in_config, "num_labels", seed);
         trained
     })
 }
@@ -172,15 +120,15 @@ pub fn train_heads<'a>(
 ///
 /// # Panics
 /// If labels are from rollouts: their rows are no one sequence.
-pub fn head_lessons(
+pub fn head_examples(
     draft: &CausalLm,
     rows: &[ResponseRow],
     head: &HeadTraining,
     seed: u64,
-) -> Result<Vec<Lesson>, TrainError> {
+) -> Result<Vec<StepExamples>, TrainError> {
     head.validate(Section::Head)?;
     let draft = DrafterModel::from(&draft.valid());
-    Ok(prepare(&draft.into(), rows.into(), head, seed)?.loaders.lessons())
+    Ok(prepare(&draft.into(), rows.into(), head, seed)?.loaders.examples())
 }
 
 /// A head as [`train_heads`] begins with it, on the draft's device.
@@ -224,8 +172,7 @@ fn prepare(
         (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
     };
     let split = Split::new(rows, optimizer.validation_fraction, usable)?;
-    let (num_training_rows, num_validation_rows) = (split.training.len(), split.validation.len());
-
+    let counts = split.counts();
     let settings = BatchSettings {
         seed,
         batch_size: optimizer.batch_size,
@@ -245,7 +192,7 @@ fn prepare(
         return Err(TrainError::TooFewRows {
             section: section_of(drafts.first()),
             num_rows: rows.len(),
-            num_unusable: split.num_unusable,
+            num_unusable: counts.num_unusable,
             num_training: loaders.num_training,
             num_validation: loaders.num_validation,
             context,
@@ -253,12 +200,7 @@ fn prepare(
             mixing_ratio: shared.mixing_ratio,
         });
     }
-    Ok(Prepared {
-        loaders,
-        num_training_rows,
-        num_validation_rows,
-        num_unusable_rows: split.num_unusable,
-    })
+    Ok(Prepared { loaders, rows: counts })
 }
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the
@@ -269,22 +211,6 @@ fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> Ac
     let mut draws = SeededDraws::new(seed, &["head"]);
     let draw = move || ((2.0 * draws.uniform() - 1.0) * bound) as f32;
     redrawn(config.init(device), Redrawn::All, draw)
-}
-
-/// What `config.json` keeps of the training.
-fn record_of(trained: &TrainedHead, training: &HeadTraining, seed: u64) -> Map<String, Value> {
-    let outcome = [
-        ("seed", json!(seed)),
-        ("num_training_rows", json!(trained.num_training_rows)),
-        ("num_validation_rows", json!(trained.num_validation_rows)),
-        ("num_labels", json!(trained.num_labels)),
-        ("num_steps", json!(trained.num_steps)),
-        ("interrupted", json!(trained.interrupted)),
-        ("best_epoch", json!(trained.best_epoch)),
-        ("validation", json!(trained.scores)),
-        ("epochs", json!(trained.epochs)),
-    ];
-    record(training, &["num_layers", "tied", "form", "inputs", "sweep"], outcome)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number`
 //! after each batch, `end_half`, and `end_epoch` after both. The numbers are named `Loss`,
 //! `Learning Rate` (training), and in validation `Loss`, `training loss` (of the whole epoch), and
-//! `KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap`
+//! `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap`
 //! for adapters.
 
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
-//! The state of a training on disk, from which it goes on as if it had never stopped.
+//! The state of a training on disk, from which a run resumes as if it had never stopped.
 //!
 //! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
-//! optimiser and best weights as burn's records (safetensors has no parameter ids, by which the
-//! optimiser's state is kept), in a directory for each member if there are several, and
+//! optimizer and best weights as burn's records (safetensors has no parameter ids, by which the
+//! optimizer's state is kept), in a directory for each member if there are several, and
 //! `state.toml`, written last: a directory without it does not count.
 //! States are taken between steps only, when no gradients are pending. The order of rows and their
 //! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
@@ -19,34 +19,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::run::member::MemberStanding;
-
-/// How far a training is: all that its members have in common.
-///
-/// TOML, which reads every number as it was written; serde_json rounds some in their last digit.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Standing {
-    /// The epoch that is being run, counted from 1; one above the last when all are.
-    pub(crate) epoch: usize,
-    /// Optimiser steps taken in it.
-    pub(crate) epoch_steps: usize,
-    /// Optimiser steps taken.
-    pub(crate) num_steps: usize,
-    /// Time in all, validation included.
-    pub(crate) seconds: f64,
-}
-
-impl Default for Standing {
-    fn default() -> Self {
-        Self { epoch: 1, epoch_steps: 0, num_steps: 0, seconds: 0.0 }
-    }
-}
+use crate::run::progress::{MemberProgress, RunProgress};
 
 /// A state as it is kept.
 #[derive(Debug)]
 pub(crate) struct State<S> {
-    pub(crate) standing: Standing,
+    pub(crate) progress: RunProgress,
     pub(crate) members: Vec<MemberState<S>>,
 }
 
@@ -55,7 +33,7 @@ pub(crate) struct State<S> {
 pub(crate) struct MemberState<S> {
     /// Its directory in the state's.
     pub(crate) name: String,
-    pub(crate) standing: MemberStanding<S>,
+    pub(crate) progress: MemberProgress<S>,
     /// burn's records.
     pub(crate) model: Vec<u8>,
     pub(crate) optimizer: Vec<u8>,
@@ -68,7 +46,7 @@ pub(crate) struct MemberState<S> {
 #[serde(deny_unknown_fields)]
 struct StateFile<S> {
     fingerprint: String,
-    standing: Standing,
+    progress: RunProgress,
     members: Vec<MemberEntry<S>>,
 }
 
@@ -76,29 +54,31 @@ struct StateFile<S> {
 #[serde(deny_unknown_fields)]
 struct MemberEntry<S> {
     name: String,
-    standing: MemberStanding<S>,
+    progress: MemberProgress<S>,
 }
 
 /// The part of it that [`Resumption::find`] reads.
 #[derive(Debug, Deserialize)]
 struct Summary {
     fingerprint: String,
-    standing: StandingSummary,
+    /// Absent in a state that an earlier version left, which is another training's.
+    #[serde(default)]
+    progress: ProgressSummary,
 }
 
-#[derive(Debug, Deserialize)]
-struct StandingSummary {
+#[derive(Debug, Default, Deserialize)]
+struct ProgressSummary {
     num_steps: usize,
 }
 
-/// What a training would begin with.
+/// What a run would begin with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resumption {
     /// No state is there: it would begin anew.
     Nothing,
     /// The state of a training with another fingerprint is there: it would begin anew, without it.
     Other,
-    /// It would go on after so many optimiser steps.
+    /// It would resume after so many optimizer steps.
     After(usize),
 }
 
@@ -111,7 +91,7 @@ impl Resumption {
         let Some(dir) = latest(checkpoint_dir)? else { return Ok(Self::Nothing) };
         let found: Summary = read_toml(&dir.join(STATE))?;
         let is_ours = found.fingerprint == fingerprint;
-        Ok(if is_ours { Self::After(found.standing.num_steps) } else { Self::Other })
+        Ok(if is_ours { Self::After(found.progress.num_steps) } else { Self::Other })
     }
 }
 
@@ -135,11 +115,11 @@ pub(crate) fn save<S: Serialize>(
     fingerprint: &str,
     state: State<S>,
 ) -> Result<(), TrainError> {
-    let State { standing, members } = state;
-    let name = format!("epoch-{}-step-{}", standing.epoch, standing.epoch_steps);
+    let State { progress, members } = state;
+    let name = format!("epoch-{}-step-{}", progress.epoch, progress.epoch_steps);
     let dir = checkpoint_dir.join(STATES).join(name);
     let mut entries = Vec::with_capacity(members.len());
-    for MemberState { name, standing, model, optimizer, best } in members {
+    for MemberState { name, progress, model, optimizer, best } in members {
         let dir = dir.join(&name);
         fs::create_dir_all(&dir).map_err(|source| TrainError::CheckpointDir {
             action: "create",
@@ -151,9 +131,9 @@ pub(crate) fn save<S: Serialize>(
         if let Some(best) = best {
             write_whole(&dir.join(BEST), &best)?;
         }
-        entries.push(MemberEntry { name, standing });
+        entries.push(MemberEntry { name, progress });
     }
-    let file = StateFile { fingerprint: fingerprint.to_owned(), standing, members: entries };
+    let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members: entries };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), text.as_bytes())?;
     for (other, _) in states(checkpoint_dir)? {
@@ -175,14 +155,14 @@ pub(crate) fn load<S: DeserializeOwned>(
         return Ok(None);
     }
     let file: StateFile<S> = read_toml(&dir.join(STATE))?;
-    let members = file.members.into_iter().map(|MemberEntry { name, standing }| {
+    let members = file.members.into_iter().map(|MemberEntry { name, progress }| {
         let dir = dir.join(&name);
-        let best = standing.best.map(|_| read(&dir.join(BEST))).transpose()?;
+        let best = progress.best.map(|_| read(&dir.join(BEST))).transpose()?;
         let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
-        Ok(MemberState { name, standing, model, optimizer, best })
+        Ok(MemberState { name, progress, model, optimizer, best })
     });
     let members = members.collect::<Result<_, TrainError>>()?;
-    Ok(Some((State { standing: file.standing, members }, dir)))
+    Ok(Some((State { progress: file.progress, members }, dir)))
 }
 
 /// A record's bytes as burn reads them.
@@ -234,7 +214,7 @@ fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, TrainError> {
     toml::from_str(&text).map_err(|error| broken(path, error.message().to_owned()))
 }
 
-/// The error of a state that cannot be gone on from.
+/// The error of a state from which no run can resume.
 pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
     TrainError::State { path: path.to_path_buf(), problem }
 }
@@ -251,31 +231,31 @@ fn remove_dir(path: &Path) -> Result<(), TrainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::epochs::EpochScores;
+    use crate::run::progress::EpochScores;
 
     fn state(epoch: usize, epoch_steps: usize) -> State<f64> {
         let validation = 0.1 + 0.2;
         let scored = EpochScores { epoch: 1, num_steps: 3, training_loss: 1.0 / 3.0, validation };
-        let standing = MemberStanding {
+        let progress = MemberProgress {
             loss_sum: 5e-324,
             num_steps: 3,
             best: Some(0),
             epochs: vec![scored],
-            ..MemberStanding::default()
+            ..MemberProgress::default()
         };
         let best = Some(vec![3]);
-        let member = |name: &str, standing, best| MemberState {
+        let member = |name: &str, progress, best| MemberState {
             name: name.to_owned(),
-            standing,
+            progress,
             model: vec![1],
             optimizer: vec![2; 9],
             best,
         };
         State {
-            standing: Standing { epoch, epoch_steps, num_steps: 7, ..Standing::default() },
+            progress: RunProgress { epoch, epoch_steps, num_steps: 7, ..RunProgress::default() },
             members: vec![
-                member("", standing, best),
-                member("second", MemberStanding::default(), None),
+                member("", progress, best),
+                member("second", MemberProgress::default(), None),
             ],
         }
     }
@@ -289,7 +269,7 @@ mod tests {
             save(dir.path(), "a", state(epoch, step)).unwrap();
             let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
             let expected = state(epoch, step);
-            assert_eq!(found.standing, expected.standing);
+            assert_eq!(found.progress, expected.progress);
             assert_eq!(found.members, expected.members);
             assert_eq!(states(dir.path()).unwrap().len(), 1);
         }
@@ -308,7 +288,7 @@ mod tests {
         fs::create_dir_all(&half).unwrap();
         fs::write(half.join(MODEL), "half").unwrap();
         let found = load::<f64>(dir.path(), "a").unwrap().unwrap().0;
-        assert_eq!(found.standing.epoch_steps, 9);
+        assert_eq!(found.progress.epoch_steps, 9);
         fs::write(half.join(STATE), "fingerprint = 1").unwrap();
         for message in [
             load::<f64>(dir.path(), "a").unwrap_err().to_string(),

@@ -9,98 +9,28 @@
 //! the ends of epochs only; this one is a strategy in its place, with the same events and metrics.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::LrScheduler;
-use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_train::{
-    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
-    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
-    TrainingComponents, TrainingItem, ValidLoader,
+    EventProcessorTraining, InferenceStep, Interrupter, LearnerEvent,
+    SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
 };
-use draftsmith_theory::HeadScores;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use crate::data::batches::{Start, TrainingBatch, next_batches};
+use crate::data::batches::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
 use crate::error::TrainError;
-use crate::log::metrics::{Score, ScoreSlot};
+use crate::log::metrics::ScoreSlot;
 use crate::log::step_log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
-use crate::run::clipping::Clipping;
 use crate::run::devices::side_by_side;
 use crate::run::member::{Member, StepNumbers, count_step, not_finite};
+use crate::run::trainee::Trainee;
 use crate::run::trainer::Trainer;
 use crate::section::Section;
 
 /// The share of the time that saving states may take: none is saved before so many times what the
 /// last one took has gone by.
 const TIMES_A_SAVE: u32 = 50;
-
-/// What the loop trains, and how it is scored: the head, or an adapter. burn-train's learner has
-/// its steps.
-pub(crate) trait Trainee:
-    LearnerModel
-    + Sync
-    + TrainStep<Input = <Self as Trainee>::Batch>
-    + InferenceStep<Input = <Self as Trainee>::Batch>
-{
-    /// What a step is given.
-    type Batch: TrainingBatch + Clone + Sync;
-    /// What the caller wants of it in the end.
-    type Part: Module + 'static;
-    /// What validation adds up.
-    type Tally: Send;
-    /// What it makes of that.
-    type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
-
-    /// The role of the frozen model, for messages.
-    const FROZEN: &'static str;
-    /// The scores that are metrics.
-    const SCORES: &'static [Score<Self::Scores>];
-
-    /// The recipe's section, for messages.
-    fn section(&self) -> Section;
-
-    /// Leaves the rest.
-    fn part(self) -> Self::Part;
-
-    /// How a step's gradients are cut.
-    fn clipping(&self) -> Clipping;
-
-    /// `[1]`, without a graph.
-    fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
-
-    /// Nothing added.
-    fn tally(&self) -> Self::Tally;
-
-    /// Adds a validation batch, with one wait for the device; false if a prediction is not finite.
-    fn count(
-        output: &<Self as InferenceStep>::Output,
-        tally: &mut Self::Tally,
-    ) -> Result<bool, TrainError>;
-
-    /// The scores of what was added.
-    fn scores(tally: Self::Tally) -> Self::Scores;
-
-    /// The number that the best epoch has the lowest of.
-    fn to_minimise(&self, scores: &Self::Scores) -> f64;
-}
-
-/// How one epoch went.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EpochScores<S = HeadScores> {
-    /// Its number, counted from 1.
-    pub epoch: usize,
-    /// Optimiser steps taken by its end, since training began.
-    pub num_steps: usize,
-    /// Mean of its batches' training losses, each taken before the step that it leads to.
-    pub training_loss: f64,
-    /// The scores on the validation rows at its end.
-    pub validation: S,
-}
 
 /// What a run leaves behind.
 pub(crate) struct History<L: Trainee> {
@@ -109,22 +39,24 @@ pub(crate) struct History<L: Trainee> {
     pub(crate) interrupted: bool,
 }
 
-/// How a run ended, once it has.
-pub(crate) type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
-
-/// The strategy: what the loop needs besides burn-train's components, and where it leaves its
-/// result.
-pub(crate) struct EpochLoop<L: Trainee> {
-    /// Taken once, when the loop begins.
-    pub(crate) begun: Mutex<Option<(Trainer<L>, Vec<StepLog>)>>,
-    /// Tells the training loader which batches to prepare.
-    pub(crate) start: Start,
+/// The loop before it begins.
+pub(crate) struct EpochLoop<L: Trainee, S> {
+    pub(crate) trainer: Trainer<L>,
+    pub(crate) loaders: Loaders<S>,
+    /// One for each member.
+    pub(crate) logs: Vec<StepLog>,
     pub(crate) slot: ScoreSlot<L::Scores>,
     pub(crate) loss_slot: ScoreSlot<f64>,
     pub(crate) saving: Saving,
     pub(crate) max_steps: Option<usize>,
-    pub(crate) outcome: Outcome<L>,
+    pub(crate) should_stop: ShouldStop,
 }
+
+/// Whether the caller wants a run to end: asked between batches.
+pub(crate) type ShouldStop = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// What the loop tells of its progress.
+pub(crate) type Events<L> = SupervisedTrainingEventProcessor<L>;
 
 /// Where and how often states are saved.
 #[derive(Debug, Clone)]
@@ -134,57 +66,50 @@ pub(crate) struct Saving {
     pub(crate) interval: Duration,
 }
 
-impl<L: Trainee> SupervisedLearningStrategy<L> for EpochLoop<L> {
-    /// The learner only satisfies burn-train: its model is the first member's, its optimiser
-    /// unused.
-    fn fit(
-        &self,
-        components: TrainingComponents<L>,
-        _learner: Learner<L>,
-        training: TrainLoader<L>,
-        validation: ValidLoader<L>,
-        _starting_epoch: usize,
-    ) -> (L, SupervisedTrainingEventProcessor<L>) {
-        let begun = self.begun.lock().expect("nothing panics while it holds the trainer").take();
-        let (trainer, logs) = begun.expect("a loop runs once");
+impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
+    /// Runs the epochs that are left, and leaves a state.
+    pub(crate) fn run(
+        self,
+        events: Events<L>,
+        interrupter: Interrupter,
+    ) -> (Result<History<L>, TrainError>, Events<L>, L) {
+        let Self { trainer, loaders, logs, slot, loss_slot, saving, max_steps, should_stop } = self;
         let mut run = Run {
-            steps_before: trainer.standing.num_steps,
-            seconds_before: trainer.standing.seconds,
+            steps_before: trainer.progress.num_steps,
+            seconds_before: trainer.progress.seconds,
             trainer,
-            events: components.event_processor,
-            interrupter: components.interrupter,
-            training,
-            validation,
-            slot: &self.slot,
-            loss_slot: &self.loss_slot,
-            saving: &self.saving,
+            loaders,
             logs,
-            max_steps: self.max_steps,
+            slot,
+            loss_slot,
+            saving,
+            max_steps,
+            should_stop,
+            events,
+            interrupter,
             begun: Instant::now(),
             saved: Instant::now(),
             save_took: Duration::ZERO,
         };
-        let finished = run.epochs(components.num_epochs, &self.start);
+        let finished = run.epochs();
         let Run { trainer, events, .. } = run;
         let model = trainer.members[0].model.clone();
-        let outcome = finished.map(|finished| History { trainer, interrupted: !finished });
-        *self.outcome.lock().expect("nothing panics while it holds the outcome") = Some(outcome);
-        (model, events)
+        (finished.map(|finished| History { trainer, interrupted: !finished }), events, model)
     }
 }
 
-struct Run<'a, L: Trainee> {
+/// The loop while it runs.
+struct Run<L: Trainee, S> {
     trainer: Trainer<L>,
-    events: SupervisedTrainingEventProcessor<L>,
-    interrupter: Interrupter,
-    training: TrainLoader<L>,
-    validation: ValidLoader<L>,
-    slot: &'a ScoreSlot<L::Scores>,
-    loss_slot: &'a ScoreSlot<f64>,
-    saving: &'a Saving,
-    /// One for each member.
+    loaders: Loaders<S>,
     logs: Vec<StepLog>,
+    slot: ScoreSlot<L::Scores>,
+    loss_slot: ScoreSlot<f64>,
+    saving: Saving,
     max_steps: Option<usize>,
+    should_stop: ShouldStop,
+    events: Events<L>,
+    interrupter: Interrupter,
     steps_before: usize,
     seconds_before: f64,
     begun: Instant,
@@ -200,11 +125,11 @@ struct Pending {
     row_ids: Vec<Vec<String>>,
 }
 
-impl<L: Trainee> Run<'_, L> {
+impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
     /// Runs the epochs that are left, and leaves a state; false if it was stopped before the end.
-    fn epochs(&mut self, num_epochs: usize, start: &Start) -> Result<bool, TrainError> {
-        while self.trainer.standing.epoch <= num_epochs && !self.trainer.active().is_empty() {
-            start.set(self.trainer.standing.epoch as u64, self.trainer.standing.epoch_steps);
+    fn epochs(&mut self) -> Result<bool, TrainError> {
+        let num_epochs = self.loaders.num_epochs;
+        while self.trainer.progress.epoch <= num_epochs && !self.trainer.active().is_empty() {
             let is_whole = self.epoch()?;
             self.save()?;
             if !is_whole {
@@ -216,7 +141,7 @@ impl<L: Trainee> Run<'_, L> {
 
     /// Runs what is left of an epoch; false if the run is to end here.
     fn epoch(&mut self) -> Result<bool, TrainError> {
-        let epoch = self.trainer.standing.epoch;
+        let epoch = self.trainer.progress.epoch;
         let is_whole = self.train(epoch)?;
         self.check_learner()?;
         if !is_whole {
@@ -225,16 +150,16 @@ impl<L: Trainee> Run<'_, L> {
         let Some(validation) = self.validate(epoch)? else {
             return self.check_learner().map(|()| false);
         };
-        let num_steps = self.trainer.standing.num_steps;
+        let num_steps = self.trainer.progress.num_steps;
         for ((member, log), validation) in self.logged().into_iter().zip(validation) {
             let numbers: Vec<(&str, f64)> =
                 L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
             log.push_validation(num_steps, &numbers)?;
             member.end_epoch(epoch, num_steps, validation);
         }
-        let standing = &mut self.trainer.standing;
-        standing.epoch += 1;
-        standing.epoch_steps = 0;
+        let progress = &mut self.trainer.progress;
+        progress.epoch += 1;
+        progress.epoch_steps = 0;
         self.tell_training(LearnerEvent::EndEpoch(epoch));
         self.interrupter.fail_on_error(self.events.flush());
         self.check_learner()?;
@@ -244,10 +169,10 @@ impl<L: Trainee> Run<'_, L> {
     /// Trains on the epoch's batches; false if not all of them were seen. The gradients of a step
     /// that an interruption cuts short are dropped: a resumed run begins that step anew.
     fn train(&mut self, epoch: usize) -> Result<bool, TrainError> {
-        let training = self.training.clone();
-        let total_items = training.num_items();
+        let total_items = self.loaders.training.num_rows();
         self.tell_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let mut batches = training.iter();
+        let num_taken = self.trainer.progress.epoch_steps;
+        let mut batches = self.loaders.training.batches(epoch as u64, num_taken);
         self.trainer.begin();
         let num_devices = self.trainer.devices.num_devices();
         let mut pending = Pending::default();
@@ -255,11 +180,11 @@ impl<L: Trainee> Run<'_, L> {
         let mut rate = 0.0;
         let mut is_whole = true;
         loop {
-            if self.interrupter.should_stop() || self.is_out_of_steps() {
+            if self.is_to_stop() || self.is_out_of_steps() {
                 is_whole = batches.progress().is_completed();
                 break;
             }
-            let (dealt, progress) = next_batches(&mut *batches, num_devices)?;
+            let (dealt, progress) = batches.next_of_step(num_devices);
             let Some(last) = dealt.last() else { break };
             let ends_step = last.ends_step();
             for batch in &dealt {
@@ -293,10 +218,10 @@ impl<L: Trainee> Run<'_, L> {
     ) -> Result<(), TrainError> {
         let Pending { num_supervised, row_ids } = pending;
         let told = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
-        let standing = &mut self.trainer.standing;
-        standing.num_steps += 1;
-        standing.epoch_steps += 1;
-        let step = standing.num_steps;
+        let progress = &mut self.trainer.progress;
+        progress.num_steps += 1;
+        progress.epoch_steps += 1;
+        let step = progress.num_steps;
         for ((_, log), numbers) in self.logged().into_iter().zip(told) {
             let StepNumbers { loss, gradient_norm } = numbers;
             log.push(&StepMetrics { step, epoch, loss, learning_rate, gradient_norm })?;
@@ -311,12 +236,20 @@ impl<L: Trainee> Run<'_, L> {
     fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
         let patience = self.trainer.patience;
         let logged = self.trainer.members.iter_mut().zip(&mut self.logs);
-        logged.filter(|(member, _)| !member.standing.is_out_of_patience(patience)).collect()
+        logged.filter(|(member, _)| !member.progress.is_out_of_patience(patience)).collect()
+    }
+
+    /// Whether the caller, or whoever watches, wants the run to end.
+    fn is_to_stop(&self) -> bool {
+        if (self.should_stop)() {
+            self.interrupter.stop(None);
+        }
+        self.interrupter.should_stop()
     }
 
     /// Whether this run has taken the steps that it may.
     fn is_out_of_steps(&self) -> bool {
-        let num_taken = self.trainer.standing.num_steps - self.steps_before;
+        let num_taken = self.trainer.progress.num_steps - self.steps_before;
         self.max_steps.is_some_and(|max_steps| num_taken >= max_steps)
     }
 
@@ -324,8 +257,8 @@ impl<L: Trainee> Run<'_, L> {
     fn save(&mut self) -> Result<(), TrainError> {
         self.check_learner()?;
         let begun = Instant::now();
-        self.trainer.standing.seconds = self.seconds_before + self.begun.elapsed().as_secs_f64();
-        let Saving { dir, fingerprint, .. } = self.saving;
+        self.trainer.progress.seconds = self.seconds_before + self.begun.elapsed().as_secs_f64();
+        let Saving { dir, fingerprint, .. } = &self.saving;
         let state = self.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
         self.logs.iter().try_for_each(StepLog::sync)?;
         checkpoint::save(dir, fingerprint, state)?;
@@ -337,8 +270,7 @@ impl<L: Trainee> Run<'_, L> {
     /// Scores the present weights of each member that is still trained on the validation rows;
     /// `None` if that was interrupted.
     fn validate(&mut self, epoch: usize) -> Result<Option<Vec<L::Scores>>, TrainError> {
-        let validation = self.validation.clone();
-        let total_items = validation.num_items();
+        let total_items = self.loaders.validation.num_rows();
         self.slot.set(None);
         self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let devices = self.trainer.devices.clone();
@@ -349,10 +281,10 @@ impl<L: Trainee> Run<'_, L> {
         let models: Vec<Vec<L>> = (0..num_devices).map(valid).collect();
         let models: Vec<Vec<&L>> = models.iter().map(|models| models.iter().collect()).collect();
         let mut scored: Vec<Scored<L>> = members.into_iter().map(Scored::new).collect();
-        let mut batches = validation.iter();
+        let mut batches = self.loaders.validation.batches(VALIDATION_EPOCH, 0);
         let (mut iteration, mut is_whole) = (0, true);
         loop {
-            let (dealt, progress) = next_batches(&mut *batches, num_devices)?;
+            let (dealt, progress) = batches.next_of_step(num_devices);
             if dealt.is_empty() {
                 break;
             }
@@ -370,7 +302,7 @@ impl<L: Trainee> Run<'_, L> {
                 let item = TrainingItem::new(shown, progress, Some(iteration), None);
                 self.tell_validation(LearnerEvent::ProcessedItem(item));
             }
-            if self.interrupter.should_stop() {
+            if self.is_to_stop() {
                 is_whole = batches.progress().is_completed();
                 break;
             }
@@ -378,7 +310,7 @@ impl<L: Trainee> Run<'_, L> {
         let scores: Option<Vec<L::Scores>> =
             is_whole.then(|| scored.into_iter().map(|one| L::scores(one.tally)).collect());
         self.slot.set(scores.as_ref().and_then(|scores| scores.first().copied()));
-        let loss = self.trainer.active().first().map(|member| member.standing.training_loss());
+        let loss = self.trainer.active().first().map(|member| member.progress.training_loss());
         self.loss_slot.set(loss);
         self.tell_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)

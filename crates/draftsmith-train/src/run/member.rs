@@ -1,17 +1,17 @@
 //! One of the heads or adapters that are trained side by side, on the same batches in the same
 //! steps. A training of one thing has one member.
 //!
-//! Members share nothing but the batches and the learning rate: each has its weights, optimiser,
+//! Members share nothing but the batches and the learning rate: each has its weights, optimizer,
 //! clipping, scores and best epoch, so that it comes out as if it had been trained alone.
 
 use burn::optim::{GradientsAccumulator, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_train::{TrainOutput, TrainStep};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{TrainError, to_host};
 use crate::run::devices::PerDevice;
-use crate::run::epochs::{EpochScores, Trainee};
+use crate::run::progress::{EpochScores, MemberProgress};
+use crate::run::trainee::Trainee;
 use crate::section::Section;
 
 /// A member: all that a step or a validation changes of it.
@@ -23,7 +23,7 @@ pub(crate) struct Member<L: Trainee> {
     /// The same on each of the other devices, as long as it is trained.
     copies: Vec<L>,
     pub(crate) optimizer: ModuleOptimizer,
-    pub(crate) standing: MemberStanding<L::Scores>,
+    pub(crate) progress: MemberProgress<L::Scores>,
     /// The weights of the best epoch, on the first device without autodiff.
     pub(crate) best: Option<L::Part>,
     unfinished: UnfinishedStep<L>,
@@ -38,22 +38,6 @@ struct UnfinishedStep<L> {
     norm: Option<Tensor<1>>,
 }
 
-/// How far a member is: all but its tensors.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct MemberStanding<S> {
-    /// The sum and the number of its losses in the epoch so far.
-    pub(crate) loss_sum: f64,
-    pub(crate) num_losses: usize,
-    /// Optimiser steps taken.
-    pub(crate) num_steps: usize,
-    /// Positions trained on.
-    pub(crate) num_supervised: usize,
-    /// The place in `epochs` of the one with the best scores so far.
-    pub(crate) best: Option<usize>,
-    pub(crate) epochs: Vec<EpochScores<S>>,
-}
-
 /// What a step told of a member.
 pub(crate) struct StepNumbers {
     /// The mean of its batches' losses.
@@ -65,8 +49,8 @@ pub(crate) struct StepNumbers {
 impl<L: Trainee> Member<L> {
     /// One that has not begun.
     pub(crate) fn new(name: String, model: L, optimizer: ModuleOptimizer) -> Self {
-        let (standing, unfinished) = (MemberStanding::default(), UnfinishedStep::default());
-        Self { name, model, copies: Vec::new(), optimizer, standing, best: None, unfinished }
+        let (progress, unfinished) = (MemberProgress::default(), UnfinishedStep::default());
+        Self { name, model, copies: Vec::new(), optimizer, progress, best: None, unfinished }
     }
 
     /// The model on the n-th device.
@@ -113,14 +97,14 @@ impl<L: Trainee> Member<L> {
 
     /// Keeps the scores of an epoch, and its weights if they are the best so far.
     pub(crate) fn end_epoch(&mut self, epoch: usize, num_steps: usize, validation: L::Scores) {
-        let standing = &mut self.standing;
-        let training_loss = standing.training_loss();
-        standing.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
-        (standing.loss_sum, standing.num_losses) = (0.0, 0);
+        let progress = &mut self.progress;
+        let training_loss = progress.training_loss();
+        progress.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
+        (progress.loss_sum, progress.num_losses) = (0.0, 0);
         let model = &self.model;
-        let best = standing.best.map(|place| model.to_minimise(&standing.epochs[place].validation));
+        let best = progress.best.map(|place| model.to_minimise(&progress.epochs[place].validation));
         if best.is_none_or(|best| model.to_minimise(&validation) < best) {
-            standing.best = Some(standing.epochs.len() - 1);
+            progress.best = Some(progress.epochs.len() - 1);
             self.best = Some(self.model.valid().part());
         }
     }
@@ -178,11 +162,11 @@ pub(crate) fn count_step<L: Trainee>(
             ));
         }
         let loss_sum = losses.iter().sum::<f64>();
-        let standing = &mut member.standing;
-        standing.num_steps += 1;
-        standing.num_supervised += num_supervised;
-        standing.num_losses += losses.len();
-        standing.loss_sum += loss_sum;
+        let progress = &mut member.progress;
+        progress.num_steps += 1;
+        progress.num_supervised += num_supervised;
+        progress.num_losses += losses.len();
+        progress.loss_sum += loss_sum;
         told.push(StepNumbers { loss: loss_sum / losses.len() as f64, gradient_norm });
     }
     Ok(told)
@@ -191,33 +175,6 @@ pub(crate) fn count_step<L: Trainee>(
 impl<L> Default for UnfinishedStep<L> {
     fn default() -> Self {
         Self { gradients: GradientsAccumulator::new(), losses: Vec::new(), norm: None }
-    }
-}
-
-impl<S> MemberStanding<S> {
-    /// The mean of the epoch's losses so far.
-    pub(crate) fn training_loss(&self) -> f64 {
-        self.loss_sum / self.num_losses as f64
-    }
-
-    /// Whether the last `patience` epochs were no better than the best before them; without one,
-    /// never.
-    pub(crate) fn is_out_of_patience(&self, patience: Option<usize>) -> bool {
-        let (Some(patience), Some(best)) = (patience, self.best) else { return false };
-        self.epochs.len() - 1 - best >= patience
-    }
-}
-
-impl<S> Default for MemberStanding<S> {
-    fn default() -> Self {
-        Self {
-            loss_sum: 0.0,
-            num_losses: 0,
-            num_steps: 0,
-            num_supervised: 0,
-            best: None,
-            epochs: Vec::new(),
-        }
     }
 }
 
@@ -255,6 +212,6 @@ mod tests {
                 "the gradient of `layer-1` is not finite in epoch 2, at rows `set#1`, `set#2`";
             assert!(message.starts_with(said), "{message}");
         }
-        assert_eq!(member.standing.num_steps, 1);
+        assert_eq!(member.progress.num_steps, 1);
     }
 }

@@ -8,23 +8,22 @@ use burn::tensor::Device;
 use burn_train::TrainStep;
 
 use crate::error::TrainError;
-use crate::run::checkpoint::{
-    BEST, MODEL, MemberState, OPTIMIZER, Standing, State, broken, record,
-};
+use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, State, broken, record};
 use crate::run::devices::{PerDevice, side_by_side};
-use crate::run::epochs::Trainee;
 use crate::run::member::Member;
 use crate::run::optimizer::OptimizerSettings;
+use crate::run::progress::RunProgress;
 use crate::run::schedule::WarmedUp;
+use crate::run::trainee::Trainee;
 
-/// All that a step or a validation changes. burn-train's learner would not hand out its optimiser.
+/// All that a step or a validation changes. burn-train's learner would not hand out its optimizer.
 pub(crate) struct Trainer<L: Trainee> {
     /// At least one.
     pub(crate) members: Vec<Member<L>>,
     /// With autodiff.
     pub(crate) devices: PerDevice<Device>,
     pub(crate) schedule: WarmedUp,
-    pub(crate) standing: Standing,
+    pub(crate) progress: RunProgress,
     /// Epochs without better scores after which a member stops; never if absent.
     pub(crate) patience: Option<usize>,
 }
@@ -42,7 +41,7 @@ impl<L: Trainee> Trainer<L> {
             members: models.into_iter().map(member).collect(),
             devices,
             schedule: optimizer.rates(num_steps),
-            standing: Standing::default(),
+            progress: RunProgress::default(),
             patience: optimizer.patience,
         }
     }
@@ -51,7 +50,7 @@ impl<L: Trainee> Trainer<L> {
     pub(crate) fn active(&mut self) -> Vec<&mut Member<L>> {
         let patience = self.patience;
         let members = self.members.iter_mut();
-        members.filter(|member| !member.standing.is_out_of_patience(patience)).collect()
+        members.filter(|member| !member.progress.is_out_of_patience(patience)).collect()
     }
 
     /// Begins an epoch's training: what was left of a step is dropped.
@@ -84,27 +83,27 @@ impl<L: Trainee> Trainer<L> {
 
     /// The same training as far as `state`, which was read from `dir`.
     pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
-        let State { standing, members: states } = state;
+        let State { progress, members: states } = state;
         let names = states.iter().map(|state| &state.name);
         if !names.eq(self.members.iter().map(|member| &member.name)) {
             return Err(broken(dir, "it is of other members".to_owned()));
         }
         let members = self.members.into_iter().zip(states);
         let members = members.map(|(member, state)| member.resumed(state, dir));
-        let schedule = self.schedule.after(standing.num_steps);
-        Ok(Self { members: members.collect::<Result<_, _>>()?, schedule, standing, ..self })
+        let schedule = self.schedule.after(progress.num_steps);
+        Ok(Self { members: members.collect::<Result<_, _>>()?, schedule, progress, ..self })
     }
 
     /// What resumes it; between steps only.
     pub(crate) fn state(&self) -> Result<State<L::Scores>, RecordError> {
         let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
-        Ok(State { standing: self.standing.clone(), members })
+        Ok(State { progress: self.progress.clone(), members })
     }
 }
 
 impl<L: Trainee> Member<L> {
     fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
-        let MemberState { name, standing, model, optimizer, best } = state;
+        let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);
         let failed =
             |name: &'static str| move |e: RecordError| broken(&dir.join(name), e.to_string());
@@ -122,7 +121,7 @@ impl<L: Trainee> Member<L> {
             .map_err(failed.clone()(MODEL))?;
         let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed(OPTIMIZER))?;
         let mut resumed = Self::new(name, model, optimizer);
-        (resumed.standing, resumed.best) = (standing, best);
+        (resumed.progress, resumed.best) = (progress, best);
         Ok(resumed)
     }
 
@@ -130,7 +129,7 @@ impl<L: Trainee> Member<L> {
         let best = self.best.clone().map(|best| best.into_record().into_bytes()).transpose()?;
         Ok(MemberState {
             name: self.name.clone(),
-            standing: self.standing.clone(),
+            progress: self.progress.clone(),
             model: self.model.clone().into_record().into_bytes()?.to_vec(),
             optimizer: self.optimizer.into_bytes()?.to_vec(),
             best: best.map(|bytes| bytes.to_vec()),

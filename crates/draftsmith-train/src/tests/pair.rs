@@ -8,7 +8,7 @@ use draftsmith_model::{
 };
 use draftsmith_theory::SeededDraws;
 
-use crate::run::fit::{Redrawn, redrawn};
+use crate::run::first_weights::{Redrawn, redrawn};
 
 /// Number of token embeddings of [`tiny_draft`].
 pub(crate) const VOCAB_SIZE: u32 = 48;

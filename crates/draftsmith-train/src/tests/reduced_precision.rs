@@ -10,7 +10,7 @@ use crate::adapter::train::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
 use crate::head::train::{TrainedHead, train_heads};
 use crate::run::optimizer::OptimizerSettings;
-use crate::run::stint::Stint;
+use crate::run::training_run::TrainingRun;
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
 
@@ -61,8 +61,8 @@ fn adapter(dtype: WeightDtype) -> TrainedAdapter {
     };
     let dir = tempfile::tempdir().unwrap();
     let rows = responses(40, 30, 4);
-    let stint = Stint::new(dir.path(), "");
-    train_adapters(&early_target(), &rows, &training, 3, stint).map(finished).unwrap().remove(0)
+    let run = TrainingRun::new(dir.path(), "");
+    train_adapters(&early_target(), &rows, &training, 3, run).map(finished).unwrap().remove(0)
 }
 
 fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
@@ -75,15 +75,15 @@ fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
     };
     let dir = tempfile::tempdir().unwrap();
     let rows = responses(40, 30, 4);
-    let stint = Stint::new(dir.path(), "");
-    train_heads(&tiny_draft(16, 64), &rows, &[training], 3, stint).map(finished).unwrap().remove(0)
+    let run = TrainingRun::new(dir.path(), "");
+    train_heads(&tiny_draft(16, 64), &rows, &[training], 3, run).map(finished).unwrap().remove(0)
 }
 
 #[test]
 fn an_adapter_trained_in_bf16_is_f32_and_nearly_the_same() {
     let [expected, found] = [WeightDtype::F32, WeightDtype::Bf16].map(adapter);
-    assert_eq!(dtypes(&found.adapter), [DType::F32]);
-    assert_eq!(found.num_tokens, expected.num_tokens);
+    assert_eq!(dtypes(&found.model), [DType::F32]);
+    assert_eq!(found.num_supervised, expected.num_supervised);
     for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
         assert_near("loss", found.training_loss, expected.training_loss);
         let (found, expected) = (&found.validation, &expected.validation);
@@ -99,8 +99,8 @@ fn a_head_trained_in_bf16_is_f32_and_nearly_the_same() {
     for form in [HeadForm::Candidate, HeadForm::LookAhead] {
         let [expected, found] =
             [WeightDtype::F32, WeightDtype::Bf16].map(|dtype| head(dtype, form));
-        assert_eq!(dtypes(&found.head), [DType::F32]);
-        assert_eq!(found.num_labels, expected.num_labels);
+        assert_eq!(dtypes(&found.model), [DType::F32]);
+        assert_eq!(found.num_supervised, expected.num_supervised);
         for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
             assert_near("loss", found.training_loss, expected.training_loss);
             assert_near("BCE", found.validation.bce, expected.validation.bce);

@@ -10,31 +10,22 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use crate::run::checkpoint::Resumption;
-use crate::run::stint::{Ending, Stint};
+use crate::run::training_run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
-use crate::tests::runs::{Watcher, files_under, finished};
+use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
     AdapterTraining, ExitLayers, HeadTraining, Interrupter, OptimizerSettings, TrainError,
     TrainedAdapter, TrainedHead, train_adapters, train_heads,
 };
 
-/// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
-type Export = [Vec<u8>; 2];
-
 /// A training from scratch, as a process of its own would see it: only the directory is shared.
-type Train = fn(learning_rate: f64, Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
+type Train = fn(learning_rate: f64, TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
 
 const NUM_EPOCHS: usize = 3;
 const NUM_BATCHES_A_STEP: usize = 3;
 
 /// Climbs to the end, and far too high, so that the best weights are not the last.
 const RATE: f64 = 0.5;
-
-fn exported(write: impl FnOnce(&Path)) -> Export {
-    let dir = tempfile::tempdir().unwrap();
-    write(dir.path());
-    ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
-}
 
 /// Settings of trainings that are cut up.
 fn optimizer(learning_rate: f64) -> OptimizerSettings {
@@ -58,21 +49,21 @@ fn head_training(learning_rate: f64) -> HeadTraining {
     }
 }
 
-fn heads(heads: &[HeadTraining], stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn heads(heads: &[HeadTraining], run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
     let (draft, rows) = (tiny_draft(32, 64), responses(40, 20, 8));
-    let ending = train_heads(&draft, &rows, heads, 3, stint)?;
+    let ending = train_heads(&draft, &rows, heads, 3, run)?;
     let export = |trained: TrainedHead| {
-        exported(|dir| trained.head.write_dir(dir, &trained.config).unwrap())
+        exported(|dir| trained.model.write_dir(dir, &trained.config).unwrap())
     };
     Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
-fn head(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
-    heads(&[head_training(learning_rate)], stint)
+fn head(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    heads(&[head_training(learning_rate)], run)
 }
 
 /// Three heads, of which two stop an epoch before the last.
-fn head_sweep(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn head_sweep(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
     let mut base = head_training(learning_rate);
     base.optimizer.patience = Some(1);
     heads(
@@ -81,14 +72,14 @@ fn head_sweep(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>
             HeadTraining { num_layers: 3, tied: true, rejection_weight: 1.0, ..base.clone() },
             base,
         ],
-        stint,
+        run,
     )
 }
 
 fn adapters(
     exit_layer: ExitLayers,
     learning_rate: f64,
-    stint: Stint<'_>,
+    run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<Export>>, TrainError> {
     let training = AdapterTraining {
         exit_layer,
@@ -100,19 +91,22 @@ fn adapters(
         },
         ..AdapterTraining::default()
     };
-    let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, stint)?;
+    let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, run)?;
     let export = |trained: TrainedAdapter| {
-        exported(|dir| trained.adapter.write_dir(dir, &trained.config).unwrap())
+        exported(|dir| trained.model.write_dir(dir, &trained.config).unwrap())
     };
     Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
-fn adapter(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
-    adapters(ExitLayers::One(1), learning_rate, stint)
+fn adapter(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::One(1), learning_rate, run)
 }
 
-fn adapter_pass(learning_rate: f64, stint: Stint<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
-    adapters(ExitLayers::Many(vec![2, 1]), learning_rate, stint)
+fn adapter_pass(
+    learning_rate: f64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<Export>>, TrainError> {
+    adapters(ExitLayers::Many(vec![2, 1]), learning_rate, run)
 }
 
 const TRAINERS: [Train; 4] = [head, head_sweep, adapter, adapter_pass];
@@ -127,7 +121,7 @@ fn metrics(dir: &Path) -> Vec<String> {
 /// The exports of a training that is never stopped, and its number of steps.
 fn whole(train: Train) -> (Vec<Export>, usize) {
     let dir = tempfile::tempdir().unwrap();
-    let export = finished(train(RATE, Stint::new(dir.path(), "whole")).unwrap());
+    let export = finished(train(RATE, TrainingRun::new(dir.path(), "whole")).unwrap());
     let Resumption::After(num_steps) = Resumption::find(dir.path(), "whole").unwrap() else {
         panic!("no state is left");
     };
@@ -149,15 +143,15 @@ fn stopped_after_any_step_it_ends_with_the_same_bytes() {
         assert!(num_steps.is_multiple_of(NUM_EPOCHS) && num_steps > 3 * NUM_EPOCHS, "{num_steps}");
         for stop in 1..num_steps {
             let dir = tempfile::tempdir().unwrap();
-            let stint = Stint { max_steps: Some(stop), ..Stint::new(dir.path(), "f") };
-            match train(RATE, stint).unwrap() {
+            let run = TrainingRun { max_steps: Some(stop), ..TrainingRun::new(dir.path(), "f") };
+            match train(RATE, run).unwrap() {
                 Ending::Stopped { best, num_steps: taken, num_planned_steps } => {
                     assert_eq!((taken, num_planned_steps), (stop, num_steps));
                     assert_eq!(best.is_some(), stop >= num_steps / NUM_EPOCHS);
                 }
                 Ending::Finished(_) => panic!("not stopped after {stop}"),
             }
-            let export = finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+            let export = finished(train(RATE, TrainingRun::new(dir.path(), "f")).unwrap());
             assert!(export == expected, "stopped after step {stop} of {num_steps}: other bytes");
         }
     }
@@ -170,16 +164,17 @@ fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
         let stepwise = tempfile::tempdir().unwrap();
         let dir = &stepwise;
         for taken in 1..num_steps {
-            let stint = Stint { max_steps: Some(1), ..Stint::new(dir.path(), "f") };
-            assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
+            let run = TrainingRun { max_steps: Some(1), ..TrainingRun::new(dir.path(), "f") };
+            assert!(matches!(train(RATE, run).unwrap(), Ending::Stopped { .. }));
             assert_eq!(Resumption::find(dir.path(), "f").unwrap(), Resumption::After(taken));
         }
-        let stint = Stint { max_steps: Some(1), ..Stint::new(dir.path(), "f") };
-        assert!(finished(train(RATE, stint).unwrap()) == expected);
+        let run = TrainingRun { max_steps: Some(1), ..TrainingRun::new(dir.path(), "f") };
+        assert!(finished(train(RATE, run).unwrap()) == expected);
 
         let dir = tempfile::tempdir().unwrap();
-        let stint = Stint { save_interval: Duration::ZERO, ..Stint::new(dir.path(), "f") };
-        assert!(finished(train(RATE, stint).unwrap()) == expected, "saving changes the result");
+        let run =
+            TrainingRun { save_interval: Duration::ZERO, ..TrainingRun::new(dir.path(), "f") };
+        assert!(finished(train(RATE, run).unwrap()) == expected, "saving changes the result");
         let steps = |export| value(export, "num_steps").as_u64().unwrap();
         let mut steps: Vec<u64> = expected.iter().map(steps).collect();
         let mut lines: Vec<u64> =
@@ -190,8 +185,8 @@ fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
         assert_eq!(lines, steps);
         assert_eq!(metrics(dir.path()), metrics(stepwise.path()));
         // It is at its end: there is nothing left to do.
-        let stint = Stint { max_steps: Some(0), ..Stint::new(dir.path(), "f") };
-        assert!(finished(train(RATE, stint).unwrap()) == expected);
+        let run = TrainingRun { max_steps: Some(0), ..TrainingRun::new(dir.path(), "f") };
+        assert!(finished(train(RATE, run).unwrap()) == expected);
     }
 }
 
@@ -204,22 +199,22 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
         // time.
         for stop_after in (4..).step_by(5).take(12) {
             let dir = tempfile::tempdir().unwrap();
-            let (stint, num_updates) = stopped_after(stop_after, Stint::new(dir.path(), "f"));
-            let ending = train(RATE, stint).unwrap();
+            let (run, num_updates) = stopped_after(stop_after, TrainingRun::new(dir.path(), "f"));
+            let ending = train(RATE, run).unwrap();
             if let Ending::Stopped { num_steps, best: None, .. } = &ending {
                 // In the first epoch every update is a training batch.
                 let num_batches = num_updates.load(Ordering::SeqCst);
                 num_within_a_step += usize::from(num_batches > num_steps * NUM_BATCHES_A_STEP);
             }
-            let export = finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+            let export = finished(train(RATE, TrainingRun::new(dir.path(), "f")).unwrap());
             assert!(export == expected, "stopped at batch {stop_after}: other bytes");
         }
         assert!(num_within_a_step > 0, "none was within a step");
     }
 }
 
-/// A stint that is stopped after so many updates, and their number.
-fn stopped_after(stop_after: usize, stint: Stint<'_>) -> (Stint<'_>, Arc<AtomicUsize>) {
+/// A run that is stopped after so many updates, and their number.
+fn stopped_after(stop_after: usize, run: TrainingRun<'_>) -> (TrainingRun<'_>, Arc<AtomicUsize>) {
     let interrupter = Interrupter::new();
     let num_updates = Arc::new(AtomicUsize::new(0));
     let watcher = Watcher {
@@ -228,13 +223,16 @@ fn stopped_after(stop_after: usize, stint: Stint<'_>) -> (Stint<'_>, Arc<AtomicU
         num_updates: num_updates.clone(),
         num_final_scores: Arc::default(),
     };
-    (Stint { renderer: watcher.renderer(), interrupter, ..stint }, num_updates)
+    (TrainingRun { renderer: watcher.renderer(), interrupter, ..run }, num_updates)
 }
 
-/// A stint on so many devices. The CPU listed several times is as many devices, with a thread each,
+/// A run on so many devices. The CPU listed several times is as many devices, with a thread each,
 /// whose weights and batches are copies; it cannot show what a transfer between GPUs does.
-fn on_devices(num_devices: usize, dir: &Path) -> Stint<'_> {
-    Stint { more_devices: vec![Device::flex(); num_devices - 1], ..Stint::new(dir, "f") }
+fn on_devices(num_devices: usize, dir: &Path) -> TrainingRun<'_> {
+    TrainingRun {
+        more_devices: vec![Device::flex(); num_devices - 1],
+        ..TrainingRun::new(dir, "f")
+    }
 }
 
 #[test]
@@ -247,12 +245,12 @@ fn several_devices_end_with_the_bytes_of_one() {
             let found = finished(train(RATE, on_devices(num_devices, dir.path())).unwrap());
             assert!(found == expected, "{num_devices} devices: other bytes");
         }
-        // Begun on some, gone on with on others, within an epoch and at its end.
+        // Begun on some, resumed on others, within an epoch and at its end.
         for (before, after) in [(1, 2), (3, 1), (2, 3)] {
             for stop in [1, num_steps / NUM_EPOCHS, num_steps - 1] {
                 let dir = tempfile::tempdir().unwrap();
-                let stint = Stint { max_steps: Some(stop), ..on_devices(before, dir.path()) };
-                assert!(matches!(train(RATE, stint).unwrap(), Ending::Stopped { .. }));
+                let run = TrainingRun { max_steps: Some(stop), ..on_devices(before, dir.path()) };
+                assert!(matches!(train(RATE, run).unwrap(), Ending::Stopped { .. }));
                 let found = finished(train(RATE, on_devices(after, dir.path())).unwrap());
                 assert!(found == expected, "{before}, then {after} devices: other bytes");
             }
@@ -267,9 +265,9 @@ fn devices_work_on_a_steps_batches_together() {
             let mut num_stopped = 0;
             for stop_after in 1..8 {
                 let dir = tempfile::tempdir().unwrap();
-                let (stint, num_updates) =
+                let (run, num_updates) =
                     stopped_after(stop_after, on_devices(num_devices, dir.path()));
-                if let Ending::Stopped { best: None, .. } = train(RATE, stint).unwrap() {
+                if let Ending::Stopped { best: None, .. } = train(RATE, run).unwrap() {
                     // Between rounds only: after one of two batches, never after one of three.
                     let in_step = num_updates.load(Ordering::SeqCst) % NUM_BATCHES_A_STEP;
                     assert!(in_step == 0 || in_step == a_round, "{in_step} of {num_devices}");
@@ -285,10 +283,10 @@ fn devices_work_on_a_steps_batches_together() {
 fn another_trainings_state_is_not_gone_on_from() {
     for train in TRAINERS {
         let dir = tempfile::tempdir().unwrap();
-        let other = Stint { max_steps: Some(4), ..Stint::new(dir.path(), "other") };
+        let other = TrainingRun { max_steps: Some(4), ..TrainingRun::new(dir.path(), "other") };
         train(2.0 * RATE, other).unwrap();
         let (expected, _) = whole(train);
-        assert!(finished(train(RATE, Stint::new(dir.path(), "f")).unwrap()) == expected);
+        assert!(finished(train(RATE, TrainingRun::new(dir.path(), "f")).unwrap()) == expected);
         assert_eq!(Resumption::find(dir.path(), "other").unwrap(), Resumption::Other);
     }
 }
@@ -297,20 +295,21 @@ fn another_trainings_state_is_not_gone_on_from() {
 fn a_state_that_cannot_be_read_is_named() {
     for train in TRAINERS {
         let dir = tempfile::tempdir().unwrap();
-        train(RATE, Stint { max_steps: Some(9), ..Stint::new(dir.path(), "f") }).unwrap();
+        train(RATE, TrainingRun { max_steps: Some(9), ..TrainingRun::new(dir.path(), "f") })
+            .unwrap();
         for name in ["state.toml", "optimizer.bpk", "model.bpk", "best.bpk"] {
             let files = files_under(dir.path());
             let file = files.iter().find(|file| file.ends_with(name)).unwrap();
             let path = dir.path().join(file);
             let bytes = std::fs::read(&path).unwrap();
             std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-            let message = train(RATE, Stint::new(dir.path(), "f")).unwrap_err().to_string();
-            let named = format!("cannot go on from `{}`", path.display());
+            let message = train(RATE, TrainingRun::new(dir.path(), "f")).unwrap_err().to_string();
+            let named = format!("cannot resume from `{}`", path.display());
             assert!(message.contains(&named), "{name}: {message}");
             assert!(message.contains("hint: delete"), "{name}: {message}");
             std::fs::write(&path, bytes).unwrap();
         }
-        finished(train(RATE, Stint::new(dir.path(), "f")).unwrap());
+        finished(train(RATE, TrainingRun::new(dir.path(), "f")).unwrap());
     }
 }
 
@@ -329,11 +328,11 @@ fn each_of_several_ends_as_if_it_were_alone() {
         let mut sweep = sweep.clone();
         sweep.iter_mut().for_each(|head| head.optimizer.patience = patience);
         let dir = tempfile::tempdir().unwrap();
-        let together = finished(heads(&sweep, Stint::new(dir.path(), "")).unwrap());
+        let together = finished(heads(&sweep, TrainingRun::new(dir.path(), "")).unwrap());
         for (head, found) in sweep.iter().zip(together) {
             let alone_dir = tempfile::tempdir().unwrap();
-            let stint = Stint::new(alone_dir.path(), "");
-            let alone = finished(heads(std::slice::from_ref(head), stint).unwrap()).remove(0);
+            let run = TrainingRun::new(alone_dir.path(), "");
+            let alone = finished(heads(std::slice::from_ref(head), run).unwrap()).remove(0);
             let name = head.name();
             assert!(found == alone, "{name}, patience {patience:?}: other bytes");
             let log = |dir: &Path| std::fs::read(dir.join("metrics.jsonl")).unwrap();
@@ -350,7 +349,7 @@ fn each_of_several_ends_as_if_it_were_alone() {
     let [both, one, two] = [vec![2, 1], vec![1], vec![2]].map(|exit_layers| {
         let dir = tempfile::tempdir().unwrap();
         let exit_layers = ExitLayers::Many(exit_layers);
-        finished(adapters(exit_layers, RATE, Stint::new(dir.path(), "")).unwrap())
+        finished(adapters(exit_layers, RATE, TrainingRun::new(dir.path(), "")).unwrap())
     });
     assert!(both == [two, one].concat(), "other bytes");
     assert!(both[0] != both[1]);
@@ -363,13 +362,13 @@ fn a_training_ends_when_nobody_has_patience_left() {
     training.optimizer.patience = Some(2);
     training.optimizer.warmup_ratio = 0.0;
     let dir = tempfile::tempdir().unwrap();
-    let heads = |stint| heads(std::slice::from_ref(&training), stint).unwrap();
-    let ended = finished(heads(Stint::new(dir.path(), "f"))).remove(0);
+    let heads = |run| heads(std::slice::from_ref(&training), run).unwrap();
+    let ended = finished(heads(TrainingRun::new(dir.path(), "f"))).remove(0);
     let epochs = value(&ended, "epochs").as_array().unwrap().len();
     let best = value(&ended, "best_epoch").as_u64().unwrap() as usize;
     assert_eq!(epochs, best + 2);
     assert!(epochs < 50);
     assert_eq!(value(&ended, "interrupted"), false);
     // It stays so.
-    assert!(finished(heads(Stint::new(dir.path(), "f"))) == [ended]);
+    assert!(finished(heads(TrainingRun::new(dir.path(), "f"))) == [ended]);
 }

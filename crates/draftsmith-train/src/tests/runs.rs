@@ -8,7 +8,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn_train::Interrupter;
 
 use crate::log::renderer::{Extent, Half, Listener, MetricsRenderer, Told};
-use crate::run::stint::Ending;
+use crate::run::training_run::Ending;
+
+/// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
+pub(crate) type Export = [Vec<u8>; 2];
+
+/// Those that `write` writes.
+pub(crate) fn exported(write: impl FnOnce(&Path)) -> Export {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
+}
 
 /// What a training that was not stopped left.
 #[track_caller]

@@ -12,7 +12,7 @@ use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
 use draftsmith_train::renderer::{Listener, Told};
 use draftsmith_train::{
-    AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, Stint, is_held_out,
+    AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, TrainingRun, is_held_out,
     train_adapters, train_heads,
 };
 use serde::Deserialize;
@@ -98,12 +98,12 @@ impl Work {
         let rows = self.rows(num_rows, frozen.config().vocab_size, timing);
         let dir = tempfile::tempdir()?;
         let clock = Clock::new(frozen.device());
-        let stint = Stint {
+        let run = TrainingRun {
             max_steps: Some(num_steps),
             renderer: Box::new(Told::new(clock.clone())),
-            ..Stint::new(dir.path(), "")
+            ..TrainingRun::new(dir.path(), "")
         };
-        self.train(frozen, &rows, timing, stint)?;
+        self.train(frozen, &rows, timing, run)?;
         let steps = read_steps(&dir.path().join("metrics.jsonl"))?;
         let (batch_ends, reserved_bytes) = clock.read();
         let ends: Vec<Instant> =
@@ -122,7 +122,7 @@ impl Work {
         frozen: &CausalLm,
         rows: &[ResponseRow],
         timing: &Timing,
-        stint: Stint<'_>,
+        run: TrainingRun<'_>,
     ) -> Result<()> {
         let stopped = match *self {
             Self::Adapter { exit_layer, loss_chunk } => {
@@ -134,7 +134,7 @@ impl Work {
                     optimizer: timing.optimizer(OptimizerSettings::ADAPTER, 1),
                     ..AdapterTraining::default()
                 };
-                let ending = train_adapters(frozen, rows, &training, SEED, stint)?;
+                let ending = train_adapters(frozen, rows, &training, SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
             Self::Head { num_layers, accumulation } => {
@@ -146,7 +146,7 @@ impl Work {
                     optimizer: timing.optimizer(OptimizerSettings::HEAD, accumulation),
                     ..HeadTraining::default()
                 };
-                let ending = train_heads(frozen, rows, &[training], SEED, stint)?;
+                let ending = train_heads(frozen, rows, &[training], SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
         };

@@ -14,7 +14,7 @@ use draftsmith_decode::{
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadTraining, Stint, discard, train_adapters, train_heads,
+    AdapterTraining, ExitLayers, HeadTraining, TrainingRun, discard, train_adapters, train_heads,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -186,10 +186,10 @@ impl Ours {
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
-        let (heads, stint) = (std::slice::from_ref(&training), Stint::new(&dir, ""));
-        let trained = train_heads(&self.draft, &self.rows, heads, self.seed, stint)?;
+        let (heads, run) = (std::slice::from_ref(&training), TrainingRun::new(&dir, ""));
+        let trained = train_heads(&self.draft, &self.rows, heads, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
-        Ok(Measurement::of(trained.num_labels, begun.elapsed()))
+        Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
 
     /// An epoch of an adapter over the first rows.
@@ -203,10 +203,10 @@ impl Ours {
         discard(&dir)?;
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];
-        let stint = Stint::new(&dir, "");
-        let trained = train_adapters(&self.target, rows, &training, self.seed, stint)?;
+        let run = TrainingRun::new(&dir, "");
+        let trained = train_adapters(&self.target, rows, &training, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
-        Ok(Measurement::of(trained.num_tokens, begun.elapsed()))
+        Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
 
     /// A section of the recipe.

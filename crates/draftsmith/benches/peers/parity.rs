@@ -21,8 +21,9 @@ use clap::{Parser, ValueEnum};
 use draftsmith_data::{ResponseRow, read_dir};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{
-    AdapterTraining, Clipping, ExitLayers, HeadTraining, Lesson, OptimizerSettings, Schedule,
-    Stint, adapter_lessons, first_adapter, first_head, head_lessons, train_adapters, train_heads,
+    AdapterTraining, Clipping, ExitLayers, HeadTraining, OptimizerSettings, Schedule, StepExamples,
+    TrainingRun, adapter_examples, first_adapter, first_head, head_examples, train_adapters,
+    train_heads,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -91,7 +92,7 @@ struct Training {
 struct Task {
     what: What,
     model_dir: PathBuf,
-    lessons: Vec<Lesson>,
+    steps: Vec<StepExamples>,
     settings: Value,
     /// Of the adapter.
     exit_layer: usize,
@@ -144,24 +145,24 @@ fn head(
     rounds: usize,
 ) -> Result<bool> {
     let draft = CausalLm::from_model_dir(dir, &Device::flex())?;
-    let lessons = head_lessons(&draft, rows, training, seed)?;
-    let settings = for_torch(json!(training), &lessons, &training.optimizer)?;
+    let steps = head_examples(&draft, rows, training, seed)?;
+    let settings = for_torch(json!(training), &steps, &training.optimizer)?;
     let task =
-        Task { what: What::Head, model_dir: dir.to_path_buf(), lessons, settings, exit_layer: 0 };
+        Task { what: What::Head, model_dir: dir.to_path_buf(), steps, settings, exit_layer: 0 };
     let place = tempfile::tempdir()?;
     let (config, first) = first_head(&draft, training, seed);
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
         let begun = Instant::now();
         let heads = std::slice::from_ref(training);
-        let trained = train_heads(&draft, rows, heads, seed, Stint::new(state, ""))?;
+        let trained = train_heads(&draft, rows, heads, seed, TrainingRun::new(state, ""))?;
         let seconds = begun.elapsed().as_secs_f64();
         let trained =
             trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
         Ok(Training {
             losses: step_losses(state)?,
             validation: trained.epochs.iter().map(|epoch| epoch.validation.kl).collect(),
-            num_tokens: trained.num_labels,
+            num_tokens: trained.num_supervised,
             seconds,
             num_threads: NUM_THREADS,
             torch: String::new(),
@@ -181,23 +182,23 @@ fn adapter(
     let target = CausalLm::from_model_dir(dir, &Device::flex())?;
     let exit_layer = training.exit_layer.to_vec().pop().context("there is an exit layer")?;
     let training = &AdapterTraining { exit_layer: ExitLayers::One(exit_layer), ..training.clone() };
-    let lessons = adapter_lessons(&target, rows, training, seed)?;
-    let settings = for_torch(json!(training), &lessons, &training.optimizer)?;
+    let steps = adapter_examples(&target, rows, training, seed)?;
+    let settings = for_torch(json!(training), &steps, &training.optimizer)?;
     let task =
-        Task { what: What::Adapter, model_dir: dir.to_path_buf(), lessons, settings, exit_layer };
+        Task { what: What::Adapter, model_dir: dir.to_path_buf(), steps, settings, exit_layer };
     let place = tempfile::tempdir()?;
     let (config, first) = first_adapter(&target, training, exit_layer, seed)?;
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
         let begun = Instant::now();
-        let trained = train_adapters(&target, rows, training, seed, Stint::new(state, ""))?;
+        let trained = train_adapters(&target, rows, training, seed, TrainingRun::new(state, ""))?;
         let seconds = begun.elapsed().as_secs_f64();
         let trained =
             trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;
         Ok(Training {
             losses: step_losses(state)?,
             validation: trained.epochs.iter().map(|epoch| epoch.validation.cross_entropy).collect(),
-            num_tokens: trained.num_tokens,
+            num_tokens: trained.num_supervised,
             seconds,
             num_threads: NUM_THREADS,
             torch: String::new(),
@@ -217,8 +218,8 @@ fn compare(
 ) -> Result<bool> {
     let curriculum = place.join("curriculum.jsonl");
     let mut file = BufWriter::new(File::create(&curriculum)?);
-    for lesson in &task.lessons {
-        serde_json::to_writer(&mut file, lesson)?;
+    for step in &task.steps {
+        serde_json::to_writer(&mut file, step)?;
         file.write_all(b"\n")?;
     }
     file.into_inner()?;
@@ -247,7 +248,7 @@ fn compare(
         serde_json::from_slice(&output.stdout).context("`parity.py` did not answer")
     };
     let mut is_same = true;
-    println!("{name}: {} steps", task.lessons.iter().filter(|lesson| lesson.epoch > 0).count());
+    println!("{name}: {} steps", task.steps.iter().filter(|step| step.epoch > 0).count());
     for round in 0..rounds {
         let (our, their) = (ours(&place.join(format!("state-{round}")))?, theirs()?);
         is_same &= report(&our, &their)?;
@@ -296,14 +297,14 @@ fn report(our: &Training, their: &Training) -> Result<bool> {
 /// need of them.
 fn for_torch(
     mut settings: Value,
-    lessons: &[Lesson],
+    steps: &[StepExamples],
     optimizer: &OptimizerSettings,
 ) -> Result<Value> {
     let (Schedule::Cosine, Clipping::Norm(max_norm)) = (optimizer.schedule, optimizer.clipping)
     else {
         bail!("torch's side has the cosine schedule and clips by norm");
     };
-    let num_steps = lessons.iter().filter(|lesson| lesson.epoch > 0).count();
+    let num_steps = steps.iter().filter(|step| step.epoch > 0).count();
     if let Value::Object(keys) = json!(optimizer) {
         keys.into_iter().for_each(|(key, value)| settings[key] = value);
     }

@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use crate::commands::training::StepsLeft;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
+use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Runs the command, all stages on one workspace. It ends with the table of results and the report's path on stdout.

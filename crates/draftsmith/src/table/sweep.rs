@@ -1,11 +1,15 @@
 //! The heads of a sweep as text.
 
 use super::{Column, Line, fitted, number};
-use crate::commands::train_head::SweptHead;
+use crate::training::sweep::SweptHead;
 
 const COLUMNS: [Column<SweptHead>; 6] = [
     Column { heading: "KL", text: |row| number(row.scores.kl, 4), expendable: 1 },
-    Column { heading: "unshifted", text: |row| number(row.comparable(), 4), expendable: 0 },
+    Column {
+        heading: "unshifted",
+        text: |row| number(row.scores.comparable_kl(), 4),
+        expendable: 0,
+    },
     Column {
         heading: "AUROC",
         text: |row| row.scores.auroc.map_or_else(|| "-".into(), |auroc| number(auroc, 4)),

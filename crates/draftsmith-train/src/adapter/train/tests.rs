@@ -1,23 +1,20 @@
-//! What adapter training must hold to: it learns, it repeats itself, it stops when told, it leaves
-//! the target alone, and it says what is wrong with its input.
+//! What adapter training must hold to beside what both trainings do (`crate::tests::both`): it learns,
+//! it keeps the best epoch, it leaves the target alone, and it says what is wrong with its input.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::Device;
 use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
-use burn_train::Interrupter;
 use draftsmith_model::AdapterArchitecture;
 
 use super::*;
 use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{ExitLayers, InitialWeights};
-use crate::head::rows::is_held_out;
+use crate::data::split::is_held_out;
 use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
-use crate::tests::runs::{Watcher, files_under, only};
+use crate::tests::runs::{exported, only};
 
 /// Small and quick.
 fn quick() -> AdapterTraining {
@@ -48,7 +45,7 @@ fn train(
     training: &AdapterTraining,
     dir: &Path,
 ) -> Result<TrainedAdapter, TrainError> {
-    train_adapters(target, rows, training, 3, Stint::new(dir, "")).map(only)
+    train_adapters(target, rows, training, 3, TrainingRun::new(dir, "")).map(only)
 }
 
 fn train_in_temporary_dir(rows: &[ResponseRow], training: &AdapterTraining) -> TrainedAdapter {
@@ -63,7 +60,7 @@ fn undrafted(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
 }
 
 #[test]
-fn an_adapter_learns_to_speak_for_the_target() {
+fn an_adapter_learns_to_predict_what_the_target_does() {
     let rows = undrafted(200, 40, 21);
     let training = quick_with(|settings| (settings.num_epochs, settings.weight_decay) = (15, 0.0));
     let untrained =
@@ -80,7 +77,7 @@ fn an_adapter_learns_to_speak_for_the_target() {
     assert!(scores.overlap > untrained.overlap + 0.05, "{scores:?} after {untrained:?}");
     assert!(trained.epochs[14].training_loss < trained.epochs[0].training_loss);
     assert!(!trained.interrupted);
-    assert!(trained.tokens_per_second() > 0.0);
+    assert!(trained.supervised_per_second() > 0.0);
 }
 
 #[test]
@@ -94,17 +91,20 @@ fn every_architecture_learns_and_its_files_round_trip() {
             let dir = tempfile::tempdir().unwrap();
             let trained = train(&target, &rows, &training, dir.path()).unwrap();
             assert_eq!(trained.config.architecture, architecture);
-            assert_eq!(trained.adapter.num_parameters(), trained.config.num_parameters());
+            assert_eq!(trained.model.num_parameters(), trained.config.num_parameters());
             let losses: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.training_loss).collect();
             // This target's own layer has next to nothing to learn.
             let learns = initial == InitialWeights::Target || losses[2] < losses[0];
             assert!(learns, "{architecture}: {losses:?}");
-            trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
+            trained.model.write_dir(dir.path(), &trained.config).unwrap();
             let (config, read) =
                 Adapter::from_dir(dir.path(), target.config(), &Device::flex()).unwrap();
             assert_eq!((config.architecture, &config.llama), (architecture, &trained.config.llama));
+            let keys = |config: &AdapterConfig| config.training.keys().cloned().collect::<Vec<_>>();
+            assert_eq!(keys(&config), keys(&trained.config));
+            assert_eq!(config.training["loss_chunk"], 5);
             let features = Tensor::<3>::ones([1, 3, 16], &Device::flex());
-            let [found, expected] = [read, trained.adapter].map(|adapter| {
+            let [found, expected] = [read, trained.model].map(|adapter| {
                 let normed = adapter.forward(features.clone());
                 normed.into_data().try_into_vec::<f32>().unwrap()
             });
@@ -212,37 +212,15 @@ fn the_returned_adapter_is_the_one_that_was_scored_best() {
     assert_ne!(trained.best_epoch, 6, "the last is the best: this shows nothing: {losses:?}");
 
     let nothing = Tensor::<3>::zeros([1, 1, 16], &Device::flex());
-    assert!(!trained.adapter.forward(nothing).is_autodiff(), "it still records a graph");
+    assert!(!trained.model.forward(nothing).is_autodiff(), "it still records a graph");
     let held_out: Vec<ResponseRow> = rows.into_iter().filter(|row| is_held_out(row, 0.3)).collect();
     let num_tokens: usize = held_out.iter().map(|row| row.response_ids.len()).sum();
     assert_eq!(trained.scores.num_tokens, num_tokens);
-    let [cross_entropy, overlap, agreement] = direct_scores(&target, &trained.adapter, &held_out);
+    let [cross_entropy, overlap, agreement] = direct_scores(&target, &trained.model, &held_out);
     // f32 sums over other shapes.
     assert!((cross_entropy - lowest).abs() < 1e-4, "{cross_entropy} {lowest}");
     assert!((overlap - trained.scores.overlap).abs() < 1e-4);
     assert!((agreement - trained.scores.agreement).abs() < 1e-9);
-}
-
-/// The files of an exported adapter.
-fn exported(trained: &TrainedAdapter) -> [Vec<u8>; 2] {
-    let dir = tempfile::tempdir().unwrap();
-    trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
-    ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
-}
-
-#[test]
-fn the_same_seed_gives_the_same_bytes() {
-    let rows = undrafted(30, 30, 8);
-    let target = tiny_draft(32, 64);
-    let train_with = |seed| {
-        let dir = tempfile::tempdir().unwrap();
-        let stint = Stint::new(dir.path(), "");
-        exported(&only(train_adapters(&target, &rows, &quick(), seed, stint).unwrap()))
-    };
-    let first = train_with(1);
-    // Other tests train at the same time: neither threads nor burn's generator may matter.
-    assert!(first == train_with(1), "the bytes differ");
-    assert!(first != train_with(2), "the seed does nothing");
 }
 
 /// Every number of a model.
@@ -273,7 +251,7 @@ fn the_target_stays_as_it_is_and_a_step_is_the_same_however_it_is_cut() {
         train(&target, &rows, &training, dir.path()).unwrap()
     });
     assert_eq!(weights(&target), before);
-    assert_eq!((whole.num_steps, whole.num_tokens), (cut.num_steps, cut.num_tokens));
+    assert_eq!((whole.num_steps, whole.num_supervised), (cut.num_steps, cut.num_supervised));
     // AdamW's first steps divide a gradient by its own size, which magnifies rounding.
     let gap = (whole.scores.cross_entropy - cut.scores.cross_entropy).abs();
     assert!(gap < 1e-4, "{:?} {:?}", whole.scores, cut.scores);
@@ -287,120 +265,9 @@ fn an_autodiff_target_trains_the_same() {
     let target = tiny_draft(16, 64).fork(&Device::flex().autodiff());
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&target, &rows, &quick(), dir.path()).unwrap();
-    assert!(exported(&plain) == exported(&trained), "the bytes differ");
-}
-
-#[test]
-fn adapters_round_trip_and_record_their_training() {
-    let rows = undrafted(20, 10, 6);
-    let trained = train_in_temporary_dir(&rows, &quick());
-    let target = tiny_draft(16, 64);
-    let dir = tempfile::tempdir().unwrap();
-    trained.adapter.write_dir(dir.path(), &trained.config).unwrap();
-    let (config, read) = Adapter::from_dir(dir.path(), target.config(), &Device::flex()).unwrap();
-    assert_eq!(config.exit_layer, 1);
-    let keys = |config: &AdapterConfig| config.training.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&config), keys(&trained.config));
-    let record = &trained.config.training;
-    assert_eq!(record["seed"], 3);
-    assert_eq!(record["optimizer"]["learning_rate"], 1e-2);
-    assert_eq!(record["loss_chunk"], 5);
-    assert_eq!(record["epochs"].as_array().unwrap().len(), 2);
-    assert_eq!(record["validation"]["cross_entropy"], trained.scores.cross_entropy);
-    assert_eq!(record["num_tokens"], trained.num_tokens);
-    assert!(!record.contains_key("exit_layer"));
-    let x = Tensor::<3>::ones([1, 3, 16], &Device::flex()) * 0.3;
-    let gap: f32 = (read.forward(x.clone()) - trained.adapter.forward(x)).abs().max().into_scalar();
-    // The weights are the same; layouts may sum in another order.
-    assert!(gap < 1e-5, "off by {gap}");
-}
-
-#[test]
-fn rows_steps_and_tokens_are_counted() {
-    let mut rows = undrafted(30, 10, 2);
-    rows[4].response_ids.clear();
-    rows[4].response_target_log_prob.clear();
-    rows.push(ResponseRow { draft: None, ..response_row("set#90", &[1; 64], &[2], &[2], &[0.5]) });
-    let trained = train_in_temporary_dir(&rows, &quick());
-    assert_eq!(trained.num_unusable_rows, 2);
-    assert_eq!(trained.num_training_rows + trained.num_validation_rows, 29);
-    // Steps of 4 · 2 rows, the last one of what is left, in each of two epochs.
-    let steps = trained.num_training_rows.div_ceil(8);
-    assert_eq!(trained.epochs[0].num_steps, steps);
-    assert_eq!(trained.num_steps, 2 * steps);
-    let tokens: usize = rows[..30]
-        .iter()
-        .filter(|row| !is_held_out(row, 0.3))
-        .map(|row| row.response_ids.len())
-        .sum();
-    assert_eq!(trained.num_tokens, 2 * tokens);
-    let short = AdapterTraining { max_len: 4, ..quick() };
-    let trained = train_in_temporary_dir(&rows, &short);
-    assert!(trained.num_unusable_rows > 2 && trained.num_tokens < 2 * tokens);
-}
-
-#[test]
-fn the_last_state_holds_the_adapter_alone() {
-    let dir = tempfile::tempdir().unwrap();
-    train(&tiny_draft(16, 64), &undrafted(20, 10, 6), &quick(), dir.path()).unwrap();
-    let files = files_under(dir.path());
-    let has = |name: &str| files.contains(Path::new(name));
-    for name in ["model.bpk", "optimizer.bpk", "best.bpk", "state.toml"] {
-        assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
-    }
-    assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
-    for name in ["Loss", "cross-entropy", "KL", "agreement", "overlap"] {
-        assert!(has(&format!("valid/epoch-2/{name}.log")), "{files:?}");
-    }
-    // Four projections (keys and values of one head of two) and two norms, of 4 bytes a number, and
-    // a header; the target alone has 48 · 16 in its embedding.
-    let num_weights = 2 * 16 * 16 + 2 * 16 * 8 + 2 * 16;
-    let size =
-        std::fs::metadata(dir.path().join("checkpoint/epoch-3-step-0/model.bpk")).unwrap().len();
-    assert!((num_weights * 4..num_weights * 4 + 2048).contains(&size), "{size}");
-}
-
-/// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final
-/// validation metrics the renderer was told.
-fn stopped_after(num_batches: usize) -> (Option<TrainedAdapter>, usize) {
-    let interrupter = Interrupter::new();
-    let num_final_scores = Arc::new(AtomicUsize::new(0));
-    let renderer = Watcher {
-        interrupter: interrupter.clone(),
-        stop_after: num_batches,
-        num_updates: Arc::default(),
-        num_final_scores: num_final_scores.clone(),
-    }
-    .renderer();
-    if num_batches == 0 {
-        interrupter.stop(None);
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let training = quick_with(|optimizer| optimizer.num_epochs = 50);
-    let (target, rows) = (tiny_draft(16, 64), undrafted(40, 10, 6));
-    let stint = Stint { renderer, interrupter, ..Stint::new(dir.path(), "") };
-    let ending = train_adapters(&target, &rows, &training, 3, stint).unwrap();
-    assert!(matches!(ending, Ending::Stopped { .. }));
-    (ending.best().map(|mut adapters| adapters.remove(0)), num_final_scores.load(Ordering::SeqCst))
-}
-
-#[test]
-fn an_interruption_returns_the_best_adapter_so_far() {
-    // In the second or a later epoch: an epoch has fewer than 15 batches.
-    let (trained, num_final_scores) = stopped_after(15);
-    let trained = trained.unwrap();
-    assert!(trained.interrupted);
-    assert!(!trained.epochs.is_empty() && trained.epochs.len() < 10);
-    assert_eq!(trained.config.training["interrupted"], true);
-    // Four scores, once an epoch.
-    assert!(num_final_scores >= 4 * trained.epochs.len());
-}
-
-#[test]
-fn an_interruption_in_the_first_epoch_returns_nothing() {
-    for num_batches in [0, 1] {
-        assert!(stopped_after(num_batches).0.is_none());
-    }
+    let [plain, trained] = [plain, trained]
+        .map(|trained| exported(|dir| trained.model.write_dir(dir, &trained.config).unwrap()));
+    assert!(plain == trained, "the bytes differ");
 }
 
 fn error(rows: &[ResponseRow], training: &AdapterTraining) -> String {
@@ -418,18 +285,15 @@ fn assert_says(message: &str, parts: &[&str]) {
 #[test]
 fn what_cannot_be_trained_on_is_refused() {
     let mut rows = undrafted(20, 10, 6);
-    assert_says(&error(&[], &quick()), &["0 rows for training", "build more data"]);
-    assert_says(
-        &error(&rows[..1], &quick()),
-        &["of 1 in all", "adapter.optimizer.validation_fraction"],
-    );
     let short = AdapterTraining { max_len: 2, ..quick() };
     let too_long = [response_row("set#0", &[1; 3], &[2], &[3], &[0.5])];
     assert_says(&error(&too_long, &short), &["(1 have no response within 2 tokens"]);
+    let short = AdapterTraining { max_len: 4, ..quick() };
+    let whole = train_in_temporary_dir(&rows, &quick());
+    let cut = train_in_temporary_dir(&rows, &short);
+    assert!(cut.rows.num_unusable > 0 && cut.num_supervised < whole.num_supervised);
     rows[7].response_ids[0] = 48;
     assert_says(&error(&rows, &quick()), &["`set#7`", "token 48", "48 tokens"]);
-    let bad = quick_with(|optimizer| optimizer.batch_size = 0);
-    assert_says(&error(&rows, &bad), &["`adapter.optimizer.batch_size` is 0"]);
     let bad = AdapterTraining { exit_layer: ExitLayers::Many(vec![]), ..quick() };
     assert_says(&error(&rows, &bad), &["`adapter.exit_layer` is []"]);
 }
@@ -441,18 +305,8 @@ fn an_exit_layer_out_of_range_is_refused() {
     for exit_layer in [2, 3] {
         let training =
             AdapterTraining { exit_layer: ExitLayers::Many(vec![1, exit_layer]), ..quick() };
-        let error = train_adapters(&target, &rows, &training, 3, Stint::new(dir.path(), ""));
+        let error = train_adapters(&target, &rows, &training, 3, TrainingRun::new(dir.path(), ""));
         let message = error.unwrap_err().to_string();
         assert_says(&message, &["exit layer", &exit_layer.to_string()]);
     }
-}
-
-#[test]
-fn a_loss_that_is_not_finite_names_epoch_and_rows() {
-    let hot = quick_with(|settings| (settings.learning_rate, settings.warmup_ratio) = (1e38, 0.0));
-    let message = error(&undrafted(40, 10, 6), &hot);
-    assert_says(
-        &message,
-        &["not finite in epoch 1", "`set#", "adapter.optimizer.learning_rate", "target's"],
-    );
 }

@@ -4,10 +4,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
+use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_theory::HeadScores;
+use draftsmith_train::HeadTraining;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::{Done, SCORES, Trained, finished};
+use super::export_job::{Planned, SCORES};
+use super::heads::{ExportedHead, HeadOutcome};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
@@ -33,50 +37,44 @@ pub(crate) struct SweptHead {
     pub(crate) dir: PathBuf,
 }
 
-impl SweptHead {
-    /// What heads of several rejection weights are compared by.
-    pub(crate) fn comparable(&self) -> f64 {
-        comparable(&self.scores)
-    }
-}
-
-fn comparable(scores: &HeadScores) -> f64 {
-    scores.unshifted_kl.unwrap_or(scores.kl)
-}
-
 /// The rows' file, in the sweep's directory.
 const ROWS: &str = "sweep.json";
 
 /// Copies the best of the heads to where one is looked for, and writes and returns what there is to
 /// tell of all.
-pub(super) fn finish(
+pub(crate) fn finish(
     recipe: &Recipe,
     workspace: &Workspace,
-    heads: Vec<Done>,
+    heads: Vec<(HeadTraining, ExportedHead)>,
     console: &Console,
-) -> Result<Trained> {
+) -> Result<HeadOutcome> {
     let path = recipe.sweep_dir().join(ROWS);
     let before = read_rows(&path);
-    let scores: Vec<f64> = heads.iter().map(|head| comparable(&head.scores)).collect();
+    let scores: Vec<f64> = heads.iter().map(|(_, head)| head.scores.comparable_kl()).collect();
     let best = lowest(&scores).context("a sweep has a head")?;
     let rows: Vec<SweptHead> =
         heads.iter().enumerate().map(|(nth, head)| row(head, nth == best, &before)).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
-    let mut head = heads.into_iter().nth(best).context("the best is one of them")?;
-    let head_dir = recipe.head_dir();
+    let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
+    let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
+    let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
+    let planned = Planned { dir: recipe.head_dir(), fingerprint };
     // One that is there may have been tuned since.
-    if finished(&head_dir, &head.planned.fingerprint).is_none() {
-        workspace.forget(&head_dir);
-        copy(&head.planned.dir, &head_dir)?;
-        recipe.write_beside(&head_dir)?;
+    if planned.found::<AcceptanceHeadConfig, HeadScores>().is_none() {
+        workspace.forget(&planned.dir);
+        copy(&head.dir, &planned.dir)?;
+        recipe.write_beside(&planned.dir)?;
     }
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
-    head.planned.dir = head_dir;
-    Ok(head.trained(Some(rows)))
+    head.dir = planned.dir;
+    Ok(HeadOutcome::of(head, Some(rows)))
 }
 
-fn row(head: &Done, best: bool, before: &[SweptHead]) -> SweptHead {
-    let settings = &head.planned.settings;
+fn row(
+    (settings, head): &(HeadTraining, ExportedHead),
+    best: bool,
+    before: &[SweptHead],
+) -> SweptHead {
     let name = settings.name();
     let seconds = match head.speed {
         Some(speed) => Some(speed.seconds),
@@ -92,7 +90,7 @@ fn row(head: &Done, best: bool, before: &[SweptHead]) -> SweptHead {
         best_epoch: head.best_epoch,
         scores: head.scores,
         seconds,
-        dir: head.planned.dir.clone(),
+        dir: head.dir.clone(),
     }
 }
 

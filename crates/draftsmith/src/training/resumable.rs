@@ -1,30 +1,23 @@
-//! What both trainers' commands share: progress on the console, stopping and going
-//! on.
-
-mod show;
+//! A training that is watched, stopped and resumed.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_train::renderer::Told;
-use draftsmith_train::{Ending, Interrupter, Resumption, Stint, TrainError, discard};
+use draftsmith_train::{Ending, Interrupter, Resumption, TrainError, TrainingRun, discard};
 
-pub(super) use self::show::EpochProgress;
+use super::progress::EpochProgress;
 use crate::console::Console;
 use crate::console::dashboard;
 
-/// The optimiser steps that `--steps` leaves, over all trainings of a command; no bound if absent.
+/// The optimizer steps that `--steps` leaves, over all trainings of a command; no bound if absent.
 pub(crate) type StepsLeft = Option<usize>;
 
 /// The file of a batch that training failed at, beside the state.
 const NOT_FINITE: &str = "not-finite.parquet";
 
-/// A training that goes on where it was stopped.
+/// A training that resumes where it was stopped.
 pub(super) struct Resumable<'a> {
     console: &'a Console,
     /// The command, which notes begin with.
@@ -49,7 +42,7 @@ impl<'a> Resumable<'a> {
         let num_steps_before = match Resumption::find(&checkpoint_dir, &fingerprint)? {
             Resumption::Nothing => 0,
             Resumption::After(num_steps) => {
-                console.note(format!("{command}: goes on after step {num_steps}"));
+                console.note(format!("{command}: resumes after step {num_steps}"));
                 num_steps
             }
             Resumption::Other => {
@@ -72,16 +65,17 @@ impl<'a> Resumable<'a> {
         steps_left: &mut StepsLeft,
         progress: EpochProgress,
         (rows, provenance): (&[ResponseRow], &Provenance),
-        train: impl FnOnce(Stint<'_>) -> Result<Ending<T>, TrainError>,
+        train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<T>, TrainError>,
     ) -> Result<Option<T>> {
         let interrupter = Interrupter::new();
-        let watch = Watch::start(self.console, &interrupter);
         let train = |renderer| {
-            let ending = train(Stint {
+            let console = self.console.clone();
+            let ending = train(TrainingRun {
                 max_steps: *steps_left,
                 renderer,
                 interrupter: interrupter.clone(),
-                ..Stint::new(&self.checkpoint_dir, &self.fingerprint)
+                should_stop: Box::new(move || console.is_interrupted()),
+                ..TrainingRun::new(&self.checkpoint_dir, &self.fingerprint)
             });
             ending.map_err(|error| self.explain(error, rows, provenance))
         };
@@ -90,7 +84,6 @@ impl<'a> Resumable<'a> {
         } else {
             train(Box::new(Told::new(progress)))
         };
-        drop(watch);
         self.end(ending?, steps_left)
     }
 
@@ -135,38 +128,5 @@ impl<'a> Resumable<'a> {
         // Nearly always there is none.
         let _ = std::fs::remove_file(self.checkpoint_dir.join(NOT_FINITE));
         Ok(())
-    }
-}
-
-/// Passes Ctrl-C and the end of `--hours` on to the trainer, as long as it lives.
-struct Watch {
-    done: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    fn start(console: &Console, interrupter: &Interrupter) -> Self {
-        let done = Arc::new(AtomicBool::new(false));
-        let (flag, console, interrupter) = (done.clone(), console.clone(), interrupter.clone());
-        let thread = thread::spawn(move || {
-            while !flag.load(Ordering::SeqCst) {
-                if console.is_interrupted() {
-                    interrupter.stop(None);
-                    break;
-                }
-                thread::sleep(Duration::from_millis(50));
-            }
-        });
-        Self { done, thread: Some(thread) }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.done.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            // The thread only reads flags: it cannot have panicked.
-            let _ = thread.join();
-        }
     }
 }

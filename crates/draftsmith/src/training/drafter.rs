@@ -1,4 +1,4 @@
-//! Whose candidates a head is trained to speak of, and where what belongs to it is.
+//! Whose candidates a head predicts, and where what belongs to it is.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// The drafter of a head.
-pub(super) enum HeadDrafter<'a> {
+pub(crate) enum HeadDrafter<'a> {
     /// The separate draft.
     Draft,
     /// A self-draft, by its adapter's directory.

@@ -1,0 +1,94 @@
+//! Which rows are trained on, and which are held out for validation.
+
+use std::sync::Arc;
+
+use draftsmith_data::ResponseRow;
+use draftsmith_theory::in_validation;
+
+use crate::data::batches::RowCounts;
+use crate::error::TrainError;
+
+/// The rows of each side, in their order.
+pub(crate) struct Split<T> {
+    pub(crate) training: Vec<Arc<T>>,
+    pub(crate) validation: Vec<Arc<T>>,
+    pub(crate) num_unusable: usize,
+}
+
+impl<T> Split<T> {
+    /// How many rows are on each side.
+    pub(crate) fn counts(&self) -> RowCounts {
+        RowCounts {
+            num_training: self.training.len(),
+            num_validation: self.validation.len(),
+            num_unusable: self.num_unusable,
+        }
+    }
+
+    /// Splits what `usable` takes of each row; `None` counts as unusable.
+    ///
+    /// # Errors
+    /// If `usable` refuses a row.
+    pub(crate) fn new(
+        rows: &[ResponseRow],
+        validation_fraction: f64,
+        usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
+    ) -> Result<Self, TrainError> {
+        let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
+        for row in rows {
+            match usable(row)?.map(Arc::new) {
+                None => split.num_unusable += 1,
+                Some(usable) if is_held_out(row, validation_fraction) => {
+                    split.validation.push(usable);
+                }
+                Some(usable) => split.training.push(usable),
+            }
+        }
+        Ok(split)
+    }
+}
+
+/// Whether training holds a row out for validation: decided by its conversation, so that turns stay
+/// together.
+pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
+    in_validation(conversation(row), validation_fraction)
+}
+
+/// A row's id without its turn: `source#n` of `source#n#turn`. A source's name may have a `#`.
+fn conversation(row: &ResponseRow) -> &str {
+    let start = match row.id.strip_prefix(&row.source) {
+        Some(rest) if rest.starts_with('#') => row.source.len() + 1,
+        _ => row.id.find('#').map_or(row.id.len(), |at| at + 1),
+    };
+    let turn = row.id[start..].find('#').map_or(row.id.len(), |at| start + at);
+    &row.id[..turn]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::pair::response_row;
+
+    #[test]
+    fn turns_of_a_conversation_share_their_side() {
+        let named = |id: &str, source: &str| {
+            let mut row = response_row(id, &[1], &[2], &[3], &[0.5]);
+            row.source = source.to_owned();
+            row
+        };
+        for (id, source, expected) in [
+            ("set#4", "set", "set#4"),
+            ("set#4#1", "set", "set#4"),
+            ("a#b#4", "a#b", "a#b#4"),
+            ("a#b#4#2", "a#b", "a#b#4"),
+            ("other#4#2", "set", "other#4"),
+            ("bare", "set", "bare"),
+        ] {
+            assert_eq!(conversation(&named(id, source)), expected);
+        }
+        for n in 0..200 {
+            let first = is_held_out(&named(&format!("set#{n}"), "set"), 0.3);
+            assert_eq!(first, is_held_out(&named(&format!("set#{n}#1"), "set"), 0.3));
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! What every training must hold to, of heads and of adapters: it repeats itself, it stops when told,
+//! it counts and records what it did, and it names what is wrong with its input.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_train::Interrupter;
+use draftsmith_data::ResponseRow;
+use serde_json::Value;
+
+use crate::adapter::learner::AdapterLearner;
+use crate::adapter::settings::{AdapterTraining, ExitLayers};
+use crate::adapter::train::train_adapters;
+use crate::data::batches::RowCounts;
+use crate::data::split::is_held_out;
+use crate::error::TrainError;
+use crate::head::learner::HeadLearner;
+use crate::head::settings::HeadTraining;
+use crate::head::train::train_heads;
+use crate::run::optimizer::OptimizerSettings;
+use crate::run::trained::Trained;
+use crate::run::trainee::Trainee;
+use crate::run::training_run::{Ending, TrainingRun};
+use crate::section::Section;
+use crate::tests::pair::{response_row, responses, tiny_draft};
+use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
+
+/// What came of a training, whatever was trained.
+struct Outcome {
+    export: Export,
+    rows: RowCounts,
+    num_supervised: usize,
+    num_steps: usize,
+    /// Optimizer steps by the end of each epoch.
+    epoch_steps: Vec<usize>,
+    interrupted: bool,
+    scores: Value,
+}
+
+impl Outcome {
+    fn of<M, C, S: serde::Serialize>(
+        trained: &Trained<M, C, S>,
+        write: impl FnOnce(&Path),
+    ) -> Self {
+        Self {
+            export: exported(write),
+            rows: trained.rows,
+            num_supervised: trained.num_supervised,
+            num_steps: trained.num_steps,
+            epoch_steps: trained.epochs.iter().map(|epoch| epoch.num_steps).collect(),
+            interrupted: trained.interrupted,
+            scores: serde_json::to_value(&trained.scores).unwrap(),
+        }
+    }
+
+    /// What `config.json` records of the training.
+    fn record(&self) -> Value {
+        let mut config: Value = serde_json::from_slice(&self.export[1]).unwrap();
+        config["training"].take()
+    }
+}
+
+/// One of the two trainers, with settings that are small and quick.
+struct Subject {
+    section: Section,
+    train: fn(
+        &[ResponseRow],
+        OptimizerSettings,
+        u64,
+        TrainingRun<'_>,
+    ) -> Result<Ending<Outcome>, TrainError>,
+    /// What it is supervised by, in the record.
+    supervised: &'static str,
+    /// Settings that `config.json` has beside the record.
+    in_config: &'static [&'static str],
+    num_weights: u64,
+    scores: &'static [&'static str],
+}
+
+fn train_head(
+    rows: &[ResponseRow],
+    optimizer: OptimizerSettings,
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Outcome>, TrainError> {
+    let head = HeadTraining {
+        num_layers: 1,
+        // All labelled, so that they can be counted.
+        mixing_ratio: 0.0,
+        optimizer,
+        ..HeadTraining::default()
+    };
+    let ending = train_heads(&tiny_draft(16, 64), rows, &[head], seed, run)?;
+    Ok(ending.map(|mut heads| {
+        let head = heads.remove(0);
+        Outcome::of(&head, |dir| head.model.write_dir(dir, &head.config).unwrap())
+    }))
+}
+
+fn train_adapter(
+    rows: &[ResponseRow],
+    optimizer: OptimizerSettings,
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Outcome>, TrainError> {
+    let settings = AdapterTraining {
+        exit_layer: ExitLayers::One(1),
+        loss_chunk: 5,
+        optimizer,
+        ..AdapterTraining::default()
+    };
+    let ending = train_adapters(&tiny_draft(16, 64), rows, &settings, seed, run)?;
+    Ok(ending.map(|mut adapters| {
+        let adapter = adapters.remove(0);
+        Outcome::of(&adapter, |dir| adapter.model.write_dir(dir, &adapter.config).unwrap())
+    }))
+}
+
+const BOTH: [Subject; 2] = [
+    Subject {
+        section: Section::Head,
+        train: train_head,
+        supervised: "num_labels",
+        in_config: &["num_layers", "tied", "form", "inputs", "sweep"],
+        // A block and the two logits.
+        num_weights: 16 * 16 + 16 + 16 * 2 + 2,
+        scores: &["KL", "unshifted KL", "BCE", "AUROC", "Brier", "ECE"],
+    },
+    Subject {
+        section: Section::Adapter,
+        train: train_adapter,
+        supervised: "num_tokens",
+        in_config: &["exit_layer", "architecture"],
+        // Four projections (keys and values of one head of two) and two norms.
+        num_weights: 2 * 16 * 16 + 2 * 16 * 8 + 2 * 16,
+        scores: &["cross-entropy", "KL", "reverse KL", "agreement", "overlap"],
+    },
+];
+
+const SEED: u64 = 3;
+
+fn optimizer() -> OptimizerSettings {
+    OptimizerSettings {
+        learning_rate: 1e-2,
+        num_epochs: 2,
+        gradient_accumulation: 2,
+        validation_fraction: 0.3,
+        ..OptimizerSettings::HEAD
+    }
+}
+
+impl Subject {
+    fn trained(&self, rows: &[ResponseRow], seed: u64) -> Outcome {
+        let dir = tempfile::tempdir().unwrap();
+        let run = TrainingRun::new(dir.path(), "");
+        finished((self.train)(rows, optimizer(), seed, run).unwrap())
+    }
+
+    fn error(&self, rows: &[ResponseRow], optimizer: OptimizerSettings) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let ended = (self.train)(rows, optimizer, SEED, TrainingRun::new(dir.path(), ""));
+        ended.map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[track_caller]
+    fn assert_error(&self, rows: &[ResponseRow], optimizer: OptimizerSettings, parts: &[&str]) {
+        let message = self.error(rows, optimizer);
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is not in: {message}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let rows = responses(30, 30, 8);
+    for subject in BOTH {
+        let first = subject.trained(&rows, 1).export;
+        // Other tests train at the same time: neither threads nor burn's generator may matter.
+        assert!(first == subject.trained(&rows, 1).export, "the bytes differ");
+        assert!(first != subject.trained(&rows, 2).export, "the seed does nothing");
+    }
+}
+
+#[test]
+fn config_json_records_the_training() {
+    for subject in BOTH {
+        let trained = subject.trained(&responses(20, 10, 6), SEED);
+        let record = trained.record();
+        assert_eq!(record["seed"], SEED);
+        assert_eq!(record["optimizer"]["learning_rate"], 1e-2);
+        assert_eq!(record["optimizer"]["validation_fraction"], 0.3);
+        assert_eq!(record["epochs"].as_array().unwrap().len(), 2);
+        assert_eq!(record["epochs"][1]["epoch"], 2);
+        assert_eq!(record["validation"], trained.scores);
+        assert_eq!(record["num_training_rows"], trained.rows.num_training);
+        assert_eq!(record["num_validation_rows"], trained.rows.num_validation);
+        assert_eq!(record["num_steps"], trained.num_steps);
+        assert_eq!(record[subject.supervised], trained.num_supervised);
+        assert_eq!(record["interrupted"], false);
+        for key in subject.in_config {
+            assert!(record.get(key).is_none(), "{key} is there twice");
+        }
+    }
+}
+
+#[test]
+fn rows_steps_and_what_is_supervised_are_counted_and_none_is_lost() {
+    let mut rows = responses(30, 10, 2);
+    let num_usable = rows.len();
+    rows.push(response_row("set#90", &[1; 64], &[2], &[2], &[0.5]));
+    rows.push(response_row("set#91", &[1], &[], &[], &[]));
+    for subject in BOTH {
+        let trained = subject.trained(&rows, SEED);
+        let RowCounts { num_training, num_validation, num_unusable } = trained.rows;
+        assert_eq!((num_training + num_validation, num_unusable), (num_usable, 2));
+        // Steps of 4 · 2 rows, the last one of what is left, in each of two epochs.
+        let steps = num_training.div_ceil(8);
+        assert_eq!(trained.epoch_steps, [steps, 2 * steps]);
+        assert_eq!(trained.num_steps, 2 * steps);
+        let training = rows[..num_usable].iter().filter(|row| !is_held_out(row, 0.3));
+        let tokens: usize = training.map(|row| row.response_ids.len()).sum();
+        assert_eq!(trained.num_supervised, 2 * tokens);
+    }
+}
+
+#[test]
+fn the_last_state_holds_what_is_trained_alone() {
+    for subject in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let stale = dir.path().join("checkpoint/epoch-9-step-0/model.bpk");
+        std::fs::create_dir_all(stale.parent().unwrap()).unwrap();
+        std::fs::write(&stale, "of an earlier run").unwrap();
+        std::fs::write(dir.path().join("mine.txt"), "left alone").unwrap();
+        let run = TrainingRun::new(dir.path(), "");
+        (subject.train)(&responses(20, 10, 6), optimizer(), SEED, run).unwrap();
+        let files = files_under(dir.path());
+        let has = |name: &str| files.contains(Path::new(name));
+        for name in ["model.bpk", "optimizer.bpk", "best.bpk", "state.toml"] {
+            assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
+        }
+        assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
+        assert!(has("mine.txt") && !has("experiment.log"), "{files:?}");
+        assert!(has("train/epoch-1/Loss.log") && has("valid/epoch-2/Loss.log"), "{files:?}");
+        for name in subject.scores {
+            assert!(has(&format!("valid/epoch-2/{name}.log")), "{name}: {files:?}");
+        }
+        // Numbers of 4 bytes, and a header; the frozen model alone has 48 · 16 in its embedding.
+        let model = dir.path().join("checkpoint/epoch-3-step-0/model.bpk");
+        let size = std::fs::metadata(model).unwrap().len();
+        let num_bytes = subject.num_weights * 4;
+        assert!((num_bytes..num_bytes + 2048).contains(&size), "{size}");
+    }
+}
+
+#[test]
+fn every_score_of_a_trainer_is_named_here() {
+    fn names<L: Trainee>() -> Vec<&'static str> {
+        L::SCORES.iter().map(|score| score.name).collect()
+    }
+    let [head, adapter] = BOTH;
+    assert_eq!(names::<HeadLearner>(), head.scores);
+    assert_eq!(names::<AdapterLearner>(), adapter.scores);
+}
+
+/// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final
+/// validation metrics the renderer was told.
+fn stopped_after(subject: &Subject, num_batches: usize) -> (Option<Outcome>, usize) {
+    let interrupter = Interrupter::new();
+    let num_final_scores = Arc::new(AtomicUsize::new(0));
+    let renderer = Watcher {
+        interrupter: interrupter.clone(),
+        stop_after: num_batches,
+        num_updates: Arc::default(),
+        num_final_scores: num_final_scores.clone(),
+    }
+    .renderer();
+    if num_batches == 0 {
+        interrupter.stop(None);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let optimizer = OptimizerSettings { num_epochs: 50, ..optimizer() };
+    let run = TrainingRun { renderer, interrupter, ..TrainingRun::new(dir.path(), "") };
+    let ending = (subject.train)(&responses(40, 10, 6), optimizer, SEED, run).unwrap();
+    assert!(matches!(ending, Ending::Stopped { .. }));
+    (ending.best(), num_final_scores.load(Ordering::SeqCst))
+}
+
+#[test]
+fn an_interruption_returns_the_best_so_far() {
+    for subject in BOTH {
+        // In the second or a later epoch: an epoch has fewer than 15 batches.
+        let (trained, num_final_scores) = stopped_after(&subject, 15);
+        let trained = trained.unwrap();
+        assert!(trained.interrupted);
+        let num_epochs = trained.epoch_steps.len();
+        assert!(num_epochs > 0 && num_epochs < 10, "{num_epochs}");
+        assert_eq!(trained.record()["interrupted"], true);
+        // Once an epoch each, with the loss.
+        assert!(num_final_scores >= (subject.scores.len() + 1) * num_epochs);
+    }
+}
+
+#[test]
+fn an_interruption_in_the_first_epoch_returns_nothing() {
+    for subject in BOTH {
+        for num_batches in [0, 1] {
+            assert!(stopped_after(&subject, num_batches).0.is_none());
+        }
+    }
+}
+
+#[test]
+fn the_caller_is_asked_after_each_batch_whether_to_stop() {
+    for subject in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let num_asked = Arc::new(AtomicUsize::new(0));
+        let asked = num_asked.clone();
+        let should_stop = move || asked.fetch_add(1, Ordering::SeqCst) == 4;
+        let run =
+            TrainingRun { should_stop: Box::new(should_stop), ..TrainingRun::new(dir.path(), "") };
+        match (subject.train)(&responses(40, 10, 6), optimizer(), SEED, run).unwrap() {
+            // Four batches: two whole steps.
+            Ending::Stopped { best: None, num_steps, .. } => assert_eq!(num_steps, 2),
+            _ => panic!("not stopped in the first epoch"),
+        }
+        assert_eq!(num_asked.load(Ordering::SeqCst), 5);
+    }
+}
+
+#[test]
+fn data_and_settings_that_cannot_be_trained_with_are_refused() {
+    let rows = responses(20, 10, 6);
+    let too_long = [response_row("set#0", &[1; 64], &[2], &[3], &[0.5])];
+    for subject in BOTH {
+        let section = subject.section;
+        subject.assert_error(&[], optimizer(), &["0 rows for training", "build more data"]);
+        let fraction = format!("{section}.optimizer.validation_fraction");
+        subject.assert_error(&rows[..1], optimizer(), &["of 1 in all", &fraction]);
+        subject.assert_error(&too_long, optimizer(), &["(1 ", "64 tokens"]);
+        let bad = OptimizerSettings { batch_size: 0, ..optimizer() };
+        let said = format!("`{section}.optimizer.batch_size` is 0");
+        subject.assert_error(&rows, bad, &[&said]);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_epoch_and_rows() {
+    let hot = OptimizerSettings { learning_rate: 1e38, warmup_ratio: 0.0, ..optimizer() };
+    for subject in BOTH {
+        let key = format!("{}.optimizer.learning_rate", subject.section);
+        subject.assert_error(
+            &responses(40, 10, 6),
+            hot,
+            &["not finite in epoch 1", "`set#", &key, "'s hidden states"],
+        );
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    for subject in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "in the way").unwrap();
+        let place = file.join("state");
+        let run = TrainingRun::new(&place, "");
+        let ended = (subject.train)(&responses(20, 10, 6), optimizer(), SEED, run);
+        let message = ended.map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains("file/state"), "{message}");
+    }
+}

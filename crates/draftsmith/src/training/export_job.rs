@@ -1,0 +1,223 @@
+//! The one job that makes exports, heads and adapters alike: what is there is kept, what is missing
+//! is trained side by side, and each is written with its scores and where it came from.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_data::{Provenance, ResponseRow};
+use draftsmith_files::write_whole;
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
+use draftsmith_train::{Ending, TrainError, Trained, TrainingRun};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::progress::EpochProgress;
+use super::resumable::{Resumable, StepsLeft};
+use crate::console::Console;
+use crate::exports::found_adapter_head;
+use crate::recipe::Recipe;
+use crate::workspace::Workspace;
+
+/// The file of an export's scores.
+pub(crate) const SCORES: &str = "scores.json";
+
+/// What is said of an export that is kept.
+pub(crate) const KEPT: &str = "trained with these settings on this data";
+
+/// An export that is to be there.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) dir: PathBuf,
+    /// Names all that it depends on.
+    pub(crate) fingerprint: String,
+}
+
+/// An export that is there.
+#[derive(Debug)]
+pub(crate) struct Exported<C, S> {
+    pub(crate) dir: PathBuf,
+    pub(crate) config: C,
+    pub(crate) scores: S,
+    pub(crate) best_epoch: usize,
+    /// None where it was kept.
+    pub(crate) speed: Option<Speed>,
+}
+
+/// How long an export took, beside those that were trained with it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Speed {
+    pub(crate) seconds: f64,
+    /// Labels of a head, or tokens of an adapter, a second.
+    pub(crate) supervised_per_second: f64,
+}
+
+/// The `config.json` of a kind of export, with what it says of its model.
+pub(crate) trait ExportConfig: Sized {
+    /// What it describes.
+    type Model;
+
+    /// The one in a directory.
+    fn read(dir: &Path) -> Option<Self>;
+
+    /// What it records of its training.
+    fn training(&mut self) -> &mut Map<String, Value>;
+
+    /// Names the models that it belongs to.
+    fn name_models(&mut self, provenance: &Provenance);
+
+    /// Writes it with its model's weights.
+    fn write(&self, model: &Self::Model, dir: &Path) -> Result<(), ModelError>;
+}
+
+impl ExportConfig for AcceptanceHeadConfig {
+    type Model = AcceptanceHead;
+
+    fn read(dir: &Path) -> Option<Self> {
+        Self::from_dir(dir).ok()
+    }
+
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn name_models(&mut self, provenance: &Provenance) {
+        self.draft_hash = provenance.draft.clone();
+        self.target_hash = Some(provenance.target.clone());
+    }
+
+    fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+impl ExportConfig for AdapterConfig {
+    type Model = Adapter;
+
+    fn read(dir: &Path) -> Option<Self> {
+        Self::from_dir(dir).ok()
+    }
+
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn name_models(&mut self, provenance: &Provenance) {
+        self.target_hash = Some(provenance.target.clone());
+    }
+
+    fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+impl Planned {
+    /// The export, if it is there and was trained to its end with the same fingerprint.
+    pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(&self) -> Option<Exported<C, S>> {
+        let mut config = C::read(&self.dir)?;
+        let training = config.training();
+        let is_same = training.get("fingerprint").is_some_and(|found| *found == self.fingerprint);
+        if !is_same || !self.dir.join("model.safetensors").is_file() {
+            return None;
+        }
+        let best_epoch = usize::try_from(training.get("best_epoch")?.as_u64()?).ok()?;
+        let scores = serde_json::from_slice(&std::fs::read(self.dir.join(SCORES)).ok()?).ok()?;
+        Some(Exported { dir: self.dir.clone(), config, scores, best_epoch, speed: None })
+    }
+}
+
+/// What making exports needs besides the training itself.
+pub(crate) struct ExportJob<'a> {
+    pub(crate) recipe: &'a Recipe,
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) console: &'a Console,
+    /// The command, which notes begin with.
+    pub(crate) command: &'static str,
+    pub(crate) rows: &'a [ResponseRow],
+    /// Of the rows, with the hash of what drafted their labels.
+    pub(crate) provenance: &'a Provenance,
+    /// Where the state of training goes.
+    pub(crate) training_dir: PathBuf,
+    pub(crate) num_epochs: usize,
+    /// The validation scores that are told of an epoch.
+    pub(crate) told: &'static [&'static str],
+}
+
+/// What a job has written.
+pub(crate) struct Written<C, S> {
+    pub(crate) exports: Vec<Exported<C, S>>,
+    /// Whether training was stopped before its end: then these are what is best so far, and none of
+    /// them counts as finished, though it may have come to its own end.
+    pub(crate) interrupted: bool,
+}
+
+impl ExportJob<'_> {
+    /// Has `train` train all of `planned`, in their order, in one run that resumes an earlier one,
+    /// and writes them; `None` if it was stopped before anything came of it.
+    pub(crate) fn run<C, S>(
+        &self,
+        planned: &[Planned],
+        steps_left: &mut StepsLeft,
+        train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<Vec<Trained<C::Model, C, S>>>, TrainError>,
+    ) -> Result<Option<Written<C, S>>>
+    where
+        C: ExportConfig,
+        S: Copy + Serialize,
+    {
+        let fingerprints: Vec<&str> =
+            planned.iter().map(|export| export.fingerprint.as_str()).collect();
+        let resumable = Resumable::find(
+            self.console,
+            self.command,
+            self.training_dir.clone(),
+            &fingerprints.join("\n"),
+            self.rows,
+        )?;
+        let progress = EpochProgress::new(self.console, self.command, self.told, self.num_epochs);
+        let data = (self.rows, self.provenance);
+        let Some(trained) = resumable.train(steps_left, progress, data, train)? else {
+            return Ok(None);
+        };
+        let interrupted = trained.iter().any(|one| one.interrupted);
+        let exports = planned.iter().zip(trained);
+        let exports = exports.map(|(planned, one)| self.write(planned, one, interrupted));
+        let exports = exports.collect::<Result<Vec<_>>>()?;
+        if !interrupted {
+            resumable.discard()?;
+        }
+        Ok(Some(Written { exports, interrupted }))
+    }
+
+    fn write<C: ExportConfig, S: Copy + Serialize>(
+        &self,
+        planned: &Planned,
+        trained: Trained<C::Model, C, S>,
+        interrupted: bool,
+    ) -> Result<Exported<C, S>> {
+        let Planned { dir, fingerprint } = planned;
+        let speed = Speed {
+            seconds: trained.duration.as_secs_f64(),
+            supervised_per_second: trained.supervised_per_second(),
+        };
+        let Trained { model, mut config, scores, best_epoch, .. } = trained;
+        config.name_models(self.provenance);
+        if !interrupted {
+            config.training().insert("fingerprint".to_owned(), json!(fingerprint));
+        }
+        self.workspace.forget(dir);
+        remove_head(dir)?;
+        config.write(&model, dir)?;
+        self.recipe.write_beside(dir)?;
+        let scores_text = serde_json::to_string_pretty(&scores)?;
+        write_whole(&dir.join(SCORES), format!("{scores_text}\n"))?;
+        Ok(Exported { dir: dir.clone(), config, scores, best_epoch, speed: Some(speed) })
+    }
+}
+
+/// Removes the head of the adapter that was in `dir`, if there was one: it knows nothing of the one
+/// that is to come.
+fn remove_head(dir: &Path) -> Result<()> {
+    let Some(head_dir) = found_adapter_head(dir) else { return Ok(()) };
+    std::fs::remove_dir_all(&head_dir)
+        .with_context(|| format!("cannot remove `{}`", head_dir.display()))
+}

@@ -1,0 +1,196 @@
+//! Acceptance heads of a drafter, a draft model or an adapter: those that share a mixing ratio are
+//! trained side by side, and what is there is not trained again.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
+use draftsmith_model::AcceptanceHeadConfig;
+use draftsmith_theory::HeadScores;
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
+use serde::Serialize;
+use serde_json::json;
+
+pub(crate) use super::drafter::HeadDrafter;
+use super::export_job::{ExportJob, Exported, KEPT, Planned};
+use super::resumable::StepsLeft;
+use super::sweep::SweptHead;
+use crate::console::{Console, Interrupted};
+use crate::recipe::Recipe;
+use crate::rollouts::TrainingRollouts;
+use crate::workspace::Workspace;
+
+/// The head that a drafter has now, as `--json` tells it.
+#[derive(Debug, Serialize)]
+pub(crate) struct HeadOutcome {
+    /// The head's directory.
+    pub(crate) head_dir: PathBuf,
+    /// Whether it was there already, trained with the same settings on the same data.
+    pub(crate) kept: bool,
+    /// Its scores on the validation rows.
+    pub(crate) scores: HeadScores,
+    /// Labelled tokens a second while it was trained, beside others if it was; null where it was
+    /// kept.
+    pub(crate) labels_per_second: Option<f64>,
+    /// Every head of a sweep, of which this one is the best; null without a sweep.
+    pub(crate) sweep: Option<Vec<SweptHead>>,
+}
+
+/// A head that is there.
+pub(crate) type ExportedHead = Exported<AcceptanceHeadConfig, HeadScores>;
+
+impl HeadOutcome {
+    pub(crate) fn of(head: ExportedHead, sweep: Option<Vec<SweptHead>>) -> Self {
+        Self {
+            head_dir: head.dir,
+            kept: head.speed.is_none(),
+            scores: head.scores,
+            labels_per_second: head.speed.map(|speed| speed.supervised_per_second),
+            sweep,
+        }
+    }
+
+    /// Its scores, on stdout.
+    pub(crate) fn tell(&self, console: &Console) -> Result<()> {
+        let scores = &self.scores;
+        console.text(format!(
+            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
+             {:.4} (mean label {:.3}, mean prediction {:.3})\n",
+            self.head_dir.display(),
+            scores.num_labels,
+            scores.kl,
+            scores.bce,
+            scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
+            scores.brier,
+            scores.ece,
+            scores.mean_label,
+            scores.mean_predicted,
+        ))
+    }
+}
+
+/// What training heads of a drafter needs.
+pub(crate) struct HeadTrainer<'a> {
+    pub(crate) recipe: &'a Recipe,
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) drafter: HeadDrafter<'a>,
+    pub(crate) rows: &'a [ResponseRow],
+    /// Of the data, with the hash of what drafted the labels.
+    pub(crate) provenance: Provenance,
+    pub(crate) console: &'a Console,
+}
+
+impl HeadTrainer<'_> {
+    /// The heads of one pass over the data, which share a mixing ratio: those that are missing are
+    /// trained side by side.
+    ///
+    /// # Errors
+    /// If labels cannot be had, training fails, or it was interrupted.
+    pub(crate) fn pass(
+        &self,
+        heads: &[HeadTraining],
+        steps_left: &mut StepsLeft,
+    ) -> Result<Vec<ExportedHead>> {
+        let planned = heads.iter().map(|settings| self.planned(settings));
+        let planned = planned.collect::<Result<Vec<_>>>()?;
+        let mut found: Vec<Option<ExportedHead>> = planned.iter().map(Planned::found).collect();
+        let num_kept = found.iter().flatten().count();
+        match (found.as_slice(), num_kept) {
+            ([Some(only)], _) => self.note(format!("`{}` is there, {KEPT}", only.dir.display())),
+            (_, 0) => {}
+            _ => self.note(format!("{num_kept} heads of the sweep are there, {KEPT}")),
+        }
+        let missing = planned.into_iter().zip(heads).zip(&found);
+        let missing = missing.filter(|(_, found)| found.is_none()).map(|(missing, _)| missing);
+        let (planned, settings): (Vec<Planned>, Vec<HeadTraining>) =
+            missing.map(|(planned, settings)| (planned, settings.clone())).unzip();
+        let mut trained = self.train(&planned, &settings, steps_left)?.into_iter();
+        for place in found.iter_mut().filter(|place| place.is_none()) {
+            *place = trained.next();
+        }
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    fn planned(&self, settings: &HeadTraining) -> Result<Planned> {
+        let dir = match self.drafter.is_swept(self.recipe) {
+            true => self.recipe.sweep_dir().join(settings.name()),
+            false => self.drafter.head_dir(self.recipe),
+        };
+        // Heads of a sweep and alone have the same fingerprint: they have the same weights. It names
+        // the settings, the seed, and everything that the data depends on.
+        let all = json!({ "head": settings, "seed": self.recipe.seed, "data": self.provenance });
+        Ok(Planned { dir, fingerprint: hash_bytes(serde_json::to_string(&all)?.as_bytes()) })
+    }
+
+    /// Trains heads side by side.
+    fn train(
+        &self,
+        planned: &[Planned],
+        heads: &[HeadTraining],
+        steps_left: &mut StepsLeft,
+    ) -> Result<Vec<ExportedHead>> {
+        let Some(first) = heads.first() else { return Ok(Vec::new()) };
+        let training_dir = self.drafter.training_dir(self.recipe);
+        let training_dir = match self.drafter.is_swept(self.recipe) {
+            true => training_dir.join(format!("r{}", first.mixing_ratio)),
+            false => training_dir,
+        };
+        if heads.len() > 1 {
+            self.note(format!(
+                "{} heads in one pass, with a mixing ratio of {}; what is told of its epochs is \
+                 of the first that is still trained, now `{}`",
+                heads.len(),
+                first.mixing_ratio,
+                first.name(),
+            ));
+        }
+        let rollouts = self.rollouts(first)?;
+        let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
+        let data = HeadData { rows: self.rows, rollouts: recorded };
+        let frozen = self.drafter.load(self.workspace, first.dtype)?;
+        let job = ExportJob {
+            recipe: self.recipe,
+            workspace: self.workspace,
+            console: self.console,
+            command: self.drafter.command(),
+            rows: self.rows,
+            provenance: &self.provenance,
+            training_dir,
+            num_epochs: first.optimizer.num_epochs,
+            told: &["KL", "unshifted KL", "AUROC", "ECE"],
+        };
+        let written = job.run(planned, steps_left, |run| {
+            let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
+            train_heads(frozen, data, heads, self.recipe.seed, run)
+        })?;
+        let Some(written) = written else { return Err(Interrupted.into()) };
+        if !written.interrupted {
+            return Ok(written.exports);
+        }
+        if let Ok([head]) = <[_; 1]>::try_from(written.exports) {
+            HeadOutcome::of(head, None).tell(self.console)?;
+        }
+        Err(Interrupted.into())
+    }
+
+    /// The rollouts that heads are trained on, where their labels are of those.
+    fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
+        match settings.labels {
+            HeadLabels::Rollouts => TrainingRollouts::read_or_record(
+                self.recipe,
+                self.drafter.adapter_dir(),
+                self.rows,
+                &self.provenance,
+                settings.rollout_length,
+                self.workspace,
+                self.console,
+            )
+            .map(Some),
+            HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => Ok(None),
+        }
+    }
+
+    fn note(&self, text: String) {
+        self.console.note(format!("{}: {text}", self.drafter.command()));
+    }
+}
