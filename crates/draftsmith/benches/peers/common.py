@@ -14,10 +14,10 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-MOST_THREADS = 2
+MAX_THREADS = 2
 ROOT = Path(__file__).resolve().parents[4]
 MODELS = ROOT / "checkpoints" / "tiny"
-RECIPE = tomllib.loads((ROOT / "recipes" / "tiny.toml").read_text())
+RECIPE = tomllib.loads((ROOT / "recipes" / "tiny-full.toml").read_text())
 
 
 def arguments(**defaults):
@@ -31,6 +31,12 @@ def arguments(**defaults):
         else:
             parser.add_argument(flag, type=type(default), default=default)
     return parser.parse_args()
+
+
+def read_settings(text):
+    """A training's settings from our side's JSON, the optimizer's beside the section's own."""
+    settings = json.loads(text)
+    return {**settings, **settings.get("optimizer", {})}
 
 
 def serve(args, warm_up, work):
@@ -52,7 +58,7 @@ def best_threads(warm_up):
     """Warms up with each number of threads and stays with the fastest: with steps as small as these
     a second thread can cost more than it brings, and the peer is to be measured at its best."""
     seconds = {}
-    for num_threads in range(1, MOST_THREADS + 1):
+    for num_threads in range(1, MAX_THREADS + 1):
         torch.set_num_threads(num_threads)
         warm_up()
         seconds[num_threads] = min(timed(warm_up)[0] for _ in range(2))

@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use self::ours::Ours;
 use self::table::{Row, print_table};
@@ -111,7 +112,7 @@ fn main() -> Result<()> {
     eprintln!("peers: building the data to train on");
     let ours = Ours::prepare(NUM_PROMPTS)?;
     let mut rows = Vec::new();
-    for work in works(ours.data_dir()) {
+    for work in works(&ours)? {
         if work.name.contains(&arguments.only) {
             let row = compare(&work, &ours, python, arguments.rounds);
             let row = row.with_context(|| work.name)?;
@@ -130,16 +131,18 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn works(data_dir: &Path) -> Vec<Work> {
+fn works(ours: &Ours) -> Result<Vec<Work>> {
     let flags = |flags: &[(&str, String)]| -> Vec<String> {
         flags.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]).collect()
     };
     let num_prompts = ("num-prompts", NUM_PROMPTS.to_string());
-    let data = ("data", data_dir.display().to_string());
+    let data = ("data", ours.data_dir().display().to_string());
+    // As JSON, with every default: a script that read the recipe would not know those.
+    let settings = |training: Value| ("settings", training.to_string());
     let mut assisted =
         flags(&[num_prompts.clone(), ("candidate-length", CANDIDATE_LENGTH.to_string())]);
     assisted.push("--assisted".to_owned());
-    vec![
+    Ok(vec![
         Work {
             name: "plain greedy decoding",
             bar: 4.0,
@@ -166,7 +169,7 @@ fn works(data_dir: &Path) -> Vec<Work> {
             bar: 1.5,
             ours: Ours::train_head,
             script: "train_head.py",
-            flags: flags(std::slice::from_ref(&data)),
+            flags: flags(&[data.clone(), settings(json!(ours.head_training()?))]),
         },
         Work {
             name: "adapter training",
@@ -175,11 +178,12 @@ fn works(data_dir: &Path) -> Vec<Work> {
             script: "train_adapter.py",
             flags: flags(&[
                 data,
+                settings(json!(ours.adapter_training()?)),
                 ("num-rows", NUM_ADAPTER_ROWS.to_string()),
                 ("exit-layer", EXIT_LAYER.to_string()),
             ]),
         },
-    ]
+    ])
 }
 
 /// Both sides in turn, each first in every other round.

@@ -57,6 +57,17 @@ def load_weights(module, file):
     return module
 
 
+def adam_w(module, settings):
+    """The optimiser of a training's settings."""
+    return torch.optim.AdamW(
+        module.parameters(),
+        lr=settings["learning_rate"],
+        betas=(settings["beta_1"], settings["beta_2"]),
+        eps=settings["epsilon"],
+        weight_decay=settings["weight_decay"],
+    )
+
+
 def head_loss(head, features, labels, rejection_weight):
     """SpecDec++'s weighted cross-entropy over the labels of a batch."""
     log_probs = head(features).log_softmax(-1)

@@ -11,10 +11,11 @@ use draftsmith_data::{ChatTemplate, ResponseRow, TextTokenizer, read_dir, read_p
 use draftsmith_decode::{
     Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
 };
-use draftsmith_model::CausalLm;
+use draftsmith_model::{CausalLm, HeadForm};
 use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadTraining, TrainingRun, discard, train_adapters, train_heads,
+    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, TrainingRun, discard,
+    train_adapters, train_heads,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,8 @@ use tempfile::TempDir;
 
 use crate::{CANDIDATE_LENGTH, EXIT_LAYER, Measurement, NUM_THREADS};
 
+/// Whose prompts, sizes and rates both sides take; `common.py` names it too.
+const RECIPE: &str = "recipes/tiny-full.toml";
 /// Held out by the trainers, who do not work without; its time counts as ours, its tokens do not.
 const VALIDATION_FRACTION: f64 = 0.05;
 
@@ -51,8 +54,7 @@ impl Ours {
     /// Loads the pair, encodes the first prompts to be answered, and builds all the recipe's data.
     pub(crate) fn prepare(num_prompts: usize) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
-        let recipe: toml::Table =
-            toml::from_str(&std::fs::read_to_string(root.join("recipes/tiny.toml"))?)?;
+        let recipe: toml::Table = toml::from_str(&std::fs::read_to_string(root.join(RECIPE))?)?;
         let models = root.join("checkpoints/tiny");
         let load = |name: &str| CausalLm::from_model_dir(&models.join(name), &Device::flex());
         let (target, draft) = (load("target")?, load("draft")?);
@@ -155,7 +157,7 @@ impl Ours {
             .current_dir(self.scratch.path())
             .env("RAYON_NUM_THREADS", NUM_THREADS.to_string())
             .args(["--quiet", "--json", "build-data"])
-            .arg(self.root.join("recipes/tiny.toml"));
+            .arg(self.root.join(RECIPE));
         let mut set = |key: &str, value: toml::Value| {
             command.args(["--set", &format!("{key}={value}")]);
         };
@@ -177,11 +179,31 @@ impl Ours {
         Ok((built, time))
     }
 
+    /// How heads are trained: the recipe's sizes and rates, and the paper's form, labels and depth,
+    /// which are what torch's side has.
+    pub(crate) fn head_training(&self) -> Result<HeadTraining> {
+        let mut training = HeadTraining {
+            num_layers: 3,
+            form: HeadForm::Candidate,
+            inputs: Vec::new(),
+            labels: HeadLabels::Sampled,
+            ..self.section("head")?
+        };
+        one_epoch(&mut training.optimizer);
+        Ok(training)
+    }
+
+    /// How adapters are trained.
+    pub(crate) fn adapter_training(&self) -> Result<AdapterTraining> {
+        let exit_layer = ExitLayers::One(EXIT_LAYER);
+        let mut training = AdapterTraining { exit_layer, ..self.section("adapter")? };
+        one_epoch(&mut training.optimizer);
+        Ok(training)
+    }
+
     /// An epoch of an acceptance head over all rows.
     pub(crate) fn train_head(&self) -> Result<Measurement> {
-        let mut training: HeadTraining = self.section("head")?;
-        training.optimizer.num_epochs = 1;
-        training.optimizer.validation_fraction = VALIDATION_FRACTION;
+        let training = self.head_training()?;
         let dir = self.scratch.path().join("head-training");
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
@@ -194,10 +216,7 @@ impl Ours {
 
     /// An epoch of an adapter over the first rows.
     pub(crate) fn train_adapter(&self, num_rows: usize) -> Result<Measurement> {
-        let mut training: AdapterTraining = self.section("adapter")?;
-        training.exit_layer = ExitLayers::One(EXIT_LAYER);
-        training.optimizer.num_epochs = 1;
-        training.optimizer.validation_fraction = VALIDATION_FRACTION;
+        let training = self.adapter_training()?;
         let dir = self.scratch.path().join("adapter-training");
         // Trained to its end already, it would have nothing left to do.
         discard(&dir)?;
@@ -215,6 +234,11 @@ impl Ours {
         let section = section.with_context(|| format!("the recipe has no `[{name}]`"))?;
         Ok(section.try_into()?)
     }
+}
+
+fn one_epoch(optimizer: &mut OptimizerSettings) {
+    optimizer.num_epochs = 1;
+    optimizer.validation_fraction = VALIDATION_FRACTION;
 }
 
 fn number(section: &toml::Value, key: &str) -> Result<usize> {

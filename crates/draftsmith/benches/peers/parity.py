@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import torch
-from common import arguments, best_threads, load, pad
-from modules import Adapter, Head, head_loss, load_weights
+from common import arguments, best_threads, load, pad, read_settings
+from modules import Adapter, Head, adam_w, head_loss, load_weights
 from torch import nn
 from transformers import get_cosine_schedule_with_warmup
 
 args = arguments(what="head", model="", curriculum="", first="", settings="{}", exit_layer=2)
-SETTINGS = json.loads(args.settings)
+SETTINGS = read_settings(args.settings)
 epochs, validation = [], []
 with open(args.curriculum) as file:
     for line in file:
@@ -102,13 +102,7 @@ def train(twin, epochs, most_steps=None):
     """All steps in order: their losses, the validation after each epoch, tokens and seconds."""
     load_weights(twin.module, args.first)
     settings = SETTINGS
-    optimizer = torch.optim.AdamW(
-        twin.module.parameters(),
-        lr=settings["learning_rate"],
-        betas=(settings["beta_1"], settings["beta_2"]),
-        eps=settings["epsilon"],
-        weight_decay=settings["weight_decay"],
-    )
+    optimizer = adam_w(twin.module, settings)
     num_steps = sum(map(len, epochs))
     schedule = get_cosine_schedule_with_warmup(optimizer, settings["num_warmup_steps"], num_steps)
     losses, scores, num_tokens, start = [], [], 0, time.perf_counter()

@@ -4,13 +4,12 @@ and cross-entropy against the target's own distribution."""
 import random
 
 import torch
-from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
-from modules import Adapter
+from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
+from modules import Adapter, adam_w
 from torch import nn
 
-ADAPTER = RECIPE["adapter"]["optimizer"]
-
-args = arguments(data=str(ROOT / "data" / "tiny"), num_rows=128, exit_layer=2)
+args = arguments(data="", settings="", num_rows=128, exit_layer=2)
+ADAPTER = read_settings(args.settings)
 rows = read_rows(args.data, ["prompt_ids", "response_ids"])[: args.num_rows]
 target = load("target")
 config = target.config
@@ -22,23 +21,21 @@ def loss_of(adapter, batch):
     """The mean cross-entropy over the positions that a response token follows, and their number."""
     # Nothing is known of what follows the last token.
     ids = pad([(row["prompt_ids"] + row["response_ids"])[:-1] for row in batch])
-    speaks = torch.zeros_like(ids, dtype=torch.bool)
-    for row, mask in zip(batch, speaks):
+    precedes = torch.zeros_like(ids, dtype=torch.bool)
+    for row, mask in zip(batch, precedes):
         start = len(row["prompt_ids"]) - 1
         mask[start : start + len(row["response_ids"])] = True
     with torch.no_grad():
         hidden = target.model(ids, use_cache=False, output_hidden_states=True).hidden_states
-        probs = target.lm_head(hidden[-1][speaks]).softmax(-1)
-    logits = target.lm_head(adapter(hidden[args.exit_layer])[speaks])
+        probs = target.lm_head(hidden[-1][precedes]).softmax(-1)
+    logits = target.lm_head(adapter(hidden[args.exit_layer])[precedes])
     return nn.functional.cross_entropy(logits, probs), len(probs)
 
 
 def work(num_rows=None):
     batch_size = ADAPTER["batch_size"]
     adapter = Adapter(config)
-    optimizer = torch.optim.AdamW(
-        adapter.parameters(), lr=ADAPTER["learning_rate"], betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = adam_w(adapter, ADAPTER)
     epoch = random.sample(rows, num_rows or len(rows))
     num_tokens = 0
     batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]

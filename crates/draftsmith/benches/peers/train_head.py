@@ -3,14 +3,12 @@
 import random
 
 import torch
-from common import RECIPE, ROOT, arguments, load, pad, read_rows, serve
-from modules import Head, head_loss
+from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
+from modules import Head, adam_w, head_loss
 from torch import nn
 
-HEAD = RECIPE["head"]
-OPTIMIZER = HEAD["optimizer"]
-
-args = arguments(data=str(ROOT / "data" / "tiny"))
+args = arguments(data="", settings="")
+HEAD = read_settings(args.settings)
 columns = ["prompt_ids", "response_ids", "draft_ids", "draft_log_prob", "target_log_prob"]
 rows = read_rows(args.data, columns)
 draft = load("draft").model
@@ -20,7 +18,7 @@ random.seed(RECIPE["seed"])
 
 
 def mixture(row):
-    """The prompt with Z after it, where the draft speaks in Z, and the labels there."""
+    """The prompt with Z after it, the draft's tokens in Z, and the labels there."""
     keeps = torch.rand(len(row["response_ids"])) < HEAD["mixing_ratio"]
     response, draft_ids = torch.tensor(row["response_ids"]), torch.tensor(row["draft_ids"])
     mixed = torch.where(keeps, response, draft_ids)
@@ -41,9 +39,9 @@ def loss_of(head, batch):
 
 
 def work(num_rows=None):
-    batch_size, accumulation = OPTIMIZER["batch_size"], OPTIMIZER["gradient_accumulation"]
+    batch_size, accumulation = HEAD["batch_size"], HEAD["gradient_accumulation"]
     head = Head(hidden_size, HEAD["num_layers"])
-    optimizer = torch.optim.AdamW(head.parameters(), lr=OPTIMIZER["learning_rate"], weight_decay=0.0)
+    optimizer = adam_w(head, HEAD)
     epoch = random.sample(rows, num_rows or len(rows))
     batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
