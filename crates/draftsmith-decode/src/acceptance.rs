@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use draftsmith_model::{AcceptanceHead, DrawnCandidate, Rows};
+use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
 use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 
 use crate::error::DecodeError;
@@ -26,8 +26,6 @@ pub(crate) struct Acceptance<'m> {
     slots: Vec<Slot>,
     /// What such a head makes of tokens' embeddings, of those that were candidates.
     of_embeddings: HashMap<u32, Rows>,
-    /// The drafter's own vocabulary, which scalars are scaled by.
-    vocab_size: usize,
 }
 
 /// The draft forwards over one sequence.
@@ -82,18 +80,13 @@ pub(crate) struct Step {
 }
 
 impl<'m> Acceptance<'m> {
-    /// The predictions of a head, or of none, for the candidates of a drafter with `vocab_size` logits.
-    pub(crate) fn new(
-        head: Option<&'m AcceptanceHead>,
-        vocab_size: usize,
-        num_slots: usize,
-    ) -> Self {
+    /// The predictions of a head, or of none, for candidates in each of so many slots.
+    pub(crate) fn new(head: Option<&'m AcceptanceHead>, num_slots: usize) -> Self {
         Self {
             head,
             calibration: None,
             slots: std::iter::repeat_with(Slot::default).take(num_slots).collect(),
             of_embeddings: HashMap::new(),
-            vocab_size,
         }
     }
 
@@ -114,6 +107,7 @@ impl<'m> Acceptance<'m> {
     /// If a number is none, or the device fails.
     pub(crate) fn read(
         &mut self,
+        model: &DrafterModel,
         step: Step,
     ) -> Result<(Vec<f32>, Option<HeadEstimate>), DecodeError> {
         let Step { slot, normed, logits, num_read, num_candidates, needs_head, role } = step;
@@ -123,7 +117,7 @@ impl<'m> Acceptance<'m> {
         let predicts = |head: &&AcceptanceHead| num_candidates > 0 && !head.reads().looks_ahead();
         let (logits, estimate) = match head.filter(predicts) {
             Some(head) => {
-                let scalars = self.scalars(head, slot, num_read - 1);
+                let scalars = self.scalars(model, head, slot, num_read - 1);
                 let acceptance = head.acceptance_logits(&normed, None, &scalars);
                 let [logits, acceptance] = to_host([logits, acceptance], role)?;
                 let prob = self.acceptance_prob(acceptance[0], num_read)?;
@@ -150,7 +144,7 @@ impl<'m> Acceptance<'m> {
     }
 
     /// What a head that looks ahead predicts for `candidate`, drawn from the last forward's `logits`;
-    /// None of other heads. `embed` looks up the candidate's embedding.
+    /// None of other heads.
     ///
     /// # Errors
     /// If its prediction is not a number, or the device fails.
@@ -159,10 +153,10 @@ impl<'m> Acceptance<'m> {
     /// If the last forward did not ask for the head's prediction.
     pub(crate) fn predict(
         &mut self,
+        model: &DrafterModel,
         slot: usize,
         logits: &[f32],
         candidate: u32,
-        embed: impl FnOnce() -> Rows,
         role: &'static str,
     ) -> Result<Option<f64>, DecodeError> {
         let Some(head) = self.head.filter(|head| head.reads().looks_ahead()) else {
@@ -174,14 +168,16 @@ impl<'m> Acceptance<'m> {
             drawn_from.expect("the draft step was asked for the head's prediction");
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
         let drawn = forward.candidate(Some(log_prob));
-        let scalars: Vec<f32> = head.reads().scalars(&drawn, self.vocab_size).collect();
+        let scalars: Vec<f32> = model.scalars(head.reads(), &drawn).collect();
         if self.of_embeddings.len() >= MAX_EMBEDDINGS
             && !self.of_embeddings.contains_key(&candidate)
         {
             self.of_embeddings.clear();
         }
-        let of_embedding =
-            self.of_embeddings.entry(candidate).or_insert_with(|| head.of_embedding(&embed()));
+        let of_embedding = self
+            .of_embeddings
+            .entry(candidate)
+            .or_insert_with(|| head.of_embedding(&model.embed_ids(&[candidate])));
         let acceptance = head.acceptance_logits(hidden, Some(of_embedding), &scalars);
         let [acceptance] = to_host([acceptance], role)?;
         self.acceptance_prob(acceptance[0], forward.num_read).map(Some)
@@ -189,13 +185,19 @@ impl<'m> Acceptance<'m> {
 
     /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward
     /// that ended before it.
-    fn scalars(&self, head: &AcceptanceHead, slot: usize, at: usize) -> Vec<f32> {
+    fn scalars(
+        &self,
+        model: &DrafterModel,
+        head: &AcceptanceHead,
+        slot: usize,
+        at: usize,
+    ) -> Vec<f32> {
         if head.reads().is_hidden_alone() {
             return Vec::new();
         }
         let drawn_from = self.slots[slot].forwards.iter().rfind(|forward| forward.num_read == at);
         let drawn_from = drawn_from.expect("a candidate is drawn from a forward");
-        head.reads().scalars(&drawn_from.candidate(None), self.vocab_size).collect()
+        model.scalars(head.reads(), &drawn_from.candidate(None)).collect()
     }
 
     /// What rules are told where the head gives `logit`.

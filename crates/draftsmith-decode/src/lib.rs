@@ -5,6 +5,7 @@
 
 mod acceptance;
 mod decode;
+mod draft_forwards;
 mod drafter;
 mod error;
 mod features;

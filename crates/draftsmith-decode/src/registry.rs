@@ -77,9 +77,9 @@ impl<'m> Drafters<'m> {
                 DrafterParts::Draft { model, head } => Box::new(SeparateDraft::with_slots(
                     model, head, vocab_size, capacity, num_slots,
                 )),
-                DrafterParts::SelfDraft { exit_layer, adapter, head } => {
-                    Box::new(SelfDraft::with_slots(adapter, exit_layer, head, capacity, num_slots))
-                }
+                DrafterParts::SelfDraft { exit_layer, adapter, head } => Box::new(
+                    SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots),
+                ),
             }
         };
         Self {

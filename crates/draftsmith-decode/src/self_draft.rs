@@ -19,60 +19,57 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{AcceptanceHead, Adapter, KvCache};
-use draftsmith_theory::{Calibration, DraftSignals, DrafterId, SignalNeeds};
+use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel};
+use draftsmith_theory::{Calibration, DrafterId, SignalNeeds};
 
-use crate::acceptance::{Acceptance, Step};
+use crate::draft_forwards::DraftForwards;
 use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::registry::ModelDrafter;
-use crate::session::{ModelSession, check_fits};
-use crate::target::committed_len;
-
-/// What errors call the adapter.
-const ROLE: &str = "adapter";
+use crate::session::ModelSession;
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
 /// Its target is a session with an exit ([`ModelSession::set_exit`]) at the adapter's layer.
 #[derive(Debug)]
 pub struct SelfDraft<'a> {
-    adapter: &'a Adapter,
-    /// The target's layers before it.
+    forwards: DraftForwards<'a>,
+    /// The target's layers before the adapter.
     exit_layer: usize,
-    /// The adapter's own keys and values.
-    cache: KvCache,
-    acceptance: Acceptance<'a>,
 }
 
 impl<'a> SelfDraft<'a> {
-    /// A drafter behind `exit_layer` layers of the target, for sequences of up to `capacity`
+    /// A drafter behind `exit_layer` layers of `target`, for one sequence of up to `capacity`
     /// tokens, which the adapter's own context must hold.
     pub fn new(
-        adapter: &'a Adapter,
+        target: &CausalLm,
+        adapter: &Adapter,
         exit_layer: usize,
         head: Option<&'a AcceptanceHead>,
         capacity: usize,
     ) -> Self {
-        Self::with_slots(adapter, exit_layer, head, capacity, 1)
+        Self::with_slots(target, adapter, exit_layer, head, capacity, 1)
     }
 
     /// A drafter for `num_slots` sequences side by side.
     pub fn with_slots(
-        adapter: &'a Adapter,
+        target: &CausalLm,
+        adapter: &Adapter,
         exit_layer: usize,
         head: Option<&'a AcceptanceHead>,
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        let acceptance = Acceptance::new(head, adapter.vocab_size(), num_slots);
-        Self { adapter, exit_layer, cache: adapter.new_cache(capacity, num_slots), acceptance }
+        let model = DrafterModel::self_draft(target.clone(), adapter.clone(), exit_layer);
+        let vocab_size = model.vocab_size();
+        let forwards = DraftForwards::new(model, head, vocab_size, capacity, num_slots, "adapter");
+        Self { forwards, exit_layer }
     }
 }
 
 impl<'m> ModelDrafter<'m> for SelfDraft<'m> {
     fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
-        self.acceptance.set_calibration(calibration);
+        self.forwards.set_calibration(calibration);
     }
 
     fn exit_layer(&self) -> Option<usize> {
@@ -89,12 +86,10 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
         slot: usize,
         prompt: &[u32],
     ) -> Result<(), DecodeError> {
-        check_fits(prompt, self.cache.capacity(), ROLE)?;
-        self.cache.truncate(slot, 0);
-        self.acceptance.roll_back(slot, 0);
+        self.forwards.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
-            self.adapter.fill_cache(target.features(slot, prefix, 0), &mut self.cache);
+            self.forwards.fill(target.features(slot, prefix, 0));
         }
         Ok(())
     }
@@ -109,13 +104,11 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        let len = committed_len(num_standing, path);
-        self.cache.truncate(slot, len);
-        self.acceptance.roll_back(slot, len);
+        self.forwards.commit(slot, num_standing, path);
     }
 
     fn context(&self) -> usize {
-        self.cache.capacity()
+        self.forwards.context()
     }
 }
 
@@ -137,32 +130,19 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
         num_candidates: usize,
         needs: SignalNeeds,
     ) -> Result<Drafted, DecodeError> {
-        let features = target.features(slot, tokens, self.cache.len(slot, 0));
-        let normed = self.adapter.forward_cached(features, &mut self.cache).last(1);
-        let logits = self.adapter.logits(&normed, target.model());
-        let (logits, acceptance_prob) = self.acceptance.read(Step {
-            slot,
-            normed,
-            logits,
-            num_read: tokens.len(),
-            num_candidates,
-            needs_head: needs.acceptance_prob,
-            role: ROLE,
-        })?;
-        let signals = DraftSignals { acceptance_prob, ..needs.signals_of_logits(&logits) };
-        Ok(Drafted { logits, signals, num_forwards: 1 })
+        let features = target.features(slot, tokens, self.forwards.num_read(slot));
+        self.forwards.draft(slot, features, num_candidates, needs)
     }
 
     /// # Panics
     /// If the last draft step did not ask for the head's prediction.
     fn predict_acceptance(
         &mut self,
-        target: &mut ModelSession<'m>,
+        _target: &mut ModelSession<'m>,
         slot: usize,
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let embed = || target.model().embed_ids(&[candidate]);
-        self.acceptance.predict(slot, logits, candidate, embed, ROLE)
+        self.forwards.predict_acceptance(slot, logits, candidate)
     }
 }

@@ -100,11 +100,6 @@ impl<'m> ModelSession<'m> {
         self.model
     }
 
-    /// What errors call the model.
-    pub(crate) fn role(&self) -> &'static str {
-        self.role
-    }
-
     /// The number of tokens read in a slot and not truncated; the deep layers of a self-draft's
     /// target may have read fewer.
     pub(crate) fn num_read(&self, slot: usize) -> usize {

@@ -127,7 +127,16 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                 let self_draft = assert_each_as_alone(
                     &models.target,
                     Some(1),
-                    |slots| SelfDraft::with_slots(&models.adapter, 1, None, CONTEXT, slots),
+                    |slots| {
+                        SelfDraft::with_slots(
+                            &models.target,
+                            &models.adapter,
+                            1,
+                            None,
+                            CONTEXT,
+                            slots,
+                        )
+                    },
                     Some(&StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 3 })),
                     decoding,
                 );

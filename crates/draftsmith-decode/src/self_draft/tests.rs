@@ -162,7 +162,7 @@ fn assert_greedy_is_plain(
             // Once with an end token that comes, if only as the last.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
             let mut session = session_with_exit(model, exit, context);
-            let mut drafter = SelfDraft::new(adapter, exit, None, context);
+            let mut drafter = SelfDraft::new(model, adapter, exit, None, context);
             for end in ends {
                 limits.eos_token_ids = end.into_iter().collect();
                 let plain = greedy_plain(plain_session, &prompt, &limits);
@@ -217,7 +217,7 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
     let mut session = session_with_exit(&model, 1, 64);
-    let mut self_draft = SelfDraft::new(&adapter, 1, None, 64);
+    let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64);
     // The target as its own draft: all candidates are accepted.
     let mut separate = SeparateDraft::new(&model, None, 96, 64);
     let mut rule = FixedLength::new(3).expect("a valid length");
@@ -248,7 +248,7 @@ fn prompts_that_do_not_fit_are_refused() {
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
             &mut session_with_exit(&model, 1, context),
-            &mut SelfDraft::new(&adapter, 1, None, adapters_context),
+            &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context),
             &mut FixedLength { candidate_length: 2 },
             &Decoding::Greedy,
             &[5; 7],
@@ -340,7 +340,7 @@ impl Target for Watched<'_> {
 }
 
 /// A self-draft, every step of which is compared with the whole sequence without a cache.
-struct WatchedDraft<'a>(SelfDraft<'a>);
+struct WatchedDraft<'a>(SelfDraft<'a>, &'a Adapter);
 
 impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
     fn begin(
@@ -390,13 +390,13 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
         let features = model.all_hidden_states(ids).swap_remove(self.0.exit_layer);
-        let adapter = self.0.adapter;
+        let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
         let expected = adapter.logits(&normed.last(1), model);
         let expected = checked(expected, model.config().vocab_size, "adapter", tokens.len())?;
         assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
-        assert_eq!(self.0.cache.len(0, 0), tokens.len());
+        assert_eq!(self.0.forwards.num_read(0), tokens.len());
         Ok(drafted)
     }
 }
@@ -414,7 +414,8 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
     {
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
-        let mut drafter = WatchedDraft(SelfDraft::new(&adapter, exit_layer, None, 64));
+        let mut drafter =
+            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64), &adapter);
         let mut counts = [0; 2];
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {

@@ -128,7 +128,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
 
     let mut target = ModelSession::new(model, CAPACITY, "target");
     target.set_exit(Some(1));
-    let mut self_draft = SelfDraft::new(adapter, 1, None, CAPACITY);
+    let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY);
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
         self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");

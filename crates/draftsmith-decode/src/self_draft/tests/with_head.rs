@@ -67,7 +67,7 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {
             let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-            let mut draft = SelfDraft::new(&adapter, EXIT_LAYER, Some(&head), 64);
+            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
             draft.set_calibration(calibration);
             Target::begin(&mut session, 0, &ids[..8]).expect("fits");
             draft.begin(&mut session, 0, &ids[..8]).expect("fits");
@@ -114,7 +114,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("replay-{nth}"));
-        let mut draft = SelfDraft::new(&adapter, EXIT_LAYER, Some(&head), 64);
+        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
         for prompt in &prompts()[1..3] {
             let plain = greedy_plain(&mut session, prompt, &limits).token_ids;
             let options = RecordOptions {
