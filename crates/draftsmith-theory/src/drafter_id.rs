@@ -19,6 +19,29 @@ pub enum DrafterId {
     },
 }
 
+impl DrafterId {
+    /// The layers of the target that it runs, where it is a self-draft.
+    pub fn exit_layer(self) -> Option<usize> {
+        match self {
+            Self::Draft => None,
+            Self::SelfDraft { exit_layer } => Some(exit_layer),
+        }
+    }
+
+    /// The drafter in words: `separate draft`, `self-draft, exit 1`.
+    pub fn text(self) -> String {
+        match self {
+            Self::Draft => "separate draft".into(),
+            Self::SelfDraft { exit_layer } => format!("self-draft, exit {exit_layer}"),
+        }
+    }
+
+    /// What comes before the names of its settings, to tell them from a separate draft's: `exit 1`.
+    pub fn prefix(self) -> Option<String> {
+        self.exit_layer().map(|exit_layer| format!("exit {exit_layer}"))
+    }
+}
+
 const DRAFT: &str = "draft";
 const SELF_DRAFT: &str = "self_draft_";
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype};
+use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
@@ -69,8 +70,8 @@ impl Exports {
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
             DrafterName::None => None,
-            DrafterName::Draft => self.head.as_ref().map(|head| head.dir.clone()),
-            DrafterName::SelfDraft { exit_layer } => {
+            DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
+            DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
                 let mut adapters = self.adapters.iter();
                 let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
                 found.map(|adapter| adapter.promise_dir().to_path_buf())

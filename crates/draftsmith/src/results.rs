@@ -21,7 +21,7 @@ mod tests;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Decoding, Sampling, Trace, setting_text};
+use draftsmith_theory::{Counts, Decoding, DrafterId, Sampling, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
@@ -189,11 +189,9 @@ impl ResultRow {
 
     /// What the row's setting is called: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
-        match self.drafter {
-            DrafterName::None | DrafterName::Draft => self.rule_label(),
-            DrafterName::SelfDraft { exit_layer } => {
-                format!("exit {exit_layer}, {}", self.rule_label())
-            }
+        match self.drafter.id().and_then(DrafterId::prefix) {
+            Some(prefix) => format!("{prefix}, {}", self.rule_label()),
+            None => self.rule_label(),
         }
     }
 

@@ -14,8 +14,9 @@ use crate::decode::{decode_plain, decode_speculative};
 use crate::logits::Logits;
 use crate::record::{RecordOptions, record};
 use crate::sequence::{Limits, RoundTokens};
+use crate::session::ModelSession;
 use crate::session::tests::{Models, said_of_candidates, tensor_of};
-use crate::target::Verification;
+use crate::target::{Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
 

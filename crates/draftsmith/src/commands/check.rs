@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_data::Prompt;
-use draftsmith_theory::{Decoding, Sampling, StopRuleConfig};
+use draftsmith_theory::{Decoding, DrafterId, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, OneDecoding};
@@ -184,8 +184,10 @@ fn check(
     let exports = Exports::read_export(kind, dir, &workspace)?;
     check_target(arguments, &workspace, &exports)?;
     let drafter = match exports.adapters.first() {
-        Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
-        None => DrafterName::Draft,
+        Some(adapter) => {
+            DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
+        }
+        None => DrafterName::Of(DrafterId::Draft),
     };
     let promise_dir = exports.export_of(drafter).context("it was read just now")?;
     let exported = Exported {

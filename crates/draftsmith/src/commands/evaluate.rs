@@ -11,7 +11,7 @@ use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::Decoding;
+use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
 use self::group::{Evaluated, Group};
@@ -116,10 +116,13 @@ struct Plan {
 /// The rules that tuning wrote into what was trained, for a way of decoding.
 fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRule>> {
     let adapters = exports.adapters.iter();
-    let drafters =
-        adapters.map(|adapter| DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer });
+    let drafters = adapters.map(|adapter| {
+        DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
+    });
     let mut rules = Vec::new();
-    for dir in iter::once(DrafterName::Draft).chain(drafters).filter_map(|it| exports.export_of(it))
+    for dir in iter::once(DrafterName::Of(DrafterId::Draft))
+        .chain(drafters)
+        .filter_map(|it| exports.export_of(it))
     {
         let tuned = Tuned::read(&dir)?.unwrap_or_default();
         rules.extend(tuned.rule(decoding).cloned());

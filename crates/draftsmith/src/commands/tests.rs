@@ -9,8 +9,8 @@ use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
-    EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
-    Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
+    DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
+    JointConfidenceConfig, Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
 use draftsmith_train::{ExitLayers, HeadLabels};
 use serde_json::json;
@@ -163,7 +163,10 @@ fn replay_counts_what_evaluation_counts() {
         let test = read_recordings(&recipe, row.drafter, PromptSet::Test, DecodingName::Greedy)
             .expect("recorded");
         assert_eq!(test.ids.len(), 4, "two prompts and two turns");
-        assert_eq!(test.recordings.head.is_some(), row.drafter == DrafterName::Draft);
+        assert_eq!(
+            test.recordings.head.is_some(),
+            row.drafter == DrafterName::Of(DrafterId::Draft)
+        );
         let replayed = |recordings: &Recordings| -> Counts {
             recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
         };
@@ -182,7 +185,7 @@ fn replay_counts_what_evaluation_counts() {
         let set = read_recordings(&recipe, file.drafter, file.set, file.decoding).expect("reads");
         let summary = set.summary();
         // An adapter of one epoch need not agree with the target anywhere.
-        let least = if file.drafter == DrafterName::Draft { 0.5 } else { 0.0 };
+        let least = if file.drafter == DrafterName::Of(DrafterId::Draft) { 0.5 } else { 0.0 };
         assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
         if file.set == PromptSet::Validation {
             assert_eq!(set.ids.len(), 2);
@@ -253,10 +256,15 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let greedy = rows.iter().filter(|row| {
         row.category == ALL_CATEGORIES
             && row.decoding == DecodingName::Greedy
-            && row.drafter == DrafterName::Draft
+            && row.drafter == DrafterName::Of(DrafterId::Draft)
     });
-    let test = read_recordings(&other, DrafterName::Draft, PromptSet::Test, DecodingName::Greedy)
-        .expect("recorded");
+    let test = read_recordings(
+        &other,
+        DrafterName::Of(DrafterId::Draft),
+        PromptSet::Test,
+        DecodingName::Greedy,
+    )
+    .expect("recorded");
     assert_eq!(test.recordings.head, Some(HeadTiming::AtDraw));
     let mut num_compared = 0;
     for row in greedy {
@@ -314,7 +322,10 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
             assert!(error.contains(part), "`{part}` is not in: {error}");
         }
     };
-    let (draft, early) = (DrafterName::Draft, DrafterName::SelfDraft { exit_layer: 2 });
+    let (draft, early) = (
+        DrafterName::Of(DrafterId::Draft),
+        DrafterName::Of(DrafterId::SelfDraft { exit_layer: 2 }),
+    );
     let again = "run `draftsmith record` with this recipe again";
     let changed = |change: fn(&mut Recipe)| {
         let mut recipe = recipe.clone();
@@ -339,7 +350,11 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
         read_recordings(recipe, draft, PromptSet::Validation, DecodingName::Greedy)
     };
     greedy(&cooler).expect("greedy decoding has no temperature");
-    refused(&recipe, DrafterName::SelfDraft { exit_layer: 3 }, &["no drafter `self_draft_3`"]);
+    refused(
+        &recipe,
+        DrafterName::Of(DrafterId::SelfDraft { exit_layer: 3 }),
+        &["no drafter `self_draft_3`"],
+    );
     refused(&changed(|r| r.tune = None), draft, &["`[tune]`"]);
 
     // What is written beside the weights changes no rollout; other weights do.

@@ -118,13 +118,14 @@ mod tests {
     use super::*;
     use burn::tensor::Device;
     use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
+    use draftsmith_theory::DrafterId;
 
     use crate::exports::config_keys::write_keys;
 
     fn rule(temperature: f64) -> TunedRule {
         let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };
         TunedRule {
-            drafter: DrafterName::Draft,
+            drafter: DrafterName::Of(DrafterId::Draft),
             config: default_rule(true),
             temperature,
             top_p: 1.0,

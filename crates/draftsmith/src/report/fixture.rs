@@ -25,7 +25,7 @@ const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
 /// A self-draft's forward runs layers of the target.
 const SELF_DRAFT_SECONDS: f64 = 0.0014;
-const SELF_DRAFT: DrafterName = DrafterName::SelfDraft { exit_layer: 1 };
+const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 });
 const NUM_TOKENS: usize = 96;
 
 const DATASETS: [(&str, &[&str], f64); 2] = [
@@ -47,17 +47,21 @@ fn settings() -> Vec<Setting> {
     const PROBS: [f64; 5] = [0.3, 0.5, 0.6, 0.7, 0.8];
     const WORTHS: [f64; 3] = [0.08, 0.1874236, 0.45];
     let sweeps: [(DrafterName, StopRuleName, &[f64]); 19] = [
-        (DrafterName::Draft, Rule::FixedLength, &LENGTHS),
-        (DrafterName::Draft, Rule::Heuristic, &[1.0, 5.0]),
-        (DrafterName::Draft, Rule::RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
-        (DrafterName::Draft, Rule::RejectionThresholdWithoutLag, &[0.1, 0.3, 0.5, 0.7, 0.9]),
-        (DrafterName::Draft, Rule::ConfidenceThreshold, &PROBS),
-        (DrafterName::Draft, Rule::CandidateProbThreshold, &PROBS[..3]),
-        (DrafterName::Draft, Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
-        (DrafterName::Draft, Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
-        (DrafterName::Draft, Rule::CostOptimalHead, &WORTHS),
-        (DrafterName::Draft, Rule::CostOptimalConfidence, &WORTHS),
-        (DrafterName::Draft, Rule::CostOptimalEntropy, &WORTHS),
+        (DrafterName::Of(DrafterId::Draft), Rule::FixedLength, &LENGTHS),
+        (DrafterName::Of(DrafterId::Draft), Rule::Heuristic, &[1.0, 5.0]),
+        (DrafterName::Of(DrafterId::Draft), Rule::RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
+        (
+            DrafterName::Of(DrafterId::Draft),
+            Rule::RejectionThresholdWithoutLag,
+            &[0.1, 0.3, 0.5, 0.7, 0.9],
+        ),
+        (DrafterName::Of(DrafterId::Draft), Rule::ConfidenceThreshold, &PROBS),
+        (DrafterName::Of(DrafterId::Draft), Rule::CandidateProbThreshold, &PROBS[..3]),
+        (DrafterName::Of(DrafterId::Draft), Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
+        (DrafterName::Of(DrafterId::Draft), Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
+        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalHead, &WORTHS),
+        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalConfidence, &WORTHS),
+        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalEntropy, &WORTHS),
         (SELF_DRAFT, Rule::FixedLength, &LENGTHS[..6]),
         (SELF_DRAFT, Rule::Heuristic, &[2.0]),
         (SELF_DRAFT, Rule::ConfidenceThreshold, &PROBS),
@@ -104,7 +108,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                     (setting, categories.collect())
                 })
                 .collect();
-            let fits = [DrafterName::Draft, SELF_DRAFT].map(|drafter| {
+            let fits = [DrafterName::Of(DrafterId::Draft), SELF_DRAFT].map(|drafter| {
                 let of_drafter =
                     |setting: &Setting| [DrafterName::None, drafter].contains(&setting.0);
                 let observations: Vec<Observation> = traces
@@ -121,7 +125,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 num_forgiven_ties: usize::from(decoding == Decoding::Greedy),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
                 promises: vec![PromiseSummary {
-                    drafter: DrafterName::Draft,
+                    drafter: DrafterName::Of(DrafterId::Draft),
                     stop_rule: StopRuleName::CostOptimalConfidence,
                     best_fixed_length: 3,
                     expected_gain: Estimate { value: 0.114, low: 0.1, high: 0.127 },

@@ -266,11 +266,16 @@ pub(super) fn key<'a>(
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_theory::DrafterId;
+
     use super::*;
 
     #[test]
     fn no_two_rules_look_alike_on_either_road_in_colour_or_in_outline() {
-        let drafters = [DrafterName::Draft, DrafterName::SelfDraft { exit_layer: 1 }];
+        let drafters = [
+            DrafterName::Of(DrafterId::Draft),
+            DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 }),
+        ];
         let looks: Vec<Look> = drafters
             .into_iter()
             .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)))

@@ -1,5 +1,7 @@
 //! The page is well formed, complete, finite, escaped, and asks nobody for anything.
 
+use draftsmith_theory::DrafterId;
+
 use super::text::gain;
 use super::*;
 use crate::results::{Estimate, ReplayGroup, Road, StopRuleName};
@@ -223,7 +225,7 @@ fn the_roads_and_their_exits_are_told_apart() {
     let self_drafts: Vec<ResultRow> =
         rows.iter().filter(|row| row.drafter.road() == Some(Road::SelfDraft)).cloned().collect();
     rows.extend(self_drafts.into_iter().map(|row| ResultRow {
-        drafter: DrafterName::SelfDraft { exit_layer: 2 },
+        drafter: DrafterName::Of(DrafterId::SelfDraft { exit_layer: 2 }),
         tokens_per_second: 0.9 * row.tokens_per_second,
         speedup: row.speedup.map(|speedup| 0.9 * speedup),
         discard_rate: 1.1 * row.discard_rate,

@@ -6,19 +6,14 @@ use std::fmt;
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// What proposes candidates; in the order rows are shown. In the file a string: `none`, `draft`,
-/// `self_draft_1`.
+/// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
+/// drafter's name, such as `self_draft_1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// Nothing: the target decodes alone.
     None,
-    /// A separate draft model.
-    Draft,
-    /// Kangaroo: the target's own first layers and an adapter.
-    SelfDraft {
-        /// The layers run before the adapter.
-        exit_layer: usize,
-    },
+    /// A drafter.
+    Of(DrafterId),
 }
 
 /// How tokens are chosen.
@@ -42,10 +37,13 @@ pub(crate) enum Road {
 
 impl From<DrafterId> for DrafterName {
     fn from(id: DrafterId) -> Self {
-        match id {
-            DrafterId::Draft => Self::Draft,
-            DrafterId::SelfDraft { exit_layer } => Self::SelfDraft { exit_layer },
-        }
+        Self::Of(id)
+    }
+}
+
+impl From<DrafterId> for Road {
+    fn from(id: DrafterId) -> Self {
+        if id.exit_layer().is_some() { Self::SelfDraft } else { Self::SeparateDraft }
     }
 }
 
@@ -54,39 +52,28 @@ impl DrafterName {
     pub(crate) fn id(self) -> Option<DrafterId> {
         match self {
             Self::None => None,
-            Self::Draft => Some(DrafterId::Draft),
-            Self::SelfDraft { exit_layer } => Some(DrafterId::SelfDraft { exit_layer }),
+            Self::Of(id) => Some(id),
         }
     }
 
     /// The road the drafter lies on; None for the target alone.
     pub(crate) fn road(self) -> Option<Road> {
-        match self {
-            Self::None => None,
-            Self::Draft => Some(Road::SeparateDraft),
-            Self::SelfDraft { .. } => Some(Road::SelfDraft),
-        }
+        self.id().map(Road::from)
     }
 
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; nothing for the target alone.
     pub(crate) fn text(self) -> String {
-        match self {
-            Self::None => String::new(),
-            Self::Draft => "separate draft".into(),
-            Self::SelfDraft { exit_layer } => format!("self-draft, exit {exit_layer}"),
-        }
+        self.id().map(DrafterId::text).unwrap_or_default()
     }
 }
 
-/// What a self-draft's name begins with in the file; its exit layer follows.
-const SELF_DRAFT: &str = "self_draft_";
+const NONE: &str = "none";
 
 impl fmt::Display for DrafterName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => formatter.write_str("none"),
-            Self::Draft => formatter.write_str("draft"),
-            Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
+            Self::None => formatter.write_str(NONE),
+            Self::Of(id) => id.fmt(formatter),
         }
     }
 }
@@ -100,18 +87,10 @@ impl Serialize for DrafterName {
 impl<'de> Deserialize<'de> for DrafterName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        let exit_layer = || name.strip_prefix(SELF_DRAFT)?.parse().ok();
-        let known = match name.as_str() {
-            "none" => Some(Self::None),
-            "draft" => Some(Self::Draft),
-            _ => exit_layer().map(|exit_layer| Self::SelfDraft { exit_layer }),
-        };
-        // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
-        // written.
-        known.filter(|known| known.to_string() == name).ok_or_else(|| {
-            let expected = "`none`, `draft` or `self_draft_` and an exit layer";
-            de::Error::custom(format!("unknown drafter `{name}`, expected {expected}"))
-        })
+        if name == NONE {
+            return Ok(Self::None);
+        }
+        name.parse().map(Self::Of).map_err(de::Error::custom)
     }
 }
 

@@ -35,13 +35,13 @@ const COLUMNS: [&str; 23] = [
     "lossless",
 ];
 
-const SELF_DRAFT: DrafterName = DrafterName::SelfDraft { exit_layer: 1 };
+const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 });
 
 fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
     RowContext {
         dataset: "alpaca".into(),
         category: ALL_CATEGORIES.into(),
-        drafter: DrafterName::Draft,
+        drafter: DrafterName::Of(DrafterId::Draft),
         stop_rule,
         setting,
         decoding: Decoding::Greedy,
@@ -124,8 +124,8 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
 fn drafters_are_strings_and_unknown_ones_are_named() {
     for (drafter, name) in [
         (DrafterName::None, "none"),
-        (DrafterName::Draft, "draft"),
-        (DrafterName::SelfDraft { exit_layer: 12 }, "self_draft_12"),
+        (DrafterName::Of(DrafterId::Draft), "draft"),
+        (DrafterName::Of(DrafterId::SelfDraft { exit_layer: 12 }), "self_draft_12"),
     ] {
         assert_eq!(serde_json::to_value(drafter).expect("JSON"), json!(name));
         assert_eq!(serde_json::from_value::<DrafterName>(json!(name)).expect("known"), drafter);
@@ -274,7 +274,7 @@ fn rows_are_sorted_as_they_are_shown() {
 fn roads_are_sorted_one_after_the_other() {
     use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
     let at = |exit_layer, stop_rule, setting| ResultRow {
-        drafter: DrafterName::SelfDraft { exit_layer },
+        drafter: DrafterName::Of(DrafterId::SelfDraft { exit_layer }),
         ..row(stop_rule, Some(setting))
     };
     let mut rows = vec![
@@ -306,7 +306,11 @@ fn roads_are_sorted_one_after_the_other() {
 fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
     let make = |stop_rule, setting, tokens_per_second| ResultRow {
-        drafter: if stop_rule == Plain { DrafterName::None } else { DrafterName::Draft },
+        drafter: if stop_rule == Plain {
+            DrafterName::None
+        } else {
+            DrafterName::Of(DrafterId::Draft)
+        },
         tokens_per_second,
         ..row(stop_rule, setting)
     };
@@ -397,7 +401,7 @@ fn summaries_come_back() {
         groups: vec![
             group(
                 Decoding::Greedy,
-                [DrafterName::Draft, SELF_DRAFT]
+                [DrafterName::Of(DrafterId::Draft), SELF_DRAFT]
                     .map(|drafter| CostSummary::new(drafter, &fit))
                     .into(),
             ),

@@ -9,7 +9,7 @@ use draftsmith_data::{
     read_provenance, read_rollouts, rollouts_path, shard_paths, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
-use draftsmith_theory::{Decoding, Recording};
+use draftsmith_theory::{Decoding, DrafterId, Recording};
 use draftsmith_train::OptimizerSettings;
 use serde_json::json;
 
@@ -248,7 +248,7 @@ fn drafters(
         let head_dir = head_dir(recipe, evaluate);
         head_dir.as_deref().map(need_head).transpose()?;
         drafters.push(Drafting {
-            name: DrafterName::Draft,
+            name: DrafterName::Of(DrafterId::Draft),
             hash: hash.to_owned(),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
@@ -259,7 +259,7 @@ fn drafters(
         let config = AdapterConfig::from_dir(&dir)?;
         let head_dir = found_adapter_head(&dir);
         drafters.push(Drafting {
-            name: DrafterName::SelfDraft { exit_layer: config.exit_layer },
+            name: DrafterName::Of(DrafterId::SelfDraft { exit_layer: config.exit_layer }),
             hash: workspace
                 .export_hash(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
             head: head_dir.as_deref().map(rollout_head).transpose()?,

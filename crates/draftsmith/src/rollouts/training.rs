@@ -12,7 +12,7 @@ use draftsmith_data::{
     Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow, read_rollouts,
     rollouts_path, write_rollouts,
 };
-use draftsmith_theory::{Decoding, Recording, Sampling, SeededDraws};
+use draftsmith_theory::{Decoding, DrafterId, Recording, Sampling, SeededDraws};
 use draftsmith_train::RecordedRollouts;
 use rayon::prelude::*;
 
@@ -75,8 +75,10 @@ impl TrainingRollouts {
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let exports = Exports { head: None, adapters: adapter.transpose()?.into_iter().collect() };
         let drafter = match exports.adapters.first() {
-            Some(adapter) => DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer },
-            None => DrafterName::Draft,
+            Some(adapter) => {
+                DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
+            }
+            None => DrafterName::Of(DrafterId::Draft),
         };
         let expected = RolloutProvenance {
             responses: provenance.clone(),

@@ -1,7 +1,7 @@
 //! What is compared: the target alone; a separate draft and each adapter under every rule that the
 //! recipe names and that reads what the drafter gives.
 
-use draftsmith_theory::{Bounds, FixedLengthConfig, StopRuleConfig};
+use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::Exports;
 use crate::exports::tuned::TunedRule;
@@ -45,10 +45,15 @@ impl Setting {
             all.extend(rules.into_iter().map(|rule| Self { drafter, rule: Some(rule) }));
         };
         if has_draft {
-            add(DrafterName::Draft, exports.head.is_some(), evaluate.max_candidate_length);
+            add(
+                DrafterName::Of(DrafterId::Draft),
+                exports.head.is_some(),
+                evaluate.max_candidate_length,
+            );
         }
         for adapter in &exports.adapters {
-            let drafter = DrafterName::SelfDraft { exit_layer: adapter.config.exit_layer };
+            let drafter =
+                DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
             add(drafter, adapter.head.is_some(), evaluate.max_self_draft_length);
         }
         all
@@ -71,9 +76,9 @@ impl Setting {
             return "plain".to_owned();
         };
         let rule = format!("{}-{}", rule.name().file_name(), rule.parameter());
-        match self.drafter {
-            DrafterName::SelfDraft { exit_layer } => format!("exit-{exit_layer}-{rule}"),
-            DrafterName::None | DrafterName::Draft => rule,
+        match self.drafter.id().and_then(DrafterId::prefix) {
+            Some(prefix) => format!("{}-{rule}", prefix.replace(' ', "-")),
+            None => rule,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use draftsmith_theory::{
-    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
-    HeuristicConfig, Recordings, StopRuleConfig, seconds_per_token,
+    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, DrafterId,
+    FixedLengthConfig, HeuristicConfig, Recordings, StopRuleConfig, seconds_per_token,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -41,7 +41,7 @@ pub(super) fn best_settings(
     costs: &Costs,
     fixed: &Choice,
 ) -> Result<Vec<RuntimeSetting>> {
-    if drafter != DrafterName::Draft {
+    if drafter != DrafterName::Of(DrafterId::Draft) {
         return Ok(Vec::new());
     }
     let is_recorded = |family: &Family| decoding == Decoding::Greedy || !family.drafts_greedily;
