@@ -31,7 +31,8 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// SpecDec++'s, fitted on an A100 to a 7B draft and a 70B target: signals and rows for nothing.
+    /// Those of the SpecDec++ paper, fitted on an A100 to a 7B draft and a 70B target: signals and
+    /// further rows cost nothing.
     pub(crate) fn paper() -> Self {
         let model = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
         Self {

@@ -2,6 +2,7 @@
 
 pub(crate) mod calibration;
 pub(crate) mod config_keys;
+mod kind;
 pub(crate) mod tuned;
 
 use std::path::{Path, PathBuf};
@@ -9,9 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
-use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
+pub(crate) use self::kind::ExportKind;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
@@ -74,56 +75,8 @@ impl Exports {
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
                 let mut adapters = self.adapters.iter();
                 let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
-                found.map(|adapter| adapter.promise_dir().to_path_buf())
+                found.map(|adapter| adapter.tuned_dir().to_path_buf())
             }
-        }
-    }
-}
-
-/// What training exports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ExportKind {
-    /// An acceptance head for a separate draft.
-    Head,
-    /// A self-draft adapter.
-    Adapter,
-}
-
-impl ExportKind {
-    /// What a directory holds, by the keys of its `config.json`.
-    ///
-    /// # Errors
-    /// If that is neither a head nor an adapter.
-    pub(crate) fn of(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        if !path.is_file() {
-            bail!(
-                "there is no head or adapter in `{}`: it has no `config.json`; hint: give a \
-                 directory that `draftsmith train-head` or `draftsmith train-adapter` wrote",
-                dir.display()
-            );
-        }
-        let bytes =
-            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        let config: Map<String, Value> = serde_json::from_slice(&bytes)
-            .with_context(|| format!("`{}` is not a JSON object", path.display()))?;
-        if config.contains_key("exit_layer") {
-            Ok(Self::Adapter)
-        } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
-            Ok(Self::Head)
-        } else {
-            bail!(
-                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
-                path.display()
-            )
-        }
-    }
-
-    /// The kind in words.
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::Head => "acceptance head",
-            Self::Adapter => "self-draft adapter",
         }
     }
 }
@@ -164,14 +117,14 @@ impl AdapterExport {
         if let Some(hash) = config.target_hash.as_ref().filter(|hash| *hash != target_hash) {
             bail!(
                 "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
-                 {target_hash}): train it again, or point `models.target` at the target it belongs to",
+                 {target_hash}); hint: train it again, or point `models.target` at the target it belongs to",
                 dir.display()
             );
         }
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
     }
 
-    fn promise_dir(&self) -> &Path {
+    fn tuned_dir(&self) -> &Path {
         self.head.as_ref().map_or(&self.dir, |head| &head.dir)
     }
 }
@@ -207,8 +160,8 @@ pub(crate) fn read_adapter_head(
     for (of, found, expected) in expected {
         if found.as_ref().is_some_and(|hash| hash != expected) {
             bail!(
-                "the head in `{}` was trained on another {of} (hash {}, this one's is {expected}): \
-                 train it again, or delete it",
+                "the head in `{}` was trained on another {of} (hash {}, this one's is {expected}); \
+                 hint: train it again, or delete it",
                 head_dir.display(),
                 found.as_deref().unwrap_or_default()
             );
@@ -246,7 +199,7 @@ fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterE
         adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
         if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
             bail!(
-                "two adapters sit behind layer {}, the second in `{}`: evaluate one at a time",
+                "two adapters sit behind layer {}, the second in `{}`; hint: evaluate one at a time",
                 adapter.config.exit_layer,
                 dir.display()
             );
@@ -329,8 +282,8 @@ fn read_head_in(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
     let draft_hash = workspace.draft_hash()?.context(NO_DRAFT)?;
     if head.config.draft_hash.as_ref().is_some_and(|hash| hash != draft_hash) {
         bail!(
-            "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}): \
-             train it again, or point `models.draft` at the draft it belongs to",
+            "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}); \
+             hint: train it again, or point `models.draft` at the draft it belongs to",
             dir.display(),
             head.config.draft_hash.unwrap_or_default()
         );

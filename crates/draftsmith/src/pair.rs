@@ -32,8 +32,8 @@ impl Pair {
         let context = self.context();
         if prompt.len() >= context {
             bail!(
-                "prompt `{id}` has {} tokens, but the models' context holds {context}: \
-                 shorten it or take it out of its file",
+                "prompt `{id}` has {} tokens, but the models' context holds {context}; \
+                 hint: shorten it, or take it out of its file",
                 prompt.len()
             );
         }

@@ -28,8 +28,8 @@ pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
         let name = prompts.first().map(|p| p.source.clone()).unwrap_or_default();
         if !names.insert(name.clone()) {
             bail!(
-                "`{}` is named `{name}` like another prompt file, and rows are named by file: \
-                 rename one of them",
+                "`{}` is named `{name}` like another prompt file, and rows are named by file; \
+                 hint: rename one of them",
                 path.display()
             );
         }

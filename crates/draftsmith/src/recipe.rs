@@ -179,7 +179,11 @@ impl Recipe {
         }
         if let Some(data) = &self.data {
             data.decoding().validate().context("section `data`")?;
-            require(!data.prompts.is_empty(), "data.prompts", "is empty: name a prompt file")?;
+            require(
+                !data.prompts.is_empty(),
+                "data.prompts",
+                "is empty; hint: name a prompt file",
+            )?;
             require(data.num_prompts != Some(0), "data.num_prompts", "is 0: leave it out for all")?;
             require(data.max_new_tokens > 0, "data.max_new_tokens", "is 0, expected 1 or more")?;
         }

@@ -148,8 +148,8 @@ fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Res
         let found = read_provenance(&path)?;
         if let Some(difference) = found.difference(provenance) {
             bail!(
-                "`{}` was built with `{}` = {}, the recipe now says {}: \
-                 delete the Parquet files in `{}`, or give the recipe another `name`",
+                "`{}` was built with `{}` = {}, the recipe now has {}; \
+                 hint: delete the Parquet files in `{}`, or give the recipe another `name`",
                 path.display(),
                 difference.key,
                 difference.left,

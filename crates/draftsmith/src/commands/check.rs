@@ -189,12 +189,12 @@ fn check(
         }
         None => DrafterName::Of(DrafterId::Draft),
     };
-    let promise_dir = exports.export_of(drafter).context("it was read just now")?;
+    let tuned_dir = exports.export_of(drafter).context("it was read just now")?;
     let exported = Exported {
         drafter,
         has_head: exports.heads().next().is_some(),
-        tuned: Tuned::read(&promise_dir)?,
-        dir: promise_dir,
+        tuned: Tuned::read(&tuned_dir)?,
+        dir: tuned_dir,
     };
     let greedy = Served::choose(&exported, DecodingName::Greedy)?;
     let sampled = Served::choose(&exported, DecodingName::Sampled)?;
@@ -280,7 +280,7 @@ fn check_target(
     if hash != target_hash {
         bail!(
             "the head in `{}` was trained for another target (hash {hash}, this one's is \
-             {target_hash}): train it again, or point `models.target` at the target it belongs to",
+             {target_hash}); hint: train it again, or point `models.target` at the target it belongs to",
             arguments.export.display()
         );
     }
@@ -326,7 +326,7 @@ impl Served {
         if tuned.drafter != *drafter || (tuned.config.needs().acceptance_prob && !has_head) {
             bail!(
                 "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
-                 `{drafter}`: tune it again",
+                 `{drafter}`; hint: tune it again",
                 dir.join("config.json").display(),
                 tuned.drafter
             );

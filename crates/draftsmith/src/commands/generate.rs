@@ -256,7 +256,7 @@ fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<d
     if let Some(stop_threshold) = *stop_threshold {
         if arguments.head.is_none() && head_of_adapter.is_none() {
             bail!(
-                "flag `--stop-threshold` needs an acceptance head: give `--head DIR`, or an adapter \
+                "flag `--stop-threshold` needs an acceptance head; hint: give `--head DIR`, or an adapter \
                  whose directory has a `head` in it"
             );
         }

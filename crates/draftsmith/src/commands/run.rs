@@ -20,7 +20,7 @@ pub(crate) fn run(
     let trains = recipe.head.is_some() || recipe.adapter.is_some();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
-            "the recipe has no stage: give it a section `[data]`, `[head]`, `[adapter]` or \
+            "the recipe has no stage; hint: give it a section `[data]`, `[head]`, `[adapter]` or \
              `[evaluate]`"
         );
     }

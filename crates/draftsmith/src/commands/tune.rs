@@ -86,7 +86,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|(_, ids)| ids).collect();
     let mut tunings = Vec::new();
-    let mut promises: Vec<Promise> = Vec::new();
+    let mut tuned_exports: Vec<TunedExport> = Vec::new();
     for drafter in decoders.drafters() {
         let export = exports.export_of(drafter);
         let has_head = decoders.has_head_for(drafter);
@@ -126,11 +126,11 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             console.text(show::tuning(&tuning, console.width()))?;
             tunings.push(tuning);
         }
-        promises.extend(export.map(|dir| Promise { dir, tuned, calibration }));
+        tuned_exports.extend(export.map(|dir| TunedExport { dir, tuned, calibration }));
     }
     // Written together, when all is known: a run that was stopped leaves exports as they were.
-    for promise in &promises {
-        promise.write()?;
+    for export in &tuned_exports {
+        export.write()?;
     }
     let entries: Vec<CostsEntry> = tunings
         .iter()
@@ -147,14 +147,14 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
 }
 
 /// What is written into an export.
-struct Promise {
+struct TunedExport {
     dir: PathBuf,
     tuned: Tuned,
     /// None of an adapter without a head.
     calibration: Option<HeadCalibration>,
 }
 
-impl Promise {
+impl TunedExport {
     /// Writes both together: a rule holds for the predictions that it was chosen under.
     fn write(&self) -> Result<()> {
         let mut keys = Vec::new();

@@ -109,7 +109,7 @@ fn check_provenance(recipe: &Recipe, provenance: &Provenance, workspace: &Worksp
     if provenance.tokenizer != *tokenizer || provenance.chat_template != *chat_template {
         bail!(
             "the prompts in `{}` were written for another tokenizer or chat template than those of \
-             `{}`: build the data again, or set `tune.prompts`",
+             `{}`; hint: build the data again, or set `tune.prompts`",
             recipe.data_dir().display(),
             recipe.models.target.display()
         );

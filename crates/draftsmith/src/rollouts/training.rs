@@ -63,7 +63,7 @@ impl TrainingRollouts {
         }
         if workspace.target_hash()? != provenance.target {
             bail!(
-                "the data in `{}` was built with another target than `{}`: build it again",
+                "the data in `{}` was built with another target than `{}`; hint: build it again",
                 recipe.data_dir().display(),
                 recipe.models.target.display()
             );

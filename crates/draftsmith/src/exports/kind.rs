@@ -1,0 +1,54 @@
+//! What an export's directory holds.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value};
+
+/// What training exports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExportKind {
+    /// An acceptance head for a separate draft.
+    Head,
+    /// A self-draft adapter.
+    Adapter,
+}
+
+impl ExportKind {
+    /// What a directory holds, by the keys of its `config.json`.
+    ///
+    /// # Errors
+    /// If that is neither a head nor an adapter.
+    pub(crate) fn of(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        if !path.is_file() {
+            bail!(
+                "there is no head or adapter in `{}`: it has no `config.json`; hint: give a \
+                 directory that `draftsmith train-head` or `draftsmith train-adapter` wrote",
+                dir.display()
+            );
+        }
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let config: Map<String, Value> = serde_json::from_slice(&bytes)
+            .with_context(|| format!("`{}` is not a JSON object", path.display()))?;
+        if config.contains_key("exit_layer") {
+            Ok(Self::Adapter)
+        } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
+            Ok(Self::Head)
+        } else {
+            bail!(
+                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
+                path.display()
+            )
+        }
+    }
+
+    /// The kind in words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Head => "acceptance head",
+            Self::Adapter => "self-draft adapter",
+        }
+    }
+}
