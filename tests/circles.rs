@@ -48,6 +48,27 @@ fn no_files_need_each_other() {
     assert!(told.is_empty(), "files need each other:\n{told}");
 }
 
+#[test]
+fn commands_leave_each_other_alone_but_for_run() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let source = workspace.join("crates/draftsmith/src");
+    let command_of = |file: &Path| -> Option<PathBuf> {
+        let path = file.strip_prefix(source.join("commands")).ok()?;
+        Some(Path::new(path.iter().next()?).with_extension(""))
+    };
+    let needs = Tree::read(&source.join("lib.rs")).needs();
+    assert!(needs.keys().filter_map(|file| command_of(file)).count() > 10, "{:?}", needs.keys());
+    for (file, others) in &needs {
+        let Some(command) = command_of(file).filter(|command| *command != Path::new("run")) else {
+            continue;
+        };
+        for (other, names) in others {
+            let is_its_own = command_of(other).is_none_or(|other| other == command);
+            assert!(is_its_own, "{} uses {names:?} of {}", file.display(), other.display());
+        }
+    }
+}
+
 /// The root files of all crates: libraries, binaries, benches, examples and integration tests.
 fn roots(workspace: &Path) -> Vec<PathBuf> {
     let mut roots = rust_files(&workspace.join("tests"));
