@@ -25,8 +25,8 @@ pub(crate) struct Decoders<'m> {
 
 impl<'m> Decoders<'m> {
     /// Sessions that hold the pair's whole context.
-    pub(crate) fn new(pair: &'m Pair, trained: &'m Exports, max_new_tokens: usize) -> Self {
-        let parts = drafters_of(pair, trained);
+    pub(crate) fn new(pair: &'m Pair, exports: &'m Exports, max_new_tokens: usize) -> Self {
+        let parts = drafters_of(pair, exports);
         let eos_token_ids = pair.target.config().eos_token_ids.clone();
         Self {
             calibrations: parts
@@ -171,17 +171,17 @@ fn drafting<'a, 'm>(
 /// What a pair's drafters are made of, each with its head.
 pub(crate) fn drafters_of<'m>(
     pair: &'m Pair,
-    trained: &'m Exports,
+    exports: &'m Exports,
 ) -> Vec<(DrafterParts<'m>, Option<&'m HeadExport>)> {
     let of_draft = pair.draft.iter().map(|model| {
-        let head = trained.head.as_ref();
+        let head = exports.head.as_ref();
         (DrafterParts::Draft { model, head: head.map(|head| &head.head) }, head)
     });
-    let of_adapters = trained.adapters.iter().map(|trained| {
-        let head = trained.head.as_ref();
+    let of_adapters = exports.adapters.iter().map(|export| {
+        let head = export.head.as_ref();
         let parts = DrafterParts::SelfDraft {
-            exit_layer: trained.config.exit_layer,
-            adapter: &trained.adapter,
+            exit_layer: export.config.exit_layer,
+            adapter: &export.adapter,
             head: head.map(|head| &head.head),
         };
         (parts, head)

@@ -1,6 +1,7 @@
 //! `generate`: text as it comes, from one model, from a target and its draft, or from a model and
 //! its adapter.
 
+mod rule;
 mod show;
 
 use std::io::Write;
@@ -8,24 +9,20 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
-use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
-    Sampling, SeededDraws, StopRule, StopRuleConfig,
-};
+use draftsmith_theory::{Sampling, SeededDraws};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
 use crate::decoders::drafters_of;
 use crate::device::on_pool;
-use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{AdapterExport, Exports, HeadExport, found_adapter_head, read_adapter_head};
+use crate::exports::{AdapterExport, Exports, HeadExport, read_adapter_head};
 use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -128,7 +125,7 @@ fn generate(
         top_k: None,
     });
     decoding.validate()?;
-    let mut rule = stop_rule(arguments, &decoding)?;
+    let mut rule = rule::choose(arguments, &decoding)?;
     let draft = arguments.draft.as_deref();
     let workspace = Workspace::new(&arguments.target, draft, vec![device.clone()]);
     let pair = workspace.pair()?;
@@ -239,54 +236,6 @@ fn generate(
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else
-/// the default.
-fn stop_rule(arguments: &GenerateArguments, decoding: &Decoding) -> Result<Box<dyn StopRule>> {
-    let bounds = |most: usize| {
-        Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
-            .context("flag `--max-candidate-length`")
-    };
-    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
-    let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
-        arguments;
-    if let Some(candidate_length) = *candidate_length {
-        let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        return rule.init().context("flag `--candidate-length`");
-    }
-    if let Some(stop_threshold) = *stop_threshold {
-        if arguments.head.is_none() && head_of_adapter.is_none() {
-            bail!(
-                "flag `--stop-threshold` needs an acceptance head; hint: give `--head DIR`, or an adapter \
-                 whose directory has a `head` in it"
-            );
-        }
-        let (without_lag, bounds) = (false, bounds(20)?);
-        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-            stop_threshold,
-            without_lag,
-            bounds,
-        });
-        return rule.init().context("flag `--stop-threshold`");
-    }
-    if let Some(confidence_threshold) = *confidence_threshold {
-        let (before_draw, bounds) = (false, bounds(6)?);
-        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-            confidence_threshold,
-            before_draw,
-            bounds,
-        });
-        return rule.init().context("flag `--confidence-threshold`");
-    }
-    let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
-    let export = head.or(arguments.adapter.as_ref());
-    let tuned = export.map(|dir| Tuned::read(dir)).transpose()?.flatten().unwrap_or_default();
-    let rule = match tuned.rule(DecodingName::of(decoding)) {
-        Some(tuned) => tuned.config.clone(),
-        None => default_rule(head.is_some()),
-    };
-    Ok(rule.init()?)
-}
-
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {
     let rounds = generation.trace.rounds.iter();
     rounds
@@ -319,6 +268,8 @@ fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_theory::Decoding;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,63 @@
+//! The stop rule that `generate` decodes with.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
+    StopRule, StopRuleConfig,
+};
+
+use super::GenerateArguments;
+use crate::exports::found_adapter_head;
+use crate::exports::tuned::{Tuned, default_rule};
+use crate::results::DecodingName;
+
+/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else
+/// the default.
+pub(super) fn choose(
+    arguments: &GenerateArguments,
+    decoding: &Decoding,
+) -> Result<Box<dyn StopRule>> {
+    let bounds = |most: usize| {
+        Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
+            .context("flag `--max-candidate-length`")
+    };
+    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
+    let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
+        arguments;
+    if let Some(candidate_length) = *candidate_length {
+        let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
+        return rule.init().context("flag `--candidate-length`");
+    }
+    if let Some(stop_threshold) = *stop_threshold {
+        if arguments.head.is_none() && head_of_adapter.is_none() {
+            bail!(
+                "flag `--stop-threshold` needs an acceptance head; hint: give `--head DIR`, or an adapter \
+                 whose directory has a `head` in it"
+            );
+        }
+        let (without_lag, bounds) = (false, bounds(20)?);
+        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold,
+            without_lag,
+            bounds,
+        });
+        return rule.init().context("flag `--stop-threshold`");
+    }
+    if let Some(confidence_threshold) = *confidence_threshold {
+        let (before_draw, bounds) = (false, bounds(6)?);
+        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+            confidence_threshold,
+            before_draw,
+            bounds,
+        });
+        return rule.init().context("flag `--confidence-threshold`");
+    }
+    let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
+    let export = head.or(arguments.adapter.as_ref());
+    let tuned = export.map(|dir| Tuned::read(dir)).transpose()?.flatten().unwrap_or_default();
+    let rule = match tuned.rule(DecodingName::of(decoding)) {
+        Some(tuned) => tuned.config.clone(),
+        None => default_rule(head.is_some()),
+    };
+    Ok(rule.init()?)
+}
