@@ -3,9 +3,9 @@
 //! A new drafter is a file of its own, a [`DrafterId`] and a line here.
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm};
-use draftsmith_theory::{Calibration, DrafterId};
+use draftsmith_theory::DrafterId;
 
-use crate::drafter::StepDrafter;
+use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
 use crate::session::ModelSession;
@@ -38,18 +38,6 @@ impl DrafterParts<'_> {
             Self::Draft { .. } => DrafterId::Draft,
             Self::SelfDraft { exit_layer, .. } => DrafterId::SelfDraft { exit_layer: *exit_layer },
         }
-    }
-}
-
-/// A drafter for a model: one whose steps can be recorded, and whose head can be calibrated.
-pub trait ModelDrafter<'m>: StepDrafter<ModelSession<'m>> {
-    /// From now on the head's predictions are calibrated so, or given as they are. A calibration
-    /// belongs to a way of decoding, so that a drafter for several changes it between them.
-    fn set_calibration(&mut self, calibration: Option<&'m Calibration>);
-
-    /// Where the target's session must let its shallow layers run ahead, if it must.
-    fn exit_layer(&self) -> Option<usize> {
-        None
     }
 }
 

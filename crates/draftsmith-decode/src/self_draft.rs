@@ -25,7 +25,7 @@ use draftsmith_theory::{Calibration, DrafterId, SignalNeeds};
 use crate::draft_forwards::DraftForwards;
 use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
-use crate::registry::ModelDrafter;
+use crate::model_drafter::ModelDrafter;
 use crate::session::ModelSession;
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.

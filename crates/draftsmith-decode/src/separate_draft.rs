@@ -10,7 +10,7 @@ use draftsmith_theory::{Calibration, DrafterId, SignalNeeds};
 use crate::draft_forwards::DraftForwards;
 use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
-use crate::registry::ModelDrafter;
+use crate::model_drafter::ModelDrafter;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 mod drafter;
 pub(crate) mod export_job;
+pub(crate) mod head_outcome;
 pub(crate) mod heads;
 mod progress;
 pub(crate) mod resumable;

@@ -15,7 +15,7 @@ use super::ModelSession;
 use super::counting::{bytes, counted_pool};
 use crate::drafter::{Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::registry::ModelDrafter;
+use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
 use crate::target::{Target, Verification};

@@ -18,7 +18,8 @@ use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
 use crate::training::check_devices;
 use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
-use crate::training::heads::{HeadDrafter, HeadOutcome, HeadTrainer};
+use crate::training::head_outcome::HeadOutcome;
+use crate::training::heads::{HeadDrafter, HeadTrainer};
 use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 

@@ -1,7 +1,7 @@
 //! The heads of a sweep as text.
 
 use super::{Column, Line, fitted, number};
-use crate::training::sweep::SweptHead;
+use crate::training::head_outcome::SweptHead;
 
 const COLUMNS: [Column<SweptHead>; 6] = [
     Column { heading: "KL", text: |row| number(row.scores.kl, 4), expendable: 1 },

@@ -1,73 +1,19 @@
 //! Acceptance heads of a drafter, a draft model or an adapter: those that share a mixing ratio are
 //! trained side by side, and what is there is not trained again.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
-use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::HeadScores;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
-use serde::Serialize;
 use serde_json::json;
 
 pub(crate) use super::drafter::HeadDrafter;
-use super::export_job::{ExportJob, Exported, KEPT, Planned};
+use super::export_job::{ExportJob, KEPT, Planned};
+use super::head_outcome::{ExportedHead, HeadOutcome};
 use super::resumable::StepsLeft;
-use super::sweep::SweptHead;
 use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
 use crate::workspace::Workspace;
-
-/// The head that a drafter has now, as `--json` tells it.
-#[derive(Debug, Serialize)]
-pub(crate) struct HeadOutcome {
-    /// The head's directory.
-    pub(crate) head_dir: PathBuf,
-    /// Whether it was there already, trained with the same settings on the same data.
-    pub(crate) kept: bool,
-    /// Its scores on the validation rows.
-    pub(crate) scores: HeadScores,
-    /// Labelled tokens a second while it was trained, beside others if it was; null where it was
-    /// kept.
-    pub(crate) labels_per_second: Option<f64>,
-    /// Every head of a sweep, of which this one is the best; null without a sweep.
-    pub(crate) sweep: Option<Vec<SweptHead>>,
-}
-
-/// A head that is there.
-pub(crate) type ExportedHead = Exported<AcceptanceHeadConfig, HeadScores>;
-
-impl HeadOutcome {
-    pub(crate) fn of(head: ExportedHead, sweep: Option<Vec<SweptHead>>) -> Self {
-        Self {
-            head_dir: head.dir,
-            kept: head.speed.is_none(),
-            scores: head.scores,
-            labels_per_second: head.speed.map(|speed| speed.supervised_per_second),
-            sweep,
-        }
-    }
-
-    /// Its scores, on stdout.
-    pub(crate) fn tell(&self, console: &Console) -> Result<()> {
-        let scores = &self.scores;
-        console.text(format!(
-            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
-             {:.4} (mean label {:.3}, mean prediction {:.3})\n",
-            self.head_dir.display(),
-            scores.num_labels,
-            scores.kl,
-            scores.bce,
-            scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
-            scores.brier,
-            scores.ece,
-            scores.mean_label,
-            scores.mean_predicted,
-        ))
-    }
-}
 
 /// What training heads of a drafter needs.
 pub(crate) struct HeadTrainer<'a> {

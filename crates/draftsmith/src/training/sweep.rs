@@ -1,41 +1,19 @@
 //! The heads of a sweep beside each other: the best of them, `sweep.json` and the table.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_theory::HeadScores;
 use draftsmith_train::HeadTraining;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::export_job::{Planned, SCORES};
-use super::heads::{ExportedHead, HeadOutcome};
+use super::head_outcome::{ExportedHead, HeadOutcome, SweptHead};
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
-
-/// A head of a sweep: a row of `sweep.json`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SweptHead {
-    /// `d3-w6-r0.15`.
-    pub(crate) name: String,
-    pub(crate) num_layers: usize,
-    pub(crate) rejection_weight: f64,
-    pub(crate) mixing_ratio: f64,
-    /// Whether it is the one in `head/`: that with the lowest `unshifted_kl`.
-    pub(crate) best: bool,
-    /// The epoch that its weights are from.
-    pub(crate) best_epoch: usize,
-    /// Its scores on the validation rows.
-    pub(crate) scores: HeadScores,
-    /// Time of the pass that trained it, beside others; null where nobody knows any more.
-    pub(crate) seconds: Option<f64>,
-    /// Its directory.
-    pub(crate) dir: PathBuf,
-}
 
 /// The rows' file, in the sweep's directory.
 const ROWS: &str = "sweep.json";

@@ -1,0 +1,81 @@
+//! What a training of heads comes to, as it is shown and written down.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use draftsmith_model::AcceptanceHeadConfig;
+use draftsmith_theory::HeadScores;
+use serde::{Deserialize, Serialize};
+
+use super::export_job::Exported;
+use crate::console::Console;
+
+/// The head that a drafter has now, as `--json` shows it.
+#[derive(Debug, Serialize)]
+pub(crate) struct HeadOutcome {
+    /// The head's directory.
+    pub(crate) head_dir: PathBuf,
+    /// Whether it was there already, trained with the same settings on the same data.
+    pub(crate) kept: bool,
+    /// Its scores on the validation rows.
+    pub(crate) scores: HeadScores,
+    /// Labelled tokens a second while it was trained, beside others if it was; null where it was
+    /// kept.
+    pub(crate) labels_per_second: Option<f64>,
+    /// Every head of a sweep, of which this one is the best; null without a sweep.
+    pub(crate) sweep: Option<Vec<SweptHead>>,
+}
+
+/// A head that is there.
+pub(crate) type ExportedHead = Exported<AcceptanceHeadConfig, HeadScores>;
+
+impl HeadOutcome {
+    pub(crate) fn of(head: ExportedHead, sweep: Option<Vec<SweptHead>>) -> Self {
+        Self {
+            head_dir: head.dir,
+            kept: head.speed.is_none(),
+            scores: head.scores,
+            labels_per_second: head.speed.map(|speed| speed.supervised_per_second),
+            sweep,
+        }
+    }
+
+    /// Its scores, on stdout.
+    pub(crate) fn tell(&self, console: &Console) -> Result<()> {
+        let scores = &self.scores;
+        console.text(format!(
+            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
+             {:.4} (mean label {:.3}, mean prediction {:.3})\n",
+            self.head_dir.display(),
+            scores.num_labels,
+            scores.kl,
+            scores.bce,
+            scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
+            scores.brier,
+            scores.ece,
+            scores.mean_label,
+            scores.mean_predicted,
+        ))
+    }
+}
+
+/// A head of a sweep: a row of `sweep.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SweptHead {
+    /// `d3-w6-r0.15`.
+    pub(crate) name: String,
+    pub(crate) num_layers: usize,
+    pub(crate) rejection_weight: f64,
+    pub(crate) mixing_ratio: f64,
+    /// Whether it is the one in `head/`: that with the lowest `unshifted_kl`.
+    pub(crate) best: bool,
+    /// The epoch that its weights are from.
+    pub(crate) best_epoch: usize,
+    /// Its scores on the validation rows.
+    pub(crate) scores: HeadScores,
+    /// Time of the pass that trained it, beside others; null where nobody knows any more.
+    pub(crate) seconds: Option<f64>,
+    /// Its directory.
+    pub(crate) dir: PathBuf,
+}
