@@ -25,8 +25,6 @@ type Needs = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 const KNOWN: &[&str] = &[
     "crates/draftsmith/src/commands/train_head.rs",
     "crates/draftsmith-decode/src/round.rs",
-    "crates/draftsmith-model/src/host/attention.rs",
-    "crates/draftsmith-model/src/llama.rs",
     "crates/draftsmith-train/src/batches.rs",
     "crates/draftsmith-train/src/epochs.rs",
     "crates/draftsmith-train/src/head_sweep.rs",

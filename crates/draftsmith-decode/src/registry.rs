@@ -59,7 +59,7 @@ impl<'m> Drafters<'m> {
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        let vocab_size = target.config().vocab_size;
+        let vocab_size = target.shape().vocab_size;
         let build = |parts| -> Box<dyn ModelDrafter<'m> + 'm> {
             match parts {
                 DrafterParts::Draft { model, head } => Box::new(SeparateDraft::with_slots(

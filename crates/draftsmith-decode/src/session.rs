@@ -69,7 +69,7 @@ impl<'m> ModelSession<'m> {
         num_slots: usize,
         role: &'static str,
     ) -> Self {
-        let capacity = capacity.min(model.config().max_position_embeddings);
+        let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
         Self { model, cache, role, exit: None }
     }
@@ -112,7 +112,7 @@ impl<'m> ModelSession<'m> {
     }
 
     fn num_layers(&self) -> usize {
-        self.model.config().num_hidden_layers
+        self.model.shape().num_layers
     }
 
     /// The number of tokens there is room for in a slot.
@@ -212,14 +212,14 @@ impl<'m> ModelSession<'m> {
     /// Logits of normed hidden states behind `num_tokens` tokens, brought to the host: the one sync
     /// of a forward.
     fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
-        let vocab_size = self.model.config().vocab_size;
+        let vocab_size = self.model.shape().vocab_size;
         checked(self.model.logits(normed), vocab_size, self.role, num_tokens)
     }
 
     /// Checks that a prompt can be read with room for one more token.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), DecodeError> {
         check_fits(prompt, self.capacity(), self.role)?;
-        let vocab_size = self.model.config().vocab_size;
+        let vocab_size = self.model.shape().vocab_size;
         match prompt.iter().find(|id| **id as usize >= vocab_size) {
             Some(id) => Err(DecodeError::UnknownToken { id: *id, vocab_size, role: self.role }),
             None => Ok(()),

@@ -22,12 +22,12 @@ pub use self::config::AcceptanceHeadConfig;
 pub use self::reads::{
     DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads, LAST_POSITION,
 };
+use crate::decoder::source::{linear, transposed};
 use crate::error::ModelError;
-use crate::llama::{linear, pretty, transposed};
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors};
+use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
 
 /// A residual network from what is read of a candidate to the chance that it is accepted.
 #[derive(Module, Debug)]
@@ -89,8 +89,8 @@ impl AcceptanceHead {
         &self.reads
     }
 
-    /// The head that says of embeddings what this one says of `gain` times them; itself if it reads
-    /// none. Exact where `gain` is a power of two.
+    /// The head that predicts from embeddings what this one predicts from `gain` times them; itself if
+    /// it reads none. Exact where `gain` is a power of two.
     #[must_use]
     pub fn with_embedding_gain(mut self, gain: f32) -> Self {
         if let Some(input) = self.input.as_mut().filter(|_| self.reads.looks_ahead()) {
@@ -148,8 +148,9 @@ impl AcceptanceHead {
         logit_of(self.forward(features))
     }
 
-    /// U's product with embeddings, for a head that looks ahead: what [`Self::acceptance_logits`]
-    /// is told of a candidate that depends on its token alone, so that it may be kept.
+    /// U's product with embeddings, for a head that looks ahead: the part of what
+    /// [`Self::acceptance_logits`] reads that depends on a candidate's token alone, so that it may be
+    /// kept.
     ///
     /// # Shapes
     /// - embedding, output: a row a candidate, of the draft's width

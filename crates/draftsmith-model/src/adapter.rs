@@ -2,9 +2,9 @@
 //! target's own shallow layers into its draft.
 //!
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
-//! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits. Its
-//! ablation (Table 2) has three others, [`AdapterArchitecture`]: each is a part or the whole of a
-//! Llama layer, so that a target's own layer can give the first weights.
+//! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
+//! [`AdapterArchitecture`] has the others of its ablation (Table 2) and one of ours. Each is a
+//! decoder layer with parts left out, so that a target's own layer can give the first weights.
 
 mod files;
 mod packed_adapter;
@@ -15,20 +15,29 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::nn::{Initializer, Linear, RmsNorm};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::LlamaConfig;
+use crate::causal_lm::CausalLm;
+use crate::config::{ModelConfig, ModelShape};
+use crate::decoder::attention::Positions;
+use crate::decoder::layer::DecoderLayer;
+use crate::decoder::rope::Rope;
+use crate::decoder::source::{Drawn, WeightSource};
 use crate::error::ModelError;
 use crate::kv_cache::{KvCache, LayerCache};
-use crate::llama::attention::{Attention, Positions};
-use crate::llama::rope::Rope;
-use crate::llama::{CausalLm, LinearShape, Mlp};
 use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows};
+use crate::spec::{LayerSpec, LinearSpec, MlpNames, MlpSpec};
 use packed_adapter::PackedAdapter;
+
+/// What an adapter's tensors are called, as Kangaroo's are: a one-layer Llama's without the first
+/// `model.`.
+const LAYER: &str = "layers.0";
+const NORM: &str = "norm";
+const LM_HEAD: &str = "lm_head";
 
 /// What an adapter is made of (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,28 +50,41 @@ pub enum AdapterArchitecture {
     AttentionWithHead,
     /// A whole Llama layer: the paper's with an MLP behind its own norm, `h + mlp(norm(h))`.
     DecoderLayer,
-    /// `norm(x + mlp(post_attention_layernorm(x)))`: a token at a time, without a cache.
-    Mlp,
+    /// `norm(x + mlp(post_attention_layernorm(x)))`, with a Llama's gated MLP and the target's LM
+    /// head: a token at a time, without a cache. Not in the paper. Files of releases that had no
+    /// other MLP call it `mlp`.
+    #[serde(alias = "mlp")]
+    GatedMlp,
+    /// The paper's "MLP only": `norm(x + W₂ silu(W₁ input_layernorm(x)))` with two square matrices,
+    /// and an LM head of its own; a token at a time. The paper counts the parameters and does not
+    /// print the function: the residual and the activation are Medusa's (Cai et al. 2024), which it
+    /// stands beside.
+    MlpOnly,
 }
 
 impl AdapterArchitecture {
-    /// All of them, in the paper's order of parameters.
-    pub const ALL: [Self; 4] =
-        [Self::Attention, Self::Mlp, Self::AttentionWithHead, Self::DecoderLayer];
+    /// All of them, in the order of their parameters in the paper.
+    pub const ALL: [Self; 5] = [
+        Self::Attention,
+        Self::GatedMlp,
+        Self::MlpOnly,
+        Self::AttentionWithHead,
+        Self::DecoderLayer,
+    ];
 
     /// Whether a token looks at those before it.
     pub fn has_attention(self) -> bool {
-        self != Self::Mlp
+        !matches!(self, Self::GatedMlp | Self::MlpOnly)
     }
 
     /// Whether there is an MLP.
     pub fn has_mlp(self) -> bool {
-        matches!(self, Self::DecoderLayer | Self::Mlp)
+        matches!(self, Self::DecoderLayer | Self::GatedMlp | Self::MlpOnly)
     }
 
     /// Whether it has an LM head of its own.
     pub fn has_head(self) -> bool {
-        self == Self::AttentionWithHead
+        matches!(self, Self::AttentionWithHead | Self::MlpOnly)
     }
 }
 
@@ -73,7 +95,8 @@ impl std::fmt::Display for AdapterArchitecture {
             Self::Attention => "attention",
             Self::AttentionWithHead => "attention-with-head",
             Self::DecoderLayer => "decoder-layer",
-            Self::Mlp => "mlp",
+            Self::GatedMlp => "gated-mlp",
+            Self::MlpOnly => "mlp-only",
         })
     }
 }
@@ -85,9 +108,8 @@ pub struct AdapterConfig {
     pub exit_layer: usize,
     /// What it is made of.
     pub architecture: AdapterArchitecture,
-    /// The target's shape with one layer: what the adapter's attention, MLP, norms and rotation
-    /// take after.
-    pub llama: LlamaConfig,
+    /// A Llama of one layer and the target's sizes: what the adapter's parts are those of.
+    pub model: ModelConfig,
     /// SHA-256 of the target the adapter was trained for, if known.
     pub target_hash: Option<String>,
     /// Everything else that training recorded.
@@ -97,8 +119,7 @@ pub struct AdapterConfig {
 /// A small layer between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
-    attention: Option<NormedAttention>,
-    mlp: Option<NormedMlp>,
+    layer: DecoderLayer,
     norm: RmsNorm,
     /// `[hidden, vocab]`; `None` where the target's serves.
     lm_head: Option<Linear>,
@@ -107,21 +128,7 @@ pub struct Adapter {
     #[module(skip)]
     packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
-    config: LlamaConfig,
-}
-
-/// Attention behind its norm.
-#[derive(Module, Debug)]
-struct NormedAttention {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-}
-
-/// The gated MLP behind its norm.
-#[derive(Module, Debug)]
-struct NormedMlp {
-    post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    shape: ModelShape,
 }
 
 impl AdapterConfig {
@@ -129,82 +136,109 @@ impl AdapterConfig {
     ///
     /// # Errors
     /// If `exit_layer` is not between 1 and the target's layers less one.
-    pub fn new(target: &LlamaConfig, exit_layer: usize) -> Result<Self, ModelError> {
-        if exit_layer == 0 || exit_layer >= target.num_hidden_layers {
-            return Err(ModelError::ExitLayer { exit_layer, num_layers: target.num_hidden_layers });
+    pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self, ModelError> {
+        let num_layers = target.shape.num_layers;
+        if exit_layer == 0 || exit_layer >= num_layers {
+            return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
-        let llama = LlamaConfig {
-            num_hidden_layers: 1,
-            attention_bias: false,
-            mlp_bias: false,
-            ..target.clone()
-        };
+        let shape = ModelShape { num_layers: 1, ..target.shape.clone() };
+        let mut model = ModelConfig::llama(shape, target.spec.mlp.width);
+        model.spec.norm_epsilon = target.spec.norm_epsilon;
+        model.spec.rope = target.spec.rope.clone();
+        model.spec.tie_word_embeddings = target.spec.tie_word_embeddings;
         let architecture = AdapterArchitecture::Attention;
-        Ok(Self { exit_layer, architecture, llama, target_hash: None, training: Map::new() })
+        Ok(Self { exit_layer, architecture, model, target_hash: None, training: Map::new() })
     }
 
-    /// Initialises an adapter as Kangaroo does: linear layers with a normal distribution of
-    /// standard deviation 0.02, norms with ones.
+    /// What its layer is made of.
+    fn layer(&self) -> LayerSpec {
+        let spec = &self.model.spec;
+        let mlp = match self.architecture {
+            AdapterArchitecture::Attention | AdapterArchitecture::AttentionWithHead => None,
+            AdapterArchitecture::DecoderLayer | AdapterArchitecture::GatedMlp => {
+                Some(spec.mlp.clone())
+            }
+            AdapterArchitecture::MlpOnly => Some(MlpSpec {
+                width: self.model.shape.hidden_size,
+                bias: false,
+                names: MlpNames {
+                    norm: "input_layernorm",
+                    gate: None,
+                    up: "mlp.fc1",
+                    down: "mlp.fc2",
+                },
+            }),
+        };
+        let attention = self.architecture.has_attention().then(|| spec.attention.clone());
+        LayerSpec { norm_epsilon: spec.norm_epsilon, attention, mlp }
+    }
+
+    /// Its own LM head, if it has one.
+    fn own_head(&self) -> Option<LinearSpec> {
+        self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
+    }
+
+    /// Initialises an adapter as Kangaroo does: with torch's default for linear layers, uniform
+    /// within ±1/√inputs (its code leaves `nn.Linear` as it comes), and norms of ones.
     pub fn init(&self, device: &Device) -> Adapter {
-        let initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
-        let mut build = |shape: LinearShape| {
-            LinearConfig::new(shape.input, shape.output)
-                .with_bias(false)
-                .with_initializer(initializer.clone())
-                .init(device)
-        };
-        let config = &self.llama;
-        let norm = || {
-            RmsNormConfig::new(config.hidden_size).with_epsilon(config.rms_norm_eps).init(device)
-        };
-        let attention = self.architecture.has_attention().then(|| NormedAttention {
-            input_layernorm: norm(),
-            self_attn: Attention::new(config, &mut build),
-        });
-        let mlp = self.architecture.has_mlp().then(|| NormedMlp {
-            post_attention_layernorm: norm(),
-            mlp: Mlp::new(config, &mut build),
-        });
-        let (input, output) = (config.hidden_size, config.vocab_size);
-        let lm_head = LinearShape { name: "lm_head", input, output, bias: false };
-        Adapter {
-            attention,
-            mlp,
-            norm: norm(),
-            lm_head: self.architecture.has_head().then(|| build(lm_head)),
-            rope: Rope::new(config, device),
+        self.init_by(device, |linear| {
+            let bound = 1.0 / (linear.inputs as f64).sqrt();
+            let uniform = Initializer::Uniform { min: -bound, max: bound };
+            uniform.init([linear.inputs, linear.outputs], device)
+        })
+    }
+
+    /// [`AdapterConfig::init`] with what `draw` draws from [0, 1), in the order of the tensors.
+    pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Adapter {
+        self.init_by(device, |linear| {
+            let bound = 1.0 / (linear.inputs as f64).sqrt();
+            let shape = [linear.inputs, linear.outputs];
+            let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
+            Param::from_data(TensorData::new(values, shape), device)
+        })
+    }
+
+    fn init_by(
+        &self,
+        device: &Device,
+        matrix: impl FnMut(&LinearSpec) -> Param<Tensor<2>>,
+    ) -> Adapter {
+        let Ok(adapter) = self.build(device, &mut Drawn { device, matrix });
+        adapter
+    }
+
+    /// The adapter with the weights that `source` has.
+    fn build<S: WeightSource>(&self, device: &Device, source: &mut S) -> Result<Adapter, S::Error> {
+        let ModelConfig { shape, spec, .. } = &self.model;
+        Ok(Adapter {
+            layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
+            norm: source.norm(NORM, shape.hidden_size, spec.norm_epsilon)?,
+            lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
+            rope: Rope::new(&spec.rope, shape, device),
             packed: None,
-            config: config.clone(),
-        }
+            shape: shape.clone(),
+        })
     }
 
     /// The number of parameters: hidden sizes H, q and kv of all heads, intermediate size I and
-    /// vocabulary V make attention 2H(q + kv) + H, an MLP 3HI + H, an LM head HV, and the last norm
-    /// H.
+    /// vocabulary V make attention 2H(q + kv) + H, a gated MLP 3HI + H, the one of "MLP only"
+    /// 2H² + H, an LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
-        let LlamaConfig { hidden_size, intermediate_size, vocab_size, head_dim, .. } = self.llama;
-        let (q, kv) =
-            (self.llama.num_attention_heads * head_dim, self.llama.num_key_value_heads * head_dim);
-        let attention = 2 * hidden_size * (q + kv) + hidden_size;
-        let mlp = 3 * hidden_size * intermediate_size + hidden_size;
-        let parts = [
-            (self.architecture.has_attention(), attention),
-            (self.architecture.has_mlp(), mlp),
-            (self.architecture.has_head(), hidden_size * vocab_size),
-            (true, hidden_size),
-        ];
-        parts.into_iter().filter(|(has, _)| *has).map(|(_, size)| size).sum()
+        let shape = &self.model.shape;
+        let head = self.own_head().map_or(0, |head| head.num_parameters());
+        self.layer().num_parameters(shape) + head + shape.hidden_size
     }
 
     /// Checks that the adapter fits a target.
     ///
     /// # Errors
     /// If a width differs, or the exit layer leaves no layer of the target to verify with.
-    pub fn check_target(&self, dir: &Path, target: &LlamaConfig) -> Result<(), ModelError> {
-        let path = dir.join("config.json");
+    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
+        let (path, shape) = (dir.join("config.json"), &self.model.shape);
         let widths: [(&'static str, usize, usize); 2] = [
-            ("hidden_size", self.llama.hidden_size, target.hidden_size),
-            ("vocab_size", self.llama.vocab_size, target.vocab_size),
+            ("hidden_size", shape.hidden_size, target.hidden_size),
+            ("vocab_size", shape.vocab_size, target.vocab_size),
         ];
         for (key, found, expected) in widths {
             if found != expected {
@@ -218,8 +252,7 @@ impl AdapterConfig {
                 });
             }
         }
-        let (context, needed) =
-            (self.llama.max_position_embeddings, target.max_position_embeddings);
+        let (context, needed) = (shape.context, target.context);
         if context < needed {
             return Err(ModelError::Config {
                 path,
@@ -230,15 +263,15 @@ impl AdapterConfig {
                 ),
             });
         }
-        if self.exit_layer == 0 || self.exit_layer >= target.num_hidden_layers {
+        if self.exit_layer == 0 || self.exit_layer >= target.num_layers {
             return Err(ModelError::Config {
                 path,
                 key: "exit_layer",
                 problem: format!(
                     "is {}, but the target has {} layers: expected 1 to {}",
                     self.exit_layer,
-                    target.num_hidden_layers,
-                    target.num_hidden_layers - 1
+                    target.num_layers,
+                    target.num_layers - 1
                 ),
             });
         }
@@ -248,7 +281,8 @@ impl AdapterConfig {
 
 impl Adapter {
     /// The same adapter, its parts with the weights of the target's layer `number` (its biases are
-    /// left out), and its last norm with those of the target's.
+    /// left out), and its last norm with those of the target's. The MLP of "MLP only" stays as it
+    /// is: no layer has one like it.
     ///
     /// # Panics
     /// If the target has no such layer, or another shape.
@@ -260,15 +294,8 @@ impl Adapter {
             gamma: copied(from.gamma.val(), &device),
             epsilon: from.epsilon,
         };
-        let attention = self.attention.map(|_| NormedAttention {
-            input_layernorm: norm_of(&layer.input_layernorm),
-            self_attn: layer.self_attn.map_projections(linear),
-        });
-        let mlp = self.mlp.map(|_| NormedMlp {
-            post_attention_layernorm: norm_of(&layer.post_attention_layernorm),
-            mlp: layer.mlp.map_projections(linear),
-        });
-        Self { attention, mlp, norm: norm_of(norm), ..self }
+        let layer = self.layer.with_parts_of(layer, norm_of, linear);
+        Self { layer, norm: norm_of(norm), ..self }
     }
 
     /// The same adapter, its own LM head, if it has one, with the weights of the target's.
@@ -280,10 +307,10 @@ impl Adapter {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        if self.attention.is_none() {
+        if self.layer.attention().is_none() {
             return KvCache::without_attention(capacity, num_slots);
         }
-        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.packed.is_some())
+        KvCache::new(&self.shape, capacity, num_slots, &self.device(), self.packed.is_some())
     }
 
     fn device(&self) -> Device {
@@ -303,11 +330,10 @@ impl Adapter {
 
     /// The number of its logits, the target's.
     pub fn vocab_size(&self) -> usize {
-        self.config.vocab_size
+        self.shape.vocab_size
     }
 
-    /// The LM head that turns what the adapter says into logits, where it is its own and not the
-    /// target's.
+    /// The LM head behind the adapter, where it is its own and not the target's.
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`
@@ -315,7 +341,7 @@ impl Adapter {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    /// Logits of what the adapter says, one row each: by its own LM head or the target's.
+    /// Logits of normed rows, one row each: by the adapter's own LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
         if let (Some(packed), Place::Host(rows)) = (&self.packed, &normed.place)
@@ -326,7 +352,7 @@ impl Adapter {
         let rows = normed.clone().into_tensor(&self.device());
         let [batch, seq, width] = rows.dims();
         let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
-        normed.with_place(logits.reshape([batch, seq, self.config.vocab_size]))
+        normed.with_place(logits.reshape([batch, seq, self.shape.vocab_size]))
     }
 
     /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the
@@ -375,11 +401,9 @@ impl Adapter {
             (Some(packed), Place::Host(rows)) => packed.fill(&rows, runs, cache),
             (_, place) => {
                 let runs = cache.extend(0..1, runs);
-                let Some(attention) = &self.attention else { return };
                 let features = place.into_tensor(&self.device());
                 let positions = Positions::following(&self.rope, runs, &features);
-                let normed = attention.input_layernorm.forward(features);
-                attention.self_attn.fill(normed, &positions, cache.layer_mut(0));
+                self.layer.fill(features, &positions, cache.layer_mut(0));
             }
         }
     }
@@ -390,15 +414,7 @@ impl Adapter {
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let mut hidden = features;
-        if let Some(NormedAttention { input_layernorm, self_attn }) = &self.attention {
-            let normed = input_layernorm.forward(hidden.clone());
-            hidden = hidden + self_attn.forward(normed, positions, cache);
-        }
-        if let Some(NormedMlp { post_attention_layernorm, mlp }) = &self.mlp {
-            hidden = hidden.clone() + mlp.forward(post_attention_layernorm.forward(hidden));
-        }
-        self.norm.forward(hidden)
+        self.norm.forward(self.layer.forward(features, positions, cache))
     }
 }
 

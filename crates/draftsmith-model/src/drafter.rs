@@ -4,7 +4,7 @@
 //! both. It has two halves. The first turns tokens into *features*: a draft model's embeddings, or
 //! what leaves the target's layers before the exit. The second turns features into what the LM head
 //! reads: the draft model's layers, or the adapter; either ends in a norm. A self-draft that decodes
-//! leaves the first half to its target's own pass over the sequence, which goes on from there.
+//! leaves the first half to its target's own pass over the sequence, which continues from there.
 
 mod head_features;
 
@@ -15,8 +15,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 pub use self::head_features::CandidateRows;
 use crate::adapter::Adapter;
+use crate::causal_lm::CausalLm;
 use crate::kv_cache::KvCache;
-use crate::llama::CausalLm;
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
 
@@ -60,17 +60,17 @@ impl DrafterModel {
 
     /// The number of its logits.
     pub fn vocab_size(&self) -> usize {
-        self.model.config().vocab_size
+        self.model.shape().vocab_size
     }
 
     /// The width of its hidden states and embeddings.
     pub fn hidden_size(&self) -> usize {
-        self.model.config().hidden_size
+        self.model.shape().hidden_size
     }
 
     /// The longest sequence that it reads, in tokens.
     pub fn context(&self) -> usize {
-        self.model.config().max_position_embeddings
+        self.model.shape().context
     }
 
     /// The device that holds the weights.
@@ -161,7 +161,7 @@ impl DrafterModel {
     pub fn forward_cached(&self, features: Rows, num_rows: usize, cache: &mut KvCache) -> Rows {
         match &self.exit {
             None => {
-                let num_layers = self.model.config().num_hidden_layers;
+                let num_layers = self.model.shape().num_layers;
                 let hidden = self.model.forward_layers(0..num_layers, features, cache);
                 self.model.normed(hidden.last(num_rows))
             }

@@ -15,7 +15,7 @@ pub enum ModelError {
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A JSON file is not what it should be.
@@ -23,7 +23,7 @@ pub enum ModelError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Line, column and key, as serde tells them.
+        /// Line, column and key, as serde names them.
         source: serde_json::Error,
     },
     /// A key of `config.json` has a value that cannot be used.
@@ -64,7 +64,7 @@ pub enum ModelError {
     /// Tensors are there that the architecture does not know.
     #[error(
         "`{path}` has a tensor that its config.json does not explain: `{tensor}`{}: \
-         only Llama-architecture checkpoints can be read",
+         models of its `model_type` have none of that name",
         if *.others == 0 { String::new() } else { format!(" (and {} more)", .others) }
     )]
     ExtraTensor {

@@ -10,9 +10,11 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 
-use crate::config::LlamaConfig;
-use crate::packed::{PackedLayerCache, Scratch, tensor, values};
+use crate::config::ModelShape;
+use crate::packed::{PackedLayerCache, Scratch};
+use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
+use crate::vectors::{tensor, values};
 
 /// Keys and values of every layer of one model, for as many sequences as there are slots.
 #[derive(Debug)]
@@ -46,75 +48,28 @@ enum Store {
     Nowhere,
 }
 
-/// Rows of a forward that are one slot's next tokens.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PlacedRun {
-    pub(crate) slot: usize,
-    /// The position of the first.
-    pub(crate) start: usize,
-    pub(crate) num_rows: usize,
-}
-
-/// Consecutive rows of a forward, and whose tokens they are.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PlacedRows<'a> {
-    /// Of the whole forward.
-    runs: &'a [PlacedRun],
-    /// Rows of the forward that come before these.
-    num_before: usize,
-    num_rows: usize,
-}
-
-impl<'a> From<&'a [PlacedRun]> for PlacedRows<'a> {
-    fn from(runs: &'a [PlacedRun]) -> Self {
-        Self { runs, num_before: 0, num_rows: runs.iter().map(|run| run.num_rows).sum() }
-    }
-}
-
-impl PlacedRows<'_> {
-    /// The rows, slot by slot.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
-        let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);
-        self.runs.iter().filter_map(move |run| {
-            let num_skipped = num_to_skip.min(run.num_rows);
-            let num_rows = (run.num_rows - num_skipped).min(num_left);
-            num_to_skip -= num_skipped;
-            num_left -= num_rows;
-            let start = run.start + num_skipped;
-            (num_rows > 0).then_some(PlacedRun { slot: run.slot, start, num_rows })
-        })
-    }
-
-    /// The first rows, so many of them, and the others.
-    pub(crate) fn split_at(self, num_rows: usize) -> (Self, Self) {
-        let first = Self { num_rows, ..self };
-        let num_before = self.num_before + num_rows;
-        (first, Self { num_before, num_rows: self.num_rows - num_rows, ..self })
-    }
-}
-
 impl KvCache {
     /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `on_host` for a
     /// model that has packed weights.
     pub(crate) fn new(
-        config: &LlamaConfig,
+        shape: &ModelShape,
         capacity: usize,
         num_slots: usize,
         device: &Device,
         on_host: bool,
     ) -> Self {
-        let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-        let shape = [1, heads, capacity, head_dim];
+        let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
+        let dims = [1, heads, capacity, head_dim];
         let store = || {
             let slots = 0..num_slots;
             if on_host {
                 let new = |_| PackedLayerCache::new(heads, head_dim, capacity);
                 return Store::Host(slots.map(new).collect());
             }
-            let zeros = || Some(Tensor::zeros(shape, device));
+            let zeros = || Some(Tensor::zeros(dims, device));
             Store::Device(slots.map(|_| [zeros(), zeros()]).collect())
         };
-        let layers = (0..config.num_hidden_layers)
+        let layers = (0..shape.num_layers)
             .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })
             .collect();
         Self::of(layers, capacity)
@@ -151,7 +106,7 @@ impl KvCache {
         }
     }
 
-    /// Counts the rows of a forward as read by each layer of a range, before they are, and says
+    /// Counts the rows of a forward as read by each layer of a range, before they are, and returns
     /// where they stand.
     ///
     /// # Panics
@@ -249,33 +204,6 @@ impl LayerCache {
                 let (keys, values) = store.read_all(end);
                 let shape = [1, heads, end, head_dim];
                 (tensor(keys, shape, &device), tensor(values, shape, &device))
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_are_split_anywhere_within_or_between_slots() {
-        let run = |slot, start, num_rows| PlacedRun { slot, start, num_rows };
-        let all = [run(2, 7, 3), run(0, 0, 1), run(1, 40, 4)];
-        let each = |rows: PlacedRows<'_>| -> Vec<(usize, usize)> {
-            let of_run = |run: PlacedRun| (0..run.num_rows).map(move |r| (run.slot, run.start + r));
-            rows.runs().flat_map(of_run).collect()
-        };
-        let rows = PlacedRows::from(&all[..]);
-        let whole = each(rows);
-        assert_eq!(whole[2..5], [(2, 9), (0, 0), (1, 40)]);
-        for cut in 0..=8 {
-            let (first, second) = rows.split_at(cut);
-            assert_eq!((each(first), each(second)), (whole[..cut].into(), whole[cut..].into()));
-            for again in 0..=8 - cut {
-                let (third, fourth) = second.split_at(again);
-                let expected = (whole[cut..cut + again].into(), whole[cut + again..].into());
-                assert_eq!((each(third), each(fourth)), expected);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Llama-architecture models, their KV cache, acceptance heads, self-draft adapters, and their
+//! Decoder language models, their KV cache, acceptance heads, self-draft adapters, and their
 //! weight files.
 //!
 //! The base of everything that computes with tensors. It knows nothing of datasets, prompts or
@@ -6,14 +6,17 @@
 
 mod acceptance_head;
 mod adapter;
+mod causal_lm;
 mod config;
+mod decoder;
 mod drafter;
 mod error;
 mod kv_cache;
-mod llama;
 mod packed;
+mod placed;
 mod precision;
 mod rows;
+mod spec;
 pub mod vectors;
 mod weights;
 
@@ -22,12 +25,13 @@ pub use acceptance_head::{
     HeadReads, LAST_POSITION,
 };
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
-pub use config::{LlamaConfig, RopeConfig, RopeScaling};
+pub use causal_lm::CausalLm;
+pub use config::{Architecture, ModelConfig, ModelShape};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
-pub use llama::CausalLm;
 pub use rows::{Rows, Run};
+pub use spec::{AttentionSpec, DecoderSpec, MlpSpec, RopeConfig, RopeScaling};
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
 };

@@ -5,7 +5,7 @@
 //! and caches are laid out for many rows besides. Here a layer is three products and a few passes
 //! over slices, with weights packed once while loading: a second copy of them.
 //!
-//! Many rows, other devices and training go through tensors, in `llama`. Both paths read and write
+//! Other devices and training go through tensors, in `decoder`. Both paths read and write
 //! one cache, so that a sequence may change between them at any token.
 //!
 //! Vector instructions are chosen at run time by `pulp`: what is handed to [`vectorized`] is
@@ -27,8 +27,7 @@ use rayon::prelude::*;
 pub(crate) use attention::{PackedAttention, PackedLayerCache, Scratch};
 pub(crate) use weights::{PackedWeights, Threads};
 
-use crate::config::LlamaConfig;
-use crate::kv_cache::{PlacedRows, PlacedRun};
+use crate::placed::{PlacedRows, PlacedRun};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// A norm's scale and its ε.
@@ -98,7 +97,7 @@ pub(crate) struct RopeTable {
 }
 
 impl RopeTable {
-    pub(crate) fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
+    pub(crate) fn new([cos, sin]: [Vec<f32>; 2], half: usize) -> Self {
         Self { cos, sin, half }
     }
 
@@ -195,21 +194,24 @@ pub(crate) fn forward_layers<'a>(
     }
 }
 
-/// The gated MLP behind its norm.
+/// An MLP behind its norm, gated or not.
 #[derive(Debug)]
 pub(crate) struct PackedMlp {
     norm: PackedNorm,
-    /// Gate and up, side by side.
+    /// Gate and up, side by side; up alone where there is no gate.
     gate_up: PackedWeights,
+    is_gated: bool,
     down: PackedWeights,
     width: usize,
 }
 
 impl PackedMlp {
-    pub(crate) fn new(norm: &RmsNorm, gate: &Linear, up: &Linear, down: &Linear) -> Self {
+    /// An MLP of a gate, unless it has none, up and down.
+    pub(crate) fn new(norm: &RmsNorm, gate: Option<&Linear>, [up, down]: [&Linear; 2]) -> Self {
         Self {
             norm: PackedNorm::of(norm),
-            gate_up: pack(&[gate, up]),
+            gate_up: pack(&gate.into_iter().chain([up]).collect::<Vec<_>>()),
+            is_gated: gate.is_some(),
             down: pack(&[down]),
             width: down.weight.dims()[0],
         }
@@ -220,11 +222,20 @@ impl PackedMlp {
         let Scratch { normed, wide, narrow, threads, .. } = scratch;
         self.norm.forward_into(x, normed);
         self.gate_up.multiply(normed, wide, *threads);
-        vectorized(
-            #[inline(always)]
-            || steps::gated(wide, self.width, normed),
-        );
-        self.down.multiply(normed, narrow, *threads);
+        let between = if self.is_gated {
+            vectorized(
+                #[inline(always)]
+                || steps::gated(wide, self.width, normed),
+            );
+            normed
+        } else {
+            vectorized(
+                #[inline(always)]
+                || steps::silu(wide),
+            );
+            wide
+        };
+        self.down.multiply(between, narrow, *threads);
         vectorized(
             #[inline(always)]
             || steps::add(x, narrow),
@@ -233,18 +244,20 @@ impl PackedMlp {
 }
 
 impl PackedAttention {
+    /// Attention of `num_heads` heads of queries and `num_kv_heads` of keys.
     pub(crate) fn new(
-        config: &LlamaConfig,
         norm: &RmsNorm,
-        [q, k, v, output]: [&Linear; 4],
+        [query, key, value, output]: [&Linear; 4],
+        num_heads: usize,
+        num_kv_heads: usize,
     ) -> Self {
         Self {
             norm: PackedNorm::of(norm),
-            qkv: pack(&[q, k, v]),
+            qkv: pack(&[query, key, value]),
             output: pack(&[output]),
-            num_heads: config.num_attention_heads,
-            num_kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
+            num_heads,
+            num_kv_heads,
+            head_dim: query.weight.dims()[1] / num_heads,
         }
     }
 }

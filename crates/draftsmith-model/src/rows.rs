@@ -13,7 +13,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::ModelError;
-use crate::packed;
+use crate::vectors;
 
 /// Rows of numbers, of consecutive tokens of one sequence or of each of several.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ impl Place {
         match self {
             Self::Host(HostRows { values, width }) => {
                 let num_rows = values.len() / width;
-                packed::tensor(values, [1, num_rows, width], device)
+                vectors::tensor(values, [1, num_rows, width], device)
             }
             Self::Device(tensor) => *tensor,
         }
@@ -218,7 +218,9 @@ impl Rows {
         for part in parts {
             let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
-                Place::Device(tensor) => (&packed::values(Tensor::clone(tensor)), tensor.dims()[2]),
+                Place::Device(tensor) => {
+                    (&vectors::values(Tensor::clone(tensor)), tensor.dims()[2])
+                }
             };
             assert!(all.width == 0 || all.width == width, "rows of one width");
             all.width = width;
@@ -272,7 +274,7 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    /// Rows of two numbers that say which row they are.
+    /// Rows of two numbers, by which each is known.
     fn example(range: Range<usize>, on_host: bool) -> Rows {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();

@@ -10,4 +10,5 @@ mod tests;
 mod write;
 
 pub use read::{WeightReader, hash_model_dir, read_metadata};
+pub(crate) use write::pretty;
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

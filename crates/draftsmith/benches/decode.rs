@@ -19,8 +19,8 @@ use draftsmith_decode::{
     decode_plain, decode_speculative,
 };
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, LlamaConfig,
-    WeightDtype,
+    AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, ModelConfig,
+    ModelShape, WeightDtype,
 };
 use draftsmith_theory::{Decoding, FixedLength, Proposal, SeededDraws, SignalNeeds, argmax};
 
@@ -81,15 +81,15 @@ fn draft_forward(bencher: Bencher) {
 /// with random weights. Read from files, because what was initialised is there to be trained.
 static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::new(|| {
     let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
-    let config = LlamaConfig {
+    let shape = ModelShape {
         vocab_size: 4096,
         hidden_size: 128,
-        intermediate_size: 344,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
+        num_heads: 4,
+        num_kv_heads: 4,
         head_dim: 32,
-        ..DRAFT.config().clone()
+        ..DRAFT.shape().clone()
     };
+    let config = ModelConfig::llama(shape, 344).with_tied_embeddings(true);
     config.init(&device).write_model_dir(dir.path(), WeightDtype::Bf16).expect("written");
     let draft = CausalLm::from_model_dir(dir.path(), &device).expect("reads");
     let head = |num_layers| {
@@ -118,7 +118,7 @@ fn draft_step(bencher: Bencher, head: &str) {
 /// A head of three tied blocks for the embedded draft, with random weights.
 fn head_of_embedded(reads: HeadReads) -> AcceptanceHead {
     let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
-    let hidden_size = DRAFT.config().hidden_size;
+    let hidden_size = DRAFT.shape().hidden_size;
     let config = AcceptanceHeadConfig::new(hidden_size, 3, true).with_reads(reads);
     config.init(&device).write_dir(dir.path(), &config).expect("written");
     AcceptanceHead::from_dir(dir.path(), hidden_size, &device).expect("reads").1
@@ -210,7 +210,7 @@ fn plain(bencher: Bencher) {
 fn speculative(bencher: Bencher, candidate_length: usize) {
     let prompt = prompt(40);
     let mut target = ModelSession::new(&TARGET, 256, "target");
-    let mut draft = SeparateDraft::new(&DRAFT, None, TARGET.config().vocab_size, 256);
+    let mut draft = SeparateDraft::new(&DRAFT, None, TARGET.shape().vocab_size, 256);
     let mut rule = FixedLength::new(candidate_length).expect("at least one");
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
-use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+use draftsmith_model::{CausalLm, ModelConfig, ModelShape, WeightDtype};
 use draftsmith_theory::SeededDraws;
 use draftsmith_train::{HeadTraining, TrainedHead, TrainingRun, train_heads};
 
@@ -72,23 +72,21 @@ fn timed(
 
 /// Written and read back: what is read from a directory is laid out for the CPU.
 fn random_draft() -> Result<CausalLm> {
-    let config = LlamaConfig {
-        vocab_size: VOCAB_SIZE,
-        hidden_size: 128,
-        intermediate_size: 344,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        head_dim: 32,
-        max_position_embeddings: 256,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        tie_word_embeddings: true,
-        attention_bias: false,
-        mlp_bias: false,
-        bos_token_id: None,
-        eos_token_ids: vec![],
-    };
+    let config = ModelConfig::llama(
+        ModelShape {
+            vocab_size: VOCAB_SIZE,
+            hidden_size: 128,
+            num_layers: 2,
+            num_heads: 4,
+            num_kv_heads: 4,
+            head_dim: 32,
+            context: 256,
+            bos_token_id: None,
+            eos_token_ids: vec![],
+        },
+        344,
+    )
+    .with_tied_embeddings(true);
     let dir = tempfile::tempdir()?;
     let dir: &Path = dir.path();
     config.init(&Device::flex()).write_model_dir(dir, WeightDtype::F32)?;

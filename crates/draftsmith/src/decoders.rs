@@ -27,7 +27,7 @@ impl<'m> Decoders<'m> {
     /// Sessions that hold the pair's whole context.
     pub(crate) fn new(pair: &'m Pair, exports: &'m Exports, max_new_tokens: usize) -> Self {
         let parts = drafters_of(pair, exports);
-        let eos_token_ids = pair.target.config().eos_token_ids.clone();
+        let eos_token_ids = pair.target.shape().eos_token_ids.clone();
         Self {
             calibrations: parts
                 .iter()

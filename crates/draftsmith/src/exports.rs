@@ -151,7 +151,7 @@ pub(crate) fn read_adapter_head(
     let Some(head_dir) = found_adapter_head(dir) else {
         return Ok(None);
     };
-    let head = HeadExport::read(&head_dir, config.llama.hidden_size, workspace)?;
+    let head = HeadExport::read(&head_dir, config.model.shape.hidden_size, workspace)?;
     let adapter_hash = workspace.adapter_hash(dir, config)?;
     let expected = [
         ("adapter", &head.config.draft_hash, adapter_hash.as_str()),
@@ -278,7 +278,7 @@ fn read_head_in(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
     const NO_DRAFT: &str =
         "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
     let draft = workspace.draft_in(WeightDtype::F32)?.context(NO_DRAFT)?;
-    let head = HeadExport::read(dir, draft.config().hidden_size, workspace)?;
+    let head = HeadExport::read(dir, draft.shape().hidden_size, workspace)?;
     let draft_hash = workspace.draft_hash()?.context(NO_DRAFT)?;
     if head.config.draft_hash.as_ref().is_some_and(|hash| hash != draft_hash) {
         bail!(

@@ -23,8 +23,8 @@ impl Pair {
 
     /// The longest sequence that every model of the pair can read.
     pub(crate) fn context(&self) -> usize {
-        let draft = self.draft.iter().map(|draft| draft.config().max_position_embeddings);
-        draft.fold(self.target.config().max_position_embeddings, usize::min)
+        let draft = self.draft.iter().map(|draft| draft.shape().context);
+        draft.fold(self.target.shape().context, usize::min)
     }
 
     /// Checks that a prompt leaves room for at least one token.

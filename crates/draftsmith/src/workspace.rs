@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, PromptFile, TextTokenizer, hash_bytes, hash_file};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, LlamaConfig,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
     WeightDtype,
 };
 
@@ -119,7 +119,7 @@ impl Workspace {
     fn without_draft(&self) -> Result<Pair> {
         let Text { tokenizer, template } = self.text()?;
         let target = self.target_in(WeightDtype::F32)?;
-        let (known, embedded) = (tokenizer.vocab_size(), target.config().vocab_size);
+        let (known, embedded) = (tokenizer.vocab_size(), target.shape().vocab_size);
         if known > embedded {
             bail!(
                 "`{}` has {known} tokens, but the model has embeddings for {embedded}: \
@@ -158,7 +158,7 @@ impl Workspace {
     ///
     /// # Errors
     /// If it is missing or broken.
-    pub(crate) fn target_config(&self) -> Result<&LlamaConfig> {
+    pub(crate) fn target_config(&self) -> Result<&ModelConfig> {
         self.target.config()
     }
 
@@ -167,9 +167,9 @@ impl Workspace {
     /// # Errors
     /// If a `config.json` is missing or broken.
     pub(crate) fn context(&self) -> Result<usize> {
-        let target = self.target_config()?.max_position_embeddings;
+        let target = self.target_config()?.shape.context;
         let Some(draft) = &self.draft else { return Ok(target) };
-        Ok(target.min(draft.config()?.max_position_embeddings))
+        Ok(target.min(draft.config()?.shape.context))
     }
 
     /// The target's hash, for provenance.

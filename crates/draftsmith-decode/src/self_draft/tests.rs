@@ -91,7 +91,7 @@ fn adapter(
         .collect();
     write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])
         .expect("written");
-    let (_, adapter) = Adapter::from_dir(&dir, target.config(), &device).expect("reads");
+    let (_, adapter) = Adapter::from_dir(&dir, target.shape(), &device).expect("reads");
     std::fs::remove_dir_all(&dir).expect("removed");
     adapter
 }
@@ -393,7 +393,7 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
         let expected = adapter.logits(&normed.last(1), model);
-        let expected = checked(expected, model.config().vocab_size, "adapter", tokens.len())?;
+        let expected = checked(expected, model.shape().vocab_size, "adapter", tokens.len())?;
         assert_close(&drafted.logits, expected.row(0));
         // One feature of every token, the newest included.
         assert_eq!(self.0.forwards.num_read(0), tokens.len());

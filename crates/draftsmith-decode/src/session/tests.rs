@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrawnCandidate,
-    HeadFeatures, HeadReads, LlamaConfig, RopeConfig, RopeScaling, WeightDtype,
+    HeadFeatures, HeadReads, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
     Calibration, DrawnFrom, HeadEstimate, Node, Platt, Proposal, SignalNeeds, entropy_of_log_probs,
@@ -35,23 +35,21 @@ impl Models {
     /// path. `name` is the test's own.
     pub(crate) fn both(name: &str, seed: u64, reads: &HeadReads) -> [Self; 2] {
         let device = Device::flex();
-        let config = LlamaConfig {
-            vocab_size: 100,
-            hidden_size: 32,
-            intermediate_size: 64,
-            num_hidden_layers: 3,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            head_dim: 8,
-            max_position_embeddings: CAPACITY,
-            rms_norm_eps: 1e-5,
-            rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
-            tie_word_embeddings: true,
-            attention_bias: false,
-            mlp_bias: false,
-            bos_token_id: None,
-            eos_token_ids: vec![1],
-        };
+        let config = ModelConfig::llama(
+            ModelShape {
+                vocab_size: 100,
+                hidden_size: 32,
+                num_layers: 3,
+                num_heads: 4,
+                num_kv_heads: 2,
+                head_dim: 8,
+                context: CAPACITY,
+                bos_token_id: None,
+                eos_token_ids: vec![1],
+            },
+            64,
+        )
+        .with_tied_embeddings(true);
         let dir =
             std::env::temp_dir().join(format!("draftsmith-session-{name}-{}", std::process::id()));
         let [target, head, adapter] = ["target", "head", "adapter"].map(|name| dir.join(name));

@@ -21,7 +21,7 @@ pub enum HeadForm {
     LookAhead,
 }
 
-/// A number that a head may be told of a candidate.
+/// A number of a candidate that a head may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadInput {
@@ -46,7 +46,7 @@ impl HeadInput {
     }
 }
 
-/// A candidate where it was drawn: all that a head may be told of it besides hidden state and
+/// A candidate where it was drawn: all that a head may read of it besides hidden state and
 /// embedding. All is of the draft's raw distribution, T = 1, also where candidates are drawn from
 /// another.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,7 +88,7 @@ impl HeadReads {
         &self.inputs
     }
 
-    /// Whether the head speaks of a candidate as soon as it is drawn.
+    /// Whether the head predicts of a candidate as soon as it is drawn.
     pub fn looks_ahead(&self) -> bool {
         self.form == HeadForm::LookAhead
     }
@@ -109,14 +109,14 @@ impl HeadReads {
         embedding + self.num_scalars()
     }
 
-    /// What the head is told of a candidate of a draft with `vocab_size` tokens, each number of the
+    /// What the head reads, as numbers, of a candidate of a draft with `vocab_size` tokens, each number of the
     /// size of 1: a look-ahead head its log-probability, as a share of log V, −2 at the least; then
     /// of the inputs the entropy as a share of log V, the log-odds of the top probability, a fifth
     /// of them and 2 either way at the most (as it is, 0.99 and 0.999 would look alike), the
     /// position s as log(1 + s) / log(1 + 20), 1 at the most.
     ///
     /// # Panics
-    /// If the head looks ahead and is not told the log-probability.
+    /// If the head looks ahead and the log-probability is missing.
     pub fn scalars(
         &self,
         candidate: &DrawnCandidate,
@@ -124,7 +124,7 @@ impl HeadReads {
     ) -> impl Iterator<Item = f32> {
         let largest_entropy = (vocab_size.max(2) as f64).ln();
         let log_prob = self.looks_ahead().then(|| {
-            let log_prob = candidate.log_prob.expect("a look-ahead head is told the log-prob");
+            let log_prob = candidate.log_prob.expect("a look-ahead head reads the log-prob");
             (log_prob / largest_entropy).max(-2.0)
         });
         let inputs = self.inputs.iter().map(move |input| match input {
@@ -147,7 +147,7 @@ impl HeadReads {
 #[derive(Debug, Clone)]
 pub struct HeadFeatures {
     /// `[rows, hidden]`: the draft's hidden states after its final norm, at the position that the
-    /// head's form says.
+    /// head's form names.
     pub hidden: Tensor<2>,
     /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then
     /// [`HeadReads::scalars`]. None where a hidden state is all that is read.

@@ -3,8 +3,8 @@
 use super::*;
 use burn::tensor::TensorData;
 
-/// What a head says of three rows, as training asks it, and as decoding does of rows on the device
-/// and in host memory.
+/// A head's logits of three rows: as training computes them, and as decoding does on the device and
+/// in host memory.
 fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     let device = Device::flex();
     let rows = |from: usize| {
@@ -56,7 +56,7 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// Asserts that two heads have the same weights, and say the same of rows but for the order of
+/// Asserts that two heads have the same weights, and predict the same but for the order of
 /// sums: one that was read goes another way through few rows than one that is trained.
 fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize) {
     assert_eq!(found.blocks.len(), expected.blocks.len());
@@ -126,13 +126,13 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
                 });
                 HeadFeatures { hidden: rows(8), extra }
             };
-            let said = |head: &AcceptanceHead, gain: f32| -> Vec<f32> {
+            let logits = |head: &AcceptanceHead, gain: f32| -> Vec<f32> {
                 let logits = head.acceptance_logit(features(gain));
                 logits.into_data().try_into_vec().expect("f32")
             };
             let with_gain = head.clone().with_embedding_gain(8.0);
-            assert_eq!(said(&with_gain, 1.0), said(&head, 8.0), "{reads:?}");
-            assert_eq!(said(&with_gain, 1.0) == said(&head, 1.0), !reads.looks_ahead());
+            assert_eq!(logits(&with_gain, 1.0), logits(&head, 8.0), "{reads:?}");
+            assert_eq!(logits(&with_gain, 1.0) == logits(&head, 1.0), !reads.looks_ahead());
             // By both ways of decoding.
             let [trained, on_device, on_host] = outputs(&with_gain, 8);
             for (a, b) in trained.iter().zip(on_device).chain(trained.iter().zip(on_host)) {

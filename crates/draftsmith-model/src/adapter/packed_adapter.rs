@@ -1,6 +1,8 @@
-//! An adapter with packed weights: what few rows on the CPU go through instead of tensors.
+//! An adapter with packed weights: what rows on the CPU go through instead of tensors.
 
-use super::{Adapter, NormedAttention, NormedMlp};
+use super::Adapter;
+use crate::decoder::attention::Attention;
+use crate::decoder::mlp::Mlp;
 use crate::kv_cache::KvCache;
 use crate::packed::{
     self, PackedAttention, PackedMlp, PackedNorm, PackedWeights, RopeTable, Threads,
@@ -19,23 +21,17 @@ pub(super) struct PackedAdapter {
 
 impl PackedAdapter {
     pub(super) fn of(adapter: &Adapter) -> Self {
-        let attention = |NormedAttention { input_layernorm, self_attn }: &NormedAttention| {
-            PackedAttention::new(&adapter.config, input_layernorm, self_attn.projections())
-        };
-        let mlp = |NormedMlp { post_attention_layernorm, mlp }: &NormedMlp| {
-            let [gate, up, down] = mlp.projections();
-            PackedMlp::new(post_attention_layernorm, gate, up, down)
-        };
+        let layer = &adapter.layer;
         Self {
-            attention: adapter.attention.as_ref().map(attention),
-            mlp: adapter.mlp.as_ref().map(mlp),
+            attention: layer.attention().map(Attention::packed),
+            mlp: layer.mlp().map(Mlp::packed),
             norm: PackedNorm::of(&adapter.norm),
             lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
-            rope: adapter.rope.table(),
+            rope: adapter.rope.packed(),
         }
     }
 
-    /// What the LM head reads of new tokens, whose slots `runs` tells.
+    /// What the LM head reads of new tokens, which are those of the slots in `runs`.
     pub(super) fn forward(
         &self,
         mut rows: HostRows,

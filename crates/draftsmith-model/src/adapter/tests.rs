@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use burn::module::ModuleMapper;
+use burn::tensor::activation::silu;
 use burn::tensor::{Distribution, Int, TensorData};
 
 use super::*;
@@ -70,7 +71,7 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
     for architecture in AdapterArchitecture::ALL {
         let (dir, config, adapter) = written(architecture);
         let (read_config, read) =
-            Adapter::from_dir(dir.path(), target.config(), &device).expect("reads");
+            Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
         assert_eq!(read_config, config);
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
@@ -129,7 +130,7 @@ fn the_parts_are_those_of_a_llama_layer() {
     let target = target();
     let features = || Tensor::<3>::random([2, 9, 32], Distribution::Default, &Device::flex());
     let [_, _, width] = features().dims();
-    assert_eq!(width, target.config().hidden_size);
+    assert_eq!(width, target.shape().hidden_size);
     let adapter = |architecture| {
         config_of(architecture)
             .init(&Device::flex())
@@ -138,17 +139,17 @@ fn the_parts_are_those_of_a_llama_layer() {
     };
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
-    let positions = Positions::whole(&adapter(AdapterArchitecture::Mlp).rope, &x);
+    let positions = Positions::whole(&adapter(AdapterArchitecture::GatedMlp).rope, &x);
     let (layer, _) = target.layer_and_norm(1);
-    let attended = x.clone()
-        + layer.self_attn.forward(layer.input_layernorm.forward(x.clone()), &positions, None);
-    let with_mlp =
-        |h: Tensor<3>| h.clone() + layer.mlp.forward(layer.post_attention_layernorm.forward(h));
+    let attention = layer.attention().expect("a model's layer has both");
+    let attended = x.clone() + attention.forward(x.clone(), &positions, None);
+    let mlp = layer.mlp().expect("a model's layer has both");
+    let with_mlp = |h: Tensor<3>| h.clone() + mlp.forward(h);
     for (architecture, expected) in [
         (AdapterArchitecture::Attention, attended.clone()),
         (AdapterArchitecture::AttentionWithHead, attended.clone()),
         (AdapterArchitecture::DecoderLayer, with_mlp(attended)),
-        (AdapterArchitecture::Mlp, with_mlp(x.clone())),
+        (AdapterArchitecture::GatedMlp, with_mlp(x.clone())),
     ] {
         let found = adapter(architecture).forward(x.clone());
         assert_close(&values(found), &values(target.final_norm(expected)));
@@ -171,18 +172,26 @@ fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
                 assert_eq!(values(found.gamma.val()), values(expected.gamma.val()));
                 assert_eq!(found.epsilon, expected.epsilon);
             };
-            if let Some(attention) = &adapter.attention {
-                same_norm(&attention.input_layernorm, &layer.input_layernorm);
-                let pairs = attention.self_attn.projections().into_iter();
-                for (found, expected) in pairs.zip(layer.self_attn.projections()) {
+            if let (Some(found), Some(expected)) = (adapter.layer.attention(), layer.attention()) {
+                same_norm(found.norm(), expected.norm());
+                let pairs = found.projections().into_iter();
+                for (found, expected) in pairs.zip(expected.projections()) {
                     same(found.weight.val(), expected.weight.val());
                 }
             }
-            if let Some(mlp) = &adapter.mlp {
-                same_norm(&mlp.post_attention_layernorm, &layer.post_attention_layernorm);
-                for (found, expected) in
-                    mlp.mlp.projections().into_iter().zip(layer.mlp.projections())
-                {
+            if let Some(found) = adapter.layer.mlp() {
+                // No layer of the target has an MLP like that of "MLP only".
+                let expected = match architecture {
+                    AdapterArchitecture::MlpOnly => drawn.layer.mlp(),
+                    _ => layer.mlp(),
+                };
+                let expected = expected.expect("it has one");
+                same_norm(found.norm(), expected.norm());
+                let (gate, up_and_down) = found.projections();
+                let (expected_gate, expected) = expected.projections();
+                assert_eq!(gate.is_some(), expected_gate.is_some());
+                let pairs = gate.into_iter().chain(up_and_down);
+                for (found, expected) in pairs.zip(expected_gate.into_iter().chain(expected)) {
                     same(found.weight.val(), expected.weight.val());
                 }
             }
@@ -202,27 +211,28 @@ fn parameters_are_counted_in_closed_form() {
         assert_eq!(config.num_parameters(), config.init(&Device::flex()).num_parameters());
     }
     // Kangaroo's two sizes (its Table 2 and code), without their tensors.
-    let count = |hidden_size: usize, intermediate_size: usize, num_heads: usize, architecture| {
-        let target = LlamaConfig {
+    let count = |hidden_size: usize, mlp_width: usize, num_heads: usize, architecture| {
+        let shape = ModelShape {
             hidden_size,
-            intermediate_size,
             vocab_size: 32_000,
-            num_attention_heads: num_heads,
-            num_key_value_heads: num_heads,
+            num_heads,
+            num_kv_heads: num_heads,
             head_dim: 128,
-            num_hidden_layers: 32,
-            ..target().config().clone()
+            num_layers: 32,
+            ..target().shape().clone()
         };
-        let config = AdapterConfig::new(&target, 2).expect("a valid exit layer");
+        let config = AdapterConfig::new(&ModelConfig::llama(shape, mlp_width), 2);
+        let config = config.expect("a valid exit layer");
         AdapterConfig { architecture, ..config }.num_parameters()
     };
     assert_eq!(count(5120, 13_824, 40, AdapterArchitecture::Attention), 104_867_840);
     let of_7b = AdapterArchitecture::ALL.map(|kind| count(4096, 11_008, 32, kind));
-    assert_eq!(of_7b, [67_117_056, 135_274_496, 198_189_056, 202_387_456]);
+    let of_mlp_only = 2 * 4096 * 4096 + 4096 * 32_000 + 2 * 4096;
+    assert_eq!(of_7b, [67_117_056, 135_274_496, of_mlp_only, 198_189_056, 202_387_456]);
 }
 
 #[test]
-fn files_have_kangaroos_names_and_others_a_llama_layers() {
+fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
     let attention = [
         "layers.0.input_layernorm.weight",
         "layers.0.self_attn.k_proj.weight",
@@ -230,7 +240,9 @@ fn files_have_kangaroos_names_and_others_a_llama_layers() {
         "layers.0.self_attn.q_proj.weight",
         "layers.0.self_attn.v_proj.weight",
     ];
-    let mlp = [
+    let mlp_only =
+        ["layers.0.input_layernorm.weight", "layers.0.mlp.fc1.weight", "layers.0.mlp.fc2.weight"];
+    let gated_mlp = [
         "layers.0.mlp.down_proj.weight",
         "layers.0.mlp.gate_proj.weight",
         "layers.0.mlp.up_proj.weight",
@@ -243,8 +255,10 @@ fn files_have_kangaroos_names_and_others_a_llama_layers() {
         if architecture.has_attention() {
             expected.extend(attention);
         }
-        if architecture.has_mlp() {
-            expected.extend(mlp);
+        if architecture == AdapterArchitecture::MlpOnly {
+            expected.extend(mlp_only);
+        } else if architecture.has_mlp() {
+            expected.extend(gated_mlp);
         }
         if architecture.has_head() {
             expected.push("lm_head.weight");
@@ -267,14 +281,14 @@ fn files_have_kangaroos_names_and_others_a_llama_layers() {
 fn what_fits_no_target_is_refused_and_says_why() {
     let (dir, ..) = written(AdapterArchitecture::DecoderLayer);
     let target = target();
-    let refused = |dir: &Path, config: &LlamaConfig| {
-        Adapter::from_dir(dir, config, &Device::flex()).expect_err("refused").to_string()
+    let refused = |dir: &Path, shape: &ModelShape| {
+        Adapter::from_dir(dir, shape, &Device::flex()).expect_err("refused").to_string()
     };
-    let wider = LlamaConfig { hidden_size: 4096, ..target.config().clone() };
+    let wider = ModelShape { hidden_size: 4096, ..target.shape().clone() };
     assert!(refused(dir.path(), &wider).contains("another target"));
-    let shallow = LlamaConfig { num_hidden_layers: 1, ..target.config().clone() };
+    let shallow = ModelShape { num_layers: 1, ..target.shape().clone() };
     assert!(refused(dir.path(), &shallow).contains("exit_layer"));
-    for exit_layer in [0, target.config().num_hidden_layers] {
+    for exit_layer in [0, target.shape().num_layers] {
         assert!(AdapterConfig::new(target.config(), exit_layer).is_err());
     }
     let path = dir.path().join("config.json");
@@ -283,7 +297,7 @@ fn what_fits_no_target_is_refused_and_says_why() {
         let mut json = json.clone();
         change(json.as_object_mut().expect("an object"));
         std::fs::write(&path, json.to_string()).expect("written");
-        refused(dir.path(), target.config())
+        refused(dir.path(), target.shape())
     };
     // Another architecture has other tensors: too many, or too few.
     let message = rewritten(&|json| drop(json.remove("architecture")));
@@ -293,4 +307,83 @@ fn what_fits_no_target_is_refused_and_says_why() {
     let message = rewritten(&|json| json["architecture"] = "transformer".into());
     assert!(message.contains("decoder-layer"), "{message}");
     assert!(rewritten(&|json| drop(json.remove("exit_layer"))).contains("exit_layer"));
+}
+
+#[test]
+fn what_was_called_mlp_is_read_as_the_gated_one_and_never_as_another() {
+    let target = target();
+    for (architecture, reads) in
+        [(AdapterArchitecture::GatedMlp, true), (AdapterArchitecture::MlpOnly, false)]
+    {
+        let (dir, _, adapter) = written(architecture);
+        let path = dir.path().join("config.json");
+        let mut json: Value = read_json(&path).expect("JSON");
+        json["architecture"] = "mlp".into();
+        std::fs::write(&path, json.to_string()).expect("written");
+        match Adapter::from_dir(dir.path(), target.shape(), &Device::flex()) {
+            Ok((config, read)) => {
+                assert!(reads);
+                assert_eq!(config.architecture, AdapterArchitecture::GatedMlp);
+                let x = || Tensor::<3>::ones([1, 2, 32], &Device::flex());
+                assert_close(&values(read.forward(x())), &values(adapter.forward(x())));
+            }
+            Err(error) => {
+                assert!(!reads && error.to_string().contains("mlp.gate_proj"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_papers_mlp_is_two_matrices_in_the_residual_stream() {
+    let (_, _, adapter) = written(AdapterArchitecture::MlpOnly);
+    let x = Tensor::<3>::random([1, 5, 32], Distribution::Default, &Device::flex());
+    let mlp = adapter.layer.mlp().expect("it has one");
+    let (None, [first, second]) = mlp.projections() else { panic!("it has no gate") };
+    let normed = mlp.norm().forward(x.clone()).reshape([5, 32]);
+    let between = silu(normed.matmul(first.weight.val()));
+    let output = between.matmul(second.weight.val()).reshape([1, 5, 32]);
+    let expected = values(adapter.norm.forward(x.clone() + output));
+    assert_close(&values(adapter.forward(x)), &expected);
+}
+
+#[test]
+fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
+    let mut model = target().config().clone();
+    (model.shape.hidden_size, model.shape.head_dim) = (128, 24);
+    model.spec.mlp.width = 300;
+    for architecture in AdapterArchitecture::ALL {
+        let config = AdapterConfig::new(&model, 1).expect("a valid exit layer");
+        let config = AdapterConfig { architecture, ..config };
+        let device = Device::flex();
+        // Draws that fill [0, 1) evenly, whatever their number (golden ratio).
+        let mut nth = 0.0_f64;
+        let draw = || {
+            nth += 1.0;
+            (nth * 0.618_033_988_749_895).fract()
+        };
+        for adapter in [config.init(&device), config.init_from(&device, draw)] {
+            for tensor in adapter.named(&config) {
+                let [_, inputs] = tensor.shape[..] else {
+                    assert!(tensor.values.iter().all(|gamma| *gamma == 1.0));
+                    continue;
+                };
+                let bound = 1.0 / (inputs as f32).sqrt();
+                let largest = tensor.values.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                assert!(largest <= bound && largest > 0.99 * bound, "{}: {largest}", tensor.name);
+                // Uniform: each tenth of the range has a tenth of the values, and a normal
+                // distribution's have from a hundredth to a sixth.
+                let mut tenths = [0; 10];
+                for x in &tensor.values {
+                    let place = 5.0 * (x / bound + 1.0);
+                    tenths[(place as usize).min(9)] += 1;
+                }
+                let share = |count: i32| f64::from(count) / tensor.values.len() as f64;
+                let name = &tensor.name;
+                // Nearly six standard deviations of the smallest matrix, of 6,144 numbers.
+                let fair = tenths.iter().all(|count| (share(*count) - 0.1).abs() < 0.022);
+                assert!(fair, "{name}: {tenths:?}");
+            }
+        }
+    }
 }

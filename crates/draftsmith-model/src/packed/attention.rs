@@ -13,7 +13,7 @@ use super::steps::{add, rotate, softmax};
 use super::storage::{LINE, Line};
 use super::weights::{PackedWeights, Threads};
 use super::{PackedNorm, RopeTable, vectorized};
-use crate::kv_cache::{PlacedRows, PlacedRun};
+use crate::placed::{PlacedRows, PlacedRun};
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]

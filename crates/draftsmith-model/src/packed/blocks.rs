@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
-use crate::kv_cache::PlacedRows;
+use crate::placed::PlacedRows;
 
 /// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
 /// of them, and score more keys that they may not see.

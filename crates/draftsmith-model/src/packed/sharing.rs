@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
-use crate::kv_cache::PlacedRows;
+use crate::placed::PlacedRows;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 6;

@@ -55,6 +55,14 @@ pub(super) fn gated(gate_up: &[f32], width: usize, output: &mut Vec<f32>) {
     }
 }
 
+/// `silu(x)`, into `x`.
+#[inline(always)]
+pub(super) fn silu(x: &mut [f32]) {
+    for i in 0..x.len() {
+        x[i] *= sigmoid(x[i]);
+    }
+}
+
 /// `x + silu(y)`, into `x`.
 #[inline(always)]
 pub(super) fn add_silu(x: &mut [f32], y: &[f32]) {

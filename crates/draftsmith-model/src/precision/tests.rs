@@ -1,9 +1,9 @@
-//! A model in bf16 must say nearly what it says in f32, and gradients must come back in f32.
+//! A model in bf16 must compute nearly what it computes in f32, and gradients must come back in f32.
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::config::{LlamaConfig, RopeConfig, RopeScaling};
+use crate::config::{ModelConfig, ModelShape};
 use crate::{AcceptanceHeadConfig, AdapterConfig, CausalLm, WeightDtype};
 
 /// bf16 keeps 8 bits: each rounding is off by up to 1/256, and those of a few layers add up.
@@ -11,23 +11,20 @@ const RELATIVE_TOLERANCE: f32 = 0.03;
 
 /// Three layers; with `num_kv_heads` below 4, query heads share keys.
 fn model(num_kv_heads: usize) -> CausalLm {
-    let config = LlamaConfig {
-        vocab_size: 64,
-        hidden_size: 64,
-        intermediate_size: 128,
-        num_hidden_layers: 3,
-        num_attention_heads: 4,
-        num_key_value_heads: num_kv_heads,
-        head_dim: 16,
-        max_position_embeddings: 64,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        tie_word_embeddings: false,
-        attention_bias: false,
-        mlp_bias: false,
-        bos_token_id: None,
-        eos_token_ids: vec![],
-    };
+    let config = ModelConfig::llama(
+        ModelShape {
+            vocab_size: 64,
+            hidden_size: 64,
+            num_layers: 3,
+            num_heads: 4,
+            num_kv_heads,
+            head_dim: 16,
+            context: 64,
+            bos_token_id: None,
+            eos_token_ids: vec![],
+        },
+        128,
+    );
     config.init(&Device::flex())
 }
 
@@ -57,7 +54,7 @@ fn relative_difference<const D: usize>(found: Tensor<D>, expected: Tensor<D>) ->
 }
 
 #[test]
-fn a_model_in_bf16_says_nearly_what_it_says_in_f32() {
+fn a_model_in_bf16_computes_nearly_what_it_computes_in_f32() {
     for num_kv_heads in [4, 2] {
         let model = model(num_kv_heads);
         let reduced = model.clone().to_dtype(WeightDtype::Bf16);

@@ -109,3 +109,8 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     }
     Ok(())
 }
+
+/// JSON as people read it, with a newline at the end.
+pub(crate) fn pretty(value: &serde_json::Value) -> String {
+    format!("{value:#}\n")
+}

@@ -18,11 +18,12 @@ pub struct AdapterTraining {
     /// How many of the target's layers run before the adapter, or a list of such numbers: an
     /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B).
     pub exit_layer: ExitLayers,
-    /// What the adapter is made of: `"attention"` (the paper's), `"mlp"`, `"attention-with-head"`
-    /// or `"decoder-layer"` (its ablation, Table 2).
+    /// What the adapter is made of: `"attention"` (the paper's), `"mlp-only"`,
+    /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
+    /// Llama's MLP alone.
     pub architecture: AdapterArchitecture,
-    /// The first weights: `"random"`, as the authors', or `"target"`. A head of its own begins as
-    /// the target's either way.
+    /// The first weights: `"random"`, as the authors', or `"target"`: those of its layer behind the
+    /// exit, as far as that has such parts. A head of its own begins as the target's either way.
     pub initial: InitialWeights,
     /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
     /// the target's context. 2048: the authors' code.
@@ -49,10 +50,10 @@ pub struct AdapterTraining {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InitialWeights {
-    /// Linear layers from a normal distribution of standard deviation 0.02, norms of ones.
+    /// Linear layers uniform within ±1/√inputs, torch's default, and norms of ones.
     Random,
     /// The target's own layer behind the exit, the first that drafting leaves out, and its final
-    /// norm. Biases are left out.
+    /// norm. Biases are left out, and the MLP of `mlp-only` is drawn.
     Target,
 }
 
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_architecture_is_one_of_four_and_first_weights_of_two() {
+    fn an_architecture_is_one_of_five_and_first_weights_of_two() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for architecture in AdapterArchitecture::ALL {
             let training = read(&format!("architecture = \"{architecture}\"")).unwrap();
@@ -161,7 +162,8 @@ mod tests {
         }
         assert_eq!(read("initial = \"target\"").unwrap().initial, InitialWeights::Target);
         assert_eq!(read("initial = \"random\"").unwrap(), AdapterTraining::default());
-        for (wrong, known) in [("architecture = \"ffn\"", "mlp"), ("initial = \"draft\"", "target")]
+        for (wrong, known) in
+            [("architecture = \"ffn\"", "mlp-only"), ("initial = \"draft\"", "target")]
         {
             let message = read(wrong).unwrap_err().to_string();
             assert!(message.contains(&format!("`{known}`")), "{message}");

@@ -1,7 +1,5 @@
 //! From rows and a frozen target to trained self-draft adapters (Kangaroo, section 3.1).
 
-use std::f64::consts::TAU;
-
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
@@ -16,7 +14,6 @@ use crate::data::examples::StepExamples;
 use crate::data::split::Split;
 use crate::error::TrainError;
 use crate::run::devices::PerDevice;
-use crate::run::first_weights::{Redrawn, redrawn};
 use crate::run::trained::Trained;
 use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
 
@@ -133,8 +130,8 @@ fn prepare(
     seed: u64,
 ) -> Result<Prepared<AdapterSource>, TrainError> {
     let target = targets.first();
-    let max_len = training.max_len.min(target.config().max_position_embeddings);
-    let vocab_size = target.config().vocab_size;
+    let max_len = training.max_len.min(target.shape().context);
+    let vocab_size = target.shape().vocab_size;
     let optimizer = &training.optimizer;
     let split = Split::new(rows, optimizer.validation_fraction, |row| {
         AdapterRow::new(row, max_len, vocab_size)
@@ -177,17 +174,13 @@ fn initial_adapter(
     initial: InitialWeights,
     seed: u64,
 ) -> Adapter {
-    let adapter = config.init(&target.device().autodiff());
-    if initial == InitialWeights::Target {
-        return adapter.with_layer_of(target, config.exit_layer).with_head_of(target);
-    }
     let mut draws = SeededDraws::new(seed, &["adapter"]);
-    // Box and Muller's, of which one number of two is enough. 1 − u is above 0.
-    let draw = move || {
-        let radius = (-2.0 * (1.0 - draws.uniform()).ln()).sqrt();
-        (0.02 * radius * (TAU * draws.uniform()).cos()) as f32
+    let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
+    let adapter = match initial {
+        InitialWeights::Random => drawn,
+        InitialWeights::Target => drawn.with_layer_of(target, config.exit_layer),
     };
-    redrawn(adapter, Redrawn::Matrices, draw).with_head_of(target)
+    adapter.with_head_of(target)
 }
 
 #[cfg(test)]

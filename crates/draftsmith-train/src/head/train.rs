@@ -137,7 +137,7 @@ pub fn first_head(
     head: &HeadTraining,
     seed: u64,
 ) -> (AcceptanceHeadConfig, AcceptanceHead) {
-    let config = config_of(draft.config().hidden_size, head);
+    let config = config_of(draft.shape().hidden_size, head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
 }

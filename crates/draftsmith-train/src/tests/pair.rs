@@ -3,8 +3,7 @@
 use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{
-    AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, LlamaConfig, RopeConfig,
-    RopeScaling,
+    AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, ModelConfig, ModelShape,
 };
 use draftsmith_theory::SeededDraws;
 
@@ -37,24 +36,22 @@ pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel
     [(&tiny_draft(hidden_size, context)).into(), DrafterModel::self_draft(target, adapter, 2)]
 }
 
-fn random_model(num_hidden_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
-    let config = LlamaConfig {
-        vocab_size: VOCAB_SIZE as usize,
-        hidden_size,
-        intermediate_size: 2 * hidden_size,
-        num_hidden_layers,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: hidden_size / 2,
-        max_position_embeddings: context,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        tie_word_embeddings: true,
-        attention_bias: false,
-        mlp_bias: false,
-        bos_token_id: None,
-        eos_token_ids: vec![],
-    };
+fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
+    let config = ModelConfig::llama(
+        ModelShape {
+            vocab_size: VOCAB_SIZE as usize,
+            hidden_size,
+            num_layers,
+            num_heads: 2,
+            num_kv_heads: 1,
+            head_dim: hidden_size / 2,
+            context,
+            bos_token_id: None,
+            eos_token_ids: vec![],
+        },
+        2 * hidden_size,
+    )
+    .with_tied_embeddings(true);
     let mut draws = SeededDraws::new(1, &["tiny-draft"]);
     redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
 }

@@ -7,7 +7,7 @@
 
 use burn::tensor::Device;
 use clap::Args;
-use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+use draftsmith_model::{CausalLm, ModelConfig, ModelShape, WeightDtype};
 
 /// A Llama's widths; by default Vicuna-7B's and Llama-2-7B's.
 #[derive(Debug, Clone, Copy, Args)]
@@ -35,24 +35,21 @@ impl Shape {
         self.config(context).init(device).to_dtype(dtype)
     }
 
-    pub(crate) fn config(&self, context: usize) -> LlamaConfig {
-        LlamaConfig {
-            vocab_size: self.vocab,
-            hidden_size: self.hidden,
-            intermediate_size: self.intermediate,
-            num_hidden_layers: self.layers,
-            num_attention_heads: self.heads,
-            num_key_value_heads: self.heads,
-            head_dim: self.hidden / self.heads,
-            max_position_embeddings: context,
-            rms_norm_eps: 1e-5,
-            rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-            tie_word_embeddings: false,
-            attention_bias: false,
-            mlp_bias: false,
-            bos_token_id: None,
-            eos_token_ids: vec![],
-        }
+    pub(crate) fn config(&self, context: usize) -> ModelConfig {
+        ModelConfig::llama(
+            ModelShape {
+                vocab_size: self.vocab,
+                hidden_size: self.hidden,
+                num_layers: self.layers,
+                num_heads: self.heads,
+                num_kv_heads: self.heads,
+                head_dim: self.hidden / self.heads,
+                context,
+                bos_token_id: None,
+                eos_token_ids: vec![],
+            },
+            self.intermediate,
+        )
     }
 
     /// Queries, keys, values, scores, mixture and output of one layer, for `rows` of `seq` tokens.

@@ -95,7 +95,7 @@ impl Work {
         };
         let num_steps = timing.warm_up + timing.steps;
         let num_rows = (num_steps + SPARE_STEPS) * batches_per_step * timing.rows;
-        let rows = self.rows(num_rows, frozen.config().vocab_size, timing);
+        let rows = self.rows(num_rows, frozen.shape().vocab_size, timing);
         let dir = tempfile::tempdir()?;
         let clock = Clock::new(frozen.device());
         let run = TrainingRun {

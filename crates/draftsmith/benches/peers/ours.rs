@@ -61,7 +61,7 @@ impl Ours {
         let evaluate = recipe.get("evaluate").context("the recipe has `[evaluate]`")?;
         let limits = Limits {
             max_new_tokens: number(evaluate, "max_new_tokens")?,
-            eos_token_ids: target.config().eos_token_ids.clone(),
+            eos_token_ids: target.shape().eos_token_ids.clone(),
         };
         let file =
             evaluate.get("prompts").and_then(|all| all.get(0)).and_then(|file| file.as_str());
@@ -102,8 +102,8 @@ impl Ours {
     /// Greedy decoding with the draft, so many candidates a round.
     pub(crate) fn speculative(&self) -> Result<Measurement> {
         let mut target = self.session();
-        let vocab_size = self.target.config().vocab_size;
-        let context = self.draft.config().max_position_embeddings;
+        let vocab_size = self.target.shape().vocab_size;
+        let context = self.draft.shape().context;
         let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context);
         let mut rule = FixedLength::new(CANDIDATE_LENGTH)?;
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
@@ -122,7 +122,7 @@ impl Ours {
     }
 
     fn session(&self) -> ModelSession<'_> {
-        ModelSession::new(&self.target, self.target.config().max_position_embeddings, "target")
+        ModelSession::new(&self.target, self.target.shape().context, "target")
     }
 
     fn decode(

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use draftsmith_model::{CausalLm, LlamaConfig, RopeConfig, RopeScaling, WeightDtype};
+use draftsmith_model::{CausalLm, ModelConfig, ModelShape, WeightDtype};
 
 use pretrain::Pretraining;
 
@@ -152,28 +152,26 @@ fn train(name: &str, start: CausalLm, plan: &Pretraining, dir: &Path) -> Result<
 }
 
 /// A deep target, a shallow draft, and a draft of one layer.
-fn shape(name: &str) -> Result<LlamaConfig> {
-    let (hidden_size, num_hidden_layers, heads, kv_heads) = match name {
+fn shape(name: &str) -> Result<ModelConfig> {
+    let (hidden_size, num_layers, heads, kv_heads) = match name {
         "target" => (192, 8, 6, 2),
         "draft" => (96, 2, 3, 1),
         "draft-small" => (64, 1, 2, 1),
         other => bail!("`{other}` is none of `target`, `draft`, `draft-small`"),
     };
-    Ok(LlamaConfig {
-        vocab_size: VOCAB_SIZE,
-        hidden_size,
-        intermediate_size: hidden_size * 8 / 3,
-        num_hidden_layers,
-        num_attention_heads: heads,
-        num_key_value_heads: kv_heads,
-        head_dim: 32,
-        max_position_embeddings: 256,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
-        tie_word_embeddings: true,
-        attention_bias: false,
-        mlp_bias: false,
-        bos_token_id: Some(0),
-        eos_token_ids: vec![1],
-    })
+    Ok(ModelConfig::llama(
+        ModelShape {
+            vocab_size: VOCAB_SIZE,
+            hidden_size,
+            num_layers,
+            num_heads: heads,
+            num_kv_heads: kv_heads,
+            head_dim: 32,
+            context: 256,
+            bos_token_id: Some(0),
+            eos_token_ids: vec![1],
+        },
+        hidden_size * 8 / 3,
+    )
+    .with_tied_embeddings(true))
 }

@@ -248,7 +248,7 @@ impl Labeller<'_> {
     ) -> Result<(Vec<u32>, FinishReason)> {
         let limits = Limits {
             max_new_tokens: self.data.max_new_tokens,
-            eos_token_ids: self.pair.target.config().eos_token_ids.clone(),
+            eos_token_ids: self.pair.target.shape().eos_token_ids.clone(),
         };
         let mut draws = SeededDraws::new(self.seed, &[id, "response"]);
         let generation =
@@ -265,7 +265,7 @@ impl Labeller<'_> {
     /// A response from the file, ended as the target would end it, cut where it does not fit.
     fn existing_response(&self, text: &str, room: usize) -> Result<(Vec<u32>, FinishReason)> {
         let mut ids = self.pair.tokenizer.encode(text, false)?;
-        ids.extend(self.pair.target.config().eos_token_ids.first());
+        ids.extend(self.pair.target.shape().eos_token_ids.first());
         let most = room.min(self.data.max_new_tokens);
         let finish = if ids.len() > most { FinishReason::Length } else { FinishReason::Eos };
         ids.truncate(most);

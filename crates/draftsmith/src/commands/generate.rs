@@ -131,7 +131,7 @@ fn generate(
     let pair = workspace.pair()?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {
-            Some(HeadExport::read(dir, draft.config().hidden_size, &workspace)?)
+            Some(HeadExport::read(dir, draft.shape().hidden_size, &workspace)?)
         }
         _ => None,
     };
@@ -154,7 +154,7 @@ fn generate(
 
     let limits = Limits {
         max_new_tokens: arguments.max_new_tokens,
-        eos_token_ids: pair.target.config().eos_token_ids.clone(),
+        eos_token_ids: pair.target.shape().eos_token_ids.clone(),
     };
     let capacity = (prompt_ids.len() + arguments.max_new_tokens + 1).min(pair.context());
     let mut draws = SeededDraws::new(seed, &["generate"]);

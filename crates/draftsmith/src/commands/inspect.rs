@@ -7,7 +7,7 @@ use draftsmith_data::{
     ChatTemplate, ResponseRow, TextTokenizer, is_rollouts_path, read_dir, read_rollout_provenance,
     read_rollouts, read_shard, rollouts_paths, shard_paths,
 };
-use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, LlamaConfig, WeightReader};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use draftsmith_theory::acceptance_prob;
 use serde_json::{Map, Value, json};
 
@@ -76,7 +76,8 @@ fn is_results(path: &Path) -> bool {
 }
 
 fn model(dir: &Path) -> Result<Value> {
-    let config = LlamaConfig::from_model_dir(dir)?;
+    let config = ModelConfig::from_model_dir(dir)?;
+    let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
     let tokenizer = dir.join("tokenizer.json").is_file();
     let (known, tokenizer_hash) = if tokenizer {
@@ -88,22 +89,22 @@ fn model(dir: &Path) -> Result<Value> {
     let template = ChatTemplate::from_model_dir(dir)?;
     Ok(json!({
         "kind": "model",
-        "architecture": "llama",
+        "architecture": config.architecture.model_type(),
         "num_parameters": config.num_parameters(),
         "stored_dtype": weights.dtype(),
         "num_tensors": weights.names().count(),
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": config.spec.mlp.width,
+        "num_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
         "tokenizer_size": known,
-        "context": config.max_position_embeddings,
-        "rope_theta": config.rope.theta,
-        "tied_embeddings": config.tie_word_embeddings,
-        "eos_token_ids": config.eos_token_ids,
+        "context": shape.context,
+        "rope_theta": config.spec.rope.theta,
+        "tied_embeddings": config.spec.tie_word_embeddings,
+        "eos_token_ids": shape.eos_token_ids,
         "chat_template": template.is_some(),
         "tokenizer_hash": tokenizer_hash,
         "hash": hash_dir(dir)?,
@@ -118,16 +119,17 @@ fn num_stored_parameters(weights: &WeightReader) -> usize {
 
 fn adapter(dir: &Path) -> Result<Value> {
     let config = AdapterConfig::from_dir(dir)?;
+    let shape = &config.model.shape;
     let weights = WeightReader::open_dir(dir)?;
     Ok(json!({
         "kind": "self-draft adapter",
         "exit_layer": config.exit_layer,
         "architecture": config.architecture,
-        "hidden_size": config.llama.hidden_size,
-        "num_attention_heads": config.llama.num_attention_heads,
-        "num_key_value_heads": config.llama.num_key_value_heads,
-        "head_dim": config.llama.head_dim,
-        "vocab_size": config.llama.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
         "num_parameters": num_stored_parameters(&weights),
         "stored_dtype": weights.dtype(),
         "target_hash": config.target_hash,

@@ -260,8 +260,10 @@ fn drafters(
         let head_dir = found_adapter_head(&dir);
         drafters.push(Drafting {
             name: DrafterName::Of(DrafterId::SelfDraft { exit_layer: config.exit_layer }),
-            hash: workspace
-                .export_hash(&dir, &format!("{} {:?}", config.exit_layer, config.llama))?,
+            hash: workspace.export_hash(
+                &dir,
+                &format!("{} {}", config.exit_layer, config.model.to_json("float32")),
+            )?,
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });

@@ -87,7 +87,7 @@ impl TrainingRollouts {
             head: None,
             max_length: max_length as u32,
             context: pair.context() as u32,
-            eos_token_ids: pair.target.config().eos_token_ids.clone(),
+            eos_token_ids: pair.target.shape().eos_token_ids.clone(),
         };
         let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::{CausalLm, LlamaConfig, WeightDtype, hash_model_dir};
+use draftsmith_model::{CausalLm, ModelConfig, WeightDtype, hash_model_dir};
 
 /// A model's directory and what was read of it.
 pub(super) struct ModelDir {
     /// `target` or `draft`.
     pub(super) role: &'static str,
     pub(super) dir: PathBuf,
-    config: OnceLock<LlamaConfig>,
+    config: OnceLock<ModelConfig>,
     hash: OnceLock<String>,
     f32: OnceLock<CausalLm>,
     bf16: OnceLock<CausalLm>,
@@ -42,8 +42,8 @@ impl ModelDir {
         )
     }
 
-    pub(super) fn config(&self) -> Result<&LlamaConfig> {
-        get_or_read(&self.config, || Ok(LlamaConfig::from_model_dir(&self.dir)?))
+    pub(super) fn config(&self) -> Result<&ModelConfig> {
+        get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
     }
 
     /// The weights in a type, which `load` loads.

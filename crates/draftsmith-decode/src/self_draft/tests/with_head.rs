@@ -25,7 +25,7 @@ fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
     let dir = tempfile_dir(name);
     let device = Device::flex();
     device.seed(11);
-    let width = model.config().hidden_size;
+    let width = model.shape().hidden_size;
     let config = AcceptanceHeadConfig::new(width, 2, true).with_reads(reads.clone());
     config.init(&device).write_dir(&dir, &config).expect("written");
     let (_, head) = AcceptanceHead::from_dir(&dir, width, &device).expect("reads");

@@ -53,7 +53,7 @@ fn train_in_temporary_dir(rows: &[ResponseRow], training: &HeadTraining) -> Trai
 
 /// Rows whose label is a steep function of the draft's hidden state at the draft's token.
 fn learnable_rows(draft: &CausalLm, num_rows: usize) -> Vec<ResponseRow> {
-    let width = draft.config().hidden_size;
+    let width = draft.shape().hidden_size;
     let mut draws = SeededDraws::new(9, &["direction"]);
     let direction: Vec<f32> = (0..width).map(|_| draws.uniform() as f32 - 0.5).collect();
     let steepness = 40.0 / (width as f32).sqrt();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use draftsmith_files::write_whole;
-use draftsmith_model::LlamaConfig;
+use draftsmith_model::ModelConfig;
 
 use super::group::Evaluated;
 use super::{Evaluation, Models, machine};
@@ -137,18 +137,20 @@ fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
     )
 }
 
-fn describe(role: &str, dir: &Path, config: &LlamaConfig, hash: &str) -> ModelSummary {
+fn describe(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
+    let shape = &config.shape;
     ModelSummary {
         role: role.to_owned(),
         name: dir.display().to_string(),
         description: format!(
-            "Llama architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
+            "{} architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
              {:.1} M parameters",
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.vocab_size,
+            config.architecture.name(),
+            shape.num_layers,
+            shape.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.vocab_size,
             config.num_parameters() as f64 / 1e6
         ),
         hash: hash.to_owned(),

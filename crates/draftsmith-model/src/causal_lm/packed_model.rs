@@ -1,13 +1,13 @@
-//! A model with packed weights: what few rows on the CPU go through instead of tensors, from ids to
+//! A model with packed weights: what rows on the CPU go through instead of tensors, from ids to
 //! logits.
 
 use std::ops::Range;
 
-use super::{CausalLm, DecoderLayer};
+use crate::config::ModelConfig;
+use crate::decoder::Decoder;
+use crate::decoder::layer::DecoderLayer;
 use crate::kv_cache::KvCache;
-use crate::packed::{
-    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, RopeTable, Threads,
-};
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, RopeTable, Threads};
 use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed.
@@ -22,30 +22,20 @@ pub(super) struct PackedModel {
 }
 
 impl PackedModel {
-    pub(super) fn of(model: &CausalLm) -> Self {
+    pub(super) fn of(decoder: &Decoder, config: &ModelConfig) -> Self {
         let layer = |layer: &DecoderLayer| {
-            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
-            let attention = PackedAttention::new(
-                &model.config,
-                &layer.input_layernorm,
-                attention.projections(),
-            );
-            let mlp = PackedMlp::new(
-                &layer.post_attention_layernorm,
-                &mlp.gate_proj,
-                &mlp.up_proj,
-                &mlp.down_proj,
-            );
-            PackedLayer { attention, mlp }
+            let both = layer.attention().zip(layer.mlp());
+            let (attention, mlp) = both.expect("a model's layers have both parts");
+            PackedLayer { attention: attention.packed(), mlp: mlp.packed() }
         };
-        let head = model.lm_head.as_ref().expect("a loaded model has its own copy of the LM head");
-        let is_tied = model.config.tie_word_embeddings;
+        let head = decoder.lm_head().expect("a model that was read has its own LM head");
+        let is_tied = config.spec.tie_word_embeddings;
         Self {
-            embedding: (!is_tied).then(|| packed::values(model.embed_tokens.val())),
-            layers: model.layers.iter().map(layer).collect(),
-            norm: PackedNorm::of(&model.norm),
+            embedding: (!is_tied).then(|| packed::values(decoder.embedding())),
+            layers: decoder.layers().iter().map(layer).collect(),
+            norm: PackedNorm::of(decoder.norm()),
             lm_head: packed::pack(&[head]),
-            rope: model.rope.table(),
+            rope: decoder.rope().packed(),
         }
     }
 
@@ -62,7 +52,7 @@ impl PackedModel {
         HostRows { values, width }
     }
 
-    /// Runs layers on rows whose slots `runs` tells.
+    /// Runs layers on rows, which are those of the slots in `runs`.
     pub(super) fn forward_layers(
         &self,
         layers: Range<usize>,
@@ -100,7 +90,7 @@ impl PackedModel {
     }
 
     /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
-    /// [`CausalLm::hidden_states_at`].
+    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at).
     pub(super) fn run_sequences(
         &self,
         layers: Range<usize>,

@@ -4,9 +4,10 @@
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
-use crate::config::{LlamaConfig, RopeScaling};
-use crate::kv_cache::PlacedRun;
-use crate::packed::{RopeTable, values};
+use crate::config::ModelShape;
+use crate::placed::PlacedRun;
+use crate::spec::{RopeConfig, RopeScaling};
+use crate::vectors::values;
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
@@ -19,13 +20,12 @@ pub(crate) struct Rope {
 }
 
 impl Rope {
-    /// Tabulates all positions that `config` allows.
-    pub(crate) fn new(config: &LlamaConfig, device: &Device) -> Self {
-        let half = config.head_dim / 2;
-        let frequencies = inverse_frequencies(config);
-        let positions = config.max_position_embeddings;
-        let mut cos: Vec<f32> = Vec::with_capacity(positions * config.head_dim);
-        let mut signed_sin: Vec<f32> = Vec::with_capacity(positions * config.head_dim);
+    /// Tabulates all positions of a model's context.
+    pub(crate) fn new(config: &RopeConfig, shape: &ModelShape, device: &Device) -> Self {
+        let (head_dim, positions) = (shape.head_dim, shape.context);
+        let frequencies = inverse_frequencies(config, head_dim);
+        let mut cos: Vec<f32> = Vec::with_capacity(positions * head_dim);
+        let mut signed_sin: Vec<f32> = Vec::with_capacity(positions * head_dim);
         for position in 0..positions {
             // transformers multiplies in f32; the same product here keeps long contexts equal.
             let angles = frequencies.iter().map(|f| f64::from(position as f32 * *f as f32));
@@ -34,8 +34,7 @@ impl Rope {
             cos.extend(c.iter().chain(&c));
             signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
         }
-        debug_assert_eq!(cos.len(), positions * 2 * half);
-        let shape = [positions, config.head_dim];
+        let shape = [positions, head_dim];
         Self {
             cos: Tensor::from_data(TensorData::new(cos, shape), device),
             signed_sin: Tensor::from_data(TensorData::new(signed_sin, shape), device),
@@ -62,13 +61,13 @@ impl Rope {
         RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
     }
 
-    /// The tables in host memory, one half of the channels: the other has the same angles.
-    pub(crate) fn table(&self) -> RopeTable {
+    /// The tables in host memory, `[positions, half]` each, and half the channels: the other half has
+    /// the same angles.
+    pub(crate) fn halves(&self) -> ([Vec<f32>; 2], usize) {
         let [positions, head_dim] = self.cos.dims();
-        let half = head_dim / 2;
-        let second =
-            |table: &Tensor<2>| values(table.clone().slice([0..positions, half..head_dim]));
-        RopeTable::new(second(&self.cos), second(&self.signed_sin), half)
+        let second = [0..positions, head_dim / 2..head_dim];
+        let cut = |table: &Tensor<2>| values(table.clone().slice(second.clone()));
+        ([&self.cos, &self.signed_sin].map(cut), head_dim / 2)
     }
 }
 
@@ -103,12 +102,11 @@ impl RopeWindow {
 }
 
 /// Radians a position, one for each pair of channels.
-fn inverse_frequencies(config: &LlamaConfig) -> Vec<f64> {
-    let head_dim = config.head_dim as f64;
-    let base = (0..config.head_dim / 2)
-        .map(|i| config.rope.theta.powf(-2.0 * i as f64 / head_dim))
+fn inverse_frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f64> {
+    let base = (0..head_dim / 2)
+        .map(|i| config.theta.powf(-2.0 * i as f64 / head_dim as f64))
         .collect::<Vec<f64>>();
-    match config.rope.scaling {
+    match config.scaling {
         RopeScaling::None => base,
         RopeScaling::Linear { factor } => base.into_iter().map(|f| f / factor).collect(),
         RopeScaling::Llama3 {

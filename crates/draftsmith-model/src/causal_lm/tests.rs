@@ -60,7 +60,7 @@ fn load(name: &str) -> CausalLm {
     CausalLm::from_model_dir(&fixture(name), &Device::flex()).expect("the fixture loads")
 }
 
-/// What a model says of the stream behind its last layer.
+/// Logits of the stream behind the last layer.
 fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
     let [logits] = Rows::to_host([model.logits(&model.normed(hidden))]).expect("brought");
     logits
@@ -68,7 +68,7 @@ fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
 
 /// Logits of all positions, reading the ids in the given pieces through a cache.
 fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
-    let num_layers = model.config().num_hidden_layers;
+    let num_layers = model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
     let pieces = pieces.iter().filter(|piece| !piece.is_empty());
     pieces
@@ -124,14 +124,14 @@ fn logits_and_hidden_states_agree_with_transformers() {
 #[test]
 fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
     let mut config = load(FIXTURES[0]).config().clone();
-    config.max_position_embeddings = 300;
+    config.shape.context = 300;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let device = Device::flex();
     config.init(&device).write_model_dir(dir.path(), WeightDtype::F32).expect("written");
     let model = CausalLm::from_model_dir(dir.path(), &device).expect("reads back");
     let mut on_tensors = model.clone();
     on_tensors.packed = None;
-    let (seq, width) = (300, config.hidden_size);
+    let (seq, width) = (300, config.shape.hidden_size);
     let all_wanted = [120..300, 0..70, 64..65, 2..2];
     let padded: Vec<u32> = (0..4 * seq as u32).map(|i| i * 37 % 96).collect();
     let ids = ids_tensor(&padded).reshape([4, seq]);
@@ -202,20 +202,20 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
             let (prefix, rest) = expected.ids.split_at(cut);
             let mut cache = model.new_cache(64, 1);
             model.fill_cache(0, model.embed_ids(prefix), &mut cache);
-            let layers = 0..model.config().num_hidden_layers;
+            let layers = 0..model.shape().num_layers;
             let hidden = model.forward_layers(layers, model.embed_ids(rest), &mut cache);
             let found = logits_of(&model, hidden);
-            let vocab = model.config().vocab_size;
+            let vocab = model.shape().vocab_size;
             assert_close(&found, &expected.logits[cut * vocab..], &format!("{name} from {cut}"));
         }
     }
 }
 
 #[test]
-fn tensors_and_the_host_path_take_turns_on_one_cache() {
+fn tensors_and_packed_weights_take_turns_on_one_cache() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
-        let num_layers = model.config().num_hidden_layers;
+        let num_layers = model.shape().num_layers;
         let mut on_tensors = load(name);
         on_tensors.packed = None;
         let mut cache = model.new_cache(64, 1);
@@ -236,7 +236,7 @@ fn tensors_and_the_host_path_take_turns_on_one_cache() {
 fn what_is_truncated_was_never_read() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let ids = &expected.ids;
-    let num_layers = model.config().num_hidden_layers;
+    let num_layers = model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
     let read = |ids: &[u32], cache: &mut crate::KvCache| {
         let hidden = model.forward_layers(0..num_layers, model.embed_ids(ids), cache);
@@ -246,7 +246,7 @@ fn what_is_truncated_was_never_read() {
     read(&[5, 5, 5, 5, 5, 5, 5], &mut cache);
     cache.truncate(0, 10);
     let found = read(&ids[10..], &mut cache);
-    let vocab = model.config().vocab_size;
+    let vocab = model.shape().vocab_size;
     assert_close(&found, &expected.logits[10 * vocab..], "after a truncated detour");
 }
 
@@ -272,7 +272,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
             let sequences = sequences(&expected.ids);
             let alone = sequences.each_ref().map(|pieces| cached_logits(model, pieces));
             let together = || {
-                let num_layers = model.config().num_hidden_layers;
+                let num_layers = model.shape().num_layers;
                 let mut cache = model.new_cache(64, 4);
                 let mut found = [const { Vec::new() }; 3];
                 for turn in 0..4 {
@@ -313,7 +313,7 @@ fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
         let mut on_tensors = model.clone();
         on_tensors.packed = None;
         for model in [&model, &on_tensors] {
-            let (ids, num_layers) = (&expected.ids, model.config().num_hidden_layers);
+            let (ids, num_layers) = (&expected.ids, model.shape().num_layers);
             let mut cache = model.new_cache(64, 2);
             let mut read = |runs: &[(usize, &[u32])], lens: [usize; 2]| {
                 for (slot, len) in lens.into_iter().enumerate() {
@@ -326,7 +326,7 @@ fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
             read(&[(1, &[5, 5, 5]), (0, &[5; 7])], [10, 13]);
             // Slot 0 goes back to where the detour began, slot 1 begins anew.
             let found = read(&[(0, &ids[10..]), (1, &ids[..4])], [10, 0]);
-            let vocab = model.config().vocab_size;
+            let vocab = model.shape().vocab_size;
             let behind = [&expected.logits[10 * vocab..], &expected.logits[..4 * vocab]].concat();
             assert_close(&found, &behind, &format!("{name} after detours"));
             cache.truncate(0, 0);

@@ -1,197 +1,137 @@
-//! Llama-architecture models: embedding, decoder layers that can be run in ranges, final norm and
-//! LM head.
+//! Causal language models: embedding, decoder layers that can be run in ranges, final norm and LM
+//! head.
 //!
 //! The pieces are public on purpose: a self-draft runs the layers `0..exit_layer`, verification
-//! goes on with `exit_layer..num_layers` on the same features. [`CausalLm::hidden_states`] runs
+//! continues with `exit_layer..num_layers` on the same features. [`CausalLm::hidden_states`] runs
 //! whole sequences without a cache, for training and for features.
 //!
-//! Weights are kept as contiguous `[in, out]` matrices and inputs are flattened to two dimensions
-//! before each product: other layouts decode several times slower on CPU.
+//! Which family a model is of is its config's to know: here are layers, wherever their weights are.
 
-pub(crate) mod attention;
-mod load;
 mod packed_model;
-pub(crate) mod rope;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{
-    Device, FloatDType, Int, Tensor, TensorData, activation::silu, module::embedding,
-};
+use burn::module::Module;
+use burn::nn::RmsNorm;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use draftsmith_files::write_whole;
+use serde_json::json;
 
-use crate::config::LlamaConfig;
+use crate::config::{ModelConfig, ModelShape};
+use crate::decoder::Decoder;
+use crate::decoder::layer::DecoderLayer;
+use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed;
-use crate::precision::cast_parameters;
 use crate::rows::{Place, Rows, Run, Slots};
-use crate::weights::WeightDtype;
-use attention::{Attention, Positions};
-pub(crate) use load::{build_from, linear, pretty, read_norm, transposed};
+use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
 use packed_model::PackedModel;
-use rope::Rope;
 
-/// A causal language model of the Llama architecture.
+/// A causal language model.
 #[derive(Module, Debug)]
 pub struct CausalLm {
-    /// `[vocab, hidden]`
-    embed_tokens: Param<Tensor<2>>,
-    layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
-    /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A
-    /// loaded model has its own contiguous copy, tied or not.
-    lm_head: Option<Linear>,
-    rope: Rope,
+    decoder: Decoder,
     /// The same once more, for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedModel>>,
     #[module(skip)]
-    config: LlamaConfig,
+    config: ModelConfig,
 }
 
-/// One decoder layer: attention and MLP, each after a norm and around a residual.
-#[derive(Module, Debug)]
-pub(crate) struct DecoderLayer {
-    pub(crate) input_layernorm: RmsNorm,
-    pub(crate) self_attn: Attention,
-    pub(crate) post_attention_layernorm: RmsNorm,
-    pub(crate) mlp: Mlp,
-}
-
-/// The gated MLP: `down(silu(gate(x)) ∘ up(x))`.
-#[derive(Module, Debug)]
-pub(crate) struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
-}
-
-/// A linear layer that a builder must supply.
-pub(crate) struct LinearShape {
-    /// Name within its layer, as in the checkpoint.
-    pub(crate) name: &'static str,
-    pub(crate) input: usize,
-    pub(crate) output: usize,
-    pub(crate) bias: bool,
-}
-
-/// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
-pub(crate) fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
-    let [batch, seq, width] = x.dims();
-    linear.forward(x.reshape([batch * seq, width]))
-}
-
-impl LlamaConfig {
-    /// Initialises a model with random weights (normal, standard deviation 0.02, as transformers
-    /// does; the two projections into the residual stream scaled by 1/√(2·layers), as GPT-2 does),
-    /// for training from scratch.
+impl ModelConfig {
+    /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
-        let residual_std = 0.02 / (2.0 * self.num_hidden_layers as f64).sqrt();
-        let init = |mean_std: f64| Initializer::Normal { mean: 0.0, std: mean_std };
-        let mut linear = |shape: LinearShape| {
-            let into_residual = matches!(shape.name, "self_attn.o_proj" | "mlp.down_proj");
-            let std = if into_residual { residual_std } else { 0.02 };
-            let mut layer = LinearConfig::new(shape.input, shape.output)
-                .with_bias(shape.bias)
-                .with_initializer(init(std))
-                .init(device);
-            layer.bias = layer.bias.map(|_| Initializer::Zeros.init([shape.output], device));
-            layer
-        };
-        let norm =
-            || RmsNormConfig::new(self.hidden_size).with_epsilon(self.rms_norm_eps).init(device);
-        let layers = (0..self.num_hidden_layers)
-            .map(|_| DecoderLayer {
-                input_layernorm: norm(),
-                self_attn: Attention::new(self, &mut linear),
-                post_attention_layernorm: norm(),
-                mlp: Mlp::new(self, &mut linear),
-            })
-            .collect();
-        let lm_head = (!self.tie_word_embeddings)
-            .then(|| LinearConfig::new(self.hidden_size, self.vocab_size).with_bias(false))
-            .map(|head| head.with_initializer(init(0.02)).init(device));
-        CausalLm {
-            embed_tokens: init(0.02).init([self.vocab_size, self.hidden_size], device),
-            layers,
-            norm: norm(),
-            lm_head,
-            rope: Rope::new(self, device),
-            packed: None,
-            config: self.clone(),
-        }
-    }
-}
-
-impl Mlp {
-    pub(crate) fn new(
-        config: &LlamaConfig,
-        linear: &mut impl FnMut(LinearShape) -> Linear,
-    ) -> Self {
-        let (hidden, wide, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
-        Self {
-            gate_proj: named("mlp.gate_proj", hidden, wide),
-            up_proj: named("mlp.up_proj", hidden, wide),
-            down_proj: named("mlp.down_proj", wide, hidden),
-        }
-    }
-
-    /// The projections of gate, up and down.
-    pub(crate) fn projections(&self) -> [&Linear; 3] {
-        [&self.gate_proj, &self.up_proj, &self.down_proj]
-    }
-
-    /// The same MLP of other projections, each made of the one here.
-    pub(crate) fn map_projections(&self, map: impl Fn(&Linear) -> Linear) -> Self {
-        let [gate_proj, up_proj, down_proj] = self.projections().map(map);
-        Self { gate_proj, up_proj, down_proj }
-    }
-
-    /// # Shapes
-    /// - x, output: `[batch, seq, hidden]`
-    pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let [batch, seq, hidden] = x.dims();
-        let x = x.reshape([batch * seq, hidden]);
-        let gated = silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x);
-        self.down_proj.forward(gated).reshape([batch, seq, hidden])
+        CausalLm { decoder: Decoder::init(self, device), packed: None, config: self.clone() }
     }
 }
 
 impl CausalLm {
-    /// The model's shape.
-    pub fn config(&self) -> &LlamaConfig {
+    /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
+    /// computed with in f32, however they are stored. On an autodiff device they can be trained
+    /// further.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or a tensor missing, extra or misshapen.
+    pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
+        Self::from_model_dir_in(dir, WeightDtype::F32, device)
+    }
+
+    /// [`CausalLm::from_model_dir`], computing in `dtype`: the frozen model of a training.
+    ///
+    /// # Errors
+    /// As [`CausalLm::from_model_dir`].
+    pub fn from_model_dir_in(
+        dir: &Path,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let config = ModelConfig::from_model_dir(dir)?;
+        let mut reader = WeightReader::open_dir(dir)?;
+        let decoder = Decoder::read(&config, &mut reader, dtype, device)?;
+        let tied_head = format!("{}.weight", config.spec.names.lm_head);
+        reader.ignore(|name| {
+            let is_tied_head = config.spec.tie_word_embeddings && name == tied_head;
+            name.ends_with("rotary_emb.inv_freq") || is_tied_head
+        });
+        reader.finish()?;
+        let is_packed = dtype == WeightDtype::F32 && packed::runs_on(device);
+        let packed = is_packed.then(|| Arc::new(PackedModel::of(&decoder, &config)));
+        Ok(Self { decoder, packed, config })
+    }
+
+    /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
+    /// temporary name first.
+    ///
+    /// # Errors
+    /// If the directory cannot be written.
+    pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<(), ModelError> {
+        let tensors = self.decoder.named(&self.config);
+        write_safetensors(&dir.join("model.safetensors"), &tensors, dtype, &[])?;
+        let json = self.config.to_json(dtype.config_name());
+        let generation =
+            json!({"bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"]});
+        write_whole(&dir.join("generation_config.json"), pretty(&generation).as_bytes())?;
+        Ok(write_whole(&dir.join("config.json"), pretty(&json).as_bytes())?)
+    }
+
+    /// What the model is, without its weights.
+    pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The model's sizes.
+    pub fn shape(&self) -> &ModelShape {
+        &self.config.shape
     }
 
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
-        self.embed_tokens.val().device()
+        self.decoder.device()
     }
 
     /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
-    /// weights are drawn lazily, as [`LlamaConfig::init`] does, each is drawn, cast and let go in
+    /// weights are drawn lazily, as [`ModelConfig::init`] does, each is drawn, cast and let go in
     /// turn.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
-        if self.embed_tokens.val().dtype() == dtype.float_dtype().into() {
+        if self.decoder.is_of(dtype) {
             return self;
         }
         // Packed weights are f32.
-        cast_parameters(Self { packed: None, ..self }, dtype.float_dtype())
+        Self { decoder: self.decoder.to_dtype(dtype), packed: None, config: self.config }
     }
 
     /// One layer, and the final norm: what an adapter can begin with.
     pub(crate) fn layer_and_norm(&self, number: usize) -> (&DecoderLayer, &RmsNorm) {
-        (&self.layers[number], &self.norm)
+        (&self.decoder.layers()[number], self.decoder.norm())
     }
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        KvCache::new(&self.config, capacity, num_slots, &self.device(), self.packed.is_some())
+        KvCache::new(self.shape(), capacity, num_slots, &self.device(), self.packed.is_some())
     }
 
     /// Looks up token embeddings.
@@ -200,12 +140,12 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        embedding(self.embed_tokens.val(), ids)
+        self.decoder.embed(ids)
     }
 
     /// The root of the mean square of all numbers of the embeddings.
     pub fn embedding_size(&self) -> f32 {
-        let table = self.embed_tokens.val().cast(FloatDType::F32);
+        let table = self.decoder.embedding().cast(FloatDType::F32);
         table.square().mean().sqrt().into_scalar::<f32>()
     }
 
@@ -249,12 +189,9 @@ impl CausalLm {
             }
             (_, place) => place.into_tensor(&self.device()),
         };
-        let runs = cache.extend(layers.clone(), slots.runs(num_rows));
-        let positions = Positions::following(&self.rope, runs, &hidden);
-        let run = |hidden, number: usize| {
-            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
-        };
-        slots.rows(layers.fold(hidden, run))
+        let runs = slots.runs(num_rows);
+        let hidden = self.decoder.forward_layers(layers, hidden, runs, cache);
+        slots.rows(hidden)
     }
 
     /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
@@ -264,19 +201,16 @@ impl CausalLm {
     /// # Panics
     /// As [`CausalLm::forward_layers`].
     pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
-        let last = self.config.num_hidden_layers - 1;
+        let last = self.shape().num_layers - 1;
         let num_rows = hidden.num_rows();
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
         let runs = slots.runs(num_rows);
-        let hidden = match (&self.packed, place) {
-            (Some(packed), Place::Host(rows)) => return packed.fill_last(&rows, runs, cache),
-            (_, place) => place.into_tensor(&self.device()),
-        };
-        let runs = cache.extend(last..last + 1, runs);
-        let positions = Positions::following(&self.rope, runs, &hidden);
-        let layer = &self.layers[last];
-        let normed = layer.input_layernorm.forward(hidden);
-        layer.self_attn.fill(normed, &positions, cache.layer_mut(last));
+        match (&self.packed, place) {
+            (Some(packed), Place::Host(rows)) => packed.fill_last(&rows, runs, cache),
+            (_, place) => {
+                self.decoder.fill_last(place.into_tensor(&self.device()), runs, cache);
+            }
+        }
     }
 
     /// [`CausalLm::final_norm`] of rows.
@@ -301,7 +235,7 @@ impl CausalLm {
     /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.norm.forward(hidden)
+        self.decoder.norm().forward(hidden)
     }
 
     /// Applies the LM head to normed hidden states.
@@ -312,7 +246,7 @@ impl CausalLm {
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
-        rows.matmul(self.lm_head_weight()).reshape([batch, seq, self.config.vocab_size])
+        rows.matmul(self.lm_head_weight()).reshape([batch, seq, self.shape().vocab_size])
     }
 
     /// The LM head as a matrix, for losses that take it in chunks; it has no bias.
@@ -320,10 +254,7 @@ impl CausalLm {
     /// # Shapes
     /// - output: `[hidden, vocab]`
     pub fn lm_head_weight(&self) -> Tensor<2> {
-        match &self.lm_head {
-            Some(head) => head.weight.val(),
-            None => self.embed_tokens.val().transpose(),
-        }
+        self.decoder.lm_head_weight()
     }
 
     /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream
@@ -333,12 +264,10 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `num_layers + 1` of `[batch, seq, hidden]`
     pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        let embedded = self.embed(ids);
-        let positions = Positions::whole(&self.rope, &embedded);
-        let mut states = vec![embedded];
-        for layer in &self.layers {
-            let last = states[states.len() - 1].clone();
-            states.push(layer.forward(last, &positions, None));
+        let mut states = vec![self.embed(ids)];
+        for number in 0..self.shape().num_layers {
+            let last = states[number].clone();
+            states.push(self.decoder.run_layers(number..number + 1, last));
         }
         states
     }
@@ -376,7 +305,7 @@ impl CausalLm {
             num_run = exit_layers[place];
             exits[place] = hidden.clone();
         }
-        let last = self.run_layers(num_run..self.layers.len(), hidden, wanted);
+        let last = self.run_layers(num_run..self.shape().num_layers, hidden, wanted);
         (exits, self.final_norm(last))
     }
 
@@ -388,7 +317,8 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, seq] = ids.dims();
-        let hidden = self.run_layers(0..self.layers.len(), self.embed(ids), &vec![0..seq; batch]);
+        let hidden =
+            self.run_layers(0..self.shape().num_layers, self.embed(ids), &vec![0..seq; batch]);
         self.final_norm(hidden)
     }
 
@@ -420,23 +350,6 @@ impl CausalLm {
             packed.run_sequences(layers, &mut x, wanted);
             return packed::tensor(x, shape, &device);
         }
-        let positions = Positions::whole(&self.rope, &hidden);
-        let layers = self.layers[layers].iter();
-        layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
-    }
-}
-
-impl DecoderLayer {
-    fn forward(
-        &self,
-        hidden: Tensor<3>,
-        positions: &Positions,
-        cache: Option<&mut crate::kv_cache::LayerCache>,
-    ) -> Tensor<3> {
-        let attended =
-            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), positions, cache);
-        let hidden = hidden + attended;
-        let mlp = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
-        hidden + mlp
+        self.decoder.run_layers(layers, hidden)
     }
 }

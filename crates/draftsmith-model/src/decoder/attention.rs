@@ -10,24 +10,27 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::nn::Linear;
+use burn::nn::{Linear, RmsNorm};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
-use crate::config::LlamaConfig;
-use crate::kv_cache::{LayerCache, PlacedRun};
-use crate::llama::rope::{Rope, RopeWindow};
-use crate::llama::{LinearShape, project};
+use super::rope::{Rope, RopeWindow};
+use super::source::WeightSource;
+use crate::config::ModelShape;
+use crate::kv_cache::LayerCache;
+use crate::placed::PlacedRun;
+use crate::spec::{AttentionSpec, LayerSpec};
 
-/// The four projections of one layer's attention.
+/// One layer's attention behind its norm.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    pub(crate) q_proj: Linear,
-    pub(crate) k_proj: Linear,
-    pub(crate) v_proj: Linear,
-    pub(crate) o_proj: Linear,
+    norm: RmsNorm,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
@@ -106,36 +109,60 @@ impl Positions {
 }
 
 impl Attention {
-    pub(crate) fn new(
-        config: &LlamaConfig,
-        linear: &mut impl FnMut(LinearShape) -> Linear,
-    ) -> Self {
-        let hidden = config.hidden_size;
-        let q = config.num_attention_heads * config.head_dim;
-        let kv = config.num_key_value_heads * config.head_dim;
-        let bias = config.attention_bias;
-        let mut named = |name, input, output| linear(LinearShape { name, input, output, bias });
-        Self {
-            q_proj: named("self_attn.q_proj", hidden, q),
-            k_proj: named("self_attn.k_proj", hidden, kv),
-            v_proj: named("self_attn.v_proj", hidden, kv),
-            o_proj: named("self_attn.o_proj", q, hidden),
-            num_heads: config.num_attention_heads,
-            num_kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-        }
+    /// The attention of the layer `name`, with the weights that `source` has.
+    pub(super) fn build<S: WeightSource>(
+        spec: &AttentionSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let [query, key, value, output] = spec.linears(shape);
+        let norm = format!("{name}.{}", spec.names.norm);
+        Ok(Self {
+            norm: source.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            query: source.linear(name, &query)?,
+            key: source.linear(name, &key)?,
+            value: source.linear(name, &value)?,
+            output: source.linear(name, &output)?,
+            num_heads: shape.num_heads,
+            num_kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+        })
+    }
+
+    pub(crate) fn norm(&self) -> &RmsNorm {
+        &self.norm
     }
 
     /// The projections of queries, keys, values and the output.
     pub(crate) fn projections(&self) -> [&Linear; 4] {
-        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
+        [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// The same attention of other projections, each made of the one here.
-    pub(crate) fn map_projections(&self, map: impl Fn(&Linear) -> Linear) -> Self {
-        let [q_proj, k_proj, v_proj, o_proj] = self.projections().map(map);
+    /// The numbers of heads of queries and of keys.
+    pub(crate) fn num_heads(&self) -> (usize, usize) {
+        (self.num_heads, self.num_kv_heads)
+    }
+
+    /// The same attention of other weights, each made of the one here.
+    pub(super) fn map(
+        &self,
+        norm: impl Fn(&RmsNorm) -> RmsNorm,
+        linear: impl Fn(&Linear) -> Linear,
+    ) -> Self {
+        let [query, key, value, output] = self.projections().map(linear);
         let Self { num_heads, num_kv_heads, head_dim, .. } = *self;
-        Self { q_proj, k_proj, v_proj, o_proj, num_heads, num_kv_heads, head_dim }
+        Self {
+            norm: norm(&self.norm),
+            query,
+            key,
+            value,
+            output,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        }
     }
 
     /// Attends from tokens to those before them in their sequence and themselves.
@@ -153,7 +180,8 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
-        let q = self.heads(&self.q_proj, self.num_heads, x.clone());
+        let x = self.norm.forward(x);
+        let q = self.heads(&self.query, self.num_heads, x.clone());
         let (k, v) = self.keys_and_values(x, positions);
         // The scores' scale is the queries' as well, and fewer numbers.
         let scale = 1.0 / (self.head_dim as f32).sqrt();
@@ -172,7 +200,7 @@ impl Attention {
             }
         };
         let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, self.num_heads * self.head_dim]);
-        project(&self.o_proj, mixed).reshape([batch, seq, hidden])
+        project(&self.output, mixed).reshape([batch, seq, hidden])
     }
 
     /// The values that each query mixes from those it may look at.
@@ -220,17 +248,17 @@ impl Attention {
     /// # Shapes
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
-        let (k, v) = self.keys_and_values(x, positions);
+        let (k, v) = self.keys_and_values(self.norm.forward(x), positions);
         let Seen::Cached(runs) = &positions.seen else { panic!("positions behind a cache's") };
         for ((run, _), rows) in runs.iter().zip(rows_of(runs)) {
             cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
         }
     }
 
-    /// `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
+    /// Of normed x, `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
     fn keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> (Tensor<4>, Tensor<4>) {
-        let k = self.heads(&self.k_proj, self.num_kv_heads, x.clone());
-        let v = self.heads(&self.v_proj, self.num_kv_heads, x);
+        let k = self.heads(&self.key, self.num_kv_heads, x.clone());
+        let v = self.heads(&self.value, self.num_kv_heads, x);
         (positions.rope.rotate(k, 1.0).swap_dims(1, 2), v.swap_dims(1, 2))
     }
 
@@ -256,4 +284,10 @@ fn cut(x: &Tensor<4>, dim: usize, rows: &Range<usize>) -> Tensor<4> {
         true => x.clone(),
         false => x.clone().narrow(dim, rows.start, rows.len()),
     }
+}
+
+/// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.
+fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
+    let [batch, seq, width] = x.dims();
+    linear.forward(x.reshape([batch * seq, width]))
 }

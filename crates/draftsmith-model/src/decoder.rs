@@ -1,0 +1,225 @@
+//! A decoder's weights as tensors, on any device: what is trained, and what runs where host memory
+//! does not serve.
+//!
+//! Built, read and written after its config's spec. Weights are contiguous `[in, out]` matrices and
+//! inputs are flattened to two dimensions before each product: other layouts decode several times
+//! slower on CPU.
+
+pub(crate) mod attention;
+pub(crate) mod layer;
+pub(crate) mod mlp;
+mod packing;
+pub(crate) mod rope;
+pub(crate) mod source;
+
+use std::ops::Range;
+
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear, RmsNorm};
+use burn::tensor::{Device, Int, Tensor, module::embedding};
+
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::kv_cache::KvCache;
+use crate::precision::cast_parameters;
+use crate::rows::Run;
+use crate::spec::LinearSpec;
+use crate::weights::{NamedTensor, WeightDtype, WeightReader};
+use attention::Positions;
+use layer::DecoderLayer;
+use rope::Rope;
+use source::{
+    Drawn, Stored, WeightSource, linear, named_linear, named_norm, parameter, transposed,
+};
+
+/// Embedding, layers, final norm and LM head.
+#[derive(Module, Debug)]
+pub(crate) struct Decoder {
+    /// `[vocab, hidden]`
+    embedding: Param<Tensor<2>>,
+    layers: Vec<DecoderLayer>,
+    norm: RmsNorm,
+    /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A model that
+    /// was read has its own contiguous copy, tied or not.
+    lm_head: Option<Linear>,
+    rope: Rope,
+}
+
+impl Decoder {
+    /// Random weights: normal, standard deviation 0.02, as transformers has it; the projections into
+    /// the residual stream scaled by 1/√(2·layers), as GPT-2 has it.
+    pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
+        let ModelConfig { shape, spec, .. } = config;
+        let normal = |std: f64| Initializer::Normal { mean: 0.0, std };
+        let residual_std = 0.02 / (2.0 * shape.num_layers as f64).sqrt();
+        let matrix = |linear: &LinearSpec| {
+            let std = if linear.is_residual { residual_std } else { 0.02 };
+            normal(std).init([linear.inputs, linear.outputs], device)
+        };
+        let mut source = Drawn { device, matrix };
+        let layer = spec.layer();
+        let layers = (0..shape.num_layers).map(|number| {
+            let Ok(layer) =
+                DecoderLayer::build(&layer, shape, &spec.names.layer(number), &mut source);
+            layer
+        });
+        let layers = layers.collect();
+        let lm_head = (!spec.tie_word_embeddings).then(|| {
+            let Ok(head) = source.linear("", &spec.lm_head(shape));
+            head
+        });
+        let Ok(norm) = source.norm(spec.names.norm, shape.hidden_size, spec.norm_epsilon);
+        Self {
+            embedding: normal(0.02).init([shape.vocab_size, shape.hidden_size], device),
+            layers,
+            norm,
+            lm_head,
+            rope: Rope::new(&spec.rope, shape, device),
+        }
+    }
+
+    /// Reads a checkpoint's tensors. Each layer is cast when it is read, so that the device never
+    /// holds the whole model in f32.
+    ///
+    /// # Errors
+    /// If a tensor is missing or misshapen, or a file is broken.
+    pub(crate) fn read(
+        config: &ModelConfig,
+        reader: &mut WeightReader,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let ModelConfig { shape, spec, .. } = config;
+        let (vocab, hidden) = (shape.vocab_size, shape.hidden_size);
+        let embedding =
+            reader.take(&format!("{}.weight", spec.names.embedding), &[vocab, hidden])?;
+        let mut source = Stored { reader, device };
+        // A tied model on an autodiff device is there to be trained: the embedding stays both.
+        let lm_head = if !spec.tie_word_embeddings {
+            Some(source.linear("", &spec.lm_head(shape))?)
+        } else if device.is_autodiff() {
+            None
+        } else {
+            Some(linear(transposed(&embedding, vocab, hidden), [hidden, vocab], None, device))
+        };
+        let layer_spec = spec.layer();
+        let mut layers = Vec::with_capacity(shape.num_layers);
+        for number in 0..shape.num_layers {
+            let name = spec.names.layer(number);
+            let layer = DecoderLayer::build(&layer_spec, shape, &name, &mut source)?;
+            layers.push(cast_parameters(layer, dtype.float_dtype()));
+        }
+        let norm = source.norm(spec.names.norm, hidden, spec.norm_epsilon)?;
+        let rope = Rope::new(&spec.rope, shape, device);
+        let embedding = parameter(embedding, [vocab, hidden], device);
+        Ok(Self { embedding, layers, norm, lm_head, rope }.to_dtype(dtype))
+    }
+
+    /// The tensors as a checkpoint keeps them.
+    pub(crate) fn named(&self, config: &ModelConfig) -> Vec<NamedTensor> {
+        let ModelConfig { shape, spec, .. } = config;
+        let embedding = format!("{}.weight", spec.names.embedding);
+        let mut tensors = vec![NamedTensor::from_tensor(&embedding, self.embedding.val())];
+        let layer_spec = spec.layer();
+        for (number, layer) in self.layers.iter().enumerate() {
+            tensors.extend(layer.named(&layer_spec, shape, &spec.names.layer(number)));
+        }
+        tensors.push(named_norm(spec.names.norm, &self.norm));
+        if let Some(head) = self.lm_head.as_ref().filter(|_| !spec.tie_word_embeddings) {
+            tensors.extend(named_linear(spec.names.lm_head, head));
+        }
+        tensors
+    }
+
+    /// The device that holds the weights.
+    pub(crate) fn device(&self) -> Device {
+        self.embedding.val().device()
+    }
+
+    /// The type of the weights.
+    pub(crate) fn is_of(&self, dtype: WeightDtype) -> bool {
+        self.embedding.val().dtype() == dtype.float_dtype().into()
+    }
+
+    /// The same with its weights in `dtype`.
+    pub(crate) fn to_dtype(self, dtype: WeightDtype) -> Self {
+        if self.is_of(dtype) { self } else { cast_parameters(self, dtype.float_dtype()) }
+    }
+
+    pub(crate) fn layers(&self) -> &[DecoderLayer] {
+        &self.layers
+    }
+
+    pub(crate) fn norm(&self) -> &RmsNorm {
+        &self.norm
+    }
+
+    pub(crate) fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    /// `[vocab, hidden]`
+    pub(crate) fn embedding(&self) -> Tensor<2> {
+        self.embedding.val()
+    }
+
+    /// The LM head, unless it is the embedding.
+    pub(crate) fn lm_head(&self) -> Option<&Linear> {
+        self.lm_head.as_ref()
+    }
+
+    /// The LM head's weights, `[hidden, vocab]`.
+    pub(crate) fn lm_head_weight(&self) -> Tensor<2> {
+        match &self.lm_head {
+            Some(head) => head.weight.val(),
+            None => self.embedding.val().transpose(),
+        }
+    }
+
+    /// Looks up token embeddings: `[batch, seq]` to `[batch, seq, hidden]`.
+    pub(crate) fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        embedding(self.embedding.val(), ids)
+    }
+
+    /// Runs layers on new tokens, which follow those that the cache holds of their sequences.
+    ///
+    /// # Shapes
+    /// - hidden, output: `[1, rows, hidden]`
+    pub(crate) fn forward_layers(
+        &self,
+        layers: Range<usize>,
+        hidden: Tensor<3>,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let runs = cache.extend(layers.clone(), runs);
+        let positions = Positions::following(&self.rope, runs, &hidden);
+        let run = |hidden, number: usize| {
+            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
+        };
+        layers.fold(hidden, run)
+    }
+
+    /// Reads new tokens into the cache of the last layer alone.
+    pub(crate) fn fill_last(
+        &self,
+        hidden: Tensor<3>,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) {
+        let last = self.layers.len() - 1;
+        let runs = cache.extend(last..last + 1, runs);
+        let positions = Positions::following(&self.rope, runs, &hidden);
+        self.layers[last].fill(hidden, &positions, cache.layer_mut(last));
+    }
+
+    /// Runs layers over whole sequences, without a cache.
+    ///
+    /// # Shapes
+    /// - hidden, output: `[batch, seq, hidden]`
+    pub(crate) fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
+        let positions = Positions::whole(&self.rope, &hidden);
+        let layers = self.layers[layers].iter();
+        layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
+    }
+}
