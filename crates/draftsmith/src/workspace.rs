@@ -15,8 +15,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, PromptFile, TextTokenizer, hash_bytes, hash_file};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
-    WeightDtype,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelShape, WeightDtype,
 };
 
 pub(crate) use self::model_dir::hash_dir;
@@ -158,8 +157,8 @@ impl Workspace {
     ///
     /// # Errors
     /// If it is missing or broken.
-    pub(crate) fn target_config(&self) -> Result<&ModelConfig> {
-        self.target.config()
+    pub(crate) fn target_shape(&self) -> Result<&ModelShape> {
+        Ok(&self.target.config()?.shape)
     }
 
     /// The longest sequence that every model can read, without their weights.
@@ -167,7 +166,7 @@ impl Workspace {
     /// # Errors
     /// If a `config.json` is missing or broken.
     pub(crate) fn context(&self) -> Result<usize> {
-        let target = self.target_config()?.shape.context;
+        let target = self.target_shape()?.context;
         let Some(draft) = &self.draft else { return Ok(target) };
         Ok(target.min(draft.config()?.shape.context))
     }
@@ -256,7 +255,7 @@ impl Workspace {
     pub(crate) fn adapter(&self, dir: &Path) -> Result<(AdapterConfig, Adapter)> {
         keep(&self.adapters, dir, || {
             self.note(|| format!("adapter {}", dir.display()));
-            Ok(Adapter::from_dir(dir, self.target_config()?, self.device())?)
+            Ok(Adapter::from_dir(dir, self.target_shape()?, self.device())?)
         })
     }
 

@@ -105,7 +105,7 @@ impl<'a> RolloutFiles<'a> {
                 None => vec![held_out_prompts(recipe)?],
             },
             test_prompts: workspace.prompt_files(&evaluate.prompts)?,
-            eos_token_ids: workspace.target_config()?.eos_token_ids.clone(),
+            eos_token_ids: workspace.target_shape()?.eos_token_ids.clone(),
             context: workspace.context()?,
         })
     }
