@@ -28,7 +28,7 @@ const EXIT_LAYERS: [usize; 2] = [1, 2];
 /// Two behind each of them.
 const ARCHITECTURES: [[AdapterArchitecture; 2]; 2] = [
     [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
-    [AdapterArchitecture::AttentionWithHead, AdapterArchitecture::Mlp],
+    [AdapterArchitecture::AttentionWithHead, AdapterArchitecture::MlpOnly],
 ];
 
 fn target() -> CausalLm {
