@@ -29,7 +29,7 @@ use crate::decoder::source::{Drawn, WeightSource};
 use crate::error::ModelError;
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::precision::cast_parameters;
-use crate::rows::{Place, Rows};
+use crate::rows::Rows;
 use crate::spec::{LayerSpec, LinearSpec, MlpNames, MlpSpec};
 use packed_adapter::PackedAdapter;
 
@@ -294,8 +294,8 @@ impl Adapter {
             gamma: copied(from.gamma.val(), &device),
             epsilon: from.epsilon,
         };
-        let layer = self.layer.with_parts_of(layer, norm_of, linear);
-        Self { layer, norm: norm_of(norm), ..self }
+        let layer = self.layer.with_parts_of(&layer, norm_of, linear);
+        Self { layer, norm: norm_of(&norm), ..self }
     }
 
     /// The same adapter, its own LM head, if it has one, with the weights of the target's.
@@ -344,8 +344,8 @@ impl Adapter {
     /// Logits of normed rows, one row each: by the adapter's own LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
-        if let (Some(packed), Place::Host(rows)) = (&self.packed, &normed.place)
-            && let Some(logits) = packed.logits(rows)
+        if let Some(packed) = &self.packed
+            && let Some(logits) = packed.logits(&normed.place.clone().into_host())
         {
             return normed.with_place(logits);
         }
@@ -374,12 +374,12 @@ impl Adapter {
         let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
         let runs = slots.runs(num_rows);
-        match (&self.packed, place) {
-            (Some(packed), Place::Host(rows)) => {
-                let normed = packed.forward(rows, runs, cache);
+        match &self.packed {
+            Some(packed) => {
+                let normed = packed.forward(place.into_host(), runs, cache);
                 slots.rows(normed)
             }
-            (_, place) => {
+            None => {
                 let features = place.into_tensor(&self.device());
                 let runs = cache.extend(0..1, runs);
                 let positions = Positions::following(&self.rope, runs, &features);
@@ -397,9 +397,9 @@ impl Adapter {
         let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
         let runs = slots.runs(num_rows);
-        match (&self.packed, place) {
-            (Some(packed), Place::Host(rows)) => packed.fill(&rows, runs, cache),
-            (_, place) => {
+        match &self.packed {
+            Some(packed) => packed.fill(&place.into_host(), runs, cache),
+            None => {
                 let runs = cache.extend(0..1, runs);
                 let features = place.into_tensor(&self.device());
                 let positions = Positions::following(&self.rope, runs, &features);

@@ -13,7 +13,6 @@ mod tests;
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::RmsNorm;
@@ -26,38 +25,47 @@ use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
-use crate::packed;
-use crate::rows::{Place, Rows, Run, Slots};
+use crate::packed::{self, Storage};
+use crate::rows::{HostRows, Place, Rows, Run, Slots};
 use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
 use packed_model::PackedModel;
 
 /// A causal language model.
 #[derive(Module, Debug)]
 pub struct CausalLm {
-    decoder: Decoder,
-    /// The same once more, for few rows on the CPU.
-    #[module(skip)]
-    packed: Option<Arc<PackedModel>>,
+    weights: Weights,
     #[module(skip)]
     config: ModelConfig,
+}
+
+/// Where a model's weights are: in one of two places, never in both.
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are a few models, each in one place")]
+enum Weights {
+    /// Tensors on a device: of what is trained, and of frozen models on other devices.
+    Tensors(Decoder),
+    /// Host memory: of a frozen model on the CPU.
+    Packed(PackedModel),
 }
 
 impl ModelConfig {
     /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
-        CausalLm { decoder: Decoder::init(self, device), packed: None, config: self.clone() }
+        let weights = Weights::Tensors(Decoder::init(self, device));
+        CausalLm { weights, config: self.clone() }
     }
 }
 
 impl CausalLm {
     /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
     /// computed with in f32, however they are stored. On an autodiff device they can be trained
-    /// further.
+    /// further. On the CPU they are frozen otherwise, and kept in the format of the files, from
+    /// which they are widened as they are used.
     ///
     /// # Errors
     /// If a file is missing or broken, or a tensor missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        Self::from_model_dir_in(dir, WeightDtype::F32, device)
+        Self::load(dir, WeightDtype::F32, None, device)
     }
 
     /// [`CausalLm::from_model_dir`], computing in `dtype`: the frozen model of a training.
@@ -69,18 +77,43 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
+        Self::load(dir, dtype, None, device)
+    }
+
+    /// [`CausalLm::from_model_dir`], with weights kept in `storage` where they are packed. A format
+    /// that holds the files' numbers exactly changes no result, so a model's hash, which is of its
+    /// files, says nothing of it; in a coarser one weights are rounded, and it is another model.
+    ///
+    /// # Errors
+    /// As [`CausalLm::from_model_dir`].
+    pub fn from_model_dir_stored(
+        dir: &Path,
+        storage: Storage,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        Self::load(dir, WeightDtype::F32, Some(storage), device)
+    }
+
+    fn load(
+        dir: &Path,
+        dtype: WeightDtype,
+        storage: Option<Storage>,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
         let config = ModelConfig::from_model_dir(dir)?;
         let mut reader = WeightReader::open_dir(dir)?;
-        let decoder = Decoder::read(&config, &mut reader, dtype, device)?;
+        let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
+            Weights::Packed(PackedModel::read(&config, &mut reader, storage)?)
+        } else {
+            Weights::Tensors(Decoder::read(&config, &mut reader, dtype, device)?)
+        };
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
             let is_tied_head = config.spec.tie_word_embeddings && name == tied_head;
             name.ends_with("rotary_emb.inv_freq") || is_tied_head
         });
         reader.finish()?;
-        let is_packed = dtype == WeightDtype::F32 && packed::runs_on(device);
-        let packed = is_packed.then(|| Arc::new(PackedModel::of(&decoder, &config)));
-        Ok(Self { decoder, packed, config })
+        Ok(Self { weights, config })
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
@@ -89,7 +122,12 @@ impl CausalLm {
     /// # Errors
     /// If the directory cannot be written.
     pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<(), ModelError> {
-        let tensors = self.decoder.named(&self.config);
+        let tensors = match &self.weights {
+            Weights::Tensors(decoder) => decoder.named(&self.config),
+            Weights::Packed(packed) => {
+                packed.to_decoder(&self.config, &self.device()).named(&self.config)
+            }
+        };
         write_safetensors(&dir.join("model.safetensors"), &tensors, dtype, &[])?;
         let json = self.config.to_json(dtype.config_name());
         let generation =
@@ -110,28 +148,53 @@ impl CausalLm {
 
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
-        self.decoder.device()
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.device(),
+            Weights::Packed(_) => Device::flex(),
+        }
     }
 
     /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
     /// weights are drawn lazily, as [`ModelConfig::init`] does, each is drawn, cast and let go in
     /// turn.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
-        if self.decoder.is_of(dtype) {
-            return self;
-        }
-        // Packed weights are f32.
-        Self { decoder: self.decoder.to_dtype(dtype), packed: None, config: self.config }
+        let decoder = match self.weights {
+            // Packed weights are computed with in f32.
+            Weights::Packed(_) if dtype == WeightDtype::F32 => return self,
+            Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
+            Weights::Tensors(decoder) => decoder,
+        };
+        Self { weights: Weights::Tensors(decoder.to_dtype(dtype)), config: self.config }
+    }
+
+    /// The same with tensors in f32, to compare with.
+    #[cfg(test)]
+    pub(crate) fn to_tensors(&self) -> Self {
+        let Weights::Packed(packed) = &self.weights else { return self.clone() };
+        let decoder = packed.to_decoder(&self.config, &Device::flex());
+        Self { weights: Weights::Tensors(decoder), config: self.config.clone() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_packed(&self) -> bool {
+        matches!(self.weights, Weights::Packed(_))
     }
 
     /// One layer, and the final norm: what an adapter can begin with.
-    pub(crate) fn layer_and_norm(&self, number: usize) -> (&DecoderLayer, &RmsNorm) {
-        (&self.decoder.layers()[number], self.decoder.norm())
+    pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, RmsNorm) {
+        match &self.weights {
+            Weights::Tensors(decoder) => (decoder.layers()[number].clone(), decoder.norm().clone()),
+            Weights::Packed(packed) => {
+                let device = self.device();
+                (packed.layer(number, &self.config, &device), packed.norm(&self.config, &device))
+            }
+        }
     }
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        KvCache::new(self.shape(), capacity, num_slots, &self.device(), self.packed.is_some())
+        let is_packed = matches!(self.weights, Weights::Packed(_));
+        KvCache::new(self.shape(), capacity, num_slots, &self.device(), is_packed)
     }
 
     /// Looks up token embeddings.
@@ -140,20 +203,33 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        self.decoder.embed(ids)
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.embed(ids),
+            Weights::Packed(packed) => {
+                let [batch, seq] = ids.dims();
+                let ids: Vec<u32> = ids.into_data().iter::<u32>().collect();
+                let HostRows { values, width } = packed.embed(&ids);
+                packed::tensor(values, [batch, seq, width], &self.device())
+            }
+        }
     }
 
     /// The root of the mean square of all numbers of the embeddings.
     pub fn embedding_size(&self) -> f32 {
-        let table = self.decoder.embedding().cast(FloatDType::F32);
-        table.square().mean().sqrt().into_scalar::<f32>()
+        match &self.weights {
+            Weights::Tensors(decoder) => {
+                let table = decoder.embedding().cast(FloatDType::F32);
+                table.square().mean().sqrt().into_scalar::<f32>()
+            }
+            Weights::Packed(packed) => packed.embedding_size(),
+        }
     }
 
     /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
     /// host memory where the model has packed weights. There a token's results do not depend on
     /// the tokens beside it.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if let Some(packed) = &self.packed {
+        if let Weights::Packed(packed) = &self.weights {
             return packed.embed(ids).into();
         }
         let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
@@ -182,16 +258,19 @@ impl CausalLm {
         }
         let num_rows = hidden.num_rows();
         let (place, slots) = hidden.into_parts();
-        let hidden = match (&self.packed, place) {
-            (Some(packed), Place::Host(mut rows)) => {
-                packed.forward_layers(layers, &mut rows, slots.runs(num_rows), cache);
-                return slots.rows(rows);
-            }
-            (_, place) => place.into_tensor(&self.device()),
-        };
         let runs = slots.runs(num_rows);
-        let hidden = self.decoder.forward_layers(layers, hidden, runs, cache);
-        slots.rows(hidden)
+        match &self.weights {
+            Weights::Tensors(decoder) => {
+                let hidden = place.into_tensor(&decoder.device());
+                let hidden = decoder.forward_layers(layers, hidden, runs, cache);
+                slots.rows(hidden)
+            }
+            Weights::Packed(packed) => {
+                let mut rows = place.into_host();
+                packed.forward_layers(layers, &mut rows, runs, cache);
+                slots.rows(rows)
+            }
+        }
     }
 
     /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
@@ -205,29 +284,34 @@ impl CausalLm {
         let num_rows = hidden.num_rows();
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
         let runs = slots.runs(num_rows);
-        match (&self.packed, place) {
-            (Some(packed), Place::Host(rows)) => packed.fill_last(&rows, runs, cache),
-            (_, place) => {
-                self.decoder.fill_last(place.into_tensor(&self.device()), runs, cache);
+        match &self.weights {
+            Weights::Tensors(decoder) => {
+                decoder.fill_last(place.into_tensor(&decoder.device()), runs, cache);
             }
+            Weights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
         }
     }
 
     /// [`CausalLm::final_norm`] of rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
-        match (&self.packed, place) {
-            (Some(packed), Place::Host(rows)) => slots.rows(packed.normed(rows)),
-            (_, place) => slots.rows(self.final_norm(place.into_tensor(&self.device()))),
+        match &self.weights {
+            Weights::Tensors(decoder) => {
+                slots.rows(self.final_norm(place.into_tensor(&decoder.device())))
+            }
+            Weights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
         }
     }
 
     /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match (&self.packed, &normed.place) {
-            (Some(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
-            (_, place) => {
-                normed.with_place(self.lm_head(place.clone().into_tensor(&self.device())))
+        match (&self.weights, &normed.place) {
+            (Weights::Packed(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
+            (Weights::Packed(packed), place) => {
+                normed.with_place(packed.logits(&place.clone().into_host()))
+            }
+            (Weights::Tensors(decoder), place) => {
+                normed.with_place(self.lm_head(place.clone().into_tensor(&decoder.device())))
             }
         }
     }
@@ -235,7 +319,10 @@ impl CausalLm {
     /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.decoder.norm().forward(hidden)
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.norm().forward(hidden),
+            Weights::Packed(packed) => packed.norm(&self.config, &self.device()).forward(hidden),
+        }
     }
 
     /// Applies the LM head to normed hidden states.
@@ -254,7 +341,10 @@ impl CausalLm {
     /// # Shapes
     /// - output: `[hidden, vocab]`
     pub fn lm_head_weight(&self) -> Tensor<2> {
-        self.decoder.lm_head_weight()
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.lm_head_weight(),
+            Weights::Packed(packed) => packed.lm_head_weight(&self.device()),
+        }
     }
 
     /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream
@@ -264,10 +354,12 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `num_layers + 1` of `[batch, seq, hidden]`
     pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
+        let [batch, seq] = ids.dims();
+        let wanted = vec![0..seq; batch];
         let mut states = vec![self.embed(ids)];
         for number in 0..self.shape().num_layers {
             let last = states[number].clone();
-            states.push(self.decoder.run_layers(number..number + 1, last));
+            states.push(self.run_layers(number..number + 1, last, &wanted));
         }
         states
     }
@@ -344,12 +436,14 @@ impl CausalLm {
         hidden: Tensor<3>,
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
-        if let Some(packed) = &self.packed {
-            let (shape, device) = (hidden.dims(), hidden.device());
-            let mut x = packed::values(hidden);
-            packed.run_sequences(layers, &mut x, wanted);
-            return packed::tensor(x, shape, &device);
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.run_layers(layers, hidden),
+            Weights::Packed(packed) => {
+                let (shape, device) = (hidden.dims(), hidden.device());
+                let mut x = packed::values(hidden);
+                packed.run_sequences(layers, &mut x, wanted);
+                packed::tensor(x, shape, &device)
+            }
         }
-        self.decoder.run_layers(layers, hidden)
     }
 }

@@ -8,7 +8,7 @@
 pub(crate) mod attention;
 pub(crate) mod layer;
 pub(crate) mod mlp;
-mod packing;
+pub(crate) mod packing;
 pub(crate) mod rope;
 pub(crate) mod source;
 
@@ -46,6 +46,19 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
+    /// A decoder of such parts, frozen: a tied one has a contiguous copy of its LM head.
+    pub(crate) fn new(
+        embedding: Tensor<2>,
+        layers: Vec<DecoderLayer>,
+        norm: RmsNorm,
+        lm_head: Tensor<2>,
+        rope: Rope,
+    ) -> Self {
+        let lm_head = Some(Linear { weight: Param::from_tensor(lm_head), bias: None });
+        let embedding = Param::from_tensor(embedding);
+        Self { embedding, layers, norm, lm_head, rope }
+    }
+
     /// Random weights: normal, standard deviation 0.02, as transformers has it; the projections into
     /// the residual stream scaled by 1/√(2·layers), as GPT-2 has it.
     pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
@@ -154,18 +167,9 @@ impl Decoder {
         &self.norm
     }
 
-    pub(crate) fn rope(&self) -> &Rope {
-        &self.rope
-    }
-
     /// `[vocab, hidden]`
     pub(crate) fn embedding(&self) -> Tensor<2> {
         self.embedding.val()
-    }
-
-    /// The LM head, unless it is the embedding.
-    pub(crate) fn lm_head(&self) -> Option<&Linear> {
-        self.lm_head.as_ref()
     }
 
     /// The LM head's weights, `[hidden, vocab]`.

@@ -14,7 +14,6 @@ use crate::config::ModelShape;
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
-use crate::vectors::{tensor, values};
 
 /// Keys and values of every layer of one model, for as many sequences as there are slots.
 #[derive(Debug)]
@@ -42,27 +41,27 @@ enum Store {
     /// only so that the tensors can be moved out while they are written: a write is in place when
     /// nobody else holds the tensor.
     Device(Vec<[Option<Tensor<4>>; 2]>),
-    /// In host memory, for a model that runs few rows there.
+    /// In host memory, for packed weights.
     Host(Vec<PackedLayerCache>),
     /// Nowhere: the layer has no attention, and only counts its tokens.
     Nowhere,
 }
 
 impl KvCache {
-    /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `on_host` for a
+    /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `is_packed` for a
     /// model that has packed weights.
     pub(crate) fn new(
         shape: &ModelShape,
         capacity: usize,
         num_slots: usize,
         device: &Device,
-        on_host: bool,
+        is_packed: bool,
     ) -> Self {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
         let dims = [1, heads, capacity, head_dim];
         let store = || {
             let slots = 0..num_slots;
-            if on_host {
+            if is_packed {
                 let new = |_| PackedLayerCache::new(heads, head_dim, capacity);
                 return Store::Host(slots.map(new).collect());
             }
@@ -194,17 +193,7 @@ impl LayerCache {
                 (append(all_keys, keys), append(all_values, values))
             }
             Store::Nowhere => panic!("a layer without attention has no keys"),
-            Store::Host(slots) => {
-                let store = &mut slots[run.slot];
-                store.write_all(start, &self::values(keys.clone()), &self::values(values.clone()));
-                if start == 0 {
-                    return (keys, values);
-                }
-                let device = keys.device();
-                let (keys, values) = store.read_all(end);
-                let shape = [1, heads, end, head_dim];
-                (tensor(keys, shape, &device), tensor(values, shape, &device))
-            }
+            Store::Host(_) => panic!("packed weights read and write their own cache"),
         }
     }
 }

@@ -30,6 +30,7 @@ pub use config::{Architecture, ModelConfig, ModelShape};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
+pub use packed::Storage;
 pub use rows::{Rows, Run};
 pub use spec::{AttentionSpec, DecoderSpec, MlpSpec, RopeConfig, RopeScaling};
 pub use weights::{

@@ -1,12 +1,14 @@
-//! The forward of a few rows on the CPU, in host memory.
+//! Frozen weights on the CPU, packed in host memory once while loading, and the forward through
+//! them: one path for any number of rows.
 //!
 //! A decoded token is one row, a verification a few. On the CPU each tensor operation on so little
 //! costs more in overhead than in arithmetic, and a layer is some sixty of them; general products
 //! and caches are laid out for many rows besides. Here a layer is three products and a few passes
-//! over slices, with weights packed once while loading: a second copy of them.
+//! over slices. Two threads share the rows of a verification (`sharing`); the many rows of a prompt
+//! are cut into blocks, for as many threads as there are (`blocks`). A row's results do not depend
+//! on how many are beside it.
 //!
-//! Other devices and training go through tensors, in `decoder`. Both paths read and write
-//! one cache, so that a sequence may change between them at any token.
+//! Other devices and training go through tensors, in `decoder`.
 //!
 //! Vector instructions are chosen at run time by `pulp`: what is handed to [`vectorized`] is
 //! compiled once more for them, provided that everything it calls is inlined into it.
@@ -14,6 +16,7 @@
 mod attention;
 mod blocks;
 mod kernel;
+mod read;
 mod sharing;
 mod steps;
 mod storage;
@@ -25,6 +28,8 @@ use burn::nn::{Linear, RmsNorm};
 use rayon::prelude::*;
 
 pub(crate) use attention::{PackedAttention, PackedLayerCache, Scratch};
+pub(crate) use read::Packing;
+pub use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
 use crate::placed::{PlacedRows, PlacedRun};
@@ -33,7 +38,7 @@ pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 /// A norm's scale and its ε.
 #[derive(Debug)]
 pub(crate) struct PackedNorm {
-    gamma: Vec<f32>,
+    pub(crate) gamma: Vec<f32>,
     epsilon: f32,
 }
 
@@ -197,11 +202,11 @@ pub(crate) fn forward_layers<'a>(
 /// An MLP behind its norm, gated or not.
 #[derive(Debug)]
 pub(crate) struct PackedMlp {
-    norm: PackedNorm,
+    pub(crate) norm: PackedNorm,
     /// Gate and up, side by side; up alone where there is no gate.
-    gate_up: PackedWeights,
+    pub(crate) gate_up: PackedWeights,
     is_gated: bool,
-    down: PackedWeights,
+    pub(crate) down: PackedWeights,
     width: usize,
 }
 

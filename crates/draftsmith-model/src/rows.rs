@@ -65,6 +65,17 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// The rows in host memory, brought there if they are on a device.
+    pub(crate) fn into_host(self) -> HostRows {
+        match self {
+            Self::Host(rows) => rows,
+            Self::Device(tensor) => {
+                let [_, _, width] = tensor.dims();
+                HostRows { values: vectors::values(*tensor), width }
+            }
+        }
+    }
+
     /// `[1, rows, width]`, brought to `device` if they are in host memory.
     pub(crate) fn into_tensor(self, device: &Device) -> Tensor<3> {
         match self {

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, LM_HEAD, NORM, PackedAdapter};
 use crate::config::{ModelConfig, ModelShape};
+use crate::decoder::packing::rope_table;
 use crate::decoder::source::{Stored, named_linear, named_norm};
 use crate::error::{ModelError, read_json};
 use crate::packed;
@@ -81,7 +82,8 @@ impl Adapter {
         reader.ignore(|name| name.ends_with("rotary_emb.inv_freq"));
         reader.finish()?;
         if packed::runs_on(device) {
-            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter)));
+            let rope = rope_table(&config.model.spec.rope, &config.model.shape);
+            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter, rope)));
         }
         Ok((config, adapter))
     }

@@ -1,4 +1,4 @@
-//! An adapter with packed weights: what rows on the CPU go through instead of tensors.
+//! An adapter with packed weights, as decoding on the CPU runs it.
 
 use super::Adapter;
 use crate::decoder::attention::Attention;
@@ -9,7 +9,7 @@ use crate::packed::{
 };
 use crate::rows::{HostRows, Run};
 
-/// The weights once more, packed.
+/// The weights once more, packed: the tensors are there to be written and trained further.
 #[derive(Debug)]
 pub(super) struct PackedAdapter {
     attention: Option<PackedAttention>,
@@ -20,14 +20,14 @@ pub(super) struct PackedAdapter {
 }
 
 impl PackedAdapter {
-    pub(super) fn of(adapter: &Adapter) -> Self {
+    pub(super) fn of(adapter: &Adapter, rope: RopeTable) -> Self {
         let layer = &adapter.layer;
         Self {
             attention: layer.attention().map(Attention::packed),
             mlp: layer.mlp().map(Mlp::packed),
             norm: PackedNorm::of(&adapter.norm),
             lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
-            rope: adapter.rope.packed(),
+            rope,
         }
     }
 

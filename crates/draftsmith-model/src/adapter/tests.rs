@@ -195,7 +195,7 @@ fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
                     same(found.weight.val(), expected.weight.val());
                 }
             }
-            same_norm(&adapter.norm, norm);
+            same_norm(&adapter.norm, &norm);
             if let Some(head) = adapter.own_head() {
                 same(head, target.lm_head_weight());
             }

@@ -1,55 +1,138 @@
-//! A model with packed weights: what rows on the CPU go through instead of tensors, from ids to
-//! logits.
+//! A frozen model on the CPU, from ids to logits: its weights packed in host memory, and nowhere
+//! else.
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use burn::module::Module;
+use burn::nn::RmsNorm;
+use burn::tensor::{Device, Tensor};
 
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
+use crate::decoder::packing::{Unpacked, rope_table, unpacked_linear, unpacked_norm};
+use crate::decoder::rope::Rope;
+use crate::error::ModelError;
 use crate::kv_cache::KvCache;
-use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, RopeTable, Threads};
+use crate::packed::{
+    self, PackedLayer, PackedNorm, PackedWeights, Packing, RopeTable, Storage, Threads,
+};
 use crate::rows::{HostRows, Run};
+use crate::spec::LinearSpec;
+use crate::weights::WeightReader;
 
-/// The weights once more, packed.
-#[derive(Debug)]
+/// A packed model; a copy shares its weights.
+#[derive(Module, Debug)]
 pub(super) struct PackedModel {
-    /// `[vocab, hidden]`; `None` where the LM head has the same weights, which it then gives.
-    embedding: Option<Vec<f32>>,
+    #[module(skip)]
+    weights: Arc<Weights>,
+}
+
+#[derive(Debug)]
+struct Weights {
+    /// Its outputs are tokens; `None` where the LM head has the same weights, which it then gives.
+    embedding: Option<PackedWeights>,
     layers: Vec<PackedLayer>,
     norm: PackedNorm,
     lm_head: PackedWeights,
     rope: RopeTable,
+    /// The LM head as a tensor once more, from when a training first asks for it: its losses take
+    /// products with the matrix's transpose too, which packed weights are not made for.
+    lm_head_tensor: OnceLock<Tensor<2>>,
 }
 
 impl PackedModel {
-    pub(super) fn of(decoder: &Decoder, config: &ModelConfig) -> Self {
-        let layer = |layer: &DecoderLayer| {
-            let both = layer.attention().zip(layer.mlp());
-            let (attention, mlp) = both.expect("a model's layers have both parts");
-            PackedLayer { attention: attention.packed(), mlp: mlp.packed() }
+    /// Packs a checkpoint's tensors as they are read.
+    ///
+    /// # Errors
+    /// If a tensor is missing or misshapen, or a file is broken.
+    pub(super) fn read(
+        config: &ModelConfig,
+        reader: &mut WeightReader,
+        storage: Option<Storage>,
+    ) -> Result<Self, ModelError> {
+        let ModelConfig { shape, spec, .. } = config;
+        let mut packing = Packing { reader, storage };
+        let table = packing.linears("", &[LinearSpec::lm_head(spec.names.embedding, shape)])?;
+        let (embedding, lm_head) = if spec.tie_word_embeddings {
+            (None, table)
+        } else {
+            (Some(table), packing.linears("", &[spec.lm_head(shape)])?)
         };
-        let head = decoder.lm_head().expect("a model that was read has its own LM head");
-        let is_tied = config.spec.tie_word_embeddings;
-        Self {
-            embedding: (!is_tied).then(|| packed::values(decoder.embedding())),
-            layers: decoder.layers().iter().map(layer).collect(),
-            norm: PackedNorm::of(decoder.norm()),
-            lm_head: packed::pack(&[head]),
-            rope: decoder.rope().packed(),
-        }
+        let layer_spec = spec.layer();
+        let layer = |number| packing.layer(&layer_spec, shape, &spec.names.layer(number));
+        let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
+        let weights = Weights {
+            embedding,
+            layers,
+            norm: packing.norm(spec.names.norm, shape.hidden_size, spec.norm_epsilon)?,
+            lm_head,
+            rope: rope_table(&spec.rope, shape),
+            lm_head_tensor: OnceLock::new(),
+        };
+        Ok(Self { weights: Arc::new(weights) })
+    }
+
+    /// The same as tensors in f32: to be written, or computed with in another type.
+    pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
+        let all = 0..config.shape.vocab_size;
+        let embedding = unpacked_linear(self.embedding(), all, device).weight.val().transpose();
+        let layers = (0..config.shape.num_layers).map(|n| self.layer(n, config, device)).collect();
+        let lm_head = self.lm_head_weight(device);
+        let rope = Rope::new(&config.spec.rope, &config.shape, device);
+        Decoder::new(embedding, layers, self.norm(config, device), lm_head, rope)
+    }
+
+    /// A layer as tensors in f32.
+    pub(super) fn layer(
+        &self,
+        number: usize,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> DecoderLayer {
+        let (shape, spec) = (&config.shape, config.spec.layer());
+        let mut source = Unpacked::new(&self.weights.layers[number], &spec, shape, device);
+        let Ok(layer) = DecoderLayer::build(&spec, shape, "", &mut source);
+        layer
+    }
+
+    /// The final norm as a tensor.
+    pub(super) fn norm(&self, config: &ModelConfig, device: &Device) -> RmsNorm {
+        unpacked_norm(&self.weights.norm, config.spec.norm_epsilon, device)
+    }
+
+    /// The LM head as a tensor, `[hidden, vocab]`.
+    pub(super) fn lm_head_weight(&self, device: &Device) -> Tensor<2> {
+        let unpack = || {
+            let lm_head = &self.weights.lm_head;
+            unpacked_linear(lm_head, 0..lm_head.num_outputs(), device).weight.val()
+        };
+        self.weights.lm_head_tensor.get_or_init(unpack).clone()
+    }
+
+    fn embedding(&self) -> &PackedWeights {
+        self.weights.embedding.as_ref().unwrap_or(&self.weights.lm_head)
     }
 
     pub(super) fn embed(&self, ids: &[u32]) -> HostRows {
-        let width = self.norm.width();
+        let (embedding, width) = (self.embedding(), self.weights.norm.width());
         let mut values = Vec::with_capacity(ids.len() * width);
         for id in ids {
-            let id = *id as usize;
-            match &self.embedding {
-                Some(table) => values.extend_from_slice(&table[id * width..(id + 1) * width]),
-                None => self.lm_head.read_output(id, &mut values),
-            }
+            embedding.read_output(*id as usize, &mut values);
         }
         HostRows { values, width }
+    }
+
+    /// The root of the mean square of all numbers of the embeddings.
+    pub(super) fn embedding_size(&self) -> f32 {
+        let (embedding, mut row, mut sum) = (self.embedding(), Vec::new(), 0.0);
+        for id in 0..embedding.num_outputs() {
+            row.clear();
+            embedding.read_output(id, &mut row);
+            sum += row.iter().map(|x| f64::from(x * x)).sum::<f64>();
+        }
+        (sum / (embedding.num_outputs() * row.len()) as f64).sqrt() as f32
     }
 
     /// Runs layers on rows, which are those of the slots in `runs`.
@@ -61,8 +144,8 @@ impl PackedModel {
         cache: &mut KvCache,
     ) {
         let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
-        let layers = &self.layers[layers];
-        packed::forward_layers(layers, &mut hidden.values, rows, caches, &self.rope, scratch);
+        let Weights { layers: all, rope, .. } = &*self.weights;
+        packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, rope, scratch);
     }
 
     /// Reads rows into the cache of the last layer alone, for their keys and values.
@@ -72,21 +155,22 @@ impl PackedModel {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let last = self.layers.len() - 1;
+        let Weights { layers, rope, .. } = &*self.weights;
+        let last = layers.len() - 1;
         let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
         let slots = caches.next().expect("the last layer has a cache");
-        self.layers[last].attention.fill(&hidden.values, rows, slots, &self.rope, scratch);
+        layers[last].attention.fill(&hidden.values, rows, slots, rope, scratch);
     }
 
     pub(super) fn normed(&self, mut hidden: HostRows) -> HostRows {
-        self.norm.forward(&mut hidden.values);
+        self.weights.norm.forward(&mut hidden.values);
         hidden
     }
 
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
-        let mut values = Vec::new();
-        self.lm_head.multiply(&normed.values, &mut values, Threads::All);
-        HostRows { values, width: self.lm_head.num_outputs() }
+        let (mut values, lm_head) = (Vec::new(), &self.weights.lm_head);
+        lm_head.multiply(&normed.values, &mut values, Threads::All);
+        HostRows { values, width: lm_head.num_outputs() }
     }
 
     /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
@@ -97,7 +181,8 @@ impl PackedModel {
         x: &mut [f32],
         wanted: &[Range<usize>],
     ) {
-        let are_last = layers.end == self.layers.len();
-        packed::forward_sequences(&self.layers[layers], x, wanted, are_last, &self.rope);
+        let Weights { layers: all, rope, .. } = &*self.weights;
+        let are_last = layers.end == all.len();
+        packed::forward_sequences(&all[layers], x, wanted, are_last, rope);
     }
 }

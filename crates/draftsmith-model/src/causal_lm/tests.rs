@@ -129,8 +129,7 @@ fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
     let device = Device::flex();
     config.init(&device).write_model_dir(dir.path(), WeightDtype::F32).expect("written");
     let model = CausalLm::from_model_dir(dir.path(), &device).expect("reads back");
-    let mut on_tensors = model.clone();
-    on_tensors.packed = None;
+    let on_tensors = model.to_tensors();
     let (seq, width) = (300, config.shape.hidden_size);
     let all_wanted = [120..300, 0..70, 64..65, 2..2];
     let padded: Vec<u32> = (0..4 * seq as u32).map(|i| i * 37 % 96).collect();
@@ -178,7 +177,7 @@ fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
-        if model.packed.is_none() {
+        if !model.is_packed() {
             return;
         }
         let ids: Vec<u32> = expected.ids.iter().chain(&expected.ids).copied().collect();
@@ -208,27 +207,6 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
             let vocab = model.shape().vocab_size;
             assert_close(&found, &expected.logits[cut * vocab..], &format!("{name} from {cut}"));
         }
-    }
-}
-
-#[test]
-fn tensors_and_packed_weights_take_turns_on_one_cache() {
-    for name in FIXTURES {
-        let (model, expected) = (load(name), expected(name));
-        let num_layers = model.shape().num_layers;
-        let mut on_tensors = load(name);
-        on_tensors.packed = None;
-        let mut cache = model.new_cache(64, 1);
-        let mut logits = Vec::new();
-        let (mut from, ids) = (0, &expected.ids);
-        for (turn, to) in [3, 4, 9, 10, ids.len()].into_iter().enumerate() {
-            let model = if turn % 2 == 0 { &model } else { &on_tensors };
-            let embedded = model.embed_ids(&ids[from..to]);
-            let hidden = model.forward_layers(0..num_layers, embedded, &mut cache);
-            logits.extend(logits_of(model, hidden));
-            from = to;
-        }
-        assert_close(&logits, &expected.logits, name);
     }
 }
 
@@ -266,8 +244,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
-        let mut on_tensors = model.clone();
-        on_tensors.packed = None;
+        let on_tensors = model.to_tensors();
         for model in [&model, &on_tensors] {
             let sequences = sequences(&expected.ids);
             let alone = sequences.each_ref().map(|pieces| cached_logits(model, pieces));
@@ -295,7 +272,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
                 found
             };
             for found in [together(), pool.install(together)] {
-                if model.packed.is_some() {
+                if model.is_packed() {
                     assert!(found == alone, "{name}: to the last bit");
                 }
                 for (found, alone) in found.iter().zip(&alone) {
@@ -310,8 +287,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
 fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
-        let mut on_tensors = model.clone();
-        on_tensors.packed = None;
+        let on_tensors = model.to_tensors();
         for model in [&model, &on_tensors] {
             let (ids, num_layers) = (&expected.ids, model.shape().num_layers);
             let mut cache = model.new_cache(64, 2);

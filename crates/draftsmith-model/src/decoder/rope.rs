@@ -7,7 +7,6 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use crate::config::ModelShape;
 use crate::placed::PlacedRun;
 use crate::spec::{RopeConfig, RopeScaling};
-use crate::vectors::values;
 
 /// The cosines and sines of every position.
 #[derive(Module, Debug)]
@@ -22,19 +21,15 @@ pub(crate) struct Rope {
 impl Rope {
     /// Tabulates all positions of a model's context.
     pub(crate) fn new(config: &RopeConfig, shape: &ModelShape, device: &Device) -> Self {
-        let (head_dim, positions) = (shape.head_dim, shape.context);
-        let frequencies = inverse_frequencies(config, head_dim);
-        let mut cos: Vec<f32> = Vec::with_capacity(positions * head_dim);
-        let mut signed_sin: Vec<f32> = Vec::with_capacity(positions * head_dim);
-        for position in 0..positions {
-            // transformers multiplies in f32; the same product here keeps long contexts equal.
-            let angles = frequencies.iter().map(|f| f64::from(position as f32 * *f as f32));
-            let (c, s): (Vec<f32>, Vec<f32>) =
-                angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
-            cos.extend(c.iter().chain(&c));
+        let half = shape.head_dim / 2;
+        let (half_cos, half_sin) = tabulated(config, shape);
+        let mut cos: Vec<f32> = Vec::with_capacity(2 * half_cos.len());
+        let mut signed_sin: Vec<f32> = Vec::with_capacity(2 * half_sin.len());
+        for (c, s) in half_cos.chunks_exact(half).zip(half_sin.chunks_exact(half)) {
+            cos.extend(c.iter().chain(c));
             signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
         }
-        let shape = [positions, head_dim];
+        let shape = [shape.context, shape.head_dim];
         Self {
             cos: Tensor::from_data(TensorData::new(cos, shape), device),
             signed_sin: Tensor::from_data(TensorData::new(signed_sin, shape), device),
@@ -59,15 +54,6 @@ impl Rope {
             rows.reshape([1, len, 1, head_dim]).cast(dtype)
         };
         RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
-    }
-
-    /// The tables in host memory, `[positions, half]` each, and half the channels: the other half has
-    /// the same angles.
-    pub(crate) fn halves(&self) -> ([Vec<f32>; 2], usize) {
-        let [positions, head_dim] = self.cos.dims();
-        let second = [0..positions, head_dim / 2..head_dim];
-        let cut = |table: &Tensor<2>| values(table.clone().slice(second.clone()));
-        ([&self.cos, &self.signed_sin].map(cut), head_dim / 2)
     }
 }
 
@@ -99,6 +85,22 @@ impl RopeWindow {
         let rotated = x * self.cos.clone() + swapped * self.signed_sin.clone();
         if scale == 1.0 { rotated } else { rotated * scale }
     }
+}
+
+/// The cosines and sines of every position, `[positions, head_dim / 2]` each.
+pub(super) fn tabulated(config: &RopeConfig, shape: &ModelShape) -> (Vec<f32>, Vec<f32>) {
+    let frequencies = inverse_frequencies(config, shape.head_dim);
+    let len = shape.context * frequencies.len();
+    let (mut cos, mut sin) = (Vec::with_capacity(len), Vec::with_capacity(len));
+    for position in 0..shape.context {
+        for frequency in &frequencies {
+            // transformers multiplies in f32; the same product here keeps long contexts equal.
+            let angle = f64::from(position as f32 * *frequency as f32);
+            cos.push(angle.cos() as f32);
+            sin.push(angle.sin() as f32);
+        }
+    }
+    (cos, sin)
 }
 
 /// Radians a position, one for each pair of channels.

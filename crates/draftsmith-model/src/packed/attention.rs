@@ -18,10 +18,10 @@ use crate::placed::{PlacedRows, PlacedRun};
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]
 pub(crate) struct PackedAttention {
-    pub(super) norm: PackedNorm,
+    pub(crate) norm: PackedNorm,
     /// Queries, keys and values of a token, side by side.
-    pub(super) qkv: PackedWeights,
-    pub(super) output: PackedWeights,
+    pub(crate) qkv: PackedWeights,
+    pub(crate) output: PackedWeights,
     pub(super) num_heads: usize,
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
@@ -34,7 +34,6 @@ pub(crate) struct PackedLayerCache {
     keys: Vec<Line>,
     /// For each head panels of 16 channels, each `[capacity, 16]`.
     values: Vec<Line>,
-    num_kv_heads: usize,
     head_dim: usize,
     /// A whole number of lines.
     capacity: usize,
@@ -72,7 +71,6 @@ impl PackedLayerCache {
         Self {
             keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
             values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
-            num_kv_heads,
             head_dim,
             capacity,
         }
@@ -96,33 +94,6 @@ impl PackedLayerCache {
         if !rest.is_empty() {
             self.values[at].0[..rest.len()].copy_from_slice(rest);
         }
-    }
-
-    /// Writes tokens from position `start` on, given as `[heads, tokens, head_dim]` each.
-    pub(crate) fn write_all(&mut self, start: usize, keys: &[f32], values: &[f32]) {
-        let num_tokens = keys.len() / (self.num_kv_heads * self.head_dim);
-        let rows = keys.chunks_exact(self.head_dim).zip(values.chunks_exact(self.head_dim));
-        for (row, (key, value)) in rows.enumerate() {
-            self.write(row / num_tokens, start + row % num_tokens, key, value);
-        }
-    }
-
-    /// Keys and values of the first `len` tokens, `[heads, len, head_dim]` each.
-    pub(crate) fn read_all(&self, len: usize) -> (Vec<f32>, Vec<f32>) {
-        let size = self.num_kv_heads * len * self.head_dim;
-        let (mut keys, mut values) = (Vec::with_capacity(size), Vec::with_capacity(size));
-        for head in 0..self.num_kv_heads {
-            for position in 0..len {
-                let panel = head * self.capacity / LINE + position / LINE;
-                let lines = &self.keys[panel * self.head_dim..][..self.head_dim];
-                keys.extend(lines.iter().map(|line| line.0[position % LINE]));
-                for channel in 0..self.head_dim {
-                    let panel = head * self.head_dim.div_ceil(LINE) + channel / LINE;
-                    values.push(self.values[panel * self.capacity + position].0[channel % LINE]);
-                }
-            }
-        }
-        (keys, values)
     }
 }
 

@@ -112,6 +112,16 @@ impl PackedWeights {
         for_lines!(&mut self.lines, lines => set_outputs(lines, inputs, outputs, weight));
     }
 
+    /// The number of inputs.
+    pub(crate) fn num_inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// What is added to each output.
+    pub(crate) fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
     /// The number of outputs.
     pub(crate) fn num_outputs(&self) -> usize {
         self.outputs

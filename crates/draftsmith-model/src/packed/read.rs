@@ -1,0 +1,137 @@
+//! Packing a checkpoint's tensors while they are read, some rows at a time: nothing else holds them
+//! on the way.
+//!
+//! Hugging Face stores linear weights as `[out, in]`: a tensor's rows are outputs, and sixteen of
+//! them are a panel.
+
+use safetensors::Dtype;
+
+use super::{PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage};
+use crate::config::ModelShape;
+use crate::error::ModelError;
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec};
+use crate::weights::WeightReader;
+
+/// The tensors of a checkpoint, to be packed.
+pub(crate) struct Packing<'a> {
+    pub(crate) reader: &'a mut WeightReader,
+    /// Of every matrix. Where it is `None`, each is stored as the checkpoint has it: that takes the
+    /// least memory that keeps its bits, and decodes fastest.
+    pub(crate) storage: Option<Storage>,
+}
+
+impl Packing<'_> {
+    /// Linear layers that read the same input, side by side as one matrix; `layer` is what their
+    /// names begin with.
+    pub(crate) fn linears(
+        &mut self,
+        layer: &str,
+        specs: &[LinearSpec],
+    ) -> Result<PackedWeights, ModelError> {
+        let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
+        let inputs = specs[0].inputs;
+        let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
+        let storage = self.storage.unwrap_or(storage_of(stored));
+        let outputs = specs.iter().map(|spec| spec.outputs).sum();
+        let mut packed = PackedWeights::zeros(storage, inputs, outputs);
+        let mut bias = Vec::new();
+        for spec in specs {
+            let first = bias.len();
+            self.reader.take_rows(
+                &name(spec, "weight"),
+                &[spec.outputs, inputs],
+                |row, rows| {
+                    let start = first + row;
+                    let outputs = start..start + rows.len() / inputs;
+                    packed.set_outputs(outputs, |input, output| rows[output * inputs + input]);
+                },
+            )?;
+            bias.resize(first + spec.outputs, 0.0);
+            if spec.has_bias {
+                let own = self.reader.take(&name(spec, "bias"), &[spec.outputs])?;
+                bias[first..].copy_from_slice(&own);
+            }
+        }
+        if specs.iter().any(|spec| spec.has_bias) {
+            packed.set_bias(bias);
+        }
+        Ok(packed)
+    }
+
+    pub(crate) fn norm(
+        &mut self,
+        name: &str,
+        width: usize,
+        epsilon: f64,
+    ) -> Result<PackedNorm, ModelError> {
+        let gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
+        Ok(PackedNorm { gamma, epsilon: epsilon as f32 })
+    }
+
+    /// The layer that checkpoints call `name`.
+    ///
+    /// # Panics
+    /// If it leaves a part out, as no model's does.
+    pub(crate) fn layer(
+        &mut self,
+        spec: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Result<PackedLayer, ModelError> {
+        let both = spec.attention.as_ref().zip(spec.mlp.as_ref());
+        let (attention, mlp) = both.expect("a model's layers have both parts");
+        Ok(PackedLayer {
+            attention: self.attention(attention, spec, shape, name)?,
+            mlp: self.mlp(mlp, spec, shape, name)?,
+        })
+    }
+
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Result<PackedAttention, ModelError> {
+        let [query, key, value, output] = spec.linears(shape);
+        let norm = format!("{name}.{}", spec.names.norm);
+        Ok(PackedAttention {
+            norm: self.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            qkv: self.linears(name, &[query, key, value])?,
+            output: self.linears(name, &[output])?,
+            num_heads: shape.num_heads,
+            num_kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+        })
+    }
+
+    fn mlp(
+        &mut self,
+        spec: &MlpSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Result<PackedMlp, ModelError> {
+        let (gate, [up, down]) = spec.linears(shape);
+        let norm = format!("{name}.{}", spec.names.norm);
+        let gate_up: Vec<LinearSpec> = gate.into_iter().chain([up]).collect();
+        Ok(PackedMlp {
+            norm: self.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            gate_up: self.linears(name, &gate_up)?,
+            is_gated: gate.is_some(),
+            down: self.linears(name, &[down])?,
+            width: down.inputs,
+        })
+    }
+}
+
+/// The format that holds tensors of such types exactly, and packed together.
+fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
+    let mut formats = stored.map(|dtype| match dtype {
+        Some(Dtype::BF16) => Storage::Bf16,
+        Some(Dtype::F16) => Storage::F16,
+        _ => Storage::F32,
+    });
+    let first = formats.next().unwrap_or(Storage::F32);
+    if formats.all(|format| format == first) { first } else { Storage::F32 }
+}
