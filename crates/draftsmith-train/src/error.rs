@@ -1,5 +1,5 @@
 //! What can go wrong while training: every message names the setting, the row or the file, and
-//! says what to do.
+//! tells what to do.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub enum TrainError {
         /// The values it may have.
         expected: &'static str,
     },
-    /// A setting stands where it stood before.
+    /// A setting is where it was before sections had a table `optimizer`.
     #[error("`{section}.{old}` has moved; hint: write `{section}.optimizer.{new}`")]
     MovedKey {
         /// The recipe's section.

@@ -3,7 +3,7 @@
 //!
 //! The logits of every token are too many to hold, and autodiff would hold several copies of them.
 //! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
-//! formula, and the learner goes on from there. On the CPU the formulas are passes over one token's
+//! formula, and the learner takes it from there. On the CPU the formulas are passes over one token's
 //! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's
 //! type, everything between them in f32.
 
@@ -26,7 +26,7 @@ pub enum DistillationLoss {
     /// KL(p ‖ q) = Σ p log(p / q) in nats: the cross-entropy less the target's own entropy. The
     /// gradient is the same, so is the adapter; 0 is the best there is.
     ForwardKl,
-    /// KL(q ‖ p) = Σ q log(q / p) in nats: it punishes what the target would not say, and forgives
+    /// KL(q ‖ p) = Σ q log(q / p) in nats: it punishes what the target would not predict, and forgives
     /// what the adapter leaves out.
     ReverseKl,
     /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP,
@@ -41,7 +41,7 @@ pub(crate) struct LmHead {
     weight: Tensor<2>,
 }
 
-/// What an adapter says at a batch's tokens.
+/// An adapter's outputs at a batch's tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Student {
     /// `[tokens, hidden]`, normed.
@@ -74,7 +74,7 @@ impl Student {
 /// The sums that [`LmHead::score_sums`] gives.
 pub(crate) const NUM_SCORES: usize = 5;
 
-/// What the target says of a chunk's tokens.
+/// The target's distributions at a chunk's tokens.
 enum Teacher {
     OnHost(on_host::Teacher),
     OnDevice(Box<on_device::Teacher>),
@@ -196,7 +196,7 @@ impl LmHead {
     }
 }
 
-/// What a head says of hidden states, in f32.
+/// An LM head's logits of hidden states, in f32.
 ///
 /// # Shapes
 /// - hidden: `[tokens, hidden]`, in the head's type

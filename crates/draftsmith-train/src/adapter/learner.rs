@@ -51,7 +51,7 @@ pub(crate) struct AdapterTally {
 }
 
 impl AdapterLearner {
-    /// What the adapter says at the batch's supervised positions, computed in the features' type.
+    /// The adapter's outputs at the batch's supervised positions, computed in the features' type.
     fn student(&self, batch: &AdapterBatch) -> Student {
         let features = batch.features[self.place].clone();
         let adapter = self.adapter.to_dtype(features.dtype().into());

@@ -1,4 +1,4 @@
-//! How well an adapter speaks for its target.
+//! How well an adapter predicts what its target does.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct AdapterScores {
     pub cross_entropy: f64,
     /// Mean −Σ p log p in nats: the floor of `cross_entropy`, whatever the adapter.
     pub target_entropy: f64,
-    /// Mean KL(q ‖ p) in nats: large where the adapter says what the target would not.
+    /// Mean KL(q ‖ p) in nats: large where the adapter predicts what the target would not.
     pub reverse_kl: f64,
     /// The share of tokens where both find the same one most probable.
     pub agreement: f64,
@@ -28,6 +28,7 @@ impl AdapterScores {
     pub fn kl(&self) -> f64 {
         self.cross_entropy - self.target_entropy
     }
+
     /// The mean of a loss: what training with it minimises.
     pub fn loss(&self, loss: DistillationLoss) -> f64 {
         match loss {

@@ -1,6 +1,6 @@
 //! The recipe's `[adapter]` section: how a self-draft adapter is trained.
 //!
-//! The defaults are the Kangaroo authors' run where ours can be theirs, and say so where not.
+//! The defaults are the Kangaroo authors' run where ours can be theirs; where not, the key names the source.
 
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -93,7 +93,7 @@ impl Default for AdapterTraining {
 }
 
 impl AdapterTraining {
-    /// Checks every setting's range; an exit layer's upper end is the target's to say.
+    /// Checks every setting's range; an exit layer's upper end depends on the target.
     ///
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of its range.

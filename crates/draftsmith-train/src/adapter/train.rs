@@ -24,7 +24,7 @@ pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 /// `target`, on the target's device and those of `run.more_devices`. Each adapter is, bit for
 /// bit, what it would be if it were trained alone.
 ///
-/// The adapter A learns to say softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
+/// The adapter A learns to predict softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, section 3.1; its
 /// distance is `training.loss`), where h_ℓ is the target's hidden state after ℓ layers, h its final
 /// one after the final norm, and head its LM head, at the positions that predict a token of the
 /// response.
@@ -35,9 +35,9 @@ pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 /// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have
 /// their own, in `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first
-/// adapter that is still trained). A call that finds a state with its fingerprint goes on from it,
+/// adapter that is still trained). A run that finds a state with its fingerprint resumes from it,
 /// and the adapters end with the same bits as if training had never stopped, on the same CPU build;
-/// a state with another is removed. After a call of `interrupter.stop` or the last step that the
+/// a state with another is removed. After a call of `interrupter.stop`, a yes of `should_stop` or the last step that the
 /// run allows, training stops between two steps, with its state saved and the best adapters so
 /// far returned. The state stays after the end too, until [`discard`](crate::discard): the caller
 /// has yet to write the adapters.

@@ -21,7 +21,7 @@ pub struct Example {
     pub input_ids: Vec<u32>,
     /// The positions in `input_ids` that the loss is taken at, rising.
     pub positions: Vec<usize>,
-    /// What a head is to predict at each of `positions`; none for an adapter, which learns what the
-    /// target says.
+    /// What a head is to predict at each of `positions`; none for an adapter, which learns the
+    /// target's distribution.
     pub labels: Vec<f32>,
 }

@@ -3,7 +3,7 @@
 //!
 //! That is the distribution met in use: at each place of a response the draft's candidate behind an
 //! accepted prefix, drawn as decoding draws it, and behind a rejected candidate what the draft goes
-//! on to say. Nothing is mixed, and every epoch sees the same.
+//! on to propose. Nothing is mixed, and every epoch sees the same.
 
 use std::collections::HashMap;
 

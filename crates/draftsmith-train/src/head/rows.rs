@@ -47,11 +47,11 @@ pub(crate) struct Mixture {
     pub(crate) runs: Vec<usize>,
     /// What the head is to predict at `labelled`.
     pub(crate) labels: Vec<f32>,
-    /// What the draft says elsewhere, by their start; none where tokens were mixed.
+    /// What the draft proposes elsewhere, by their start; none where tokens were mixed.
     pub(crate) branches: Vec<Branch>,
 }
 
-/// Candidates that go on from a prefix of a row's input: a rejected one, and what the draft says
+/// Candidates that continue a prefix of a row's input: a rejected one, and what the draft proposes
 /// behind it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
@@ -186,7 +186,7 @@ mod tests {
     use crate::tests::pair::{response_row, responses};
 
     #[test]
-    fn a_mixture_takes_labels_where_the_draft_speaks() {
+    fn a_mixture_is_labelled_at_the_drafts_tokens() {
         let row = &responses(1, 40, 11)[0];
         let columns = row.draft.as_ref().unwrap();
         let training = TrainingRow::new(row, 1000, MixedLabels::Sampled).unwrap().unwrap();

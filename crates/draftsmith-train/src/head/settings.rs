@@ -62,7 +62,7 @@ pub struct HeadTraining {
     /// `look-ahead`, the one it was drawn from, with its embedding and log-probability, which ends
     /// rounds one draft forward earlier. Candidate: the authors'.
     pub form: HeadForm,
-    /// What the head is told besides: any of `entropy` and `top_prob`, of the distribution that the
+    /// What the head reads besides: any of `entropy` and `top_prob`, of the distribution that the
     /// candidate was drawn from, and `position`, its place in the round, with which nothing can be
     /// recorded for replay. Empty: the authors'.
     pub inputs: Vec<HeadInput>,

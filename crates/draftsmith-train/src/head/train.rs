@@ -26,7 +26,7 @@ use crate::section::Section;
 pub struct HeadData<'a> {
     /// The responses.
     pub rows: &'a [ResponseRow],
-    /// What the draft would say along them: labels from rollouts need it.
+    /// What the draft would propose along them: labels from rollouts need it.
     pub rollouts: Option<RecordedRollouts<'a>>,
 }
 
@@ -57,11 +57,11 @@ pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>
 /// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their
 /// own, in a directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's
-/// metrics, of the first head that is still trained). A call that finds a state with its
-/// fingerprint goes on from it, and the heads end with the same bits as if training had never
+/// metrics, of the first head that is still trained). A run that finds a state with its
+/// fingerprint resumes from it, and the heads end with the same bits as if training had never
 /// stopped, on the same CPU build; a state with another is removed. After a call of
-/// `interrupter.stop` or the last step that the run allows, training stops between two steps,
-/// with its state saved and the best heads so far returned. The state stays after the end too,
+/// `interrupter.stop`, a yes of `should_stop` or the last step that the run allows, training stops
+/// between two steps, with its state saved and the best heads so far returned. The state stays after the end too,
 /// until [`discard`](crate::discard): the caller has yet to write the heads.
 ///
 /// # Errors

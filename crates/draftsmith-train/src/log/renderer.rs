@@ -1,5 +1,5 @@
-//! What a caller needs to show progress: [`Listener`], which is told what matters of a training,
-//! and [`Told`], which makes one of burn-train's renderers of it.
+//! What a caller needs to show progress: [`Listener`], which hears what matters of a training, and
+//! [`ListeningRenderer`], which makes one of burn-train's renderers of it.
 //!
 //! burn-train's renderer is five traits with a score of methods, some for what we never do. Here
 //! one place satisfies them; whoever shows something writes the methods that it needs.
@@ -8,8 +8,8 @@
 //! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number`
 //! after each batch, `end_half`, and `end_epoch` after both. The numbers are named `Loss`,
 //! `Learning Rate` (training), and in validation `Loss`, `training loss` (of the whole epoch), and
-//! `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`, `agreement`, `overlap`
-//! for adapters.
+//! `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`,
+//! `reverse KL`, `agreement`, `overlap` for adapters.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -27,7 +27,7 @@ use burn_train::renderer::{
 /// The two halves of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The rows that are learnt from.
+    /// The rows that are trained on.
     Training,
     /// Those that are held out.
     Validation,
@@ -42,10 +42,10 @@ pub enum Extent {
     Whole,
 }
 
-/// Is told how a training goes, on a thread of its own. What is not written does nothing.
+/// Hears how a training goes, on a thread of its own. What is not written does nothing.
 #[expect(unused_variables, reason = "the defaults name what they do nothing with")]
 pub trait Listener: Send + Sync {
-    /// It begins, in an epoch counted from 1: a training that goes on, in a later one.
+    /// It begins, in an epoch counted from 1; one that resumes, in a later one.
     fn start(&mut self, epoch: usize) {}
 
     /// A half of an epoch begins, of so many rows.
@@ -69,13 +69,13 @@ impl Listener for () {}
 
 /// A listener as burn-train's renderer.
 #[derive(Debug, Default)]
-pub struct Told<L> {
+pub struct ListeningRenderer<L> {
     listener: L,
     names: HashMap<MetricId, String>,
 }
 
-impl<L: Listener> Told<L> {
-    /// Tells `listener`.
+impl<L: Listener> ListeningRenderer<L> {
+    /// A renderer that passes all on to `listener`.
     pub fn new(listener: L) -> Self {
         Self { listener, names: HashMap::new() }
     }
@@ -92,7 +92,7 @@ impl<L: Listener> Told<L> {
     }
 }
 
-impl<L: Listener> MetricsRendererTraining for Told<L> {
+impl<L: Listener> MetricsRendererTraining for ListeningRenderer<L> {
     fn update_train(&mut self, state: MetricState) {
         self.number(Half::Training, &state);
     }
@@ -107,7 +107,7 @@ impl<L: Listener> MetricsRendererTraining for Told<L> {
     }
 }
 
-impl<L: Listener> TrainingProgressLogger for Told<L> {
+impl<L: Listener> TrainingProgressLogger for ListeningRenderer<L> {
     fn start(
         &mut self,
         _total_epochs: usize,
@@ -140,7 +140,7 @@ impl<L: Listener> TrainingProgressLogger for Told<L> {
     fn log_event_training(&mut self, _event: String) {}
 }
 
-impl<L: Listener> MetricsRenderer for Told<L> {
+impl<L: Listener> MetricsRenderer for ListeningRenderer<L> {
     fn manual_close(&mut self) {}
 
     fn register_metric(&mut self, definition: MetricDefinition) {
@@ -149,7 +149,7 @@ impl<L: Listener> MetricsRenderer for Told<L> {
 }
 
 // Nothing is tested after training; the renderer's trait asks for these all the same.
-impl<L: Listener> MetricsRendererEvaluation for Told<L> {
+impl<L: Listener> MetricsRendererEvaluation for ListeningRenderer<L> {
     fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
 
     fn on_test_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
@@ -157,7 +157,7 @@ impl<L: Listener> MetricsRendererEvaluation for Told<L> {
     }
 }
 
-impl<L: Listener> EvaluationProgressLogger for Told<L> {
+impl<L: Listener> EvaluationProgressLogger for ListeningRenderer<L> {
     fn start_global_progress(&mut self, _total_tests: usize) {}
 
     fn start_test(&mut self, _name: &str, _total_items: usize) {}

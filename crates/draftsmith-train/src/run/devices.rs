@@ -6,7 +6,7 @@
 //! step's sums are one device's, in one device's order, and its bits too where devices are alike.
 //!
 //! burn-train's `MultiDevicesTrainStep` does the like, and could not be taken: it hands gradients
-//! over in the order in which devices finish and does not say whose they are, sends all weights
+//! over in the order in which devices finish, without whose they are, sends all weights
 //! with each batch, trains one model at a time, and reads a data loader a device, which would have
 //! to agree on where steps end.
 //!

@@ -217,12 +217,12 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         pending: Pending,
     ) -> Result<(), TrainError> {
         let Pending { num_supervised, row_ids } = pending;
-        let told = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
+        let numbers = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
         let progress = &mut self.trainer.progress;
         progress.num_steps += 1;
         progress.epoch_steps += 1;
         let step = progress.num_steps;
-        for ((_, log), numbers) in self.logged().into_iter().zip(told) {
+        for ((_, log), numbers) in self.logged().into_iter().zip(numbers) {
             let StepNumbers { loss, gradient_norm } = numbers;
             log.push(&StepMetrics { step, epoch, loss, learning_rate, gradient_norm })?;
         }

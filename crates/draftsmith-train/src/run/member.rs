@@ -38,7 +38,7 @@ struct UnfinishedStep<L> {
     norm: Option<Tensor<1>>,
 }
 
-/// What a step told of a member.
+/// A member's numbers of a step.
 pub(crate) struct StepNumbers {
     /// The mean of its batches' losses.
     pub(crate) loss: f64,
@@ -59,7 +59,7 @@ impl<L: Trainee> Member<L> {
     }
 
     /// Adds what batches gave, in their order; with a learning rate, also takes the step that they
-    /// end. What they say besides gradients.
+    /// end. What they give besides gradients.
     pub(crate) fn add(
         &mut self,
         outputs: Vec<TrainOutput<<L as TrainStep>::Output>>,
@@ -141,7 +141,7 @@ pub(crate) fn count_step<L: Trainee>(
     });
     let numbers = to_host(Tensor::cat(tensors.collect(), 0))?;
     let mut numbers = numbers.into_iter().map(f64::from);
-    let mut told = Vec::with_capacity(members.len());
+    let mut of_members = Vec::with_capacity(members.len());
     for member in members {
         let section = member.model.section();
         let step = std::mem::take(&mut member.unfinished);
@@ -167,9 +167,9 @@ pub(crate) fn count_step<L: Trainee>(
         progress.num_supervised += num_supervised;
         progress.num_losses += losses.len();
         progress.loss_sum += loss_sum;
-        told.push(StepNumbers { loss: loss_sum / losses.len() as f64, gradient_norm });
+        of_members.push(StepNumbers { loss: loss_sum / losses.len() as f64, gradient_norm });
     }
-    Ok(told)
+    Ok(of_members)
 }
 
 impl<L> Default for UnfinishedStep<L> {

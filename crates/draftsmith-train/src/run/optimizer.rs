@@ -89,7 +89,7 @@ pub fn check_moved_keys(recipe: &toml::Table) -> Result<(), TrainError> {
 
 impl OptimizerSettings {
     /// The defaults of heads: the SpecDec++ authors' script, and those of the Hugging Face Trainer
-    /// where it says nothing. The share that is held out is ours; the authors hold out a fixed
+    /// where that leaves them open. The share that is held out is ours; the authors hold out a fixed
     /// number of an unseeded shuffle.
     pub const HEAD: Self = Self {
         learning_rate: 5e-5,

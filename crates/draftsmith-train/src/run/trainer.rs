@@ -61,7 +61,7 @@ impl<L: Trainee> Trainer<L> {
 
     /// Runs batches of a step forward and back, at most one a device, for every member that is
     /// still trained; with a learning rate, also takes the step that they end. What the first of
-    /// those members says of each batch.
+    /// those members outputs for each batch.
     pub(crate) fn train(
         &mut self,
         batches: &[L::Batch],

@@ -1,5 +1,5 @@
-//! One run of a training, which resumes what an earlier one left: what a caller says of it, how it
-//! is put together, and what it leaves.
+//! One run of a training, which resumes what an earlier one left: its settings, how it is put
+//! together, and its result.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use burn_train::{InferenceStep, Interrupter, TrainStep};
 use crate::data::batches::{BatchSource, Loaders};
 use crate::error::TrainError;
 use crate::log::metrics::ScoreSlot;
-use crate::log::renderer::Told;
+use crate::log::renderer::ListeningRenderer;
 use crate::log::step_log::StepLog;
 use crate::run::burn_train::launch;
 use crate::run::checkpoint;
@@ -27,8 +27,8 @@ use crate::run::trainer::Trainer;
 /// The least time between two saved states by default.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One run of a training: where its state is kept, how far it may go, where it computes, and who is
-/// told.
+/// One run of a training: where its state is kept, how far it may go, where it computes, and what
+/// shows its progress.
 pub struct TrainingRun<'a> {
     /// The directory of the training's state and metrics.
     pub checkpoint_dir: &'a Path,
@@ -46,7 +46,7 @@ pub struct TrainingRun<'a> {
     /// device's, bit for bit where all compute alike, and a training may resume on other devices than
     /// it began with.
     pub more_devices: Vec<Device>,
-    /// Is told of progress.
+    /// Shows its progress.
     pub renderer: Box<dyn MetricsRenderer>,
     /// Stops it from outside: what a dashboard is given.
     pub interrupter: Interrupter,
@@ -63,7 +63,7 @@ impl<'a> TrainingRun<'a> {
             max_steps: None,
             save_interval: SAVE_INTERVAL,
             more_devices: Vec::new(),
-            renderer: Box::new(Told::new(())),
+            renderer: Box::new(ListeningRenderer::new(())),
             interrupter: Interrupter::new(),
             should_stop: Box::new(|| false),
         }

@@ -56,8 +56,8 @@ fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> Causal
     redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
 }
 
-/// The same model with an almost idle MLP in its second layer: what it says after the first is
-/// decided but for attention, of which an adapter has as much.
+/// The same model with an almost idle MLP in its second layer: what it predicts is decided
+/// after the first but for attention, of which an adapter has as much.
 pub(crate) fn early_target() -> CausalLm {
     let mut draws = SeededDraws::new(1, &["tiny-draft"]);
     let target = tiny_draft(16, 64);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_train::Interrupter;
 
-use crate::log::renderer::{Extent, Half, Listener, MetricsRenderer, Told};
+use crate::log::renderer::{Extent, Half, Listener, ListeningRenderer, MetricsRenderer};
 use crate::run::training_run::Ending;
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
@@ -54,8 +54,7 @@ pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
     files
 }
 
-/// Stops the run when it was told of a number of batches, and counts what it is
-/// told.
+/// Stops the run when it has heard of a number of batches, and counts what it hears.
 pub(crate) struct Watcher {
     pub(crate) interrupter: Interrupter,
     pub(crate) stop_after: usize,
@@ -66,7 +65,7 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// As burn-train's renderer.
     pub(crate) fn renderer(self) -> Box<dyn MetricsRenderer> {
-        Box::new(Told::new(self))
+        Box::new(ListeningRenderer::new(self))
     }
 }
 

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
-use draftsmith_train::renderer::{Listener, Told};
+use draftsmith_train::renderer::{Listener, ListeningRenderer};
 use draftsmith_train::{
     AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, TrainingRun, is_held_out,
     train_adapters, train_heads,
@@ -100,7 +100,7 @@ impl Work {
         let clock = Clock::new(frozen.device());
         let run = TrainingRun {
             max_steps: Some(num_steps),
-            renderer: Box::new(Told::new(clock.clone())),
+            renderer: Box::new(ListeningRenderer::new(clock.clone())),
             ..TrainingRun::new(dir.path(), "")
         };
         self.train(frozen, &rows, timing, run)?;

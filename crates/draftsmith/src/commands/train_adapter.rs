@@ -140,7 +140,7 @@ impl Stage<'_> {
             provenance: self.provenance,
             training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
             num_epochs: settings.optimizer.num_epochs,
-            told: &["cross-entropy", "agreement", "overlap"],
+            shown: &["cross-entropy", "agreement", "overlap"],
         };
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };

@@ -22,7 +22,7 @@ use crate::workspace::Workspace;
 /// The file of an export's scores.
 pub(crate) const SCORES: &str = "scores.json";
 
-/// What is said of an export that is kept.
+/// What a note says of an export that is kept.
 pub(crate) const KEPT: &str = "trained with these settings on this data";
 
 /// An export that is to be there.
@@ -52,7 +52,7 @@ pub(crate) struct Speed {
     pub(crate) supervised_per_second: f64,
 }
 
-/// The `config.json` of a kind of export, with what it says of its model.
+/// The `config.json` of a kind of export, with what it holds of its model.
 pub(crate) trait ExportConfig: Sized {
     /// What it describes.
     type Model;
@@ -139,8 +139,8 @@ pub(crate) struct ExportJob<'a> {
     /// Where the state of training goes.
     pub(crate) training_dir: PathBuf,
     pub(crate) num_epochs: usize,
-    /// The validation scores that are told of an epoch.
-    pub(crate) told: &'static [&'static str],
+    /// The validation scores that are shown of an epoch.
+    pub(crate) shown: &'static [&'static str],
 }
 
 /// What a job has written.
@@ -173,7 +173,7 @@ impl ExportJob<'_> {
             &fingerprints.join("\n"),
             self.rows,
         )?;
-        let progress = EpochProgress::new(self.console, self.command, self.told, self.num_epochs);
+        let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
         let data = (self.rows, self.provenance);
         let Some(trained) = resumable.train(steps_left, progress, data, train)? else {
             return Ok(None);

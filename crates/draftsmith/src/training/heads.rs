@@ -83,7 +83,7 @@ impl HeadTrainer<'_> {
         };
         if heads.len() > 1 {
             self.note(format!(
-                "{} heads in one pass, with a mixing ratio of {}; what is told of its epochs is \
+                "{} heads in one pass, with a mixing ratio of {}; what is shown of its epochs is \
                  of the first that is still trained, now `{}`",
                 heads.len(),
                 first.mixing_ratio,
@@ -103,7 +103,7 @@ impl HeadTrainer<'_> {
             provenance: &self.provenance,
             training_dir,
             num_epochs: first.optimizer.num_epochs,
-            told: &["KL", "unshifted KL", "AUROC", "ECE"],
+            shown: &["KL", "unshifted KL", "AUROC", "ECE"],
         };
         let written = job.run(planned, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };

@@ -12,8 +12,8 @@ pub(crate) struct EpochProgress {
     console: Console,
     /// The command, which bars and lines begin with.
     command: &'static str,
-    /// The validation scores that an epoch's line tells.
-    told: &'static [&'static str],
+    /// The validation scores in an epoch's line.
+    shown: &'static [&'static str],
     num_epochs: usize,
     epoch: usize,
     bar: Option<Progress>,
@@ -26,13 +26,13 @@ impl EpochProgress {
     pub(crate) fn new(
         console: &Console,
         command: &'static str,
-        told: &'static [&'static str],
+        shown: &'static [&'static str],
         num_epochs: usize,
     ) -> Self {
         Self {
             console: console.clone(),
             command,
-            told,
+            shown,
             num_epochs,
             epoch: 1,
             bar: None,
@@ -78,7 +78,7 @@ impl Listener for EpochProgress {
 
     fn end_epoch(&mut self, epoch: usize) {
         let score = |name: &&str| self.scores.get(*name).map(|value| format!("{name} {value:.4}"));
-        let scores: Vec<String> = self.told.iter().filter_map(score).collect();
+        let scores: Vec<String> = self.shown.iter().filter_map(score).collect();
         self.console.note(format!(
             "{}: epoch {epoch}/{}, training loss {}; validation {}",
             self.command,

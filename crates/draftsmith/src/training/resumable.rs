@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
-use draftsmith_train::renderer::Told;
+use draftsmith_train::renderer::ListeningRenderer;
 use draftsmith_train::{Ending, Interrupter, Resumption, TrainError, TrainingRun, discard};
 
 use super::progress::EpochProgress;
@@ -82,7 +82,7 @@ impl<'a> Resumable<'a> {
         let ending = if dashboard::is_wanted(self.console) {
             dashboard::watched(self.console, &interrupter, train)
         } else {
-            train(Box::new(Told::new(progress)))
+            train(Box::new(ListeningRenderer::new(progress)))
         };
         self.end(ending?, steps_left)
     }

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::DistillationLoss;
 
-/// What the target says of a chunk's tokens.
+/// The target's distributions at a chunk's tokens.
 pub(super) struct Teacher {
     loss: DistillationLoss,
     softmax: Softmax,

@@ -10,7 +10,7 @@ use super::{DistillationLoss, NUM_SCORES};
 /// Tokens from which on another thread is worth its start.
 const TOKENS_A_TASK: usize = 16;
 
-/// What the target says of a chunk's tokens, as a loss reads it.
+/// The target's distributions at a chunk's tokens, as a loss reads them.
 pub(super) struct Teacher {
     loss: DistillationLoss,
     /// `[tokens, vocab]`: logarithms of probabilities for [`DistillationLoss::ReverseKl`],

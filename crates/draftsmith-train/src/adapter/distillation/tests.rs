@@ -26,7 +26,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// One that speaks through the target's head.
+/// One that predicts through the target's head.
 fn headless(hidden: Tensor<2>) -> Student {
     Student { hidden, own_head: None }
 }
@@ -40,7 +40,7 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     }
 }
 
-/// The mean loss as its definition says, recorded for autodiff.
+/// The mean loss by its definition, recorded for autodiff.
 fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
     let (log_q, log_p) = (log_softmax(student, 1), log_softmax(teacher, 1));
     let (q, p) = (log_q.clone().exp(), log_p.clone().exp());
