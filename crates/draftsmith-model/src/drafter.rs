@@ -4,7 +4,7 @@
 //! both. It has two halves. The first turns tokens into *features*: a draft model's embeddings, or
 //! what leaves the target's layers before the exit. The second turns features into what the LM head
 //! reads: the draft model's layers, or the adapter; either ends in a norm. A self-draft that decodes
-//! leaves the first half to its target's own pass over the sequence, which continues from there.
+//! leaves the first half to its target's own pass over the sequence, which goes on from there.
 
 mod head_features;
 

@@ -130,7 +130,10 @@ impl OptimizerSettings {
         let given = toml::Table::deserialize(deserializer)?;
         let mut all = toml::Table::try_from(defaults).map_err(D::Error::custom)?;
         all.extend(given);
-        all.try_into().map_err(|error: toml::de::Error| D::Error::custom(error.message()))
+        all.try_into().map_err(|error: toml::de::Error| {
+            // Its second line names the key.
+            D::Error::custom(error.to_string().trim_end().replace('\n', " "))
+        })
     }
 
     /// Checks every setting's range.
