@@ -25,6 +25,7 @@ type Needs = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 const KNOWN: &[&str] = &[
     "crates/draftsmith/src/commands/train_head.rs",
     "crates/draftsmith-decode/src/round.rs",
+    "crates/draftsmith-model/src/packed/attention.rs",
     "crates/draftsmith-train/src/batches.rs",
     "crates/draftsmith-train/src/epochs.rs",
     "crates/draftsmith-train/src/head_sweep.rs",

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
-use crate::config::{ModelConfig, ModelShape};
+use crate::config::ModelConfig;
 use crate::decoder::attention::Positions;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::rope::Rope;

@@ -20,7 +20,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_files::write_whole;
 use serde_json::json;
 
-use crate::config::{ModelConfig, ModelShape};
+use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
 use crate::error::ModelError;

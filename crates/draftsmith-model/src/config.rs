@@ -1,11 +1,12 @@
-//! What a checkpoint states about its model: the architecture, the sizes that every caller may ask for,
-//! and the [`DecoderSpec`] that the model is built after.
+//! What a checkpoint states about its model: the architecture, its sizes, and the [`DecoderSpec`]
+//! that the model is built after.
 //!
 //! They stand in `config.json`, whose keys are the architecture's: `config/llama.rs` knows Llama's.
 //! The tokens that end a response are those of `generation_config.json` where it names some.
 
 mod llama;
 mod rope;
+mod sizes;
 #[cfg(test)]
 mod tests;
 
@@ -15,30 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{ModelError, read_json};
+use crate::shape::ModelShape;
 use crate::spec::DecoderSpec;
-
-/// The sizes of a causal language model, and the tokens it begins and ends with.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ModelShape {
-    /// Number of token embeddings.
-    pub vocab_size: usize,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Number of decoder layers.
-    pub num_layers: usize,
-    /// Number of query heads.
-    pub num_heads: usize,
-    /// Number of key/value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Width of one head.
-    pub head_dim: usize,
-    /// Longest sequence, in tokens.
-    pub context: usize,
-    /// The token that begins a sequence, if the model has one.
-    pub bos_token_id: Option<u32>,
-    /// The tokens that end a response; may be empty.
-    pub eos_token_ids: Vec<u32>,
-}
 
 /// A family of models: how `config.json` and the weights are to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,19 +135,4 @@ fn read_architecture(path: &Path) -> Result<Architecture, ModelError> {
             problem: format!("is `{model_type}`: models of these types can be read: {known}"),
         }
     })
-}
-
-/// Checks sizes that a `config.json` gives.
-fn check_sizes(path: &Path, sizes: &[(&'static str, usize)]) -> Result<(), ModelError> {
-    // The largest models have a million token embeddings or positions; a number past this is a
-    // broken file, and would only overflow or exhaust memory further on.
-    const LARGEST: usize = 1 << 28;
-    match sizes.iter().find(|(_, size)| *size == 0 || *size > LARGEST) {
-        None => Ok(()),
-        Some((key, size)) => Err(ModelError::Config {
-            path: path.to_path_buf(),
-            key,
-            problem: format!("is {size}, expected 1 to {LARGEST}"),
-        }),
-    }
 }

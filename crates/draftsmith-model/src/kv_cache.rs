@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 
-use crate::config::ModelShape;
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;

@@ -16,6 +16,7 @@ mod packed;
 mod placed;
 mod precision;
 mod rows;
+mod shape;
 mod spec;
 pub mod vectors;
 mod weights;
@@ -26,12 +27,13 @@ pub use acceptance_head::{
 };
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 pub use causal_lm::CausalLm;
-pub use config::{Architecture, ModelConfig, ModelShape};
+pub use config::{Architecture, ModelConfig};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use packed::Storage;
 pub use rows::{Rows, Run};
+pub use shape::ModelShape;
 pub use spec::{AttentionSpec, DecoderSpec, MlpSpec, RopeConfig, RopeScaling};
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,

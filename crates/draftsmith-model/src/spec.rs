@@ -6,7 +6,7 @@
 //! differs (biases, norms and names of each part are there already), and an arm where that part is
 //! computed or stored.
 
-use crate::config::ModelShape;
+use crate::shape::ModelShape;
 
 /// Everything about a decoder but its sizes.
 #[derive(Debug, Clone, PartialEq)]

@@ -13,11 +13,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, LM_HEAD, NORM, PackedAdapter};
-use crate::config::{ModelConfig, ModelShape};
+use crate::config::ModelConfig;
 use crate::decoder::packing::rope_table;
 use crate::decoder::source::{Stored, named_linear, named_norm};
 use crate::error::{ModelError, read_json};
 use crate::packed;
+use crate::shape::ModelShape;
+use crate::shape::ModelShape;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
 
 /// Our keys of an adapter's `config.json`.

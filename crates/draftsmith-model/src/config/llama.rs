@@ -8,8 +8,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::rope::{self, RopeKeys};
-use super::{Architecture, ModelConfig, ModelShape, TokenIds, check_sizes};
+use super::{Architecture, ModelConfig, TokenIds, sizes};
 use crate::error::{ModelError, read_json};
+use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, DecoderSpec, MlpSpec, ModelNames, RopeConfig, RopeScaling};
 
 /// The keys, before defaults and checks.
@@ -83,7 +84,7 @@ pub(super) fn read(path: &Path) -> Result<ModelConfig, ModelError> {
     if keys.hidden_act != "silu" {
         return Err(fail("hidden_act", format!("is `{}`, expected `silu`", keys.hidden_act)));
     }
-    check_sizes(
+    sizes::check(
         path,
         &[
             ("vocab_size", keys.vocab_size),

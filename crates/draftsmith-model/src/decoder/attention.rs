@@ -18,9 +18,9 @@ use burn::tensor::{
 
 use super::rope::{Rope, RopeWindow};
 use super::source::WeightSource;
-use crate::config::ModelShape;
 use crate::kv_cache::LayerCache;
 use crate::placed::PlacedRun;
+use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 
 /// One layer's attention behind its norm.

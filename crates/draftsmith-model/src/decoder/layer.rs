@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
 use super::source::{WeightSource, named_linear, named_norm};
-use crate::config::ModelShape;
 use crate::kv_cache::LayerCache;
+use crate::shape::ModelShape;
 use crate::spec::LayerSpec;
 use crate::weights::NamedTensor;
 

@@ -5,7 +5,7 @@ use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Tensor, activation::silu};
 
 use super::source::WeightSource;
-use crate::config::ModelShape;
+use crate::shape::ModelShape;
 use crate::spec::{LayerSpec, MlpSpec};
 
 /// `down(silu(gate(x)) ∘ up(x))` of normed x, or `down(silu(up(x)))` without a gate.

@@ -15,10 +15,10 @@ use super::attention::Attention;
 use super::mlp::Mlp;
 use super::rope::tabulated;
 use super::source::{WeightSource, linear};
-use crate::config::ModelShape;
 use crate::packed::{
     PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, RopeTable,
 };
+use crate::shape::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, RopeConfig};
 
 impl Attention {

@@ -4,8 +4,8 @@
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
-use crate::config::ModelShape;
 use crate::placed::PlacedRun;
+use crate::shape::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
 /// The cosines and sines of every position.

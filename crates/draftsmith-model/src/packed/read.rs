@@ -7,8 +7,8 @@
 use safetensors::Dtype;
 
 use super::{PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage};
-use crate::config::ModelShape;
 use crate::error::ModelError;
+use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec};
 use crate::weights::WeightReader;
 

@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::config::{ModelConfig, ModelShape};
+use crate::config::ModelConfig;
+use crate::shape::ModelShape;
 use crate::{AcceptanceHeadConfig, AdapterConfig, CausalLm, WeightDtype};
 
 /// bf16 keeps 8 bits: each rounding is off by up to 1/256, and those of a few layers add up.
