@@ -30,6 +30,7 @@ use crate::error::ModelError;
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::precision::cast_parameters;
 use crate::rows::Rows;
+use crate::shape::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, MlpNames, MlpSpec};
 use packed_adapter::PackedAdapter;
 

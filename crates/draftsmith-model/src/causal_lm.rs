@@ -27,6 +27,7 @@ use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{self, Storage};
 use crate::rows::{HostRows, Place, Rows, Run, Slots};
+use crate::shape::ModelShape;
 use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
 use packed_model::PackedModel;
 

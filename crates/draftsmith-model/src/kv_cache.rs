@@ -13,6 +13,7 @@ use burn::tensor::{Device, Tensor};
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
+use crate::shape::ModelShape;
 
 /// Keys and values of every layer of one model, for as many sequences as there are slots.
 #[derive(Debug)]

@@ -19,7 +19,6 @@ use crate::decoder::source::{Stored, named_linear, named_norm};
 use crate::error::{ModelError, read_json};
 use crate::packed;
 use crate::shape::ModelShape;
-use crate::shape::ModelShape;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
 
 /// Our keys of an adapter's `config.json`.
