@@ -19,5 +19,7 @@ mod road;
 mod support;
 #[path = "cli/sweep.rs"]
 mod sweep;
+#[path = "cli/texts.rs"]
+mod texts;
 #[path = "cli/tune.rs"]
 mod tune;

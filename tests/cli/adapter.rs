@@ -38,24 +38,10 @@ fn adapters_are_trained_without_a_draft_and_speed_up_nothing_but_the_clock() {
     let after = |heading: &str| stdout.split_once(heading).expect(heading).1.to_owned();
     assert!(after("exit 1").contains("K = 4"), "{stdout}");
     assert!(after("exit 3").contains("K = 1"), "{stdout}");
-    let results = place.path("checkpoints/road/evaluation/results.json");
-    let rows: Vec<serde_json::Value> =
-        serde_json::from_str(&std::fs::read_to_string(results).unwrap()).unwrap();
-    let pooled: Vec<_> = rows.iter().filter(|row| row["category"] == "all").collect();
+    let rows = place.results("road");
     // Plain, and two lengths and a threshold for each of two exits, greedy and sampled.
-    assert_eq!(pooled.len(), 2 * 7);
-    for row in &rows {
-        let count = |key: &str| row[key].as_u64().unwrap();
-        if row["decoding"] == "greedy" {
-            assert_eq!(row["lossless"], true, "{row}");
-        }
-        assert_eq!(
-            count("num_draft_forwards") + count("num_target_forwards"),
-            count("num_tokens") + count("num_discarded"),
-            "{row}"
-        );
-    }
-    assert!(pooled.iter().any(|row| row["drafter"] == "self_draft_3"));
+    assert_eq!(rows.len(), 2 * 7);
+    assert!(rows.iter().any(|row| row["drafter"] == "self_draft_3"));
 
     // Again: nothing is trained twice; another setting trains again.
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
@@ -118,32 +104,17 @@ fn adapters_that_do_not_belong_are_refused() {
     arguments.extend(set);
     place.run(&arguments).fails_naming(&["another target"]);
 
-    // Its own files, spoilt.
+    // What only an adapter's config says.
     let path = place.path(adapter).join("config.json");
     let config = std::fs::read_to_string(&path).unwrap();
-    for (spoilt, named) in [
-        (config.replace("\"exit_layer\": 2", "\"exit_layer\": 8"), "exit_layer"),
-        (config.replace("\"exit_layer\": 2", "\"exit\": 2"), "exit_layer"),
-        (config.replace("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2"), "num_hidden"),
-        ("{".to_owned(), "config.json"),
+    for (was, is, named) in [
+        ("\"exit_layer\": 2", "\"exit_layer\": 8", "exit_layer"),
+        ("\"exit_layer\": 2", "\"exit\": 2", "exit_layer"),
+        ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "num_hidden"),
     ] {
-        std::fs::write(&path, spoilt).unwrap();
+        std::fs::write(&path, config.replace(was, is)).unwrap();
         generate(&place, &["--adapter", adapter]).fails_naming(&[named]);
     }
-    std::fs::write(&path, config).unwrap();
-    let weights = place.path(adapter).join("model.safetensors");
-    let bytes = std::fs::read(&weights).unwrap();
-    std::fs::write(&weights, &bytes[..bytes.len() - 9]).unwrap();
-    generate(&place, &["--adapter", adapter]).fails_naming(&["model.safetensors"]);
-    let renamed = String::from_utf8_lossy(&bytes[8..]).contains("layers.0.self_attn.q_proj");
-    assert!(renamed, "Kangaroo's tensor names");
-    let at = bytes.windows(6).position(|window| window == b"q_proj").unwrap();
-    let mut other = bytes.clone();
-    other[at] = b'x';
-    std::fs::write(&weights, other).unwrap();
-    generate(&place, &["--adapter", adapter]).fails_naming(&["q_proj"]);
-    std::fs::write(&weights, bytes).unwrap();
-    generate(&place, &["--adapter", adapter]).ok();
 }
 
 #[test]
@@ -169,9 +140,7 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 6\n";
     std::fs::write(&path, text + more).unwrap();
     let (adapter, head) = ("checkpoints/road/adapter", "checkpoints/road/adapter/head");
-    let json = |path: &str| -> serde_json::Value {
-        serde_json::from_slice(&std::fs::read(place.path(path)).unwrap()).unwrap()
-    };
+    let json = |path: &str| place.json(path);
 
     place.run(&["build-data", "road.toml"]).ok();
     let trained = place.run(&["train-adapter", "road.toml", "--json"]).json();
@@ -214,15 +183,10 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
         assert_eq!(tokens(&[&["--adapter", adapter], rule].concat()), plain, "{rule:?}");
     }
     place.run(&["evaluate", "road.toml"]).ok();
-    let rows = json("checkpoints/road/evaluation/results.json");
-    let of_head: Vec<_> = rows
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|row| row["stop_rule"] == "rejection_threshold" && row["category"] == "all")
-        .collect();
-    assert!(of_head.len() >= 2, "{rows}");
-    assert!(of_head.iter().all(|row| row["lossless"] == true && row["drafter"] == "self_draft_3"));
+    let rows = place.results("road");
+    let of_head = rows.iter().filter(|row| row["stop_rule"] == "rejection_threshold");
+    assert_eq!(of_head.clone().count(), 2, "{rows:?}");
+    assert!(of_head.into_iter().all(|row| row["drafter"] == "self_draft_3"), "{rows:?}");
     let checked = place.run(&["check", adapter, "--num-prompts", "3", "--json"]).json();
     assert_eq!((&checked["passed"], &checked["greedy"]["is_tuned"]), (&true.into(), &true.into()));
     let shown = place.run(&["inspect", adapter, "--json"]).json();

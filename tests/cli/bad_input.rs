@@ -263,11 +263,68 @@ fn a_head_for_another_width_or_draft() {
         .run(&["evaluate", "small.toml", "--set", &other])
         .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
     place.run(&["train-head", "small.toml", "--set", &other]).fails_naming(&["data/small"]);
-
-    let weights = place.path("checkpoints/small/head/model.safetensors");
-    spoil_bytes(&weights, |bytes| bytes.truncate(bytes.len() - 1));
-    place.run(&["evaluate", "small.toml"]).fails_naming(&["head/model.safetensors"]);
     assert!(place.names("checkpoints/small/evaluation").is_empty());
+}
+
+/// What trains an export, where it lies, what decodes with it, and a tensor of it.
+struct Export {
+    command: &'static str,
+    dir: &'static str,
+    flags: &'static [&'static str],
+    tensor: &'static str,
+}
+
+const EXPORTS: [Export; 2] = [
+    Export {
+        command: "train-head",
+        dir: "checkpoints/small/head",
+        flags: &["--draft", "draft", "--head"],
+        tensor: "model.0.linear.weight",
+    },
+    Export {
+        command: "train-adapter",
+        dir: "checkpoints/small/adapter",
+        flags: &["--adapter"],
+        tensor: "layers.0.self_attn.q_proj.weight",
+    },
+];
+
+#[test]
+fn exports_that_are_spoilt() {
+    let place = with_recipe(|text| {
+        text.replace(&model("draft").display().to_string(), "draft")
+            + "[adapter]\nexit_layer = 2\noptimizer.num_epochs = 1\n"
+    });
+    place.copy_model("draft", "draft");
+    place.run(&["build-data", "small.toml"]).ok();
+    let target = model("target").display().to_string();
+    for Export { command, dir, flags, tensor } in EXPORTS {
+        place.run(&[command, "small.toml"]).ok();
+        let generate = || {
+            let arguments = ["generate", "--target", &target, "--prompt", "x"];
+            place.run(&[&arguments[..], flags, &[dir]].concat())
+        };
+        let whole = place.path(dir);
+        let [config, weights] = ["config.json", "model.safetensors"].map(|name| whole.join(name));
+        let [good_config, good] = [&config, &weights].map(|path| std::fs::read(path).unwrap());
+        generate().ok();
+
+        std::fs::write(&config, "{").unwrap();
+        generate().fails_naming(&[dir, "config.json"]);
+        std::fs::remove_file(&config).unwrap();
+        generate().fails_naming(&[dir, "config.json"]);
+        std::fs::write(&config, good_config).unwrap();
+
+        std::fs::write(&weights, &good[..good.len() - 9]).unwrap();
+        generate().fails_naming(&[dir, "model.safetensors", "whole"]);
+        std::fs::write(&weights, &good).unwrap();
+        edit_header(&whole, |header| header.replace(tensor, &tensor.replace("weight", "height")));
+        generate().fails_naming(&["model.safetensors", tensor]);
+        std::fs::remove_file(&weights).unwrap();
+        generate().fails_naming(&[dir, "model.safetensors"]);
+        std::fs::write(&weights, good).unwrap();
+        generate().ok();
+    }
 }
 
 #[test]

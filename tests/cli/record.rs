@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Place, model};
+use crate::support::{Place, interrupt, model};
 
 /// A place with the small recipe and a section `[tune]`.
 fn place() -> Place {
@@ -192,8 +192,7 @@ fn ctrl_c_keeps_whole_files() {
         assert!(child.try_wait().unwrap().is_none() || first.exists(), "it went on");
         std::thread::yield_now();
     }
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.unwrap().success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -1,10 +1,10 @@
-//! Trainings that are stopped, by their own bounds, by Ctrl-C or by force, and go on: they end with the
-//! bytes of one that never stopped.
+//! Trainings that are stopped, by their own bounds, by Ctrl-C or by force, and resumed: they end with
+//! the bytes of one that never stopped.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, Ran, model};
+use crate::support::{Place, Ran, interrupt, model, wait};
 
 const HEAD: &str = "checkpoints/steps/head";
 const ADAPTER: &str = "checkpoints/steps/adapter";
@@ -104,7 +104,7 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn hours_stop_a_training_that_goes_on_to_the_same_bytes() {
+fn hours_stop_a_training_that_resumes_to_the_same_bytes() {
     let place = place();
     let [head, _] = uninterrupted(&place);
     // Past before the first step.
@@ -126,10 +126,7 @@ fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
     while child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it never ends");
         if !place.names(states).is_empty() {
-            let saved = Instant::now();
-            while saved.elapsed() < delay {
-                std::thread::yield_now();
-            }
+            wait(delay);
             // It may have ended meanwhile.
             let _ = child.kill();
             return !child.wait().unwrap().success();
@@ -140,7 +137,7 @@ fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
 }
 
 #[test]
-fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
+fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
     let place = place();
     let [head, _] = uninterrupted(&place);
     let num_killed = [0, 500, 3_000, 10_000, 40_000].into_iter().filter(|micros| {
@@ -154,28 +151,27 @@ fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_a_state_to_go_on_from() {
+fn ctrl_c_leaves_a_state_to_resume_from() {
     use std::io::BufRead;
 
     let place = place();
-    let [head, _] = uninterrupted(&place);
-    let mut child = place
-        .command(&["train-head", "steps.toml"])
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    // So many epochs that it cannot end between its first line and the signal.
+    let arguments = ["train-head", "steps.toml", "--set", "head.optimizer.num_epochs=100"];
+    place.run(&arguments).ok();
+    let head = export(&place, HEAD);
+    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
+    let mut child = place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("epoch 1/3")), "it tells of each epoch");
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    let was_in_time = sent.unwrap().success();
+    assert!(lines.any(|line| line.unwrap().contains("epoch 1/100")), "it tells of each epoch");
+    interrupt(&child);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    let code = child.wait().unwrap().code();
-    if was_in_time && code == Some(130) {
-        assert!(rest.iter().any(|line| line.contains("run the same command again")), "{rest:?}");
-        let left = place.names("checkpoints/steps/head-training/checkpoint");
-        assert_eq!(left.len(), 1, "{left:?}");
-    }
-    place.run(&["train-head", "steps.toml"]).ok();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|line| line.contains("run the same command again")), "{rest:?}");
+    let left = place.names("checkpoints/steps/head-training/checkpoint");
+    assert_eq!(left.len(), 1, "{left:?}");
+    let resumed = place.run(&arguments);
+    assert!(!resumed.stderr.contains("epoch 1/100"), "it began anew: {}", resumed.stderr);
+    resumed.ok();
     assert!(export(&place, HEAD) == head, "other bytes");
 }
 

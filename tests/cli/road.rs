@@ -5,7 +5,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::Place;
+use crate::support::{Place, interrupt, wait};
 
 /// File name to bytes of every Parquet shard.
 fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
@@ -29,28 +29,18 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     assert!(stdout.contains("report: checkpoints/small/evaluation/report.html"), "{stdout}");
 
     let evaluation = place.path("checkpoints/small/evaluation");
-    let results = std::fs::read_to_string(evaluation.join("results.json")).unwrap();
-    let rows: Vec<serde_json::Value> = serde_json::from_str(&results).unwrap();
-    let pooled: Vec<_> = rows.iter().filter(|row| row["category"] == "all").collect();
     // Plain, two fixed lengths and one threshold, greedy and sampled.
-    assert_eq!(pooled.len(), 2 * 4);
-    for row in &rows {
-        let count = |key: &str| row[key].as_u64().unwrap();
-        if row["decoding"] == "greedy" {
-            assert_eq!(row["lossless"], true, "{row}");
-        } else {
-            assert!(row["lossless"].is_null(), "{row}");
-        }
-        assert_eq!(
-            count("num_draft_forwards") + count("num_target_forwards"),
-            count("num_tokens") + count("num_discarded"),
-            "{row}"
-        );
-        assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
-    }
+    assert_eq!(place.results("small").len(), 2 * 4);
     let html = std::fs::read_to_string(evaluation.join("report.html")).unwrap();
     assert!(html.starts_with("<!doctype html>") || html.starts_with("<!DOCTYPE html>"));
-    assert!(!html.contains("http://") || html.contains("www.w3.org"), "no external requests");
+    // Nothing is fetched when the page is opened: no address at all, no file beside it, no script.
+    for outside in ["://", "src=", "url(", "@import", "<script", "<iframe"] {
+        assert!(!html.contains(outside), "`{outside}` is in the report");
+    }
+    let links = html.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+    for link in links {
+        assert!(link.starts_with('#') || link.starts_with("data:"), "`{link}` leaves the page");
+    }
     assert_eq!(place.names("checkpoints/small/evaluation/answers/test").len(), 8);
 
     // Again: nothing is built or trained twice.
@@ -119,7 +109,7 @@ fn wait_for(path: &Path) {
 }
 
 #[test]
-fn a_killed_job_leaves_whole_shards_and_goes_on_to_the_same_bytes() {
+fn a_killed_job_leaves_whole_shards_and_resumes_to_the_same_bytes() {
     let place = Place::new();
     place.write_small_recipe();
     let mut child = place.command(&["build-data", "small.toml", "--quiet"]).spawn().unwrap();
@@ -143,32 +133,48 @@ fn a_killed_job_leaves_whole_shards_and_goes_on_to_the_same_bytes() {
 fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() {
     let place = Place::new();
     place.write_small_recipe();
-    place.write_prompts("test.jsonl", 300);
-    let no_head = ["--set", "evaluate.stop_thresholds=[]", "--set", "evaluate.head='head'"];
-    place.run(&["build-data", "small.toml"]).ok();
-    place.run(&["train-head", "small.toml"]).ok();
-    std::fs::rename(place.path("checkpoints/small/head"), place.path("head")).unwrap();
+    place.write_prompts("test.jsonl", 1000);
+    let settings = [
+        "evaluate.candidate_lengths=[1, 2, 3, 4, 5, 6, 7]",
+        "evaluate.stop_thresholds=[]",
+        "evaluate.decodings=['greedy']",
+    ];
+    let text = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    let (before, rest) = text.split_once("[data]").unwrap();
+    let evaluate = rest.split_once("[evaluate]").unwrap().1;
+    place.write("small.toml", format!("{before}[evaluate]{evaluate}"));
     let mut arguments = vec!["evaluate", "small.toml"];
-    arguments.extend(no_head);
-    let mut child = place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().starts_with("evaluate: ")), "it tells when it begins");
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.unwrap().success());
-    assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(place.names("checkpoints/small/evaluation").is_empty());
-    let partial = place.path("checkpoints/small/evaluation-partial/results.json");
-    if partial.exists() {
-        let rows: Vec<serde_json::Value> =
-            serde_json::from_str(&std::fs::read_to_string(partial).unwrap()).unwrap();
-        let counts: Vec<u64> = rows
-            .iter()
-            .filter(|row| row["category"] == "all" && row["decoding"] == "greedy")
-            .map(|row| row["num_prompts"].as_u64().unwrap())
-            .collect();
-        assert!(counts.iter().all(|n| *n == counts[0] && *n > 0), "{counts:?}");
+    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    let partial = place.path("checkpoints/small/evaluation-partial");
+    // How long the first prompt takes is the machine's to say: a stop before it leaves nothing, and
+    // is tried again a little later.
+    for millis in [1, 50, 200, 800, 3_200] {
+        let mut child =
+            place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(
+            lines.any(|line| line.unwrap().starts_with("evaluate: ")),
+            "it tells when it begins"
+        );
+        wait(Duration::from_millis(millis));
+        interrupt(&child);
+        assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        assert!(place.names("checkpoints/small/evaluation").is_empty());
+        if partial.exists() {
+            break;
+        }
     }
+    let rows = place.json("checkpoints/small/evaluation-partial/results.json");
+    let counts: Vec<u64> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["category"] == "all")
+        .map(|row| row["num_prompts"].as_u64().unwrap())
+        .collect();
+    assert_eq!(counts.len(), 8, "plain decoding and seven lengths: {rows:?}");
+    assert!(counts.iter().all(|n| *n == counts[0] && (1..1000).contains(n)), "{counts:?}");
 }
 
 #[cfg(unix)]
@@ -183,8 +189,7 @@ fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
         .spawn()
         .unwrap();
     wait_for(&place.path("data/small/responses-00000.parquet"));
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.unwrap().success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let stderr = String::from_utf8(output.stderr).unwrap();

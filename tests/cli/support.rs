@@ -1,8 +1,10 @@
 //! A working directory of its own for each test, and the binary run in it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// The repository's root.
@@ -41,7 +43,7 @@ impl Ran {
 
     /// Asserts success and parses stdout as one JSON document.
     #[track_caller]
-    pub(crate) fn json(self) -> serde_json::Value {
+    pub(crate) fn json(self) -> Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
 
@@ -123,6 +125,31 @@ impl Place {
         )
     }
 
+    /// A JSON file.
+    pub(crate) fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
+    }
+
+    /// The rows of a recipe's `results.json` over all categories, of which each adds up.
+    #[track_caller]
+    pub(crate) fn results(&self, recipe: &str) -> Vec<Value> {
+        let rows = self.json(&format!("checkpoints/{recipe}/evaluation/results.json"));
+        let rows = rows.as_array().unwrap();
+        for row in rows {
+            let count = |key: &str| row[key].as_u64().unwrap();
+            // Only greedy output can be compared with plain decoding's.
+            let lossless = if row["decoding"] == "greedy" { true.into() } else { Value::Null };
+            assert_eq!(row["lossless"], lossless, "{row}");
+            assert_eq!(
+                count("num_draft_forwards") + count("num_target_forwards"),
+                count("num_tokens") + count("num_discarded"),
+                "{row}"
+            );
+            assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0, "{row}");
+        }
+        rows.iter().filter(|row| row["category"] == "all").cloned().collect()
+    }
+
     /// The names in a directory, sorted; none if it is absent.
     pub(crate) fn names(&self, dir: &str) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(dir)) else { return Vec::new() };
@@ -131,6 +158,20 @@ impl Place {
             .collect();
         names.sort();
         names
+    }
+}
+
+/// Presses Ctrl-C.
+pub(crate) fn interrupt(child: &Child) {
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success(), "it ended before it was interrupted");
+}
+
+/// Lets another process work for a while, where nothing tells how far it is.
+pub(crate) fn wait(time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        std::thread::yield_now();
     }
 }
 

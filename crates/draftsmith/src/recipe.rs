@@ -5,6 +5,8 @@
 
 mod checks;
 mod data;
+#[cfg(test)]
+mod documented;
 mod evaluate;
 mod overrides;
 mod stop_rules;

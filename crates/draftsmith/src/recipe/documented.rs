@@ -1,0 +1,93 @@
+//! The tables of `recipes/README.md` have every key of a recipe, with its default, and no other.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::Recipe;
+
+const README: &str = include_str!("../../../../recipes/README.md");
+
+/// Every section, and what has no default.
+const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
+                      [head.sweep]\n[adapter]\n[tune]\n[evaluate]\nprompts = ['required']\n";
+
+/// The sections that have a table `optimizer`, in the order of its columns of defaults.
+const OPTIMIZERS: [&str; 2] = ["head", "adapter"];
+
+/// Keys and their values, tables taken apart.
+type Keys = BTreeMap<String, Value>;
+
+fn add(keys: &mut Keys, key: &str, value: Value) {
+    match value {
+        Value::Object(table) if !key.is_empty() => {
+            table.into_iter().for_each(|(name, value)| add(keys, &format!("{key}.{name}"), value));
+        }
+        Value::Object(table) => {
+            table.into_iter().for_each(|(name, value)| add(keys, &name, value));
+        }
+        _ => assert!(keys.insert(key.to_owned(), value).is_none(), "`{key}` has two rows"),
+    }
+}
+
+/// A value's text in a table, every number as a float: `1` and `1.0` are one default.
+fn parse(key: &str, default: &str) -> Value {
+    let text = default.trim_matches('`');
+    match text {
+        "none" => return Value::Null,
+        "required" if key.ends_with("prompts") => return Value::from(vec![text]),
+        "required" => return Value::from(text),
+        _ => {}
+    }
+    let table: toml::Table = toml::from_str(&format!("value = {text}"))
+        .unwrap_or_else(|error| panic!("the default of `{key}` is not TOML: {error}"));
+    serde_json::to_value(&table["value"]).expect("TOML is JSON")
+}
+
+fn with_floats(value: Value) -> Value {
+    match value {
+        Value::Number(number) => Value::from(number.as_f64()),
+        Value::Array(all) => all.into_iter().map(with_floats).collect(),
+        other => other,
+    }
+}
+
+fn documented() -> Keys {
+    let mut keys = Keys::new();
+    let rows = README.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"));
+    for row in rows {
+        let cells: Vec<&str> = row.split(" | ").map(str::trim).collect();
+        let (key, cells) = (cells[0].trim_end_matches('`'), &cells[1..]);
+        let sections = if key.starts_with("optimizer.") { &OPTIMIZERS[..] } else { &[] };
+        let meaning = cells.get(sections.len().max(1));
+        assert!(meaning.is_some_and(|text| !text.is_empty()), "`{key}` is not explained");
+        if sections.is_empty() {
+            add(&mut keys, key, parse(key, cells[0]));
+        }
+        for (section, default) in sections.iter().zip(cells) {
+            add(&mut keys, &format!("{section}.{key}"), parse(key, default));
+        }
+    }
+    keys
+}
+
+#[test]
+fn every_key_stands_in_the_readme_with_its_default() {
+    let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
+    let mut keys = Keys::new();
+    add(&mut keys, "", serde_json::to_value(recipe).expect("a recipe is JSON"));
+    let mut documented = documented();
+    let mut problems = String::new();
+    for (key, value) in keys {
+        let (value, row) = (with_floats(value), documented.remove(&key).map(with_floats));
+        match row {
+            None => problems += &format!("`{key}` has no row; its default is {value}\n"),
+            Some(row) if row != value => {
+                problems += &format!("`{key}` is {value} by default, its row says {row}\n");
+            }
+            Some(_) => {}
+        }
+    }
+    documented.keys().for_each(|key| problems += &format!("the row `{key}` names no key\n"));
+    assert!(problems.is_empty(), "recipes/README.md:\n{problems}");
+}

@@ -1,0 +1,101 @@
+//! What the command line says: its help and its errors, word for word. After a change that is meant,
+//! run with `INSTA_UPDATE=always` and read the diff of `snapshots/`.
+
+use crate::support::{Place, model, root};
+
+/// What a command says, with the repository's path taken out.
+fn told(place: &Place, arguments: &[&str]) -> String {
+    let output = place.command(arguments).env("COLUMNS", "100").output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    let code = output.status.code().unwrap();
+    let told = format!("$ draftsmith {}\n{out}{err}[exit {code}]\n", arguments.join(" "));
+    told.replace(root().to_str().unwrap(), "REPOSITORY")
+}
+
+#[test]
+fn the_help() {
+    let place = Place::new();
+    let commands = [
+        "run",
+        "build-data",
+        "train-head",
+        "train-adapter",
+        "record",
+        "tune",
+        "replay",
+        "evaluate",
+        "check",
+        "generate",
+        "inspect",
+    ];
+    let all = told(&place, &["--help"]);
+    for command in commands {
+        assert!(all.contains(&format!("\n  {command} ")), "`{command}` is not listed");
+    }
+    let listed = all.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
+    let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
+    let num_listed = listed.lines().filter(is_name).count();
+    assert_eq!(num_listed, commands.len() + 1, "a command has no help here, but for `help`");
+    let each = commands.map(|command| told(&place, &[command, "--help"]));
+    insta::assert_snapshot!(all + "\n" + &each.join("\n"));
+}
+
+#[test]
+fn errors() {
+    let place = Place::new();
+    place.write_small_recipe();
+    let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    place.write("misspelt.toml", recipe.replace("max_new_tokens", "max_tokens"));
+    place.write("untargeted.toml", recipe.replace("target = ", "# target = "));
+    place.write("broken.toml", recipe.replace("[data]", "[data"));
+    place.write("notes.txt", "text");
+    place.write("odd.jsonl", "{\"prompt\": \"fine\"}\n{\"nothing\": \"known\"}\n");
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let cut = place.copy_model("draft-small", "cut").join("model.safetensors");
+    let weights = std::fs::read(&cut).unwrap();
+    std::fs::write(&cut, &weights[..weights.len() - 100]).unwrap();
+    let generate = |extra: &[&str]| {
+        let arguments = [&["generate", "--target", &target, "--prompt", "x"], extra].concat();
+        told(&place, &arguments)
+    };
+    let small = |command: &str, set: &str| {
+        let set: &[&str] = if set.is_empty() { &[] } else { &["--set", set] };
+        told(&place, &[&[command, "small.toml"], set].concat())
+    };
+    let errors = [
+        told(&place, &["frobnicate"]),
+        told(&place, &["run", "absent.toml"]),
+        told(&place, &["run", "misspelt.toml"]),
+        told(&place, &["run", "untargeted.toml"]),
+        told(&place, &["run", "broken.toml"]),
+        small("run", "head.layers=2"),
+        small("run", "seed"),
+        small("run", "head.learning_rate=1e-3"),
+        small("run", "head.mixing_ratio=2"),
+        small("run", "head.dtype=f8"),
+        small("run", "adapter.loss=mse"),
+        small("evaluate", "evaluate.stop_thresholds=[2]"),
+        small("evaluate", ""),
+        small("train-head", ""),
+        small("tune", ""),
+        small("build-data", "data.prompts=['absent.jsonl']"),
+        small("build-data", "data.prompts=['odd.jsonl']"),
+        small("build-data", "models.target=nowhere"),
+        small("train-adapter", "adapter.exit_layer=0"),
+        told(&place, &["check", "nowhere"]),
+        told(&place, &["check", &draft]),
+        told(&place, &["inspect", "notes.txt"]),
+        generate(&["--head", "head"]),
+        generate(&["--draft", &draft, "--head", &draft]),
+        generate(&["--draft", "cut"]),
+        generate(&["--adapter", &draft]),
+        generate(&["--adapter", "nowhere", "--confidence-threshold", "1.5"]),
+        generate(&["--draft", &draft, "--candidate-length", "0"]),
+        generate(&["--temperature", "-1"]),
+        generate(&["--device", "abacus"]),
+    ];
+    for error in &errors {
+        assert!(error.contains("\nerror: ") && !error.contains("panicked"), "{error}");
+    }
+    insta::assert_snapshot!(errors.join("\n"));
+}
