@@ -36,7 +36,7 @@ impl Tree {
             let files = [children_dir.join(format!("{child}.rs")), dir.join("mod.rs")];
             // A module with a `#[path]` is left out.
             if let Some(file) = files.into_iter().find(|file| file.is_file()) {
-                self.add([&path[..], &[child.clone()]].concat(), file, &dir);
+                self.add([&path[..], std::slice::from_ref(child)].concat(), file, &dir);
             }
         }
         self.modules.insert(path, Module { file, source });

@@ -143,7 +143,7 @@ fn generate(
     }
     let exports = Exports { head, adapters };
     // An adapter serves instead of a draft.
-    let drafter = drafters_of(&pair, &exports).pop();
+    let drafter = drafters_of(pair, &exports).pop();
     let speculative = drafter.is_some();
     let prompt_ids = if arguments.raw {
         pair.tokenizer.encode(&arguments.prompt, true)?
