@@ -11,7 +11,6 @@ mod error;
 mod hash;
 mod prompts;
 mod provenance;
-mod record;
 mod responses;
 mod rollouts;
 mod tokenizer;
@@ -21,8 +20,10 @@ pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
 pub use prompts::{Prompt, Turn, read_prompts};
 pub use provenance::{Difference, PromptFile, Provenance};
-pub use record::{DraftColumns, FinishReason, ResponseRow, round_stored};
-pub use responses::{read_dir, read_provenance, read_shard, shard_path, shard_paths, write_shard};
+pub use responses::{
+    DraftColumns, FinishReason, ResponseRow, read_dir, read_provenance, read_shard, round_stored,
+    shard_path, shard_paths, write_shard,
+};
 pub use rollouts::{
     RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,
     is_rollouts_path, read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths,

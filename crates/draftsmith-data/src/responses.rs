@@ -1,10 +1,11 @@
 //! Response shards on disk, `responses-00000.parquet` and on: rows in, rows out, with their
 //! provenance in the key-value metadata.
 //!
-//! `responses/schema.rs` says what the columns are, `responses/write.rs` and `responses/read.rs`
-//! turn rows into columns and back. Equal rows and provenance give equal bytes.
+//! `responses/row.rs` holds what a row is, `responses/schema.rs` the columns; `responses/write.rs` and
+//! `responses/read.rs` turn rows into columns and back. Equal rows and provenance give equal bytes.
 
 mod read;
+mod row;
 mod schema;
 mod write;
 
@@ -14,9 +15,9 @@ use rayon::prelude::*;
 
 use crate::error::DataError;
 use crate::provenance::Provenance;
-use crate::record::ResponseRow;
 
 pub use read::{read_provenance, read_shard};
+pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use write::write_shard;
 
 /// What a shard's file name begins and ends with.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use super::row::{DraftColumns, FinishReason, ResponseRow};
 use super::schema::COLUMNS;
 use crate::columns::{TableRow, bad_provenance, entries, open, read_rows};
 use crate::error::DataError;
 use crate::provenance::Provenance;
-use crate::record::{DraftColumns, FinishReason, ResponseRow};
 
 /// Reads one shard: its rows, in order, and where they came from. Columns that are not of the
 /// schema are left alone.

@@ -17,7 +17,6 @@ use crate::columns::tests::{
     Noise, Table, check_cut_files, check_flipped_bytes, list, null_list, nullable,
 };
 use crate::provenance::tests::provenance;
-use crate::record::{DraftColumns, FinishReason};
 
 fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> ResponseRow {
     let response_ids: Vec<u32> = (0..length).map(|_| noise.id()).collect();

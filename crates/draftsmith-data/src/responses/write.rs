@@ -6,11 +6,11 @@ use arrow_array::ArrayRef;
 use arrow_array::types::{Float32Type, UInt32Type};
 use arrow_schema::ArrowError;
 
+use super::row::{DraftColumns, ResponseRow};
 use super::schema::COLUMNS;
 use crate::columns::{Column, lists, texts, write_rows};
 use crate::error::DataError;
 use crate::provenance::Provenance;
-use crate::record::{DraftColumns, ResponseRow};
 
 /// Writes rows as one shard, whole or not at all. Floats are stored as they are: call
 /// [`ResponseRow::round_stored`] first to keep the file small.
