@@ -15,6 +15,7 @@
 
 mod attention;
 mod blocks;
+mod buffers;
 mod kernel;
 mod read;
 mod sharing;
@@ -27,13 +28,18 @@ use std::ops::Range;
 use burn::nn::{Linear, RmsNorm};
 use rayon::prelude::*;
 
-pub(crate) use attention::{PackedAttention, PackedLayerCache, Scratch};
+pub(crate) use attention::PackedAttention;
+pub(crate) use buffers::{PackedLayerCache, Scratch};
 pub(crate) use read::Packing;
 pub use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
 use crate::placed::{PlacedRows, PlacedRun};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
+
+/// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
+/// of them, and score more keys that they may not see.
+const MAX_ROWS_A_BLOCK: usize = 64;
 
 /// A norm's scale and its ε.
 #[derive(Debug)]
@@ -167,8 +173,7 @@ pub(crate) fn forward_sequences(
                 layer.attention.fill(only_seen, run[..].into(), slots, rope, scratch);
             }
             let num_rows = x.len() / width;
-            let rows_at_once =
-                num_rows.div_ceil(num_rows.div_ceil(blocks::MAX_ROWS_A_BLOCK).max(1)).max(1);
+            let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_A_BLOCK).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
                 layer.forward(rows, run[..].into(), slots, rope, scratch);
@@ -188,7 +193,7 @@ pub(crate) fn forward_layers<'a>(
     scratch: &mut Scratch,
 ) {
     let num_rows = x.len() / layers[0].attention.norm.width();
-    if num_rows > blocks::MAX_ROWS_A_BLOCK {
+    if num_rows > MAX_ROWS_A_BLOCK {
         return scratch.blocks.forward_layers(layers, x, rows, caches, rope);
     }
     if scratch.sharing.shares(layers, x) {

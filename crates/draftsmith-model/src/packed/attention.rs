@@ -6,12 +6,11 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::blocks::Blocks;
+use super::buffers::{PackedLayerCache, Scratch};
 use super::kernel::{Shape, multiply_panels};
-use super::sharing::Sharing;
 use super::steps::{add, rotate, softmax};
-use super::storage::{LINE, Line};
-use super::weights::{PackedWeights, Threads};
+use super::storage::LINE;
+use super::weights::PackedWeights;
 use super::{PackedNorm, RopeTable, vectorized};
 use crate::placed::{PlacedRows, PlacedRun};
 
@@ -25,76 +24,6 @@ pub(crate) struct PackedAttention {
     pub(super) num_heads: usize,
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
-}
-
-/// Keys and values of one layer for the sequence in one slot.
-#[derive(Debug)]
-pub(crate) struct PackedLayerCache {
-    /// For each head panels of 16 positions, each `[head_dim, 16]`.
-    keys: Vec<Line>,
-    /// For each head panels of 16 channels, each `[capacity, 16]`.
-    values: Vec<Line>,
-    head_dim: usize,
-    /// A whole number of lines.
-    capacity: usize,
-}
-
-/// Buffers that the layers of a forward share.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch {
-    pub(super) normed: Vec<f32>,
-    pub(super) wide: Vec<f32>,
-    pub(super) narrow: Vec<f32>,
-    /// Who may work on the products.
-    pub(super) threads: Threads,
-    /// Whether two threads may share rows.
-    pub(super) sharing: Sharing,
-    /// What a forward over many rows needs for its blocks.
-    pub(super) blocks: Blocks,
-    queries: Vec<f32>,
-    scores: Vec<f32>,
-    mixed: Vec<f32>,
-    heads: Vec<f32>,
-}
-
-impl Scratch {
-    /// Buffers for a forward that so many threads work on.
-    pub(crate) fn with_threads(threads: Threads) -> Self {
-        Self { threads, ..Self::default() }
-    }
-}
-
-impl PackedLayerCache {
-    pub(crate) fn new(num_kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
-        let capacity = capacity.next_multiple_of(LINE);
-        let empty = Line([0.0; LINE]);
-        Self {
-            keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
-            values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
-            head_dim,
-            capacity,
-        }
-    }
-
-    /// Writes one head's key and value at a position.
-    #[inline(always)]
-    fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
-        let panel = head * self.capacity / LINE + position / LINE;
-        let (lines, key) = (&mut self.keys[panel * self.head_dim..][..key.len()], key);
-        for channel in 0..key.len() {
-            lines[channel].0[position % LINE] = key[channel];
-        }
-        let first = head * self.head_dim.div_ceil(LINE);
-        let (whole, rest) = value.as_chunks::<LINE>();
-        let mut at = first * self.capacity + position;
-        for value in whole {
-            self.values[at].0 = *value;
-            at += self.capacity;
-        }
-        if !rest.is_empty() {
-            self.values[at].0[..rest.len()].copy_from_slice(rest);
-        }
-    }
 }
 
 impl PackedAttention {

@@ -9,24 +9,12 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
+use super::buffers::{Blocks, PackedLayerCache, Scratch};
+use super::{MAX_ROWS_A_BLOCK, PackedLayer, RopeTable, Threads};
 use crate::placed::PlacedRows;
-
-/// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
-/// of them, and score more keys that they may not see.
-pub(super) const MAX_ROWS_A_BLOCK: usize = 64;
 
 /// Fewer rows are not cut apart for more threads.
 const MIN_ROWS_A_BLOCK: usize = 16;
-
-/// Buffers of forwards over many rows.
-#[derive(Debug, Default)]
-pub(super) struct Blocks {
-    /// Of each thread.
-    scratches: Vec<Scratch>,
-    /// Queries, keys and values of each block.
-    projected: Vec<Vec<f32>>,
-}
 
 /// Some rows of a forward.
 struct Block<'a> {

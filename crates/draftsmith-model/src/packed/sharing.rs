@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{PackedLayer, PackedLayerCache, RopeTable, Scratch, Threads};
+use super::buffers::{PackedLayerCache, Scratch, Sharing};
+use super::{PackedLayer, RopeTable, Threads};
 use crate::placed::PlacedRows;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
@@ -16,21 +17,6 @@ const ROWS_FOR_TWO: usize = 6;
 
 /// Layers up to which a model's forwards are shared: their caches are handed over on the stack.
 const MAX_LAYERS: usize = 64;
-
-/// Whether and with what two threads share the forwards of a session.
-///
-/// Where other processes keep the cores busy, the second thread is put aside in the middle of its
-/// half for longer than the whole forward takes one thread. One thread then runs some forwards
-/// alone.
-#[derive(Debug, Default)]
-pub(crate) struct Sharing {
-    /// The buffers of each thread, from the first shared forward on.
-    halves: Option<Box<[Scratch; 2]>>,
-    /// Forwards that one thread runs before two try again.
-    num_to_wait: u32,
-    /// So many they were when it was last held up.
-    last_wait: u32,
-}
 
 impl Sharing {
     /// The fewest forwards that one thread runs after two were held up, and the most, after they

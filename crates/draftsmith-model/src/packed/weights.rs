@@ -12,7 +12,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::blocks::MAX_ROWS_A_BLOCK;
+use super::MAX_ROWS_A_BLOCK;
 use super::kernel::{Shape, multiply_panels};
 use super::storage::{Bf16Line, F16Line, LINE, Line, Storage, StoredLine};
 

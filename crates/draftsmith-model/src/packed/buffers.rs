@@ -1,0 +1,98 @@
+//! What a session keeps between forwards: keys and values, and buffers for the rows in hand.
+
+use super::storage::{LINE, Line};
+use super::weights::Threads;
+
+/// Keys and values of one layer for the sequence in one slot.
+#[derive(Debug)]
+pub(crate) struct PackedLayerCache {
+    /// For each head panels of 16 positions, each `[head_dim, 16]`.
+    pub(super) keys: Vec<Line>,
+    /// For each head panels of 16 channels, each `[capacity, 16]`.
+    pub(super) values: Vec<Line>,
+    pub(super) head_dim: usize,
+    /// A whole number of lines.
+    pub(super) capacity: usize,
+}
+
+/// Buffers that the layers of a forward share.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(super) normed: Vec<f32>,
+    pub(super) wide: Vec<f32>,
+    pub(super) narrow: Vec<f32>,
+    /// Who may work on the products.
+    pub(super) threads: Threads,
+    /// Whether two threads may share rows.
+    pub(super) sharing: Sharing,
+    /// What a forward over many rows needs for its blocks.
+    pub(super) blocks: Blocks,
+    pub(super) queries: Vec<f32>,
+    pub(super) scores: Vec<f32>,
+    pub(super) mixed: Vec<f32>,
+    pub(super) heads: Vec<f32>,
+}
+
+impl Scratch {
+    /// Buffers for a forward that so many threads work on.
+    pub(crate) fn with_threads(threads: Threads) -> Self {
+        Self { threads, ..Self::default() }
+    }
+}
+
+impl PackedLayerCache {
+    pub(crate) fn new(num_kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
+        let capacity = capacity.next_multiple_of(LINE);
+        let empty = Line([0.0; LINE]);
+        Self {
+            keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
+            values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
+            head_dim,
+            capacity,
+        }
+    }
+
+    /// Writes one head's key and value at a position.
+    #[inline(always)]
+    pub(super) fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
+        let panel = head * self.capacity / LINE + position / LINE;
+        let (lines, key) = (&mut self.keys[panel * self.head_dim..][..key.len()], key);
+        for channel in 0..key.len() {
+            lines[channel].0[position % LINE] = key[channel];
+        }
+        let first = head * self.head_dim.div_ceil(LINE);
+        let (whole, rest) = value.as_chunks::<LINE>();
+        let mut at = first * self.capacity + position;
+        for value in whole {
+            self.values[at].0 = *value;
+            at += self.capacity;
+        }
+        if !rest.is_empty() {
+            self.values[at].0[..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
+/// Buffers of forwards over many rows.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// Of each thread.
+    pub(super) scratches: Vec<Scratch>,
+    /// Queries, keys and values of each block.
+    pub(super) projected: Vec<Vec<f32>>,
+}
+
+/// Whether and with what two threads share the forwards of a session.
+///
+/// Where other processes keep the cores busy, the second thread is put aside in the middle of its
+/// half for longer than the whole forward takes one thread. One thread then runs some forwards
+/// alone.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    /// The buffers of each thread, from the first shared forward on.
+    pub(super) halves: Option<Box<[Scratch; 2]>>,
+    /// Forwards that one thread runs before two try again.
+    pub(super) num_to_wait: u32,
+    /// So many they were when it was last held up.
+    pub(super) last_wait: u32,
+}
