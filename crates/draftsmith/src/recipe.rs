@@ -23,7 +23,7 @@ use draftsmith_train::{
 use serde::{Deserialize, Serialize};
 
 use self::checks::require;
-pub(crate) use self::data::{DataRecipe, Responses, decoding};
+pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 use self::overrides::set;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
@@ -248,7 +248,10 @@ fn toml_error(error: &toml::de::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_theory::Decoding;
     use draftsmith_train::Clipping;
+
+    use crate::results::DecodingName;
 
     use super::*;
 
@@ -298,6 +301,21 @@ mod tests {
     }
 
     #[test]
+    fn every_stage_samples_as_evaluate_says() {
+        let top_k = |overrides: &[&str]| {
+            let evaluate = read(RECIPE, overrides).expect("reads").evaluate.expect("a section");
+            assert_eq!(evaluate.decoding(DecodingName::Greedy), Decoding::Greedy);
+            match evaluate.decoding(DecodingName::Sampled) {
+                Decoding::Sampled(sampling) => sampling.top_k,
+                Decoding::Greedy => panic!("it is sampled"),
+            }
+        };
+        assert_eq!(top_k(&[]), None);
+        assert_eq!(top_k(&["data.top_k=3"]), None);
+        assert_eq!(top_k(&["evaluate.top_k=3"]), Some(3));
+    }
+
+    #[test]
     fn what_is_written_beside_outputs_reads_back() {
         let overrides =
             ["data.top_k=5", "head.optimizer.clipping.value=0.5", "head.optimizer.schedule=linear"];
@@ -323,6 +341,10 @@ mod tests {
             message(RECIPE, &["head.learning_rate=1"]).contains("`head.optimizer.learning_rate`")
         );
         assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
+        for section in ["data", "evaluate"] {
+            let none = message(RECIPE, &[&format!("{section}.top_k=0")]);
+            assert!(none.contains(&format!("`{section}`")) && none.contains("top_k"), "{none}");
+        }
         assert!(
             message(RECIPE, &["head.optimizer.clipping.norm=0"])
                 .contains("`head.optimizer.clipping.norm`")

@@ -91,6 +91,9 @@ struct DecodingCheck<T> {
     temperature: f64,
     /// Nucleus mass.
     top_p: f64,
+    /// Most probable tokens kept; left out where all are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<usize>,
     /// New tokens.
     num_tokens: usize,
     /// Whether the output is the target's.

@@ -355,6 +355,9 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
         read_recordings(recipe, draft, PromptSet::Validation, DecodingName::Greedy)
     };
     greedy(&cooler).expect("greedy decoding has no temperature");
+    let fewer = changed(|r| r.evaluate.as_mut().expect("a section").top_k = Some(3));
+    refused(&fewer, draft, &["`top_k` = null", "3 now", again]);
+    greedy(&fewer).expect("greedy decoding has no top-k");
     refused(
         &recipe,
         DrafterName::Of(DrafterId::SelfDraft { exit_layer: 3 }),

@@ -13,7 +13,7 @@ mod show;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Decoding, Recordings, SignalNeeds, seconds_per_token};
+use draftsmith_theory::{Counts, Decoding, Recordings, Sampling, SignalNeeds, seconds_per_token};
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
@@ -27,7 +27,7 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::prompts::spread;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, sampling};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
 use crate::statistics::{promise_interval, shown_interval};
@@ -209,15 +209,13 @@ fn choose(
         some.iter().map(|index| best_spent[*index].counts).sum::<Counts>().acceptance_rate()
     };
     let expected = rules.iter().find(|rule| rule.stop_rule == best.name).map(|rule| rule.gain);
-    let (temperature, top_p) = match decoding {
-        Decoding::Greedy => (0.0, 1.0),
-        Decoding::Sampled(sampling) => (sampling.temperature, sampling.top_p),
-    };
+    let Sampling { temperature, top_p, top_k } = sampling(&decoding);
     let rule = TunedRule {
         drafter,
         config: best.config.clone(),
         temperature,
         top_p,
+        top_k,
         expected_gain: expected.context("the best rule is one of the rules")?,
         expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,

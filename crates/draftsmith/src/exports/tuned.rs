@@ -39,6 +39,9 @@ pub(crate) struct TunedRule {
     pub(crate) temperature: f64,
     /// The nucleus mass it was tuned for.
     pub(crate) top_p: f64,
+    /// The most probable tokens it was tuned for; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) top_k: Option<usize>,
     /// Modelled speed over the best fixed length, minus 1, with its 95 % interval.
     pub(crate) expected_gain: Estimate,
     /// Candidates accepted over candidates drafted, with its 99.99 % interval.
@@ -95,7 +98,8 @@ impl Tuned {
 impl TunedRule {
     /// The way of decoding it was tuned for.
     pub(crate) fn decoding(&self) -> Decoding {
-        decoding(Sampling { temperature: self.temperature, top_p: self.top_p, top_k: None })
+        let Self { temperature, top_p, top_k, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k })
     }
 }
 
@@ -129,6 +133,7 @@ mod tests {
             config: default_rule(true),
             temperature,
             top_p: 1.0,
+            top_k: None,
             expected_gain: estimate(0.25),
             expected_acceptance_rate: estimate(0.5),
             best_fixed_length: 4,
@@ -156,8 +161,14 @@ mod tests {
     fn what_is_written_reads_back() {
         let dir = dir_with(r#"{"exit_layer": 2}"#);
         assert_eq!(Tuned::read(dir.path()).expect("reads"), None);
-        for tuned in [tuned(), Tuned { greedy: None, ..tuned() }] {
+        let few = TunedRule { top_k: Some(5), ..rule(1.0) };
+        for tuned in
+            [tuned(), Tuned { greedy: None, ..tuned() }, Tuned { sampled: Some(few), ..tuned() }]
+        {
             write(&tuned, dir.path());
+            let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+            let top_k = tuned.sampled.as_ref().and_then(|rule| rule.top_k);
+            assert_eq!(text.contains("top_k"), top_k.is_some());
             assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
         }
     }
@@ -186,6 +197,7 @@ mod tests {
         };
         check(|rule| rule.temperature = 0.0, "temperature");
         check(|rule| rule.top_p = 0.0, "top_p");
+        check(|rule| rule.top_k = Some(0), "top_k");
         check(|rule| rule.expected_acceptance_rate.low = 0.75, "expected_acceptance_rate");
         check(|rule| rule.expected_gain.value = 7.0, "expected_gain");
         check(

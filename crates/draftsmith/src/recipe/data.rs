@@ -64,3 +64,11 @@ impl DataRecipe {
 pub(crate) fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::Greedy } else { Decoding::Sampled(sampling) }
 }
+
+/// The settings of a way of decoding, greedy as temperature 0.
+pub(crate) fn sampling(decoding: &Decoding) -> Sampling {
+    match decoding {
+        Decoding::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
+        Decoding::Sampled(sampling) => *sampling,
+    }
+}

@@ -38,6 +38,9 @@ pub(crate) struct EvaluateRecipe {
     /// Nucleus mass of the sampled decoding.
     #[serde(default = "one")]
     pub(crate) top_p: f64,
+    /// Most probable tokens that the sampled decoding keeps; all if absent.
+    #[serde(default)]
+    pub(crate) top_k: Option<usize>,
     /// The most candidates a round of the separate draft under any rule but a fixed length.
     #[serde(default = "default_max_candidate_length")]
     pub(crate) max_candidate_length: usize,
@@ -84,7 +87,7 @@ impl EvaluateRecipe {
             DecodingName::Sampled => Decoding::Sampled(Sampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
-                top_k: None,
+                top_k: self.top_k,
             }),
         }
     }

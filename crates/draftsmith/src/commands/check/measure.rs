@@ -12,6 +12,7 @@ use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::pair::Pair;
+use crate::recipe::sampling;
 use crate::results::DrafterName;
 use crate::statistics::{interval_of, promise_interval};
 
@@ -70,15 +71,13 @@ impl OneDecoding {
             Some(promised) => Some(rate.agrees_with(&interval_of(promised)?)),
             None => None,
         };
-        let (temperature, top_p) = match decoding {
-            Decoding::Greedy => (0.0, 1.0),
-            Decoding::Sampled(sampling) => (sampling.temperature, sampling.top_p),
-        };
+        let Sampling { temperature, top_p, top_k } = sampling(&decoding);
         Ok(DecodingCheck {
             stop_rule: rule,
             is_tuned,
             temperature,
             top_p,
+            top_k,
             num_tokens: total.num_tokens,
             output,
             acceptance: Acceptance {
@@ -225,16 +224,32 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Whether a little more nucleus mass lets a token in: rows of rounds and of whole texts differ by
-/// rounding.
+/// Whether a little more nucleus mass, or a slightly larger logit, lets a token in: rows of rounds
+/// and of whole texts differ by rounding.
 fn is_at_edge(sampling: &Sampling, logits: &[f32], token: u32) -> bool {
-    let wider = Sampling { top_p: (sampling.top_p + EDGE).min(1.0), ..*sampling };
+    let logit = logits[token as usize];
+    let num_above = |least: f64| logits.iter().filter(|other| f64::from(**other) > least).count();
+    let top_k = sampling.top_k.map(|top_k| {
+        let is_near = num_above(f64::from(logit) + EDGE) < top_k;
+        if is_near { top_k.max(num_above(f64::from(logit)) + 1) } else { top_k }
+    });
+    let wider = Sampling { top_p: (sampling.top_p + EDGE).min(1.0), top_k, ..*sampling };
     wider.probs(logits)[token as usize] > 0.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_tokens_at_the_top_k_edge_are_forgiven() {
+        let two = Sampling { top_k: Some(2), ..Sampling::default() };
+        assert!(is_at_edge(&two, &[3.0, 1.000_05, 1.0, 0.0], 2));
+        assert!(!is_at_edge(&two, &[3.0, 1.001, 1.0, 0.0], 2));
+        assert!(!is_at_edge(&two, &[3.0, 1.000_05, 1.0, 0.0], 3));
+        let also_nucleus = Sampling { top_p: 0.5, ..two };
+        assert!(!is_at_edge(&also_nucleus, &[3.0, 1.000_05, 1.0, 0.0], 2));
+    }
 
     #[test]
     fn only_tokens_at_the_nucleus_edge_are_forgiven() {

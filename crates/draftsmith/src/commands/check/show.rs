@@ -137,9 +137,14 @@ fn p_value(p_value: f64) -> String {
 }
 
 fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
-    let nucleus =
-        if decoding.top_p < 1.0 { format!(", top-p {}", decoding.top_p) } else { String::new() };
-    format!("T = {}{nucleus}", decoding.temperature)
+    let mut text = format!("T = {}", decoding.temperature);
+    if decoding.top_p < 1.0 {
+        text += &format!(", top-p {}", decoding.top_p);
+    }
+    if let Some(top_k) = decoding.top_k {
+        text += &format!(", top-k {top_k}");
+    }
+    text
 }
 
 fn rule(rule: &StopRuleConfig, is_tuned: bool) -> String {
