@@ -4,33 +4,30 @@
 //! KL divergences bound the expected acceptance probability from below, in either direction, since
 //! β is symmetric. SVIP (Zhang et al. 2024, section 3) starts from such a bound and replaces what
 //! the draft cannot know by its own entropy: that makes an estimate of it, and no bound. All
-//! divergences and entropies are in nats.
-
-/// The divergence at which the bounds of Pinsker and of Bretagnolle and Huber are equal, in nats:
-/// the positive root of KL/2 = 1 − e^{−KL}, which is 2 + W(−2e^{−2}). Both bounds are 0.107 there.
-pub const BOUNDS_CROSS_AT_NATS: f64 = 1.593_624_260_040_04;
+//! divergences and entropies are in nats. `draftsmith inspect` shows both beside the overlap that
+//! was measured.
 
 /// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 where that is negative, from 2
 /// nats on.
 ///
-/// The better of the two bounds below [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding
+/// The better of the two bounds below 1.594 nats. A divergence below 0, as rounding
 /// leaves it, counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
-pub fn pinsker_bound(kl_nats: f64) -> f64 {
+fn pinsker_bound(kl_nats: f64) -> f64 {
     (1.0 - (checked(kl_nats) / 2.0).sqrt()).max(0.0)
 }
 
 /// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any
 /// finite KL.
 ///
-/// The better of the two bounds above [`BOUNDS_CROSS_AT_NATS`]. A divergence below 0, as rounding
+/// The better of the two bounds above 1.594 nats. A divergence below 0, as rounding
 /// leaves it, counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
-pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
+fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     let kl_nats = checked(kl_nats);
     // 1 − √(1 − e) is e / (1 + √(1 − e)), which keeps its digits for large KL; exp_m1 keeps those
     // for small.
@@ -76,6 +73,11 @@ fn checked(kl_nats: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::{SeededDraws, cross_entropy, entropy_of_log_probs, overlap};
+
+    /// The divergence at which the bounds of Pinsker and of Bretagnolle and Huber are equal, in
+    /// nats: the positive root of KL/2 = 1 − e^{−KL}, which is 2 + W(−2e^{−2}). Both are 0.107
+    /// there.
+    const BOUNDS_CROSS_AT_NATS: f64 = 1.593_624_260_040_04;
 
     /// The log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot
     /// at 20.

@@ -1,15 +1,17 @@
 //! `inspect`: what a model, head, dataset or result is, and where it came from.
 
+mod acceptance;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    ChatTemplate, ResponseRow, TextTokenizer, is_rollouts_path, read_dir, read_rollout_provenance,
-    read_rollouts, read_shard, rollouts_paths, shard_paths,
+    ChatTemplate, Provenance, ResponseRow, TextTokenizer, is_rollouts_path, read_dir,
+    read_rollout_provenance, read_rollouts, read_shard, rollouts_paths, shard_paths,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use draftsmith_theory::acceptance_prob;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
@@ -33,11 +35,11 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
             rollouts(path)?
         } else {
             let (rows, provenance) = read_shard(path)?;
-            dataset(&rows, serde_json::to_value(provenance)?, 1)
+            dataset(&rows, &provenance, 1)?
         }
     } else if path.is_dir() && shard_paths(path).is_ok() {
         let (rows, provenance) = read_dir(path)?;
-        let mut shown = dataset(&rows, serde_json::to_value(provenance)?, shard_paths(path)?.len());
+        let mut shown = dataset(&rows, &provenance, shard_paths(path)?.len())?;
         let recorded = rollouts_paths(path)?;
         if !recorded.is_empty() {
             shown["rollouts"] = all_rollouts(&recorded)?;
@@ -162,7 +164,7 @@ fn head(dir: &Path) -> Result<Value> {
     }))
 }
 
-fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value {
+fn dataset(rows: &[ResponseRow], provenance: &Provenance, num_shards: usize) -> Result<Value> {
     let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
     let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     sources.sort_unstable();
@@ -176,7 +178,9 @@ fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value 
     let flat = |column: fn(&draftsmith_data::DraftColumns) -> Vec<f64>| {
         mean(drafted.iter().flat_map(|columns| column(columns)).collect())
     };
-    json!({
+    let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
+    let is_raw = (provenance.temperature, provenance.top_p, provenance.top_k) == (1.0, 1.0, None);
+    Ok(json!({
         "kind": "responses",
         "num_shards": num_shards,
         "num_rows": rows.len(),
@@ -185,7 +189,7 @@ fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value 
         "num_response_tokens": num_tokens,
         "share_ended_by_eos": num_eos as f64 / rows.len().max(1) as f64,
         "has_draft": !drafted.is_empty(),
-        "mean_overlap": flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect()),
+        "mean_overlap": mean_overlap,
         "mean_acceptance_prob": flat(|c| {
             let pairs = c.target_log_prob.iter().zip(&c.draft_log_prob);
             pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
@@ -195,8 +199,10 @@ fn dataset(rows: &[ResponseRow], provenance: Value, num_shards: usize) -> Value 
             pairs.map(|(d, t)| f64::from(u8::from(d == t))).collect()
         }),
         "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
+        "by_entropy": acceptance::by_entropy(&drafted, is_raw),
+        "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
-    })
+    }))
 }
 
 /// Rollouts files by name, without their provenance.
@@ -241,14 +247,14 @@ fn lines(value: &Value) -> String {
                 }
                 Value::Null => *out += &format!("{:indent$}{key:<width$}  -\n", ""),
                 Value::String(text) => *out += &format!("{:indent$}{key:<width$}  {text}\n", ""),
-                Value::Number(n) if n.is_f64() => {
-                    let n = n.as_f64().unwrap_or(f64::NAN);
-                    let shown = if n == 0.0 || (1e-3..1e6).contains(&n.abs()) {
-                        format!("{n:.4}")
-                    } else {
-                        format!("{n:.3e}")
-                    };
-                    *out += &format!("{:indent$}{key:<width$}  {shown}\n", "");
+                Value::Number(n) => {
+                    *out += &format!("{:indent$}{key:<width$}  {}\n", "", number(n));
+                }
+                Value::Array(list) if let Some(table) = table(list) => {
+                    *out += &format!("{:indent$}{key}\n", "");
+                    for line in table {
+                        *out += &format!("{:indent$}  {line}\n", "");
+                    }
                 }
                 Value::Array(list) if list.len() > 1 && list.iter().all(Value::is_object) => {
                     let count = list.len();
@@ -263,4 +269,54 @@ fn lines(value: &Value) -> String {
         write(object, 0, &mut out);
     }
     out
+}
+
+fn number(number: &Number) -> String {
+    match number.as_f64() {
+        Some(n) if number.is_f64() && (n == 0.0 || (1e-3..1e6).contains(&n.abs())) => {
+            format!("{n:.4}")
+        }
+        Some(n) if number.is_f64() => format!("{n:.3e}"),
+        _ => number.to_string(),
+    }
+}
+
+/// A list of objects of the same keys and of numbers alone as the lines of a table, or None.
+fn table(list: &[Value]) -> Option<Vec<String>> {
+    let text = |value: &Value| match value {
+        Value::Number(n) => Some(number(n)),
+        Value::Null => Some("-".to_owned()),
+        _ => None,
+    };
+    let heading: Vec<String> = list.first()?.as_object()?.keys().cloned().collect();
+    let mut rows = vec![heading];
+    for value in list {
+        let object = value.as_object().filter(|object| object.keys().eq(&rows[0]))?;
+        rows.push(object.values().map(text).collect::<Option<_>>()?);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(at, cell)| format!("{cell:>0$}", width(at)));
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    Some(rows.iter().map(line).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_numbers_are_tables_and_others_are_told_as_they_were() {
+        let shown = json!({
+            "bands": [{ "from": 0.0, "count": 12, "bound": null }, { "from": 0.25, "count": 3, "bound": 0.5 }],
+            "files": [{ "name": "a" }, { "name": "b" }],
+            "ids": [1, 2],
+        });
+        assert_eq!(
+            lines(&shown),
+            "bands\n    from  count   bound\n  0.0000     12       -\n  0.2500      3  0.5000\n\
+             files  2, as `--json` tells\nids    [1,2]\n"
+        );
+    }
 }

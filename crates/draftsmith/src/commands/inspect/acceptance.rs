@@ -1,0 +1,145 @@
+//! How a data set's draft is accepted: where its entropy foretells it, and what rounds of fixed
+//! lengths would then yield.
+
+use draftsmith_data::DraftColumns;
+use draftsmith_theory::{
+    EntropyThreshold, entropy_overlap_estimate, expected_tokens_per_round, overlap_lower_bound,
+};
+use serde::Serialize;
+
+/// Where one band of entropies ends and the next begins, as SVIP's thresholds h: √(c·H).
+const EDGES: [f64; 7] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0];
+/// The candidate lengths that expected tokens are told for.
+const LENGTHS: [usize; 8] = [1, 2, 3, 4, 5, 6, 8, 10];
+
+/// The positions whose draft is about equally unsure, by SVIP's measure.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct EntropyBand {
+    /// The least √(c·H) of the band, c as in SVIP's code, H the draft's entropy.
+    from_threshold: f64,
+    /// The least of the next band; null of the last.
+    to_threshold: Option<f64>,
+    /// Positions in the band.
+    num_positions: usize,
+    /// Their mean overlap: the chance that the draft's token is accepted.
+    mean_overlap: f64,
+    /// What SVIP takes it to be, 1 − √(c·H), on average.
+    svip_estimate: f64,
+    /// What it is at least, by the divergence of the draft from the target (Pinsker, or Bretagnolle
+    /// and Huber), on average; null where tokens are not sampled from the models' own
+    /// distributions, of which the divergence is.
+    overlap_bound: Option<f64>,
+}
+
+/// Bands of entropy that have positions, the surest first. `is_raw`: the overlap is of the models'
+/// own distributions, at temperature 1 without top-k and top-p.
+pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<EntropyBand> {
+    let scale = EntropyThreshold::ENTROPY_SCALE;
+    let mut bands: Vec<Vec<[f64; 3]>> = vec![Vec::new(); EDGES.len() + 1];
+    for columns in drafted {
+        let divergences = columns.draft_target_cross_entropy.iter().zip(&columns.draft_entropy);
+        for (overlap, (cross_entropy, entropy)) in columns.overlap.iter().zip(divergences) {
+            let entropy = f64::from(*entropy).max(0.0);
+            let divergence = f64::from(*cross_entropy) - entropy;
+            let threshold = (scale * entropy).sqrt();
+            bands[EDGES.partition_point(|edge| *edge <= threshold)].push([
+                f64::from(*overlap),
+                entropy_overlap_estimate(entropy, scale),
+                // The other direction's divergence is not in the data.
+                overlap_lower_bound(divergence, f64::INFINITY),
+            ]);
+        }
+    }
+    let band = |(index, positions): (usize, &Vec<[f64; 3]>)| {
+        let mean = |column: usize| {
+            positions.iter().map(|position| position[column]).sum::<f64>() / positions.len() as f64
+        };
+        (!positions.is_empty()).then(|| EntropyBand {
+            from_threshold: if index == 0 { 0.0 } else { EDGES[index - 1] },
+            to_threshold: EDGES.get(index).copied(),
+            num_positions: positions.len(),
+            mean_overlap: mean(0),
+            svip_estimate: mean(1),
+            overlap_bound: is_raw.then(|| mean(2)),
+        })
+    };
+    bands.iter().enumerate().filter_map(band).collect()
+}
+
+/// The tokens that a round of a fixed length yields on average.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct ExpectedTokens {
+    /// K, candidates a round.
+    candidate_length: usize,
+    /// E\[L\], the target's own token among them.
+    tokens_per_round: f64,
+}
+
+/// E\[L\] at several lengths, if every candidate is accepted with the same chance, whatever the
+/// others (Leviathan et al., Eq. 1).
+pub(super) fn expected_tokens(acceptance_prob: f64) -> Vec<ExpectedTokens> {
+    let at = |candidate_length| ExpectedTokens {
+        candidate_length,
+        tokens_per_round: expected_tokens_per_round(acceptance_prob, candidate_length),
+    };
+    LENGTHS.map(at).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Columns of positions (overlap, entropy, cross-entropy).
+    fn columns(positions: &[[f32; 3]]) -> DraftColumns {
+        let column = |index: usize| positions.iter().map(|position| position[index]).collect();
+        let zeros = vec![0.0; positions.len()];
+        let ids = vec![0; positions.len()];
+        DraftColumns {
+            response_draft_log_prob: zeros.clone(),
+            draft_ids: ids.clone(),
+            draft_log_prob: zeros.clone(),
+            target_log_prob: zeros.clone(),
+            overlap: column(0),
+            draft_entropy: column(1),
+            draft_target_cross_entropy: column(2),
+            draft_top_ids: ids.clone(),
+            target_top_ids: ids,
+            draft_top_log_prob: zeros,
+        }
+    }
+
+    #[test]
+    fn bands_are_those_of_svips_thresholds_and_average_their_positions() {
+        // √(0.15·0.5) = 0.2739, √(0.15·0.375) = 0.2372, √(0.15·8) = 1.0954. Divergences: 0.5 makes
+        // the bound 1 − √0.25 by Pinsker, 0 makes it 1, 3 makes it 1 − √(1 − e⁻³) = 0.025212.
+        let first = columns(&[[0.9, 0.5, 1.0]]);
+        let second = columns(&[[0.25, 8.0, 11.0], [1.0, 0.375, 0.375]]);
+        let bands = by_entropy(&[&first, &second], true);
+        let [sure, unsure] = &bands[..] else { panic!("two bands: {bands:?}") };
+        assert_eq!((sure.from_threshold, sure.to_threshold), (0.2, Some(0.3)));
+        assert_eq!((unsure.from_threshold, unsure.to_threshold), (1.0, None));
+        assert_eq!((sure.num_positions, unsure.num_positions), (2, 1));
+        // Columns are f32.
+        let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-5, "{found}");
+        close(sure.mean_overlap, 0.95);
+        close(sure.svip_estimate, 1.0 - (0.273_861 + 0.237_171) / 2.0);
+        close(sure.overlap_bound.expect("raw"), (0.5 + 1.0) / 2.0);
+        close(unsure.mean_overlap, 0.25);
+        close(unsure.svip_estimate, 0.0);
+        close(unsure.overlap_bound.expect("raw"), 0.025_212);
+        let served = by_entropy(&[&first], false);
+        assert_eq!(served[0].overlap_bound, None);
+        assert_eq!(by_entropy(&[], true), []);
+    }
+
+    #[test]
+    fn expected_tokens_are_the_sum_of_powers() {
+        let found = expected_tokens(0.5);
+        let tokens = |length: usize| {
+            let at = found.iter().find(|tokens| tokens.candidate_length == length);
+            at.expect("told").tokens_per_round
+        };
+        assert_eq!((tokens(1), tokens(2), tokens(3)), (1.5, 1.75, 1.875));
+        assert_eq!(expected_tokens(1.0).last().expect("some").tokens_per_round, 11.0);
+    }
+}
