@@ -13,8 +13,8 @@ use crate::costs::Costs;
 use crate::exports::calibration::{FittedCalibration, HeadCalibration};
 use crate::recipe::Recipe;
 use crate::results::{
-    CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead, Replay,
-    ReplayGroup, ReplayRow, StopRuleName,
+    ClosedForm, CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead,
+    Replay, ReplayGroup, ReplayRow, StopRuleName,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::statistics::shown_interval;
@@ -50,6 +50,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
                 Some(fitted) => set.recordings.calibrated(&fitted.map),
                 None => set.recordings,
             };
+            let share_accepted = test.summary().share_accepted;
             let (validation, test) = (calibrated(validation), calibrated(test));
             let machine = measured
                 .iter()
@@ -57,7 +58,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
                 .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
             for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::paper())])
             {
-                let sets = Sets { validation: &validation, test: &test, costs, seed: recipe.seed };
+                let sets = Sets {
+                    validation: &validation,
+                    test: &test,
+                    share_accepted,
+                    costs,
+                    seed: recipe.seed,
+                };
                 replay.groups.push(sets.group(drafter, *decoding, source)?);
             }
         }
@@ -98,6 +105,8 @@ fn predictions(
 struct Sets<'a> {
     validation: &'a Recordings,
     test: &'a Recordings,
+    /// The share of the test prompts' tokens that are drafted and accepted.
+    share_accepted: Option<f64>,
     costs: Costs,
     seed: u64,
 }
@@ -111,7 +120,12 @@ impl Sets<'_> {
     ) -> Result<ReplayGroup> {
         let choices = best_of_each(self.validation, &self.costs)?;
         let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
-        let fixed = self.spent(self.test, fixed.context("fixed lengths are among the rules")?)?;
+        let fixed = fixed.context("fixed lengths are among the rules")?;
+        let closed_form = self.share_accepted.map(|acceptance_prob| {
+            let (length, max_length) = (fixed.config.parameter() as usize, self.test.max_length);
+            ClosedForm::new(acceptance_prob, length, max_length, &self.costs.rounds.line())
+        });
+        let fixed = self.spent(self.test, fixed)?;
         let plain = self.test.plain(&self.costs.rounds);
         let perfect = self.validation.head.is_some().then(|| {
             let validation = self.validation.with_perfect_head();
@@ -162,6 +176,7 @@ impl Sets<'_> {
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
+            closed_form,
             rows,
             oracle,
         })

@@ -1,7 +1,7 @@
 //! What replay found as text: one table for each drafter, way of decoding and set of costs.
 
 use super::{Column, Line, counted, fitted, number, times, width_of};
-use crate::results::{Estimate, ReplayGroup, ReplayRow, StopRuleName};
+use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow, StopRuleName};
 
 /// What a line is about.
 enum Judged<'a> {
@@ -11,7 +11,7 @@ enum Judged<'a> {
 }
 
 /// The mark of the rule that gains most.
-const MOST: &str = "*";
+const BEST_MARK: &str = "*";
 
 /// How wide explanations run where the terminal's width is not known.
 const WIDTH: usize = 80;
@@ -36,7 +36,9 @@ pub(crate) fn render_replay_table(
                 counted(group.num_test_prompts, "test prompt"),
             ),
         ];
-        let mut lines: Vec<String> = heading.iter().flat_map(|text| wrapped(text, width)).collect();
+        let heading =
+            heading.into_iter().chain(group.closed_form.as_ref().map(|it| closed_form(it, group)));
+        let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
         lines.extend(group_lines(group, width, colour));
         lines.join("\n") + "\n"
     });
@@ -45,7 +47,7 @@ pub(crate) fn render_replay_table(
         let has_ceiling =
             groups.iter().flat_map(|group| &group.rows).any(|row| row.ceiling.is_some());
         let legend = format!(
-            "{MOST}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
+            "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
              prefill{}",
             if has_ceiling {
                 "; ceiling: the gain with a perfect head, reached: the share of it"
@@ -73,6 +75,21 @@ fn costs(group: &ReplayGroup) -> String {
     text
 }
 
+/// `if every candidate were accepted with chance 0.912 (EWIF): 2.57x at K = 6, at best 2.59x at
+/// K = 7`.
+fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
+    let ClosedForm { acceptance_prob, ewif, best_candidate_length, best_ewif } = *closed_form;
+    let fixed = group.rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
+    format!(
+        "if every candidate were accepted with chance {} (EWIF): {} at {}, at best {} at K = \
+         {best_candidate_length}",
+        number(acceptance_prob, 3),
+        times(Some(ewif)),
+        StopRuleName::FixedLength.label(fixed.map(|row| row.config.parameter())),
+        times(Some(best_ewif)),
+    )
+}
+
 fn group_lines(group: &ReplayGroup, width: Option<usize>, colour: bool) -> Vec<String> {
     let mut judged: Vec<Judged<'_>> = group.rows.iter().map(Judged::Rule).collect();
     judged.extend(group.oracle.map(Judged::Oracle));
@@ -80,7 +97,7 @@ fn group_lines(group: &ReplayGroup, width: Option<usize>, colour: bool) -> Vec<S
     let best = best.filter(|gain| gain.is_finite()).reduce(f64::max);
     let lines = judged.iter().map(|row| Line::Row {
         name: row.name(),
-        mark: row.own_gain().filter(|gain| Some(gain.value) == best).map(|_| MOST),
+        mark: row.own_gain().filter(|gain| Some(gain.value) == best).map(|_| BEST_MARK),
         is_wrong: false,
         row,
     });
@@ -230,6 +247,8 @@ mod tests {
         separate draft, greedy, costs of this machine
         0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
         settings chosen on 120 validation prompts, judged on 240 test prompts
+        if every candidate were accepted with chance 0.900 (EWIF): 2.57x at K = 6, at
+        best 2.59x at K = 7
         setting              speed-up    gain          95 %  verify  ceiling  reached
         K = 6                   2.41x       -                 0.202
         heuristic K = 5         2.31x   -4.2%    -5.6..-2.8   0.206
@@ -260,7 +279,7 @@ mod tests {
             assert!(text.lines().all(|line| width_of(line) <= width), "{text}");
             assert_eq!(num_rules(&text), num_rules(&wide));
         }
-        assert!(wide.contains("reached") && wide.lines().any(|line| line.ends_with(MOST)));
+        assert!(wide.contains("reached") && wide.lines().any(|line| line.ends_with(BEST_MARK)));
         assert!(render_replay_table(&replays, Some(80), true).contains('\u{1b}'));
     }
 
@@ -273,7 +292,7 @@ mod tests {
         }
         let text = render_replay_table(&replays, None, false);
         assert!(!text.contains("NaN") && !text.contains("..-") && !text.contains("-%"), "{text}");
-        assert!(!text.lines().any(|line| line.ends_with(MOST)), "{text}");
+        assert!(!text.lines().any(|line| line.ends_with(BEST_MARK)), "{text}");
         assert_eq!(render_replay_table(&[], Some(80), true), "");
     }
 }
