@@ -4,6 +4,8 @@
 //! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in
 //! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
 //! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
+//!
+//! They are for cascades, which have no decoder here yet: nothing but their tests calls them.
 
 use crate::expected_tokens_per_round;
 
@@ -52,7 +54,7 @@ pub fn step_tokens_generating_function(
 }
 
 /// Expected walltime improvement of a vertical cascade over the target alone (CS-Drafting, Theorem
-/// 4.4): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
+/// 4.3): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
 ///
 /// The target reviews `draft` (d1): α = `draft.acceptance_prob` is α(target, d1). It is the
 /// *argument* of φ. d1 reviews `inner` (d2): α′ = `inner.acceptance_prob` is α(d1, d2). It is the
@@ -80,7 +82,7 @@ pub fn vertical_cascade_improvement(
 }
 
 /// Expected walltime improvement of a horizontal cascade over the target alone (CS-Drafting,
-/// Corollary 4.6): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
+/// Corollary 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
 /// that proposes candidate i and the target reviews them all.
 ///
 /// With one draft throughout this is

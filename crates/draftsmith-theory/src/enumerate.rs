@@ -1,9 +1,9 @@
-//! The exact law of anything that takes `Draws`: every outcome of positive chance, with that
-//! chance.
+//! The exact distribution of anything that takes `Draws`: every outcome of positive chance, with
+//! that chance.
 //!
 //! This is how losslessness is proved rather than sampled: the shipped decoding loop runs over a
-//! probability table once for every path of decisions, and the law of its output is compared with
-//! the target's own.
+//! probability table once for every path of decisions, and the distribution of its output is
+//! compared with the target's own.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
     }
 }
 
-/// The law of enumerated outcomes: equal results put together, their probabilities added.
+/// The distribution of enumerated outcomes: equal results put together, their probabilities added.
 pub fn law<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {

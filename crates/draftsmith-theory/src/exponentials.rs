@@ -10,7 +10,7 @@
 use pulp::x86::V3;
 
 /// Weights of distances below this are 0, that of −∞ among them.
-const LEAST_DISTANCE: f64 = -708.0;
+const MIN_DISTANCE: f64 = -708.0;
 
 /// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0
 /// adds nothing.
@@ -47,7 +47,7 @@ fn sums_one_by_one(logits: &[f32], largest: f32) -> (f64, f64) {
         let distance = f64::from(logit) - f64::from(largest);
         let weight = weight(distance);
         total += weight;
-        weighted += if distance < LEAST_DISTANCE { 0.0 } else { weight * distance };
+        weighted += if distance < MIN_DISTANCE { 0.0 } else { weight * distance };
     }
     (total, weighted)
 }
@@ -60,7 +60,7 @@ fn weights_one_by_one(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f6
 }
 
 fn weight(distance: f64) -> f64 {
-    if distance < LEAST_DISTANCE { 0.0 } else { distance.exp() }
+    if distance < MIN_DISTANCE { 0.0 } else { distance.exp() }
 }
 
 /// A row's last logits and −∞ behind them, whose weight is 0.
@@ -82,7 +82,7 @@ mod eights {
     use pulp::x86::V3;
     use pulp::{NullaryFnOnce, cast, f32x4, f64x4};
 
-    use super::{LEAST_DISTANCE, padded};
+    use super::{MIN_DISTANCE, padded};
 
     /// ln 2 less [`LN_2`], the nearest f64.
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
@@ -244,7 +244,7 @@ mod eights {
     /// `values`, or 0 where the distance is below the least.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f64x4, values: f64x4) -> f64x4 {
-        let is_far = simd.cmp_lt_f64x4(distances, simd.splat_f64x4(LEAST_DISTANCE));
+        let is_far = simd.cmp_lt_f64x4(distances, simd.splat_f64x4(MIN_DISTANCE));
         simd.andnot_f64x4(cast(is_far), values)
     }
 }
@@ -265,7 +265,7 @@ mod coarse {
     /// 1.5 · 2^23, whose last place is 1, and the bias of an f32's exponent.
     const TO_EXPONENT: f32 = 12_582_912.0 + 127.0;
     /// Weights of distances below this are 0.
-    const LEAST_DISTANCE: f32 = -87.0;
+    const MIN_DISTANCE: f32 = -87.0;
     /// Logits whose exponentials are summed in f32.
     const BLOCK: usize = 512;
 
@@ -348,7 +348,7 @@ mod coarse {
     /// `values`, or 0 where the distance is below the least.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f32x8, values: f32x8) -> f32x8 {
-        let is_far = simd.cmp_lt_f32x8(distances, simd.splat_f32x8(LEAST_DISTANCE));
+        let is_far = simd.cmp_lt_f32x8(distances, simd.splat_f32x8(MIN_DISTANCE));
         simd.andnot_f32x8(cast(is_far), values)
     }
 }
@@ -365,7 +365,7 @@ mod tests {
             let logits: Vec<f32> = (0..2_000_003).map(|step| step as f32 * -0.000_354).collect();
             for (&logit, weight) in logits.iter().zip(weights(&logits, 0.0, temperature).0) {
                 let distance = f64::from(logit) / temperature;
-                if distance >= LEAST_DISTANCE {
+                if distance >= MIN_DISTANCE {
                     largest_error = largest_error.max((weight / distance.exp() - 1.0).abs());
                 } else {
                     assert_eq!(weight, 0.0, "at {distance}");

@@ -14,7 +14,7 @@ const NUM_BINS: usize = 15;
 
 /// The least value a logarithm takes, as in the field's usual binary cross-entropy: a prediction of
 /// exactly 0 or 1 that is wrong costs 100 nats, not infinity.
-const LEAST_LOG: f64 = -100.0;
+const MIN_LOG: f64 = -100.0;
 
 /// Collects predictions and labels as they come.
 ///
@@ -185,8 +185,8 @@ impl HeadMetrics {
 
 /// −y ln p̂ − (1 − y) ln(1 − p̂), neither logarithm below its least value.
 pub(crate) fn binary_cross_entropy(predicted_prob: f64, label: f64) -> f64 {
-    -(label * predicted_prob.ln().max(LEAST_LOG)
-        + (1.0 - label) * (-predicted_prob).ln_1p().max(LEAST_LOG))
+    -(label * predicted_prob.ln().max(MIN_LOG)
+        + (1.0 - label) * (-predicted_prob).ln_1p().max(MIN_LOG))
 }
 
 /// −y ln y − (1 − y) ln(1 − y), 0 at both ends.

@@ -6,7 +6,7 @@
 /// The least sine of the angle between a column and the others at which its coefficient means
 /// anything. Runs at one fixed candidate length stay below it, though their last rounds may be cut
 /// short.
-const LEAST_SINE: f64 = 0.02;
+const MIN_SINE: f64 = 0.02;
 
 /// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the
 /// squared error. None where a column is as good as a combination of the others.
@@ -27,7 +27,7 @@ pub(crate) fn least_squares(
             triangle[row][place] = project_out(&mut rest, unit);
         }
         let length = dot(&rest, &rest).sqrt();
-        if norm == 0.0 || length < LEAST_SINE * norm {
+        if norm == 0.0 || length < MIN_SINE * norm {
             return None;
         }
         rest.iter_mut().for_each(|value| *value /= length);

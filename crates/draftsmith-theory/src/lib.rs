@@ -18,16 +18,16 @@
 //! | `proposal` | the tree of tokens that a drafter proposes |
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `stop_rule` | when a draft phase ends |
-//! | `threshold_policy` | the stop decision solved exactly for known acceptance levels |
+//! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
 //! | `trace` | what happened in each round, and the rates that follow from it |
 //! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
 //! | `round_costs` | the same, where rows cost in steps |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
-//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
+//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans, for cascades, which have no decoder here yet |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
-//! | `losslessness` | whether sampled output has the target's law, tested |
+//! | `losslessness` | whether sampled output has the target's distribution, tested |
 //! | `head_metrics` | how good an acceptance head's predictions are |
 //! | `calibration` | what a head's prediction is worth as a chance, fitted (by `isotonic`, or scale and bias) |
 //! | `split` | training or validation, by row id |
@@ -57,14 +57,12 @@ mod sampling;
 mod select;
 mod split;
 mod stop_rule;
+#[cfg(test)]
 mod threshold_policy;
 mod trace;
 mod verify;
 
-pub use acceptance_bounds::{
-    BOUNDS_CROSS_AT_NATS, bretagnolle_huber_bound, entropy_overlap_estimate, overlap_lower_bound,
-    pinsker_bound,
-};
+pub use acceptance_bounds::{entropy_overlap_estimate, overlap_lower_bound};
 pub use calibration::{
     Calibration, CalibrationKind, CalibrationTrial, JudgedPrediction, PiecewiseLinear, Platt,
     preferred_calibration, try_calibrations,
@@ -102,6 +100,5 @@ pub use stop_rule::{
     RuleSettings, SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig,
     StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
 };
-pub use threshold_policy::{AcceptanceLevel, Assessed, Decision, OptimalPolicy, optimal_stopping};
 pub use trace::{Counts, Round, Trace};
 pub use verify::{Commit, verify_greedy, verify_sampled};

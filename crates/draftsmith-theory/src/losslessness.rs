@@ -1,22 +1,24 @@
-//! Whether sampled output has the target's law: a test on the tokens that came out, whoever made
-//! them.
+//! Whether sampled output has the target's distribution: a test on the tokens that came out,
+//! whoever made them.
 //!
 //! The enumeration proves the round loop lossless over probability tables; this looks at what a
-//! served model really emits, caches, kernels and all. At each token's place the target's exact law
-//! p and the draft's law q are known, and two things follow if the output is the target's.
+//! served model really emits, caches, kernels and all. At each token's place the target's exact
+//! distribution p and the draft's distribution q are known, and two things follow if the output is
+//! the target's.
 //!
 //! The randomised probability integral transform u = F(x−) + V·p(x), with V uniform, is uniform on
 //! (0, 1) and independent from place to place, because it is uniform given all before it
-//! (Rosenblatt 1952; Brockwell 2007 for discrete laws). F adds up the tokens in any order that does
-//! not look at x: here in that of p/q, since a broken verification moves mass between tokens that
-//! the draft overrates and those that it underrates, which is a shift of u. Kolmogorov-Smirnov and
-//! the mean ask whether thousands of u are uniform, against faults of any kind.
+//! (Rosenblatt 1952; Brockwell 2007 for discrete distributions). F adds up the tokens in any order
+//! that does not look at x: here in that of p/q, since a broken verification moves mass between
+//! tokens that the draft overrates and those that it underrates, which is a shift of u.
+//! Kolmogorov-Smirnov and the mean ask whether thousands of u are uniform, against faults of any
+//! kind.
 //!
-//! The likelihood of the output under a law that a fault would leave, over its likelihood under p,
-//! is a product of factors of expectation 1 each, so that it exceeds 1/α with chance α at most,
-//! wherever the text ends (Ville 1939; Shafer 2021, testing by betting). Where the target is all
-//! but certain nothing is bet, so that a few unsure places among thousands suffice. Two faults are
-//! bet on: candidates that stand although they should not, which lean the output to q, and
+//! The likelihood of the output under a distribution that a fault would leave, over its likelihood
+//! under p, is a product of factors of expectation 1 each, so that it exceeds 1/α with chance α at
+//! most, wherever the text ends (Ville 1939; Shafer 2021, testing by betting). Where the target is
+//! all but certain nothing is bet, so that a few unsure places among thousands suffice. Two faults
+//! are bet on: candidates that stand although they should not, which lean the output to q, and
 //! rejections that are followed by a draw from p itself instead of (p − q)+.
 
 use crate::SeededDraws;
@@ -29,7 +31,7 @@ const SETTLED: f64 = 0.99;
 /// How many tests the p-value is the least of.
 const NUM_TESTS: f64 = 3.0;
 
-/// Takes in tokens and says how likely such output is under the target's law.
+/// Takes in tokens and says how likely such output is under the target's distribution.
 #[derive(Debug, Clone, Default)]
 pub struct LosslessnessTest {
     num_tokens: usize,
@@ -45,8 +47,8 @@ pub struct LosslessnessTest {
 }
 
 impl LosslessnessTest {
-    /// Takes in an emitted token, with the target's law p and the draft's law q at its place, both
-    /// as served.
+    /// Takes in an emitted token, with the target's distribution p and the draft's distribution q
+    /// at its place, both as served.
     ///
     /// Sound for any q that does not depend on `token`, be it the draft's or not, and for `draws`
     /// that nothing else reads.
@@ -80,9 +82,9 @@ impl LosslessnessTest {
         self.num_impossible
     }
 
-    /// The chance of output at least so far from the target's law, if it is of that law: the least
-    /// p-value of the three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible
-    /// one.
+    /// The chance of output at least so far from the target's distribution, if it is of that
+    /// distribution: the least p-value of the three tests, times three (Bonferroni). 1 without
+    /// tokens, 0 with an impossible one.
     pub fn p_value(&self) -> f64 {
         if self.num_impossible > 0 {
             return 0.0;
@@ -124,7 +126,7 @@ fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     (before + uniform * p[token]) / total
 }
 
-/// The chance that uniform numbers stray so far from their law, two-sided; 1 of none.
+/// The chance that uniform numbers stray so far from their distribution, two-sided; 1 of none.
 ///
 /// Asymptotic, with Stephens' correction (1970), which is good from a handful of numbers on.
 fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
@@ -143,8 +145,8 @@ fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
 }
 
-/// P(K > x) of Kolmogorov's law: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that sum takes
-/// many terms, its equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+/// P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that
+/// sum takes many terms, its equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
 fn kolmogorov_tail(x: f64) -> f64 {
     use std::f64::consts::PI;
     if x <= 0.0 {
@@ -191,10 +193,10 @@ mod tests {
     /// The level that jobs test at.
     const ALPHA: f64 = 1e-4;
 
-    /// A target's and a draft's law at some place, of an overlap of about 0.7.
-    fn laws(place: usize) -> (Vec<f64>, Vec<f64>) {
+    /// A target's and a draft's distribution at some place, of an overlap of about 0.7.
+    fn distributions(place: usize) -> (Vec<f64>, Vec<f64>) {
         let mut rng = SeededDraws::new(place as u64, &["losslessness", "laws"]);
-        let mut law = |near: Option<&[f64]>| -> Vec<f64> {
+        let mut distribution = |near: Option<&[f64]>| -> Vec<f64> {
             let weights: Vec<f64> = (0..VOCAB_SIZE)
                 .map(|token| {
                     let own = rng.uniform().powi(4);
@@ -204,8 +206,8 @@ mod tests {
             let total: f64 = weights.iter().sum();
             weights.iter().map(|weight| weight / total).collect()
         };
-        let p = law(None);
-        let q = law(Some(&p));
+        let p = distribution(None);
+        let q = distribution(Some(&p));
         (p, q)
     }
 
@@ -219,7 +221,7 @@ mod tests {
         let mut transforms = SeededDraws::new(seed, &["losslessness", "transforms"]);
         let mut test = LosslessnessTest::default();
         for place in 0..num_tokens {
-            let (p, q) = laws(place);
+            let (p, q) = distributions(place);
             let token = emit(&p, &q, &mut draws) as u32;
             test.observe(&p, &q, token, &mut transforms);
         }
@@ -251,11 +253,11 @@ mod tests {
     #[test]
     fn lossless_output_is_rejected_as_often_as_the_level_says() {
         let num_cases = 3000;
-        let laws: Vec<_> = (0..100).map(laws).collect();
+        let distributions: Vec<_> = (0..100).map(distributions).collect();
         let mut draws = SeededDraws::new(0, &["losslessness", "level"]);
         let p_value = |_| {
             let mut test = LosslessnessTest::default();
-            for (p, q) in &laws {
+            for (p, q) in &distributions {
                 let token = draws.categorical(p) as u32;
                 test.observe(p, q, token, &mut draws);
             }
@@ -313,14 +315,14 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// Verification against the law one place on, as a cache that was rolled back by one too few
-    /// would have it.
+    /// Verification against the distribution one place on, as a cache that was rolled back by one
+    /// too few would have it.
     #[test]
     fn output_of_another_places_law_is_rejected() {
         let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
         let mut test = LosslessnessTest::default();
         for place in 0..1000 {
-            let ((p, q), (other, _)) = (laws(place), laws(place + 1));
+            let ((p, q), (other, _)) = (distributions(place), distributions(place + 1));
             let token = draws.categorical(&other) as u32;
             test.observe(&p, &q, token, &mut draws);
         }
@@ -362,7 +364,7 @@ mod tests {
     fn the_likelihood_ratios_have_expectation_one_under_the_target() {
         let mut draws = SeededDraws::new(0, &[]);
         for place in 0..50 {
-            let (p, q) = laws(place);
+            let (p, q) = distributions(place);
             let (mut leaning, mut redrawn) = (0.0, 0.0);
             for (token, prob) in p.iter().enumerate() {
                 let mut test = LosslessnessTest::default();

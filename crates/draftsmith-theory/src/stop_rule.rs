@@ -41,7 +41,7 @@ use crate::TheoryError;
 pub use bounds::Bounds;
 pub use candidate_prob_threshold::{CandidateProbThreshold, CandidateProbThresholdConfig};
 pub use confidence_threshold::{ConfidenceThreshold, ConfidenceThresholdConfig};
-pub use cost_optimal::{AcceptanceSignal, CostOptimal, CostOptimalConfig, StepFunction};
+pub use cost_optimal::{CostOptimal, CostOptimalConfig, StepFunction};
 pub use entropy_threshold::{EntropyThreshold, EntropyThresholdConfig};
 pub use entry::{Grid, KeyValues, RecipeKey, RuleFamily, RuleSettings, StopRuleEntry, Sweep};
 pub use fixed_length::{FixedLength, FixedLengthConfig};
@@ -51,7 +51,8 @@ pub use oracle::Oracle;
 pub use rejection_threshold::{RejectionThreshold, RejectionThresholdConfig};
 pub use rule::{RoundEnd, StopRule};
 pub use signals::{
-    DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary, largest_prob,
+    AcceptanceSignal, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary,
+    largest_prob,
 };
 
 /// Makes the table of lines `Rule(Settings): Name, …;`, in the order that rules are shown in.

@@ -1,5 +1,6 @@
 //! When to stop drafting, solved exactly: the decision process of SpecDec++ (Huang et al. 2024,
-//! section 3) with known acceptance levels, by dynamic programming.
+//! section 3) with known acceptance levels, by dynamic programming. Stop rules are tested against
+//! it; it is compiled for tests alone.
 //!
 //! Each candidate's acceptance probability is one of a few levels, drawn independently of all else.
 //! A round that submits K candidates keeps 1 + Σ_j ∏_{i≤j} p_i tokens on average and takes
@@ -8,7 +9,7 @@
 //! maximum is 0; λ is found by iteration.
 //!
 //! In the paper's accounts, T = c₁·(N + N_discarded) + c₂·N_target with c₁ = t_draft + t_row, c₂ =
-//! t_target − t_draft. Its Theorem 3.1 says that stopping is the better where P(some assessed
+//! t_target − t_draft. Its Theorem 3.1 says that stopping is the better where P(some predicted
 //! candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ + Δ). Here Δ is known, see
 //! [`Decision::rejection_threshold`].
 
@@ -18,36 +19,36 @@ use crate::{Bounds, CostModel};
 
 /// A value an acceptance probability may take, and how often it does.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AcceptanceLevel {
+pub(crate) struct AcceptanceLevel {
     /// The share of candidates at this level, in proportion to the other levels' shares.
-    pub weight: f64,
+    pub(crate) weight: f64,
     /// The probability with which the target accepts such a candidate, given that it reaches it, in
     /// \[0, 1\].
-    pub acceptance_prob: f64,
+    pub(crate) acceptance_prob: f64,
 }
 
 /// Which candidates' acceptance probabilities a decision may depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Assessed {
+pub(crate) enum Predicted {
     /// Those of all candidates drawn so far.
     All,
     /// Those of all but the newest, as in the paper's process and under an acceptance head, which
-    /// assesses a candidate by the very forward that draws the next one. The first candidate is
-    /// drawn unassessed.
+    /// predicts a candidate by the very forward that draws the next one. The first candidate is
+    /// drawn unpredicted.
     AllButNewest,
 }
 
 /// The best policy among those within the bounds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OptimalPolicy {
+pub(crate) struct OptimalPolicy {
     /// λ: seconds per token under the policy.
-    pub seconds_per_token: f64,
+    pub(crate) seconds_per_token: f64,
     /// Expected tokens a round keeps, the target's own included.
-    pub tokens_per_round: f64,
+    pub(crate) tokens_per_round: f64,
     /// Expected candidates a round submits.
-    pub candidates_per_round: f64,
-    /// Within the bounds, the policy continues exactly while the product of the assessed acceptance
-    /// probabilities is at least this: c₁/(λ·m), or c₁/(λ·m²) under [`Assessed::AllButNewest`],
+    pub(crate) candidates_per_round: f64,
+    /// Within the bounds, the policy continues exactly while the product of the predicted acceptance
+    /// probabilities is at least this: c₁/(λ·m), or c₁/(λ·m²) under [`Predicted::AllButNewest`],
     /// with m the mean acceptance probability. It may be above 1, where the policy always stops. +∞
     /// if m is 0.
     ///
@@ -56,21 +57,21 @@ pub struct OptimalPolicy {
     /// where one more candidate does not pay, no later one will. Levels that depend on the levels
     /// before them may break this: a candidate may then be worth drawing for what its level tells
     /// of those to come.
-    pub least_product: f64,
+    pub(crate) least_product: f64,
     /// What is decided in every state between the bounds, by candidates drawn.
-    pub decisions: Vec<Decision>,
+    pub(crate) decisions: Vec<Decision>,
 }
 
 /// What the best policy does in one state of a round.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// Candidates drawn so far: what the target is given if drafting stops here.
-    pub num_candidates: usize,
-    /// The product of the assessed candidates' acceptance probabilities.
-    pub all_accepted_prob: f64,
+    pub(crate) num_candidates: usize,
+    /// The product of the predicted candidates' acceptance probabilities.
+    pub(crate) all_accepted_prob: f64,
     /// Whether the policy draws another candidate.
-    pub continues: bool,
-    /// Theorem 3.1's Δ, in seconds: given that every assessed candidate is accepted, the cost to go
+    pub(crate) continues: bool,
+    /// Theorem 3.1's Δ, in seconds: given that every predicted candidate is accepted, the cost to go
     /// after verifying now less the cost to go of continuing. Costs count as in the theorem, c₁ a
     /// discarded candidate and c₂ a verification. Continuing means one more candidate and the best
     /// policy from there on.
@@ -78,47 +79,47 @@ pub struct Decision {
     /// c₂ + Δ is then what continuing saves, λ·G − c₁·M, with G the tokens it adds to the round and
     /// M >= 1 the candidates it draws, on average. Δ is below 0 where it saves less than a
     /// verification.
-    pub delta_seconds: f64,
+    pub(crate) delta_seconds: f64,
     /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ). At or above this chance of a rejection among the
-    /// assessed candidates, stopping is at least as good as continuing.
+    /// predicted candidates, stopping is at least as good as continuing.
     ///
     /// The theorem has this as a sufficient condition, since a rejection makes continuing waste
     /// M >= 1 candidates and only one is counted. Here it is necessary too: where the policy stops,
     /// it would stop after one more candidate as well, so M = 1, and the threshold is 1 −
     /// [`OptimalPolicy::least_product`] in all those states. Where it continues, the threshold is
     /// at least that.
-    pub rejection_threshold: f64,
+    pub(crate) rejection_threshold: f64,
 }
 
 impl OptimalPolicy {
     /// SpecDec++'s h: the policy stops where the chance 1 − ∏ p of a rejection is above it. None if
     /// it always stops, which no h can say.
     ///
-    /// Under [`Assessed::AllButNewest`] this is the threshold for
+    /// Under [`Predicted::AllButNewest`] this is the threshold for
     /// [`RejectionThreshold`](crate::RejectionThreshold), if the head's estimates are right.
-    pub fn stop_threshold(&self) -> Option<f64> {
+    pub(crate) fn stop_threshold(&self) -> Option<f64> {
         (self.least_product <= 1.0).then_some(1.0 - self.least_product)
     }
 }
 
 /// The policy of fewest seconds per token among all that stop within `bounds`, however they use
-/// what is `assessed`.
+/// what is `predicted`.
 ///
-/// `levels` is the law of every candidate's acceptance probability. The states are the multisets of
-/// levels assessed, so work and memory grow as max^L for L levels; a handful of them is meant.
+/// `levels` is the distribution of every candidate's acceptance probability. The states are the multisets of
+/// levels predicted, so work and memory grow as max^L for L levels; a handful of them is meant.
 /// Equally good choices continue.
 ///
 /// # Panics
 /// Unless the levels' weights are non-negative with a positive sum, their acceptance probabilities
 /// in \[0, 1\], a candidate's time t_draft + t_row and t_target positive, no time negative, and 1
 /// <= min <= max.
-pub fn optimal_stopping(
+pub(crate) fn optimal_stopping(
     levels: &[AcceptanceLevel],
-    assessed: Assessed,
+    predicted: Predicted,
     costs: &CostModel,
     bounds: Bounds,
 ) -> OptimalPolicy {
-    let process = Process::new(levels, assessed, costs, bounds);
+    let process = Process::new(levels, predicted, costs, bounds);
     // Dinkelbach's iteration: under a λ that is too large, the best policy has a smaller one. The
     // policies are finitely many, so this ends. It begins above them all: the longest round, for a
     // single token.
@@ -156,10 +157,10 @@ impl Yield {
 struct Process {
     /// Weights sum to one.
     levels: Vec<AcceptanceLevel>,
-    /// Candidates drawn but not assessed: 0 or 1.
-    num_unassessed: usize,
+    /// Candidates drawn but not predicted: 0 or 1.
+    num_unpredicted: usize,
     bounds: Bounds,
-    /// Given that all assessed candidates are accepted, the chance that the candidate drawn next
+    /// Given that all predicted candidates are accepted, the chance that the candidate drawn next
     /// will be.
     next_prob: f64,
     mean_prob: f64,
@@ -172,7 +173,7 @@ struct Process {
 impl Process {
     fn new(
         levels: &[AcceptanceLevel],
-        assessed: Assessed,
+        predicted: Predicted,
         costs: &CostModel,
         bounds: Bounds,
     ) -> Self {
@@ -199,16 +200,16 @@ impl Process {
             .map(|level| AcceptanceLevel { weight: level.weight / total, ..*level })
             .collect();
         let mean_prob = levels.iter().map(|level| level.weight * level.acceptance_prob).sum();
-        let num_unassessed = match assessed {
-            Assessed::All => 0,
-            Assessed::AllButNewest => 1,
+        let num_unpredicted = match predicted {
+            Predicted::All => 0,
+            Predicted::AllButNewest => 1,
         };
         Self {
             levels,
-            num_unassessed,
+            num_unpredicted,
             bounds,
-            // An unassessed candidate must be accepted too before the next one can be.
-            next_prob: if num_unassessed == 0 { mean_prob } else { mean_prob * mean_prob },
+            // An unpredicted candidate must be accepted too before the next one can be.
+            next_prob: if num_unpredicted == 0 { mean_prob } else { mean_prob * mean_prob },
             mean_prob,
             candidate_seconds,
             verification_seconds: target_seconds - draft_seconds,
@@ -225,13 +226,13 @@ impl Process {
     /// induction.
     fn best_round(&self, lambda: f64) -> (Yield, Vec<Decision>) {
         let mut decisions = Vec::new();
-        // By state: what the rest of the round adds, its tokens given that all assessed candidates
+        // By state: what the rest of the round adds, its tokens given that all predicted candidates
         // are accepted.
         let mut later: BTreeMap<Vec<usize>, Yield> = BTreeMap::new();
-        for num_assessed in (0..=self.bounds.max - self.num_unassessed).rev() {
-            let num_candidates = num_assessed + self.num_unassessed;
+        for num_predicted in (0..=self.bounds.max - self.num_unpredicted).rev() {
+            let num_candidates = num_predicted + self.num_unpredicted;
             let mut layer = BTreeMap::new();
-            for counts in multisets(self.levels.len(), num_assessed) {
+            for counts in multisets(self.levels.len(), num_predicted) {
                 let added = if num_candidates == self.bounds.max {
                     Yield::NOTHING
                 } else {
@@ -253,9 +254,9 @@ impl Process {
         // The target's own token, the first candidate if it is drawn before any decision, and what
         // the policy adds.
         let added = later[&vec![0; self.levels.len()]];
-        let num_unassessed = self.num_unassessed as f64;
-        let tokens = 1.0 + num_unassessed * self.mean_prob + added.tokens;
-        (Yield { tokens, candidates: num_unassessed + added.candidates }, decisions)
+        let num_unpredicted = self.num_unpredicted as f64;
+        let tokens = 1.0 + num_unpredicted * self.mean_prob + added.tokens;
+        (Yield { tokens, candidates: num_unpredicted + added.candidates }, decisions)
     }
 
     /// What drawing one more candidate, and going on as in `later`, adds to the round.

@@ -84,7 +84,7 @@ impl Trace {
         counts
     }
 
-    /// CTAR(w), the consecutive token acceptance rate (Kangaroo): the share of rounds that yield
+    /// CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that yield
     /// more than `num_tokens` tokens. A round yields its accepted candidates and one more, whether
     /// or not the end of the text then cuts some. NaN without rounds.
     pub fn ctar(&self, num_tokens: usize) -> f64 {

@@ -27,7 +27,9 @@ use serde::{Deserialize, Serialize, Serializer};
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{CostSource, DecodingName, DrafterName, Road};
-pub(crate) use replay::{Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow};
+pub(crate) use replay::{
+    ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
+};
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
     Version, summary_to_json,
@@ -43,7 +45,7 @@ const CTAR_LEN: usize = 10;
 const NUM_POSITIONS: usize = 10;
 
 /// A share of fewer candidates than this is noise.
-const LEAST_JUDGED: usize = 20;
+const MIN_JUDGED: usize = 20;
 
 /// One dataset and category under one setting and one way of decoding: a row of `results.json`.
 ///
@@ -234,7 +236,7 @@ fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
         let (num_judged, num_accepted) = judged.fold((0, 0), |(judged, accepted), round| {
             (judged + 1, accepted + usize::from(round.num_accepted >= position))
         });
-        (num_judged >= LEAST_JUDGED).then(|| num_accepted as f64 / num_judged as f64)
+        (num_judged >= MIN_JUDGED).then(|| num_accepted as f64 / num_judged as f64)
     };
     (1..=NUM_POSITIONS).map_while(share).collect()
 }

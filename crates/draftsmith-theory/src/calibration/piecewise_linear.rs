@@ -13,9 +13,9 @@ use crate::TheoryError;
 use crate::isotonic::{Observed, isotonic_blocks};
 
 /// The most blocks.
-const MOST_BLOCKS: usize = 32;
+const MAX_BLOCKS: usize = 32;
 /// The least weight that a block stands on.
-const LEAST_WEIGHT: f64 = 25.0;
+const MIN_WEIGHT: f64 = 25.0;
 
 /// A function through knots, linear between them and flat beyond the first and the last.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl PiecewiseLinear {
             outcome: judged.label,
             weight: judged.weight,
         });
-        let blocks = isotonic_blocks(observed.collect(), MOST_BLOCKS, LEAST_WEIGHT, true);
+        let blocks = isotonic_blocks(observed.collect(), MAX_BLOCKS, MIN_WEIGHT, true);
         let weight: f64 = blocks.iter().map(|block| block.weight).sum();
         let least = 1.0 / (weight + 2.0);
         // A mean of equal numbers may round to beyond them.

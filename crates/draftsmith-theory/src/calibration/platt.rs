@@ -6,7 +6,7 @@ use super::JudgedPrediction;
 use crate::TheoryError;
 
 /// The largest logit that is told from certainty: a prediction within 1e-13 of 0 or 1.
-const MOST_LOGIT: f64 = 30.0;
+const MAX_LOGIT: f64 = 30.0;
 /// The precision of the normal prior on scale and bias about the identity: a standard deviation of
 /// 2, twice what a rejection weight of 6 moves a logit. It keeps fits finite where the outcomes are
 /// separable or the predictions all alike, and weighs as little as a few observations.
@@ -168,7 +168,7 @@ struct Point {
 }
 
 fn logit(prob: f64) -> f64 {
-    (prob.ln() - (-prob).ln_1p()).clamp(-MOST_LOGIT, MOST_LOGIT)
+    (prob.ln() - (-prob).ln_1p()).clamp(-MAX_LOGIT, MAX_LOGIT)
 }
 
 fn sigmoid(logit: f64) -> f64 {

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{RuleConfig, RuleFamily, RuleSettings};
 use super::{
-    Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
-    StopRuleName,
+    AcceptanceSignal, Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule,
+    StopRuleEntry, StopRuleName,
 };
 use crate::TheoryError;
 
@@ -63,19 +63,6 @@ impl StepFunction {
     }
 }
 
-/// What an estimate of a candidate's acceptance is read from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AcceptanceSignal {
-    /// The acceptance head, which speaks of a candidate once the draft has read it, or as it is
-    /// drawn.
-    AcceptanceProb,
-    /// The draft's confidence where the candidate is drawn.
-    Confidence,
-    /// The draft's entropy where the candidate is drawn.
-    Entropy,
-}
-
 /// Stops where another candidate is not worth what it costs, asked twice: before a draw, which
 /// costs a verified row, and after it, whether to run the draft again for one more, which costs a
 /// forward and a row.
@@ -109,16 +96,16 @@ pub struct CostOptimalConfig {
     pub least_draw_worth: f64,
     /// A candidate's chance, given the signal of it.
     pub estimate: StepFunction,
-    /// The chance of the candidate about to be drawn: given the head's word on the last one, or its
-    /// own signal. With a head that looks ahead nothing new is known before the draw, and it is not
-    /// asked.
+    /// The chance of the candidate about to be drawn: given the head's prediction for the last one,
+    /// or its own signal. With a head that looks ahead nothing new is known before the draw, and
+    /// the rule is not asked.
     pub draw_outlook: StepFunction,
     /// The chance of all candidates up to the one that another forward would bring: two beyond the
-    /// one that the head last spoke of, or one beyond the one that this signal is of, where it is
-    /// known as that is drawn.
+    /// last one that the head has a prediction for, or one beyond the one that this signal is of,
+    /// where it is known as that is drawn.
     pub outlook: StepFunction,
-    /// The same where the head has not spoken yet: of a round's first two candidates. Confidence,
-    /// entropy and heads that look ahead have.
+    /// The same before the head's first prediction: of a round's first two candidates. Confidence,
+    /// entropy and heads that look ahead are known by then.
     pub initial_outlook: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -236,7 +223,7 @@ impl StopRule for CostOptimal {
             }
             _ => match self.own_signal(signals) {
                 Some(signal) => signal,
-                // A head that looks ahead speaks after the draw.
+                // A head that looks ahead predicts after the draw.
                 None => return false,
             },
         };
@@ -247,8 +234,8 @@ impl StopRule for CostOptimal {
         if let Some(signal) = self.own_signal(signals) {
             self.takes_in(signal);
         } else {
-            let has_spoken = candidates.len() == 1 || signals.acceptance_prob.is_some();
-            assert!(has_spoken, "a rule that needs an acceptance head is run with one");
+            let has_predicted = candidates.len() == 1 || signals.acceptance_prob.is_some();
+            assert!(has_predicted, "a rule that needs an acceptance head is run with one");
         }
         self.all_accepted_prob * self.outlook < self.config.least_worth
     }
@@ -258,22 +245,12 @@ impl StopRule for CostOptimal {
     }
 }
 
-impl AcceptanceSignal {
-    /// The signals that are read.
-    pub fn needs(self) -> SignalNeeds {
-        let none = SignalNeeds::default();
-        match self {
-            Self::AcceptanceProb => SignalNeeds { acceptance_prob: true, ..none },
-            Self::Confidence => SignalNeeds { confidence: true, ..none },
-            Self::Entropy => SignalNeeds { entropy: true, ..none },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
+    use crate::CostModel;
+    use crate::threshold_policy::{AcceptanceLevel, Predicted, optimal_stopping};
 
     fn config(signal: AcceptanceSignal) -> CostOptimalConfig {
         CostOptimalConfig {
@@ -303,7 +280,7 @@ mod tests {
         assert!(StepFunction::constant(f64::NAN).is_err());
     }
 
-    fn spoken(acceptance_probs: &[f64]) -> Vec<DraftSignals> {
+    fn predicted(acceptance_probs: &[f64]) -> Vec<DraftSignals> {
         let mut signals = vec![DraftSignals::default()];
         signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));
         signals
@@ -314,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_looks_ahead_is_taken_at_its_word_before_the_next_forward() {
+    fn a_head_that_looks_ahead_decides_before_the_next_forward() {
         let head = CostOptimalConfig {
             least_draw_worth: 0.3,
             initial_outlook: 0.0,
@@ -363,17 +340,64 @@ mod tests {
         assert_eq!(round_length(&mut confidence, &confident(&[0.7, 0.7, 0.1])), Some(2));
         let head = config(AcceptanceSignal::AcceptanceProb);
         // The head finds the second unlikely: 0.18·0.05 tokens.
-        assert_eq!(round_length(&mut rule(head.clone()), &spoken(&[0.9, 0.2])), Some(2));
+        assert_eq!(round_length(&mut rule(head.clone()), &predicted(&[0.9, 0.2])), Some(2));
         // With rows for nothing the third is drawn, and no fourth.
         let free_rows = CostOptimalConfig { least_draw_worth: 0.0, ..head };
-        assert_eq!(round_length(&mut rule(free_rows), &spoken(&[0.9, 0.2, 0.9])), Some(3));
+        assert_eq!(round_length(&mut rule(free_rows), &predicted(&[0.9, 0.2, 0.9])), Some(3));
     }
 
     #[test]
     fn where_little_is_accepted_a_round_has_one_candidate() {
         let poor =
             CostOptimalConfig { initial_outlook: 0.2, ..config(AcceptanceSignal::AcceptanceProb) };
-        assert_eq!(round_length(&mut rule(poor), &spoken(&[0.9])), Some(1));
+        assert_eq!(round_length(&mut rule(poor), &predicted(&[0.9])), Some(1));
+    }
+
+    #[test]
+    fn where_chances_are_independent_and_known_it_is_the_best_of_all_policies() {
+        let levels = [(3.0, 0.95), (2.0, 0.6), (1.0, 0.2)]
+            .map(|(weight, acceptance_prob)| AcceptanceLevel { weight, acceptance_prob });
+        let mean = (3.0 * 0.95 + 2.0 * 0.6 + 0.2) / 6.0;
+        let identity = StepFunction::new(vec![0.4, 0.8], vec![0.2, 0.6, 0.95]).expect("ascending");
+        let bounds = Bounds { min: 1, max: 5 };
+        let (mut num_stops, mut num_states) = (0, 0);
+        for draft_seconds in [0.02, 0.1, 0.3] {
+            let costs = CostModel { draft_seconds, target_seconds: 1.0, row_seconds: 0.01 };
+            let best = optimal_stopping(&levels, Predicted::All, &costs, bounds);
+            let mut rule = rule(CostOptimalConfig {
+                least_worth: (draft_seconds + 0.01) / best.seconds_per_token,
+                least_draw_worth: 0.0,
+                estimate: identity.clone(),
+                draw_outlook: StepFunction::constant(mean).expect("finite"),
+                outlook: StepFunction::constant(mean).expect("finite"),
+                initial_outlook: mean,
+                bounds,
+                ..config(AcceptanceSignal::Confidence)
+            });
+            // Every sequence of levels up to the longest round.
+            for drawn in 1..bounds.max {
+                for sequence in 0..3_usize.pow(drawn as u32) {
+                    let probs: Vec<f64> = (0..drawn)
+                        .map(|at| levels[sequence / 3_usize.pow(at as u32) % 3].acceptance_prob)
+                        .collect();
+                    rule.begin_round();
+                    let mut stops = false;
+                    for (at, signals) in confident(&probs).iter().enumerate() {
+                        stops = rule.stops(&vec![0; at + 1], signals);
+                    }
+                    let product: f64 = probs.iter().product();
+                    // Products in another order differ by rounding.
+                    let decision = best.decisions.iter().find(|decision| {
+                        decision.num_candidates == drawn
+                            && (decision.all_accepted_prob - product).abs() < 1e-12
+                    });
+                    assert_eq!(stops, !decision.expect("every state").continues, "{probs:?}");
+                    num_stops += usize::from(stops);
+                    num_states += 1;
+                }
+            }
+        }
+        assert!(0 < num_stops && num_stops < num_states, "{num_stops} of {num_states}");
     }
 
     #[test]

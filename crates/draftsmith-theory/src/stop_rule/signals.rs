@@ -1,5 +1,7 @@
 //! What a stop rule may read of a candidate, and how it is worked out from logits.
 
+use serde::{Deserialize, Serialize};
+
 use crate::distribution::checked_max;
 use crate::exponentials;
 
@@ -77,6 +79,30 @@ impl SignalNeeds {
             signals.confidence = Some(largest_prob(logits));
         }
         signals
+    }
+}
+
+/// What an estimate of a candidate's acceptance is read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcceptanceSignal {
+    /// The acceptance head, which predicts once the draft has read the candidate, or as it is drawn.
+    AcceptanceProb,
+    /// The draft's confidence where the candidate is drawn.
+    Confidence,
+    /// The draft's entropy where the candidate is drawn.
+    Entropy,
+}
+
+impl AcceptanceSignal {
+    /// The signals that are read.
+    pub fn needs(self) -> SignalNeeds {
+        let none = SignalNeeds::default();
+        match self {
+            Self::AcceptanceProb => SignalNeeds { acceptance_prob: true, ..none },
+            Self::Confidence => SignalNeeds { confidence: true, ..none },
+            Self::Entropy => SignalNeeds { entropy: true, ..none },
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     expected_tokens_per_round,
 };
 
-const BOTH: [Assessed; 2] = [Assessed::All, Assessed::AllButNewest];
+const BOTH: [Predicted; 2] = [Predicted::All, Predicted::AllButNewest];
 
 // SpecDec++'s fitted times, section 5: a 7B draft and a 70B target.
 const PAPER: CostModel =
@@ -55,12 +55,12 @@ fn instances(num_levels: usize, max: usize) -> Vec<(Vec<AcceptanceLevel>, CostMo
 /// Runs `check` on games of independent levels, with their optimal policies.
 fn for_each_game(max: usize, check: impl Fn(&Game, &OptimalPolicy)) {
     for (levels, costs, bounds) in instances(2, max) {
-        for assessed in BOTH {
-            let policy = optimal_stopping(&levels, assessed, &costs, bounds);
+        for predicted in BOTH {
+            let policy = optimal_stopping(&levels, predicted, &costs, bounds);
             let game = Game {
                 probs: [levels[0].acceptance_prob, levels[1].acceptance_prob],
                 weights: &|_| [levels[0].weight, levels[1].weight],
-                num_unassessed: usize::from(assessed == Assessed::AllButNewest),
+                num_unpredicted: usize::from(predicted == Predicted::AllButNewest),
                 costs,
                 bounds,
             };
@@ -69,9 +69,9 @@ fn for_each_game(max: usize, check: impl Fn(&Game, &OptimalPolicy)) {
     }
 }
 
-fn decision(policy: &OptimalPolicy, game: &Game, assessed: &[usize]) -> Decision {
-    let num_candidates = assessed.len() + game.num_unassessed;
-    let product = game.product(assessed);
+fn decision(policy: &OptimalPolicy, game: &Game, predicted: &[usize]) -> Decision {
+    let num_candidates = predicted.len() + game.num_unpredicted;
+    let product = game.product(predicted);
     let mut decisions = policy.decisions.iter().copied();
     // Products of up to four numbers in another order.
     decisions
@@ -86,7 +86,7 @@ fn no_map_of_stops_is_better() {
     for_each_game(3, |game, policy| {
         close(game.best_of_all_maps().0, policy.seconds_per_token);
         close(
-            game.seconds_per_token(|assessed| decision(policy, game, assessed).continues),
+            game.seconds_per_token(|predicted| decision(policy, game, predicted).continues),
             policy.seconds_per_token,
         );
     });
@@ -95,8 +95,9 @@ fn no_map_of_stops_is_better() {
 #[test]
 fn no_fixed_length_is_better() {
     for (levels, costs, bounds) in instances(3, 12) {
-        let [all, lagged] = BOTH
-            .map(|assessed| optimal_stopping(&levels, assessed, &costs, bounds).seconds_per_token);
+        let [all, lagged] = BOTH.map(|predicted| {
+            optimal_stopping(&levels, predicted, &costs, bounds).seconds_per_token
+        });
         // Knowing more never hurts.
         assert!(all <= lagged + 1e-12);
         for candidate_length in bounds.min..=bounds.max {
@@ -113,8 +114,8 @@ fn no_fixed_length_is_better() {
 #[test]
 fn the_policy_is_a_threshold_on_the_product() {
     for (levels, costs, bounds) in instances(3, 8) {
-        for assessed in BOTH {
-            let policy = optimal_stopping(&levels, assessed, &costs, bounds);
+        for predicted in BOTH {
+            let policy = optimal_stopping(&levels, predicted, &costs, bounds);
             let mut decisions = policy.decisions.clone();
             decisions.sort_by(|d, other| d.all_accepted_prob.total_cmp(&other.all_accepted_prob));
             // One threshold for all candidate counts, so for each as well.
@@ -127,13 +128,13 @@ fn the_policy_is_a_threshold_on_the_product() {
 fn it_continues_while_the_next_candidate_is_worth_its_seconds() {
     let (mut num_continued, mut num_stopped) = (0, 0);
     for (levels, costs, bounds) in instances(3, 8) {
-        for assessed in BOTH {
-            let policy = optimal_stopping(&levels, assessed, &costs, bounds);
+        for predicted in BOTH {
+            let policy = optimal_stopping(&levels, predicted, &costs, bounds);
             let mean = mean_prob(&levels);
             for decision in &policy.decisions {
-                let next = match assessed {
-                    Assessed::All => decision.all_accepted_prob * mean,
-                    Assessed::AllButNewest => decision.all_accepted_prob * mean * mean,
+                let next = match predicted {
+                    Predicted::All => decision.all_accepted_prob * mean,
+                    Predicted::AllButNewest => decision.all_accepted_prob * mean * mean,
                 };
                 let worth = next * policy.seconds_per_token;
                 let cost = costs.draft_seconds + costs.row_seconds;
@@ -156,8 +157,8 @@ fn it_continues_while_the_next_candidate_is_worth_its_seconds() {
 fn theorem_3_1_stops_exactly_where_the_policy_does() {
     let (mut num_continued, mut num_stopped) = (0, 0);
     for (levels, costs, bounds) in instances(3, 8) {
-        for assessed in BOTH {
-            let policy = optimal_stopping(&levels, assessed, &costs, bounds);
+        for predicted in BOTH {
+            let policy = optimal_stopping(&levels, predicted, &costs, bounds);
             for decision in &policy.decisions {
                 let rejection_prob = 1.0 - decision.all_accepted_prob;
                 // Nearer than this, rounding decides.
@@ -186,10 +187,10 @@ fn delta_is_the_difference_of_the_costs_to_go() {
         // What a token costs in the theorem's accounts, where only discards and verifications cost:
         // each one this round keeps is one that later rounds need not make.
         let token_seconds = policy.seconds_per_token - candidate_seconds;
-        let cost = |goes_on: bool, assessed: &[usize]| -> f64 {
+        let cost = |goes_on: bool, predicted: &[usize]| -> f64 {
             let rounds = enumerate(|draws| {
-                let mut drawn = assessed.to_vec();
-                if game.num_unassessed == 1 {
+                let mut drawn = predicted.to_vec();
+                if game.num_unpredicted == 1 {
                     drawn.push(draws.categorical(&(game.weights)(&drawn)));
                 }
                 if goes_on {
@@ -197,23 +198,23 @@ fn delta_is_the_difference_of_the_costs_to_go() {
                     let mut continues = |later: &[usize]| decision(policy, game, later).continues;
                     drawn = game.draft(drawn, &mut continues, draws);
                 }
-                let unsure = drawn[assessed.len()..].iter();
+                let unsure = drawn[predicted.len()..].iter();
                 let accepted = unsure.take_while(|&&level| draws.bernoulli(game.probs[level]));
-                let num_accepted = assessed.len() + accepted.count();
+                let num_accepted = predicted.len() + accepted.count();
                 let num_discarded = drawn.len() - num_accepted;
                 candidate_seconds * num_discarded as f64 + verification_seconds
                     - token_seconds * (num_accepted + 1) as f64
             });
             rounds.into_iter().map(|(cost, prob)| prob * cost).sum()
         };
-        for assessed in [&[][..], &[0], &[1], &[0, 0], &[0, 1], &[1, 1], &[1, 1, 0]] {
-            let num_candidates = assessed.len() + game.num_unassessed;
+        for predicted in [&[][..], &[0], &[1], &[0, 0], &[0, 1], &[1, 1], &[1, 1, 0]] {
+            let num_candidates = predicted.len() + game.num_unpredicted;
             if (game.bounds.min..game.bounds.max).contains(&num_candidates) {
                 let Decision { delta_seconds, rejection_threshold, .. } =
-                    decision(policy, game, assessed);
+                    decision(policy, game, predicted);
                 close(
                     delta_seconds,
-                    cost(false, assessed) - cost(true, assessed) - verification_seconds,
+                    cost(false, predicted) - cost(true, predicted) - verification_seconds,
                 );
                 let saved = verification_seconds + delta_seconds;
                 close(rejection_threshold, saved / (candidate_seconds + saved));
@@ -226,14 +227,14 @@ fn delta_is_the_difference_of_the_costs_to_go() {
 fn the_head_s_rule_at_this_threshold_is_the_optimal_policy() {
     for_each_game(4, |game, policy| {
         let Some(stop_threshold) = policy.stop_threshold() else { return };
-        if game.num_unassessed == 0 {
+        if game.num_unpredicted == 0 {
             return;
         }
         let mut rule = RejectionThreshold::new(stop_threshold, game.bounds).expect("a valid rule");
-        let shipped = game.seconds_per_token(|assessed| {
+        let shipped = game.seconds_per_token(|predicted| {
             rule.begin_round();
             let mut stops = rule.stops(&[0], &DraftSignals::default());
-            for (index, &level) in assessed.iter().enumerate() {
+            for (index, &level) in predicted.iter().enumerate() {
                 let acceptance_prob = Some(HeadEstimate::OfRead(game.probs[level]));
                 let signals = DraftSignals { acceptance_prob, ..DraftSignals::default() };
                 stops = rule.stops(&vec![0; index + 2], &signals);
@@ -255,7 +256,7 @@ fn one_candidate_ahead_is_too_short_where_a_level_tells_of_later_ones() {
             [.., 0] => [1.0, 0.0],
             [.., _] => [0.0, 1.0],
         },
-        num_unassessed: 0,
+        num_unpredicted: 0,
         costs: CostModel { draft_seconds: 1.0, target_seconds: 10.0, row_seconds: 0.0 },
         bounds: Bounds { min: 1, max: 3 },
     };
@@ -271,11 +272,11 @@ fn one_candidate_ahead_is_enough_where_the_chance_never_rises() {
         let costs = CostModel { draft_seconds, target_seconds: 1.0, row_seconds: 0.0 };
         let bounds = Bounds { min: 1, max: 3 };
         let probs = [0.95, 0.3];
-        let game = Game { probs, weights: &weights, num_unassessed: 0, costs, bounds };
+        let game = Game { probs, weights: &weights, num_unpredicted: 0, costs, bounds };
         let (seconds, _) = game.best_of_all_maps();
-        let one_ahead = game.seconds_per_token(|assessed| {
-            let [first, second] = weights(assessed);
-            let next = game.product(assessed) * (first * probs[0] + second * probs[1]);
+        let one_ahead = game.seconds_per_token(|predicted| {
+            let [first, second] = weights(predicted);
+            let next = game.product(predicted) * (first * probs[0] + second * probs[1]);
             next * seconds >= draft_seconds
         });
         close(one_ahead, seconds);
@@ -285,8 +286,8 @@ fn one_candidate_ahead_is_enough_where_the_chance_never_rises() {
 #[test]
 fn seconds_per_token_are_the_cost_model_s() {
     for (levels, costs, bounds) in instances(2, 10) {
-        for assessed in BOTH {
-            let policy = optimal_stopping(&levels, assessed, &costs, bounds);
+        for predicted in BOTH {
+            let policy = optimal_stopping(&levels, predicted, &costs, bounds);
             let (tokens, candidates) = (policy.tokens_per_round, policy.candidates_per_round);
             let discard_rate = (candidates + 1.0 - tokens) / tokens;
             close(costs.latency_per_token(discard_rate, 1.0 / tokens), policy.seconds_per_token);
@@ -303,9 +304,9 @@ fn one_level_is_the_best_fixed_length() {
                 / expected_tokens_per_round(0.8, k)
         })
         .fold(f64::INFINITY, f64::min);
-    for assessed in BOTH {
+    for predicted in BOTH {
         let policy =
-            optimal_stopping(&levels(&[(2.0, 0.8)]), assessed, &PAPER, Bounds { min: 1, max: 30 });
+            optimal_stopping(&levels(&[(2.0, 0.8)]), predicted, &PAPER, Bounds { min: 1, max: 30 });
         close(policy.seconds_per_token, best);
         close(policy.candidates_per_round, policy.candidates_per_round.round());
     }
@@ -313,8 +314,8 @@ fn one_level_is_the_best_fixed_length() {
 
 #[test]
 fn hopeless_candidates_are_not_drawn() {
-    for assessed in BOTH {
-        let policy = optimal_stopping(&levels(&[(1.0, 0.0)]), assessed, &PAPER, Bounds::default());
+    for predicted in BOTH {
+        let policy = optimal_stopping(&levels(&[(1.0, 0.0)]), predicted, &PAPER, Bounds::default());
         assert_eq!((policy.candidates_per_round, policy.tokens_per_round), (1.0, 1.0));
         assert_eq!(policy.least_product, f64::INFINITY);
         assert_eq!(policy.stop_threshold(), None);
@@ -325,5 +326,5 @@ fn hopeless_candidates_are_not_drawn() {
 #[test]
 #[should_panic(expected = "an acceptance probability lies between 0 and 1")]
 fn a_level_above_one_is_a_bug() {
-    optimal_stopping(&levels(&[(1.0, 1.1)]), Assessed::All, &PAPER, Bounds::default());
+    optimal_stopping(&levels(&[(1.0, 1.1)]), Predicted::All, &PAPER, Bounds::default());
 }

@@ -23,7 +23,7 @@ const GAP: f64 = 18.0;
 /// The radius of a point that stands for all predictions.
 const WHOLE: f64 = 10.0;
 /// The least radius.
-const LEAST: f64 = 2.4;
+const MIN_RADIUS: f64 = 2.4;
 /// The fewest predictions that a point stands for: what came of less is luck.
 const MIN_LABELS: usize = 50;
 
@@ -109,7 +109,7 @@ fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
         });
         let point = |bin: &ReliabilityBin| {
             context! {
-                path => circle(place(bin), LEAST + (WHOLE - LEAST) * bin.share.sqrt()),
+                path => circle(place(bin), MIN_RADIUS + (WHOLE - MIN_RADIUS) * bin.share.sqrt()),
                 title => format!("{}: {}", series.name, told(bin)),
             }
         };

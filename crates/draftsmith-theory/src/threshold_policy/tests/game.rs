@@ -7,13 +7,13 @@ use crate::{Bounds, CostModel, Draws, Observation, enumerate};
 pub(super) struct Game<'a> {
     pub(super) probs: [f64; 2],
     pub(super) weights: &'a dyn Fn(&[usize]) -> [f64; 2],
-    pub(super) num_unassessed: usize,
+    pub(super) num_unpredicted: usize,
     pub(super) costs: CostModel,
     pub(super) bounds: Bounds,
 }
 
 impl Game<'_> {
-    /// Draws candidates until `continues`, asked about the assessed levels, says no; returns all
+    /// Draws candidates until `continues`, asked about the predicted levels, says no; returns all
     /// levels drawn.
     pub(super) fn draft(
         &self,
@@ -23,7 +23,7 @@ impl Game<'_> {
     ) -> Vec<usize> {
         while drawn.len() < self.bounds.max {
             let decides = drawn.len() >= self.bounds.min;
-            if decides && !continues(&drawn[..drawn.len() - self.num_unassessed]) {
+            if decides && !continues(&drawn[..drawn.len() - self.num_unpredicted]) {
                 break;
             }
             drawn.push(draws.categorical(&(self.weights)(&drawn)));
@@ -52,20 +52,21 @@ impl Game<'_> {
         mean_seconds / mean_tokens
     }
 
-    /// The least seconds per token over every map from assessed levels to {stop, continue}, and
+    /// The least seconds per token over every map from predicted levels to {stop, continue}, and
     /// such a map, as bits by the node a path of levels leads to in a binary tree.
     pub(super) fn best_of_all_maps(&self) -> (f64, u32) {
-        let num_nodes = (1 << (self.bounds.max - self.num_unassessed)) - 1;
-        let seconds = |map: u32| self.seconds_per_token(|assessed| map >> node(assessed) & 1 == 1);
+        let num_nodes = (1 << (self.bounds.max - self.num_unpredicted)) - 1;
+        let seconds =
+            |map: u32| self.seconds_per_token(|predicted| map >> node(predicted) & 1 == 1);
         let maps = (0..1 << num_nodes).map(|map| (seconds(map), map));
         maps.min_by(|(found, _), (other, _)| found.total_cmp(other)).expect("there are maps")
     }
 
-    pub(super) fn product(&self, assessed: &[usize]) -> f64 {
-        assessed.iter().map(|&level| self.probs[level]).product()
+    pub(super) fn product(&self, predicted: &[usize]) -> f64 {
+        predicted.iter().map(|&level| self.probs[level]).product()
     }
 }
 
-pub(super) fn node(assessed: &[usize]) -> usize {
-    assessed.iter().fold(1, |node, level| 2 * node + level) - 1
+pub(super) fn node(predicted: &[usize]) -> usize {
+    predicted.iter().fold(1, |node, level| 2 * node + level) - 1
 }
