@@ -35,13 +35,13 @@ impl ConfidenceThresholdConfig {
         settings: RuleSettings::Grid(Grid {
             key: RecipeKey {
                 name: "draft_confidence_thresholds",
-                doc: "thresholds of the separate draft's confidence",
+                doc: "the same, for the separate draft",
                 values: KeyValues::Probabilities,
                 default: &[],
             },
             self_draft_key: Some(RecipeKey {
                 name: "confidence_thresholds",
-                doc: "thresholds η of self-drafts",
+                doc: "Kangaroo's η, for self-drafts",
                 values: KeyValues::Probabilities,
                 default: &[0.2, 0.4, 0.6, 0.8],
             }),

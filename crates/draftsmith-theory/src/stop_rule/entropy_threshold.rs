@@ -33,7 +33,7 @@ impl EntropyThresholdConfig {
         settings: RuleSettings::Grid(Grid {
             key: RecipeKey {
                 name: "entropy_thresholds",
-                doc: "SVIP's thresholds h: a round ends when √(c·H) exceeds one",
+                doc: "SVIP's h: a round ends when √(c·H) exceeds it",
                 values: KeyValues::NonNegative,
                 default: &[],
             },

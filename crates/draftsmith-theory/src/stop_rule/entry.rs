@@ -84,7 +84,7 @@ impl Grid {
 pub struct RecipeKey {
     /// The key.
     pub name: &'static str,
-    /// What it lists or says, in a few words for tables of keys.
+    /// What it lists or says, in a few words: the table of keys in `recipes/README.md` has them.
     pub doc: &'static str,
     /// What it may hold.
     pub values: KeyValues,

@@ -25,13 +25,13 @@ impl FixedLengthConfig {
         settings: RuleSettings::Grid(Grid {
             key: RecipeKey {
                 name: "candidate_lengths",
-                doc: "fixed lengths K",
+                doc: "fixed lengths K of the separate draft",
                 values: KeyValues::Lengths,
                 default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0],
             },
             self_draft_key: Some(RecipeKey {
                 name: "self_draft_lengths",
-                doc: "fixed lengths γ of self-drafts",
+                doc: "fixed lengths of self-drafts",
                 values: KeyValues::Lengths,
                 default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
             }),

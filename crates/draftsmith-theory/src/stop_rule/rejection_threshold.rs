@@ -35,7 +35,7 @@ impl RejectionThresholdConfig {
             settings: RuleSettings::Grid(Grid {
                 key: RecipeKey {
                     name: "stop_thresholds",
-                    doc: "thresholds h of heads, the draft's and adapters', of calibrated predictions where a head has a calibration",
+                    doc: "thresholds h of heads, the draft's and adapters', on calibrated predictions",
                     values: KeyValues::Probabilities,
                     default: &[0.1, 0.3, 0.5, 0.7, 0.9],
                 },
@@ -56,7 +56,7 @@ impl RejectionThresholdConfig {
             settings: RuleSettings::Grid(Grid {
                 key: RecipeKey {
                     name: "stop_thresholds_without_lag",
-                    doc: "the same, asked about a candidate before the next is drawn",
+                    doc: "the same, without the paper's lag of one candidate",
                     values: KeyValues::Probabilities,
                     default: &[],
                 },

@@ -239,6 +239,21 @@ mod tests {
     }
 
     #[test]
+    fn every_key_of_the_table_is_explained_in_its_words() {
+        let readme = include_str!("../../../../recipes/README.md");
+        for key in grids().flat_map(|(_, grid)| grid.keys()) {
+            let default = if key.values.is_list() {
+                let values: Vec<String> = key.default.iter().map(f64::to_string).collect();
+                format!("[{}]", values.join(", "))
+            } else {
+                key.default[0].to_string()
+            };
+            let row = format!("| `evaluate.{}` | {default} | {} |", key.name, key.doc);
+            assert!(readme.lines().any(|line| line == row), "recipes/README.md has no row {row}");
+        }
+    }
+
+    #[test]
     fn what_is_left_out_is_the_default_and_wholes_are_wholes() {
         let recipe = read("").expect("reads");
         for (_, grid) in grids() {
