@@ -104,6 +104,17 @@ fn inspect_explains_rollouts() {
     assert_eq!(shown["rollouts"][NAMES[0]]["num_responses"], 3);
     assert!(place.run(&["inspect", "data/small"]).ok().contains(NAMES[3]));
 
+    let bands = shown["by_entropy"].as_array().unwrap();
+    let num_positions: u64 = bands.iter().map(|band| band["num_positions"].as_u64().unwrap()).sum();
+    assert_eq!(shown["num_response_tokens"], num_positions);
+    for band in bands {
+        let (bound, overlap) = (&band["overlap_bound"], &band["mean_overlap"]);
+        // Both are means of f32.
+        assert!(bound.as_f64().unwrap() <= overlap.as_f64().unwrap() + 1e-4, "{band}");
+    }
+    let first = shown["expected_tokens"][0]["tokens_per_round"].as_f64().unwrap();
+    assert!((first - 1.0 - shown["mean_overlap"].as_f64().unwrap()).abs() < 1e-12, "{first}");
+
     // Under another name it is still what it is.
     let bytes = std::fs::read(place.path(&path)).unwrap();
     place.write("other.parquet", &bytes);

@@ -260,6 +260,10 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     assert!(page.contains(
         "Most is gained with <span class=\"nowrap\">worth(head) = 0.319</span>: +4.1\u{a0}% (+2.7 to +5.5) over <span class=\"nowrap\">K = 6</span>."
     ));
+    let closed_form = "chance 0.900, the fixed length would give 2.57";
+    assert!(page.contains(closed_form));
+    let older = ReplayGroup { closed_form: None, ..replays[0].clone() };
+    assert!(!page_of(&[older]).contains("EWIF"));
     // Three rules read the head, in two sizes of one picture.
     assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);
     assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);
