@@ -1,5 +1,7 @@
 //! What replay found as text: one table for each drafter, way of decoding and set of costs.
 
+use draftsmith_theory::setting_text;
+
 use super::{Column, Line, counted, fitted, number, times, width_of};
 use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow, StopRuleName};
 
@@ -75,17 +77,17 @@ fn costs(group: &ReplayGroup) -> String {
     text
 }
 
-/// `if every candidate were accepted with chance 0.912 (EWIF): 2.57x at K = 6, at best 2.59x at
-/// K = 7`.
+/// `if every candidate were accepted with chance 0.912 (EWIF): 2.57x with 6 a round, at best 2.59x
+/// with 7`.
 fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
     let ClosedForm { acceptance_prob, ewif, best_candidate_length, best_ewif } = *closed_form;
     let fixed = group.rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
     format!(
-        "if every candidate were accepted with chance {} (EWIF): {} at {}, at best {} at K = \
-         {best_candidate_length}",
+        "if every candidate were accepted with chance {} (EWIF): {} with {} a round, at best {} \
+         with {best_candidate_length}",
         number(acceptance_prob, 3),
         times(Some(ewif)),
-        StopRuleName::FixedLength.label(fixed.map(|row| row.config.parameter())),
+        setting_text(fixed.map(|row| row.config.parameter())),
         times(Some(best_ewif)),
     )
 }
@@ -247,8 +249,8 @@ mod tests {
         separate draft, greedy, costs of this machine
         0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
         settings chosen on 120 validation prompts, judged on 240 test prompts
-        if every candidate were accepted with chance 0.900 (EWIF): 2.57x at K = 6, at
-        best 2.59x at K = 7
+        if every candidate were accepted with chance 0.900 (EWIF): 2.57x with 6 a round,
+        at best 2.59x with 7
         setting              speed-up    gain          95 %  verify  ceiling  reached
         K = 6                   2.41x       -                 0.202
         heuristic K = 5         2.31x   -4.2%    -5.6..-2.8   0.206
