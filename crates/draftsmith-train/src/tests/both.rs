@@ -62,15 +62,18 @@ impl Outcome {
     }
 }
 
+/// A training of one member: rows, optimizer, seed and run.
+type Train = fn(
+    &[ResponseRow],
+    OptimizerSettings,
+    u64,
+    TrainingRun<'_>,
+) -> Result<Ending<Outcome>, TrainError>;
+
 /// One of the two trainers, with settings that are small and quick.
 struct Subject {
     section: Section,
-    train: fn(
-        &[ResponseRow],
-        OptimizerSettings,
-        u64,
-        TrainingRun<'_>,
-    ) -> Result<Ending<Outcome>, TrainError>,
+    train: Train,
     /// What it is supervised by, in the record.
     supervised: &'static str,
     /// Settings that `config.json` has beside the record.
