@@ -68,6 +68,46 @@ fn read_behind_60(session: &mut ModelSession<'_>, tokens: &[u32], proposal: &Pro
     session.verify(&[Verification { slot: 0, tokens, proposal }]).expect("finite")
 }
 
+/// Two models of the width of SmolLM2-135M and four layers, with random weights in f32: one read,
+/// and so packed, and one initialised, whose weights are tensors.
+static WIDE: LazyLock<[CausalLm; 2]> = LazyLock::new(|| {
+    let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
+    let mut config = TARGET.config().clone();
+    config.spec.mlp.width = 1536;
+    config.shape = ModelShape {
+        hidden_size: 576,
+        num_layers: 4,
+        num_heads: 9,
+        num_kv_heads: 3,
+        head_dim: 64,
+        context: 2049,
+        ..config.shape
+    };
+    let initialised = config.init(&device);
+    initialised.write_model_dir(dir.path(), WeightDtype::F32).expect("written");
+    [CausalLm::from_model_dir(dir.path(), &device).expect("reads"), initialised]
+});
+
+/// Reading a prompt of so many tokens through packed weights.
+#[divan::bench(args = [512, 1024, 2048], sample_count = 5, sample_size = 1)]
+fn prefill(bencher: Bencher, tokens: usize) {
+    prefill_of(&WIDE[0], bencher, tokens);
+}
+
+/// The same through tensors.
+#[divan::bench(args = [512, 1024, 2048], sample_count = 5, sample_size = 1)]
+fn prefill_on_tensors(bencher: Bencher, tokens: usize) {
+    prefill_of(&WIDE[1], bencher, tokens);
+}
+
+fn prefill_of(model: &CausalLm, bencher: Bencher, tokens: usize) {
+    let tokens = prompt(tokens);
+    let mut session = ModelSession::new(model, 2049, "target");
+    bencher
+        .counter(ItemsCount::new(tokens.len()))
+        .bench_local(|| session.begin(0, &tokens).expect("the prompt fits"));
+}
+
 /// One draft forward over one row.
 #[divan::bench]
 fn draft_forward(bencher: Bencher) {
