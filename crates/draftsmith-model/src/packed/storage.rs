@@ -4,8 +4,6 @@
 //! weights of one input in f32, or of two inputs in 16 bits. Two inputs share each 32-bit lane, so
 //! that widening is a shift or a mask where the numbers are, without moving them across lanes.
 
-#![expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
-
 use half::{bf16, f16};
 use pulp::Simd;
 
@@ -78,6 +76,7 @@ impl StoredLine for Line {
     }
 
     #[inline(always)]
+    #[expect(clippy::manual_memcpy, reason = "a loop over registers unrolls, a copy is a call")]
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
         simd: S,
