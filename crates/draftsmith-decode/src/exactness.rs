@@ -2,10 +2,11 @@
 //! tables, enumerated over every draw and every stop map.
 //!
 //! A stop map sends each drafted prefix to stop or continue. For vocabularies of 2 and 3 all maps
-//! are run. For a vocabulary of 4 at depth 3 there are 2^20, but the output's law is a sum over
-//! the first candidate y₁ of terms that depend on the map only through the prefixes that begin
-//! with y₁; so it is enough that the law is right whenever one branch has any of its 2^5 maps and
-//! the others go on to the bound: every other map's law is a sum of terms met there.
+//! are run. For a vocabulary of 4 at depth 3 there are 2^20, but the output's distribution is a sum
+//! over the first candidate y₁ of terms that depend on the map only through the prefixes that begin
+//! with y₁; so it is enough that the distribution is right whenever one branch has any of its 2^5
+//! maps and the others go on to the bound: every other map's distribution is a sum of terms met
+//! there.
 
 mod many;
 mod replay;
@@ -18,7 +19,7 @@ use draftsmith_theory::{
     AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
     CostOptimalConfig, Decoding, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
     HeuristicConfig, JointConfidenceConfig, Oracle, RejectionThresholdConfig, Sampling,
-    SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, enumerate, law,
+    SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, distribution_of, enumerate,
 };
 
 use self::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
@@ -54,20 +55,20 @@ impl Case {
         self
     }
 
-    /// The law of the target alone, multiplied out without any decoding loop.
-    fn target_law(&self) -> BTreeMap<Vec<u32>, f64> {
-        self.target_law_after(&[0])
+    /// The distribution of the target alone, multiplied out without any decoding loop.
+    fn target_distribution(&self) -> BTreeMap<Vec<u32>, f64> {
+        self.target_distribution_after(&[0])
     }
 
     /// The same behind another prompt.
-    fn target_law_after(&self, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
-        let mut law = BTreeMap::new();
+    fn target_distribution_after(&self, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
+        let mut distribution = BTreeMap::new();
         let mut open = vec![(prompt.to_vec(), 1.0)];
         while let Some((tokens, prob)) = open.pop() {
             let new = &tokens[prompt.len()..];
             let ended = new.last().is_some_and(|id| self.limits.eos_token_ids.contains(id));
             if ended || new.len() == self.limits.max_new_tokens {
-                law.insert(new.to_vec(), prob);
+                distribution.insert(new.to_vec(), prob);
                 continue;
             }
             let probs = self.sampling.probs(&self.target.row(&tokens));
@@ -77,29 +78,31 @@ impl Case {
                 open.push((longer, prob * p));
             }
         }
-        law
+        distribution
     }
 
-    fn speculative_law(&self, rule: &StopMap) -> BTreeMap<Vec<u32>, f64> {
-        self.law_of(&self.target, &Drafting::from(&self.draft), &|| Box::new(rule.clone()))
+    fn speculative_distribution(&self, rule: &StopMap) -> BTreeMap<Vec<u32>, f64> {
+        self.output_distribution(&self.target, &Drafting::from(&self.draft), &|| {
+            Box::new(rule.clone())
+        })
     }
 
     /// The same with the tables as a target and the self-draft that advances it.
-    fn self_speculative_law(
+    fn self_speculative_distribution(
         &self,
         rule: &dyn Fn() -> Box<dyn StopRule>,
     ) -> BTreeMap<Vec<u32>, f64> {
-        self.law_of(&Advanced::from(&self.target), &Advancing::from(&self.draft), rule)
+        self.output_distribution(&Advanced::from(&self.target), &Advancing::from(&self.draft), rule)
     }
 
-    fn law_of<T: Target + Clone, D: Drafter<T> + Clone>(
+    fn output_distribution<T: Target + Clone, D: Drafter<T> + Clone>(
         &self,
         target: &T,
         drafter: &D,
         rule: &dyn Fn() -> Box<dyn StopRule>,
     ) -> BTreeMap<Vec<u32>, f64> {
         let decoding = Decoding::Sampled(self.sampling);
-        law(enumerate(|draws| {
+        distribution_of(enumerate(|draws| {
             let generation = decode_speculative(
                 &mut target.clone(),
                 &mut drafter.clone(),
@@ -122,15 +125,16 @@ impl Case {
     }
 }
 
-fn assert_same_law(found: &BTreeMap<Vec<u32>, f64>, expected: &BTreeMap<Vec<u32>, f64>) {
+fn assert_same_distribution(found: &BTreeMap<Vec<u32>, f64>, expected: &BTreeMap<Vec<u32>, f64>) {
     for tokens in found.keys().chain(expected.keys()) {
-        let [a, b] = [found, expected].map(|law| law.get(tokens).copied().unwrap_or(0.0));
+        let [a, b] =
+            [found, expected].map(|distribution| distribution.get(tokens).copied().unwrap_or(0.0));
         assert!((a - b).abs() <= TOLERANCE, "{tokens:?}: {a} for {b}");
     }
 }
 
 #[test]
-fn every_stop_map_leaves_the_targets_law_at_vocabularies_of_two_and_three() {
+fn every_stop_map_leaves_the_targets_distribution_at_vocabularies_of_two_and_three() {
     for (vocab_size, depth, max_new_tokens) in
         [(2, 1, 3), (2, 2, 4), (2, 3, 5), (3, 1, 3), (3, 2, 4), (3, 3, 4)]
     {
@@ -140,10 +144,10 @@ fn every_stop_map_leaves_the_targets_law_at_vocabularies_of_two_and_three() {
         for seed in 0..num_seeds {
             for eos in [None, Some(1)] {
                 let case = Case::new(vocab_size, max_new_tokens, eos, seed);
-                let expected = case.target_law();
+                let expected = case.target_distribution();
                 for bits in 0..num_maps {
                     let rule = StopMap::new(vocab_size, depth, bits);
-                    assert_same_law(&case.speculative_law(&rule), &expected);
+                    assert_same_distribution(&case.speculative_distribution(&rule), &expected);
                 }
             }
         }
@@ -151,17 +155,17 @@ fn every_stop_map_leaves_the_targets_law_at_vocabularies_of_two_and_three() {
 }
 
 #[test]
-fn stopping_before_a_draw_and_skipping_rounds_leave_the_targets_law() {
+fn stopping_before_a_draw_and_skipping_rounds_leave_the_targets_distribution() {
     for (vocab_size, depth, max_new_tokens) in [(2, 2, 4), (2, 3, 5), (3, 2, 4)] {
         for asked in [Asked::BeforeDraw, Asked::EverySecondRound { skips: true }] {
             for eos in [None, Some(1)] {
                 let case = Case::new(vocab_size, max_new_tokens, eos, 500);
-                let expected = case.target_law();
+                let expected = case.target_distribution();
                 for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
                     let rule = StopMap { asked, ..StopMap::new(vocab_size, depth, bits) };
-                    assert_same_law(&case.speculative_law(&rule), &expected);
-                    let found = case.self_speculative_law(&|| Box::new(rule.clone()));
-                    assert_same_law(&found, &expected);
+                    assert_same_distribution(&case.speculative_distribution(&rule), &expected);
+                    let found = case.self_speculative_distribution(&|| Box::new(rule.clone()));
+                    assert_same_distribution(&found, &expected);
                 }
             }
         }
@@ -233,15 +237,18 @@ fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
 }
 
 #[test]
-fn every_rule_leaves_the_targets_law_with_either_drafter() {
+fn every_rule_leaves_the_targets_distribution_with_either_drafter() {
     for (vocab_size, max_new_tokens, eos) in [(2, 5, None), (3, 4, Some(1))] {
         for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
             let case = Case::new(vocab_size, max_new_tokens, eos, 700).with_head(head);
-            let (expected, draft) = (case.target_law(), Drafting::from(&case.draft));
+            let (expected, draft) = (case.target_distribution(), Drafting::from(&case.draft));
             for config in rules_with(head, 3) {
                 let rule = || config.init().expect("a valid rule");
-                assert_same_law(&case.law_of(&case.target, &draft, &rule), &expected);
-                assert_same_law(&case.self_speculative_law(&rule), &expected);
+                assert_same_distribution(
+                    &case.output_distribution(&case.target, &draft, &rule),
+                    &expected,
+                );
+                assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
             }
         }
     }
@@ -291,10 +298,10 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
 }
 
 #[test]
-fn every_stop_map_leaves_the_targets_law_at_a_vocabulary_of_four() {
+fn every_stop_map_leaves_the_targets_distribution_at_a_vocabulary_of_four() {
     let (vocab_size, depth) = (4_usize, 3);
     let case = Case::new(vocab_size, 4, Some(2), 7);
-    let expected = case.target_law();
+    let expected = case.target_distribution();
     for first in 0..vocab_size {
         for branch_map in 0..1_u64 << (1 + vocab_size) {
             let mut rule = StopMap::new(vocab_size, depth, 0);
@@ -304,22 +311,22 @@ fn every_stop_map_leaves_the_targets_law_at_a_vocabulary_of_four() {
             for (bit, prefix) in prefixes.iter().enumerate() {
                 rule.bits |= ((branch_map >> bit) & 1) << rule.index(prefix);
             }
-            assert_same_law(&case.speculative_law(&rule), &expected);
+            assert_same_distribution(&case.speculative_distribution(&rule), &expected);
         }
     }
 }
 
 #[test]
-fn a_drafter_that_advances_the_target_leaves_its_law() {
+fn a_drafter_that_advances_the_target_leaves_its_distribution() {
     for (vocab_size, depth, max_new_tokens) in [(2, 3, 5), (3, 2, 4)] {
         for seed in 0..2 {
             for eos in [None, Some(1)] {
                 let case = Case::new(vocab_size, max_new_tokens, eos, 300 + seed);
-                let expected = case.target_law();
+                let expected = case.target_distribution();
                 for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
                     let rule =
                         || -> Box<dyn StopRule> { Box::new(StopMap::new(vocab_size, depth, bits)) };
-                    assert_same_law(&case.self_speculative_law(&rule), &expected);
+                    assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
                 }
             }
         }
@@ -337,18 +344,21 @@ fn warped_distributions_stay_exact() {
             let case = Case { sampling, ..Case::new(3, 4, Some(1), 100 + seed) };
             for bits in [0, 1, 0b1010, 0b111] {
                 let rule = StopMap::new(3, 3, bits);
-                assert_same_law(&case.speculative_law(&rule), &case.target_law());
+                assert_same_distribution(
+                    &case.speculative_distribution(&rule),
+                    &case.target_distribution(),
+                );
             }
         }
     }
 }
 
 #[test]
-fn plain_decoding_has_the_targets_law() {
+fn plain_decoding_has_the_targets_distribution() {
     for eos in [None, Some(1)] {
         let case = Case::new(3, 4, eos, 11);
         let decoding = Decoding::Sampled(case.sampling);
-        let found = law(enumerate(|draws| {
+        let found = distribution_of(enumerate(|draws| {
             decode_plain(
                 &mut case.target.clone(),
                 &decoding,
@@ -360,7 +370,7 @@ fn plain_decoding_has_the_targets_law() {
             .expect("tables do not fail")
             .token_ids
         }));
-        assert_same_law(&found, &case.target_law());
+        assert_same_distribution(&found, &case.target_distribution());
     }
 }
 

@@ -28,7 +28,7 @@ pub use trial::{CalibrationTrial, preferred_calibration, try_calibrations};
 /// A prediction, and what came of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JudgedPrediction {
-    /// What the head said, before any calibration.
+    /// What the head predicted, before any calibration.
     pub predicted_prob: f64,
     /// Whether the candidate is accepted, 0 or 1, or the chance of it.
     pub label: f64,
@@ -115,12 +115,12 @@ mod test_predictions {
         (0..len).map(&mut one).collect()
     }
 
-    /// What a head says that was trained with a rejection weight of 6, where `prob` is true.
+    /// What a head predicts that was trained with a rejection weight of 6, where `prob` is true.
     pub(super) fn weighted_six(prob: f64) -> f64 {
         prob / (prob + 6.0 * (1.0 - prob))
     }
 
-    /// What is true where such a head says `prob`.
+    /// What is true where such a head predicts `prob`.
     pub(super) fn true_of_weighted_six(prob: f64) -> f64 {
         6.0 * prob / (6.0 * prob + 1.0 - prob)
     }

@@ -1,6 +1,6 @@
 //! The only door randomness enters by: two kinds of draw, and the seeded generator that makes them.
 //!
-//! Code that takes `Draws` can be run for its output (`SeededDraws`) or for its exact law
+//! Code that takes `Draws` can be run for its output (`SeededDraws`) or for its exact distribution
 //! (`Enumerator`, in `enumerate`). That is why the trait offers decisions, a coin and a die, and
 //! not uniform numbers: an enumerator cannot walk through a continuum.
 

@@ -29,8 +29,8 @@ struct Branch {
 /// probability.
 ///
 /// The probabilities sum to one. Results that several paths lead to appear several times: see
-/// [`law`]. A decision that is certain is no branch. The number of runs is the number of paths, so
-/// it grows exponentially with the draws a run makes.
+/// [`distribution_of`]. A decision that is certain is no branch. The number of runs is the number
+/// of paths, so it grows exponentially with the draws a run makes.
 ///
 /// # Panics
 /// If `run` is not a deterministic function of its draws.
@@ -60,7 +60,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
 }
 
 /// The distribution of enumerated outcomes: equal results put together, their probabilities added.
-pub fn law<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
+pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {
         *probs.entry(outcome).or_insert(0.0) += prob;
@@ -147,7 +147,7 @@ mod tests {
     fn every_path_is_visited_once() {
         let outcomes =
             enumerate(|draws| (0..3).map(|_| draws.categorical(&[1.0, 1.0])).collect::<Vec<_>>());
-        let paths = law(outcomes.iter().cloned());
+        let paths = distribution_of(outcomes.iter().cloned());
         assert_eq!(outcomes.len(), 8);
         assert_eq!(paths.len(), 8);
         assert!(paths.values().all(|prob| *prob == 0.125));
@@ -155,9 +155,10 @@ mod tests {
 
     #[test]
     fn the_law_is_what_seeded_draws_approach() {
-        let exact = law(enumerate(branching_run));
+        let exact = distribution_of(enumerate(branching_run));
         let mut draws = crate::SeededDraws::new(1, &["frequencies"]);
-        let sampled = law((0..40_000).map(|_| (branching_run(&mut draws), 1.0 / 40_000.0)));
+        let sampled =
+            distribution_of((0..40_000).map(|_| (branching_run(&mut draws), 1.0 / 40_000.0)));
         for (path, prob) in &exact {
             let share = sampled.get(path).copied().unwrap_or(0.0);
             // Five standard deviations of a share of 40,000.

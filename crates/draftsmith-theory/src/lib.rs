@@ -77,7 +77,7 @@ pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax,
 pub use draft_phase::{DraftLimits, DraftSteps, Drawn, draft_phase};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
 pub use draws::{Draws, SeededDraws};
-pub use enumerate::{Enumerator, enumerate, law};
+pub use enumerate::{Enumerator, distribution_of, enumerate};
 pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};

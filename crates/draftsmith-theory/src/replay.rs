@@ -1,17 +1,17 @@
 //! What any stop rule would have done, from recordings alone: no model runs.
 //!
-//! A recording is a response of the target with, at each of its tokens, what the drafter says
+//! A recording is a response of the target with, at each of its tokens, what the drafter does
 //! there: whether its candidate is the response's token and is accepted, and if not, what it drafts
 //! instead and goes on to draft, since a rule that does not know of the rejection may let it. A
 //! round from any accepted prefix is then a walk: along the response while candidates are accepted,
 //! along that rollout from the first one that is not.
 //!
 //! Greedy decoding is replayed exactly, count for count. Sampled decoding is replayed exactly in
-//! law: given that the target's token at a place is x, the candidate there was x and was accepted
-//! with chance min(1, q(x)/p(x)), because that happens with chance min(p(x), q(x)) and x comes out
-//! with chance p(x); otherwise the candidate was rejected, and then its law is (q − p)+,
-//! normalised. No place is met twice in one replay, as a candidate or as a rejection, so one draw
-//! of either serves every rule: rules are compared on the same luck.
+//! distribution: given that the target's token at a place is x, the candidate there was x and was
+//! accepted with chance min(1, q(x)/p(x)), because that happens with chance min(p(x), q(x)) and x
+//! comes out with chance p(x); otherwise the candidate was rejected, and then its distribution is
+//! (q − p)+, normalised. No place is met twice in one replay, as a candidate or as a rejection, so
+//! one draw of either serves every rule: rules are compared on the same luck.
 
 mod cost_optimal;
 mod judged;
@@ -37,9 +37,9 @@ pub struct RecordedCandidate {
     pub confidence: f64,
     /// [`DraftSignals::entropy`].
     pub entropy: f64,
-    /// What the acceptance head says of this candidate. None without a head, and of a rollout's or
-    /// a response's last candidate where the head speaks once it is read, which then nobody asks
-    /// about.
+    /// What the acceptance head predicts for this candidate. None without a head, and of a
+    /// rollout's or a response's last candidate where the head predicts once it is read, which then
+    /// nobody asks about.
     pub predicted_acceptance_prob: Option<f64>,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
@@ -96,7 +96,7 @@ pub struct Recordings {
     pub max_length: usize,
     /// Tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// When the acceptance head speaks of candidates; None without one.
+    /// When the acceptance head predicts for candidates; None without one.
     pub head: Option<HeadTiming>,
     /// The responses.
     pub responses: Vec<Recording>,
@@ -178,7 +178,8 @@ impl Recordings {
 
     /// The same recordings with a perfect acceptance head, one that predicts every candidate's true
     /// acceptance probability: what a rule gains with it is the most that a head can give that
-    /// rule. It speaks when the recorded head does; where there was none, once a candidate is read.
+    /// rule. It predicts when the recorded head does; where there was none, once a candidate is
+    /// read.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let mut recordings = Self { head, ..self.clone() };
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_perfect_head_says_what_is_true() {
+    fn a_perfect_head_predicts_what_is_true() {
         let recordings = random(5, 3, 0.5).with_perfect_head();
         for place in recordings.responses.iter().flat_map(|response| &response.places) {
             for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {

@@ -1,9 +1,9 @@
 //! Verification: which of a round's proposed tokens stand, and the token that follows them.
 //!
 //! Greedy verification compares with the target's argmax; sampled verification is rejection
-//! sampling (Leviathan et al., Chen et al.; over siblings as SpecInfer has it) and leaves the output
-//! distributed exactly as the target's own. Rows are the distributions *as served*: what each token
-//! was really drawn from, and what the target would really be sampled with.
+//! sampling (Leviathan et al., Chen et al.; over siblings as SpecInfer has it) and leaves the
+//! output distributed exactly as the target's own. Rows are the distributions *as served*: what
+//! each token was really drawn from, and what the target would really be sampled with.
 
 use crate::{DrawnFrom, Draws, Proposal};
 
@@ -123,7 +123,7 @@ pub(crate) fn verify_chain<Q: AsRef<[f64]>, P: AsRef<[f64]>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Node, SeededDraws, enumerate, law};
+    use crate::{Node, SeededDraws, distribution_of, enumerate};
 
     /// A random distribution with zeros in it.
     fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_candidate_leaves_the_target_law() {
+    fn one_candidate_leaves_the_target_distribution() {
         let mut rng = SeededDraws::new(1, &["verify"]);
         for case in 0..400 {
             let len = 1 + case % 7;
@@ -150,7 +150,7 @@ mod tests {
                 let commit = verify_chain(&[candidate], &[&q], &[&p, &bonus], draws);
                 if commit.path.is_empty() { commit.next_token } else { candidate }
             });
-            let emitted = law(outcomes);
+            let emitted = distribution_of(outcomes);
             for (token, prob) in p.iter().enumerate() {
                 let found = emitted.get(&(token as u32)).copied().unwrap_or(0.0);
                 // A few dozen f64 operations on numbers below 1.
@@ -187,13 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn two_candidates_and_a_bonus_leave_the_joint_target_law() {
+    fn two_candidates_and_a_bonus_leave_the_joint_target_distribution() {
         let mut rng = SeededDraws::new(2, &["verify"]);
         for _ in 0..25 {
             let draft: Table = (0..3).map(|_| random_probs(&mut rng, 3)).collect();
             let target: Table = (0..3).map(|_| random_probs(&mut rng, 3)).collect();
-            let emitted = law(enumerate(|draws| three_tokens(&draft, &target, draws)));
-            let plain = law(enumerate(|draws| {
+            let emitted = distribution_of(enumerate(|draws| three_tokens(&draft, &target, draws)));
+            let plain = distribution_of(enumerate(|draws| {
                 let mut context = 0;
                 let mut next = || {
                     context = draws.categorical(&target[context]);
@@ -240,21 +240,22 @@ mod tests {
     }
 
     #[test]
-    fn trees_leave_the_joint_target_law() {
+    fn trees_leave_the_joint_target_distribution() {
         let mut rng = SeededDraws::new(4, &["verify"]);
         for width in [1, 2, 3] {
             for _ in 0..8 {
                 let size = if width < 3 { 3 } else { 2 };
                 let draft: Table = (0..size).map(|_| random_probs(&mut rng, size)).collect();
                 let target: Table = (0..size).map(|_| random_probs(&mut rng, size)).collect();
-                let emitted = law(enumerate(|draws| tree_tokens(&draft, &target, width, draws)));
-                let plain = law(enumerate(|draws| {
+                let emitted =
+                    distribution_of(enumerate(|draws| tree_tokens(&draft, &target, width, draws)));
+                let plain = distribution_of(enumerate(|draws| {
                     let first = draws.categorical(&target[0]);
                     vec![first as u32, draws.categorical(&target[first]) as u32]
                 }));
                 for tokens in emitted.keys().chain(plain.keys()) {
-                    let [found, expected] =
-                        [&emitted, &plain].map(|law| law.get(tokens).copied().unwrap_or(0.0));
+                    let [found, expected] = [&emitted, &plain]
+                        .map(|distribution| distribution.get(tokens).copied().unwrap_or(0.0));
                     // Sums of some thousands of products of f64 below 1.
                     assert!((found - expected).abs() < 1e-12, "{tokens:?}: {found}, {expected}");
                 }
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_were_certain_leave_the_target_law() {
+    fn tokens_that_were_certain_leave_the_target_distribution() {
         let mut rng = SeededDraws::new(5, &["verify"]);
         for _ in 0..50 {
             let p = random_probs(&mut rng, 4);
@@ -271,7 +272,7 @@ mod tests {
             for token_id in [2, 0] {
                 proposal.push(Node { parent: None, token_id, drawn_from: DrawnFrom::OneHot });
             }
-            let emitted = law(enumerate(|draws| {
+            let emitted = distribution_of(enumerate(|draws| {
                 let bonus = vec![1.0; 4];
                 let rows = [&p, &bonus, &bonus];
                 let commit = verify_sampled(&proposal, |row| rows[row].clone(), draws);
@@ -288,7 +289,7 @@ mod tests {
     fn a_vanished_residual_falls_back_to_the_target() {
         // p <= q everywhere, as rounding can leave it: rejected, but with nothing in (p - q)+.
         let (q, rows) = ([0.5, 0.5], [[0.5 - 1e-16, 0.5], [0.0, 1.0]]);
-        let commits = law(enumerate(|draws| verify_chain(&[0], &[q], &rows, draws)));
+        let commits = distribution_of(enumerate(|draws| verify_chain(&[0], &[q], &rows, draws)));
         let rejected: Vec<u32> = commits
             .keys()
             .filter(|commit| commit.path.is_empty())
@@ -301,7 +302,8 @@ mod tests {
     fn equal_rows_accept_everything() {
         let row = vec![0.25, 0.75];
         let rows = vec![row; 4];
-        let commits = law(enumerate(|draws| verify_chain(&[1, 0, 1], &rows[..3], &rows, draws)));
+        let commits =
+            distribution_of(enumerate(|draws| verify_chain(&[1, 0, 1], &rows[..3], &rows, draws)));
         assert!(commits.keys().all(|commit| commit.path == [0, 1, 2]));
         assert_eq!(commits[&Commit { path: vec![0, 1, 2], next_token: 1 }], 0.75);
     }
@@ -309,7 +311,8 @@ mod tests {
     #[test]
     fn no_candidates_is_plain_decoding() {
         let nothing = Proposal::default();
-        let commits = law(enumerate(|draws| verify_sampled(&nothing, |_| vec![0.5, 0.5], draws)));
+        let commits =
+            distribution_of(enumerate(|draws| verify_sampled(&nothing, |_| vec![0.5, 0.5], draws)));
         assert_eq!(commits.len(), 2);
         assert_eq!(verify_greedy(&nothing, |_| 8), Commit { path: vec![], next_token: 8 });
     }

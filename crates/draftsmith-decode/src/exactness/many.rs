@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use draftsmith_theory::{Decoding, Draws, SeededDraws, StopRule, enumerate, law};
+use draftsmith_theory::{Decoding, Draws, SeededDraws, StopRule, distribution_of, enumerate};
 
 use super::tables::{Advanced, Advancing, Drafting, NUM_SLOTS, StopMap};
 use super::{Case, TOLERANCE};
@@ -145,7 +145,7 @@ fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distributi
     let decoding = Decoding::Sampled(case.sampling);
     let mut expected = BTreeMap::from([(Vec::new(), 1.0)]);
     for member in &members {
-        let own = case.target_law_after(&member.prompt);
+        let own = case.target_distribution_after(&member.prompt);
         expected = expected
             .iter()
             .flat_map(|(before, prob): (&Vec<Vec<u32>>, &f64)| {
@@ -155,7 +155,7 @@ fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distributi
             })
             .collect();
     }
-    let found = law(enumerate(|draws| {
+    let found = distribution_of(enumerate(|draws| {
         let generations = many(advanced.clone(), advancing.clone(), &members, decoding, draws);
         generations.into_iter().map(|one| one.token_ids).collect::<Vec<_>>()
     }));

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 
 use draftsmith_theory::{
     CostModel, Counts, Decoding, Draws, HeadTiming, Oracle, Recordings, SeededDraws, StopRule,
-    enumerate, law,
+    distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, assert_same_law, rules_with};
+use super::{Case, assert_same_distribution, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
 use crate::record::{RecordOptions, record};
@@ -86,19 +86,19 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
         );
     }
 
-    /// The joint law of tokens and counts, decoded and replayed.
-    fn assert_same_laws(&self) {
+    /// The joint distribution of tokens and counts, decoded and replayed.
+    fn assert_same_distributions(&self) {
         let recorded = enumerate(|draws| self.record(draws));
         for config in rules_with(self.case.draft.head, MAX_LENGTH) {
-            let decoded = law(enumerate(|draws| {
+            let decoded = distribution_of(enumerate(|draws| {
                 let mut rule = config.init().expect("valid");
                 joint(self.decode(&mut *rule, draws))
             }));
-            let replayed = law(recorded.iter().map(|((tokens, recordings), prob)| {
+            let replayed = distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
                 let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
                 (joint((tokens.clone(), counts)), *prob)
             }));
-            assert_same_law(&decoded, &replayed);
+            assert_same_distribution(&decoded, &replayed);
         }
     }
 }
@@ -165,13 +165,13 @@ fn the_context_limits_replay_as_it_limits_decoding() {
 }
 
 #[test]
-fn sampled_replay_has_the_law_of_decoding() {
+fn sampled_replay_has_the_distribution_of_decoding() {
     for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(1))] {
         for head in HEADS {
             let case = Case::new(vocab_size, max_new_tokens, eos, 1200).with_head(head);
             let decoding = Decoding::Sampled(case.sampling);
-            separate(&case, decoding).assert_same_laws();
-            self_draft(&case, decoding).assert_same_laws();
+            separate(&case, decoding).assert_same_distributions();
+            self_draft(&case, decoding).assert_same_distributions();
         }
     }
 }

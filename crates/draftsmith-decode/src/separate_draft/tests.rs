@@ -1,5 +1,5 @@
-//! Heads of every form: what they say while drafting is what they say of whole sequences, and
-//! replay is decoding.
+//! Heads of every form: what they predict while drafting is what they predict for whole sequences,
+//! and replay is decoding.
 
 use std::ops::ControlFlow;
 
@@ -15,7 +15,7 @@ use crate::logits::Logits;
 use crate::record::{RecordOptions, record};
 use crate::sequence::{Limits, RoundTokens};
 use crate::session::ModelSession;
-use crate::session::tests::{Models, said_of_candidates, tensor_of};
+use crate::session::tests::{Models, predicted_for_candidates, tensor_of};
 use crate::target::{Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
@@ -27,17 +27,17 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// What the head says of each token of `ids` behind the first `num_before`, candidates of one
+/// What the head predicts for each token of `ids` behind the first `num_before`, candidates of one
 /// round, from one pass over the whole.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));
     let logits = draft.lm_head(hidden.clone()).into_data().try_into_vec::<f32>().expect("f32");
-    said_of_candidates(head, draft, ids, num_before, hidden, &logits)
+    predicted_for_candidates(head, draft, ids, num_before, hidden, &logits)
 }
 
 #[test]
-fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
+fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     for (nth, reads) in all_reads().iter().enumerate() {
@@ -71,7 +71,7 @@ fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
     }
 }
 
-/// A target that says what the draft's own model does, but for one prefix in four.
+/// A target that answers as the draft's own model does, but for one prefix in four.
 struct Whimsical<'m>(ModelSession<'m>);
 
 impl Target for Whimsical<'_> {

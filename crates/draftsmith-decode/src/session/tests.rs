@@ -1,4 +1,4 @@
-//! What a step in host memory allocates, after few tokens and after many, and what it says beside
+//! What a step in host memory allocates, after few tokens and after many, and what it gives beside
 //! tensors.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -136,7 +136,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
 }
 
 #[test]
-fn host_memory_and_tensors_say_the_same_of_a_draft_step_and_of_its_chance() {
+fn host_memory_and_tensors_give_the_same_draft_step_and_chance() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
     let both = Models::both("draft-step", 1, &HeadReads::default());
@@ -187,10 +187,10 @@ pub(crate) fn tensor_of(ids: &[u32], model: &CausalLm) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
 }
 
-/// What `head` says of each token of `ids` behind the first `num_before`, candidates of one round,
-/// given the drafter's hidden states `[1, tokens, hidden]` and logits of the whole. `model` has the
-/// embeddings.
-pub(crate) fn said_of_candidates(
+/// What `head` predicts for each token of `ids` behind the first `num_before`, candidates of one
+/// round, given the drafter's hidden states `[1, tokens, hidden]` and logits of the whole. `model`
+/// has the embeddings.
+pub(crate) fn predicted_for_candidates(
     head: &AcceptanceHead,
     model: &CausalLm,
     ids: &[u32],

@@ -1,6 +1,6 @@
 use super::*;
 use crate::verify::verify_chain;
-use crate::{Draws, enumerate, expected_walltime_improvement, law, overlap};
+use crate::{Draws, distribution_of, enumerate, expected_walltime_improvement, overlap};
 
 // FLAN-T5 drafts of FLAN-T5-XXL. CS-Drafting's Table 1 does not print its inputs: these are the
 // acceptance rates that Leviathan et al. measured for greedy T5, and about the drafts' shares of
@@ -52,7 +52,8 @@ fn mean(outcomes: Vec<(usize, f64)>) -> f64 {
 #[test]
 fn the_generating_function_is_that_of_the_enumerated_step() {
     for (alpha, candidate_length) in [(0.8, 4), (0.25, 6), (0.5, 1), (0.9, 0), (1.0, 3), (0.0, 3)] {
-        let probs = law(enumerate(|draws| review(&vec![alpha; candidate_length], draws)));
+        let probs =
+            distribution_of(enumerate(|draws| review(&vec![alpha; candidate_length], draws)));
         // Among them αx = 1, where the published quotient is 0/0.
         for x in [-0.5, 0.0, 0.3, 1.0, 1.1, 1.25, 2.0, 4.0] {
             let sum: f64 =

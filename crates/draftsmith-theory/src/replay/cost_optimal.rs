@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Steps towards the fixed point; a handful are enough.
-const MOST_STEPS: usize = 30;
+const MAX_STEPS: usize = 30;
 /// The price of a row, in its average cost.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 /// Seconds a token that change by less than this share change no decision.
@@ -32,8 +32,8 @@ pub struct CostOptimum {
 /// is kept.
 ///
 /// # Errors
-/// If the recordings are empty or have no head where `signal` is its word, or `bounds` go beyond
-/// them.
+/// If the recordings are empty or have no head where `signal` is its prediction, or `bounds` go
+/// beyond them.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -48,9 +48,9 @@ pub fn cost_optimal(
     };
     let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
     let estimate = fit(&own, 0..1)?;
-    // A head that speaks of a candidate once it is read: then one more can be drawn, and a forward
-    // brings a second. All else speaks of the candidate that is drawn, and a forward brings the
-    // next.
+    // A head that predicts for a candidate once it is read: then one more can be drawn, and a
+    // forward brings a second. All else is about the candidate that is drawn, and a forward brings
+    // the next.
     let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             let next = fit(&own, 1..2)?;
@@ -72,7 +72,7 @@ pub fn cost_optimal(
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let config = CostOptimalConfig {
                 signal,
                 least_worth: (costs.draft_seconds() + row_seconds) / lambda,
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_looks_ahead_gains_more_than_the_same_words_later() {
+    fn a_head_that_looks_ahead_gains_more_than_the_same_predictions_later() {
         let late = random(1, 400, 0.75);
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let [late, ahead] = [late, ahead].map(|recordings| {

@@ -1,5 +1,5 @@
-//! What an acceptance head said along recordings, beside what came of it: what calibrations are
-//! fitted to.
+//! What an acceptance head predicted along recordings, beside what came of it: what calibrations
+//! are fitted to.
 //!
 //! A stop rule multiplies predictions to the chance that all candidates of its round are accepted
 //! so far. So a prediction is to be the chance that a candidate is accepted *given that all before
@@ -34,7 +34,7 @@ use super::{RecordedCandidate, Recordings};
 use crate::{Calibration, Decoding, JudgedPrediction};
 
 impl Recordings {
-    /// What the head said of the candidates that rounds meet, as it said it, with what came of
+    /// What the head predicted for the candidates that rounds meet, uncalibrated, with what came of
     /// them: of each response. `decoding` is how the responses were decoded. Without a head there
     /// is nothing.
     ///

@@ -4,9 +4,9 @@ use crate::StepFunction;
 use crate::isotonic::{Block, Observed, isotonic_blocks};
 
 /// The most steps of a fitted function.
-const MOST_STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 /// The fewest observations a step stands on.
-const LEAST_OBSERVATIONS: f64 = 25.0;
+const MIN_OBSERVATIONS: f64 = 25.0;
 
 /// Fits a monotone step function to pairs of a signal and an outcome: about equally many pairs a
 /// step, then neighbours that stand in the wrong order pooled (isotonic regression). Rising or
@@ -17,7 +17,7 @@ pub(super) fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     pairs.retain(|(signal, _)| signal.is_finite());
     let rises = covariance(&pairs) >= 0.0;
     let observed = pairs.into_iter().map(|(at, outcome)| Observed { at, outcome, weight: 1.0 });
-    let blocks = isotonic_blocks(observed.collect(), MOST_STEPS, LEAST_OBSERVATIONS, rises);
+    let blocks = isotonic_blocks(observed.collect(), MAX_STEPS, MIN_OBSERVATIONS, rises);
     let edges = blocks.iter().skip(1).map(|block| block.from).collect();
     StepFunction::new(edges, blocks.iter().map(Block::mean).collect()).ok()
 }

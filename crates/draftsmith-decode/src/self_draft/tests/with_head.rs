@@ -1,5 +1,5 @@
-//! A head on the adapter's hidden state: what it says while drafting is what it says of whole
-//! sequences, replay is decoding, and no rule of it changes greedy output.
+//! A head on the adapter's hidden state: what it predicts while drafting is what it predicts for
+//! whole sequences, replay is decoding, and no rule of it changes greedy output.
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
@@ -8,7 +8,7 @@ use draftsmith_theory::{
 
 use super::*;
 use crate::record::{RecordOptions, record};
-use crate::session::tests::{said_of_candidates, tensor_of};
+use crate::session::tests::{predicted_for_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
 
@@ -40,7 +40,7 @@ fn tempfile_dir(name: &str) -> std::path::PathBuf {
     dir
 }
 
-/// What the head says of each token of `ids` behind the first `num_before`, candidates of one
+/// What the head predicts for each token of `ids` behind the first `num_before`, candidates of one
 /// round, from one pass over the whole.
 fn of_whole_sequence(
     model: &CausalLm,
@@ -52,11 +52,11 @@ fn of_whole_sequence(
     let features = model.all_hidden_states(tensor_of(ids, model)).swap_remove(EXIT_LAYER);
     let hidden = adapter.forward(features);
     let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
-    said_of_candidates(head, model, ids, num_before, hidden, &logits)
+    predicted_for_candidates(head, model, ids, num_before, hidden, &logits)
 }
 
 #[test]
-fn what_a_head_says_while_drafting_is_what_it_says_of_the_whole_sequence() {
+fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
     let model = target();
     let adapter =
         adapter(&model, AdapterArchitecture::AttentionWithHead, EXIT_LAYER, 0.1, "head-whole");
