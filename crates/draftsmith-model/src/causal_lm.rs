@@ -165,7 +165,7 @@ impl CausalLm {
             Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
             Weights::Tensors(decoder) => decoder,
         };
-        Self { weights: Weights::Tensors(decoder.to_dtype(dtype)), config: self.config }
+        Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), config: self.config }
     }
 
     /// The same with tensors in f32, to compare with.

@@ -125,7 +125,7 @@ impl Decoder {
         let norm = source.norm(spec.names.norm, hidden, spec.norm_epsilon)?;
         let rope = Rope::new(&spec.rope, shape, device);
         let embedding = parameter(embedding, [vocab, hidden], device);
-        Ok(Self { embedding, layers, norm, lm_head, rope }.to_dtype(dtype))
+        Ok(Self { embedding, layers, norm, lm_head, rope }.in_dtype(dtype))
     }
 
     /// The tensors as a checkpoint keeps them.
@@ -155,7 +155,7 @@ impl Decoder {
     }
 
     /// The same with its weights in `dtype`.
-    pub(crate) fn to_dtype(self, dtype: WeightDtype) -> Self {
+    pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
         if self.is_of(dtype) { self } else { cast_parameters(self, dtype.float_dtype()) }
     }
 

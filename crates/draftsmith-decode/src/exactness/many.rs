@@ -150,7 +150,7 @@ fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distributi
             .iter()
             .flat_map(|(before, prob): (&Vec<Vec<u32>>, &f64)| {
                 own.iter().map(move |(tokens, own)| {
-                    ([before.as_slice(), &[tokens.clone()]].concat(), prob * own)
+                    ([before.as_slice(), std::slice::from_ref(tokens)].concat(), prob * own)
                 })
             })
             .collect();

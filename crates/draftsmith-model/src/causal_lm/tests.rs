@@ -252,9 +252,9 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
                 let num_layers = model.shape().num_layers;
                 let mut cache = model.new_cache(64, 4);
                 let mut found = [const { Vec::new() }; 3];
-                for turn in 0..4 {
-                    // The slots' order is no matter, nor is that one is left out.
-                    let runs = [2, 0, 1].map(|nth| (nth + 1, sequences[nth][turn]));
+                // The slots' order is no matter, nor is that one is left out.
+                let turn = |turn: usize| [2, 0, 1].map(|nth| (nth + 1, sequences[nth][turn]));
+                for runs in (0..4).map(turn) {
                     let hidden = model.embed_runs(&runs);
                     let hidden = model.forward_layers(0..num_layers, hidden, &mut cache);
                     let logits = model.logits(&model.normed(hidden));

@@ -45,6 +45,7 @@ pub(crate) struct Positions {
 
 /// What queries look at.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there is one a forward")]
 enum Seen {
     /// Whole sequences.
     Whole(Mask),
