@@ -31,11 +31,11 @@ pub use cost_optimal::{CostOptimum, cost_optimal};
 pub struct RecordedCandidate {
     /// The token.
     pub token_id: u32,
-    /// [`DraftSignals::candidate_prob`].
+    /// [`DraftSignals::candidate_prob`](crate::DraftSignals::candidate_prob).
     pub candidate_prob: f64,
-    /// [`DraftSignals::confidence`].
+    /// [`DraftSignals::confidence`](crate::DraftSignals::confidence).
     pub confidence: f64,
-    /// [`DraftSignals::entropy`].
+    /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
     /// What the acceptance head predicts for this candidate. None without a head, and of a
     /// rollout's or a response's last candidate where the head predicts once it is read, which then

@@ -39,7 +39,7 @@ pub trait StopRule {
     /// name another: that one is not drawn, so it is not withheld either.
     ///
     /// `signals` are those of the draft forward that read the last candidate, which is the one that
-    /// [`HeadEstimate::OfRead`] is about. Called before every draw, also below the minimum, where
+    /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) is about. Called before every draw, also below the minimum, where
     /// the answer is not heeded.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         let _ = (candidates, signals);
