@@ -43,6 +43,8 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     // Passes of about the same size: a pass of one row costs as much as one of four.
     let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
     let panels_a_pass = match (is_line_a_register, rows_a_pass) {
+        // Two inputs a line leave fewer registers for the sums of three rows.
+        (true, 3) if L::INPUTS > 1 => 4,
         // Streams enough that memory is read at its own speed.
         (true, 1..=3) => 6,
         (true, 4..=6) => 2,
