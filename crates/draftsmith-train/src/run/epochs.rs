@@ -73,18 +73,10 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
         events: Events<L>,
         interrupter: Interrupter,
     ) -> (Result<History<L>, TrainError>, Events<L>, L) {
-        let Self { trainer, loaders, logs, slot, loss_slot, saving, max_steps, should_stop } = self;
         let mut run = Run {
-            steps_before: trainer.progress.num_steps,
-            seconds_before: trainer.progress.seconds,
-            trainer,
-            loaders,
-            logs,
-            slot,
-            loss_slot,
-            saving,
-            max_steps,
-            should_stop,
+            steps_before: self.trainer.progress.num_steps,
+            seconds_before: self.trainer.progress.seconds,
+            setup: self,
             events,
             interrupter,
             begun: Instant::now(),
@@ -92,7 +84,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
             save_took: Duration::ZERO,
         };
         let finished = run.epochs();
-        let Run { trainer, events, .. } = run;
+        let Run { setup: Self { trainer, .. }, events, .. } = run;
         let model = trainer.members[0].model.clone();
         (finished.map(|finished| History { trainer, interrupted: !finished }), events, model)
     }
@@ -100,14 +92,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
 
 /// The loop while it runs.
 struct Run<L: Trainee, S> {
-    trainer: Trainer<L>,
-    loaders: Loaders<S>,
-    logs: Vec<StepLog>,
-    slot: ScoreSlot<L::Scores>,
-    loss_slot: ScoreSlot<f64>,
-    saving: Saving,
-    max_steps: Option<usize>,
-    should_stop: ShouldStop,
+    setup: EpochLoop<L, S>,
     events: Events<L>,
     interrupter: Interrupter,
     steps_before: usize,
@@ -128,8 +113,10 @@ struct Pending {
 impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
     /// Runs the epochs that are left, and leaves a state; false if it was stopped before the end.
     fn epochs(&mut self) -> Result<bool, TrainError> {
-        let num_epochs = self.loaders.num_epochs;
-        while self.trainer.progress.epoch <= num_epochs && !self.trainer.active().is_empty() {
+        let num_epochs = self.setup.loaders.num_epochs;
+        while self.setup.trainer.progress.epoch <= num_epochs
+            && !self.setup.trainer.active().is_empty()
+        {
             let is_whole = self.epoch()?;
             self.save()?;
             if !is_whole {
@@ -141,7 +128,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
 
     /// Runs what is left of an epoch; false if the run is to end here.
     fn epoch(&mut self) -> Result<bool, TrainError> {
-        let epoch = self.trainer.progress.epoch;
+        let epoch = self.setup.trainer.progress.epoch;
         let is_whole = self.train(epoch)?;
         self.check_learner()?;
         if !is_whole {
@@ -150,14 +137,14 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         let Some(validation) = self.validate(epoch)? else {
             return self.check_learner().map(|()| false);
         };
-        let num_steps = self.trainer.progress.num_steps;
+        let num_steps = self.setup.trainer.progress.num_steps;
         for ((member, log), validation) in self.logged().into_iter().zip(validation) {
             let numbers: Vec<(&str, f64)> =
                 L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
             log.push_validation(num_steps, &numbers)?;
             member.end_epoch(epoch, num_steps, validation);
         }
-        let progress = &mut self.trainer.progress;
+        let progress = &mut self.setup.trainer.progress;
         progress.epoch += 1;
         progress.epoch_steps = 0;
         self.tell_training(LearnerEvent::EndEpoch(epoch));
@@ -169,12 +156,12 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
     /// Trains on the epoch's batches; false if not all of them were seen. The gradients of a step
     /// that an interruption cuts short are dropped: a resumed run begins that step anew.
     fn train(&mut self, epoch: usize) -> Result<bool, TrainError> {
-        let total_items = self.loaders.training.num_rows();
+        let total_items = self.setup.loaders.training.num_rows();
         self.tell_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let num_taken = self.trainer.progress.epoch_steps;
-        let mut batches = self.loaders.training.batches(epoch as u64, num_taken);
-        self.trainer.begin();
-        let num_devices = self.trainer.devices.num_devices();
+        let num_taken = self.setup.trainer.progress.epoch_steps;
+        let mut batches = self.setup.loaders.training.batches(epoch as u64, num_taken);
+        self.setup.trainer.begin();
+        let num_devices = self.setup.trainer.devices.num_devices();
         let mut pending = Pending::default();
         let mut iteration = 0;
         let mut rate = 0.0;
@@ -192,9 +179,9 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
                 pending.row_ids.push(batch.row_ids().to_vec());
             }
             if ends_step {
-                rate = self.trainer.schedule.step();
+                rate = self.setup.trainer.schedule.step();
             }
-            let shown = self.trainer.train(&dealt, ends_step.then_some(rate));
+            let shown = self.setup.trainer.train(&dealt, ends_step.then_some(rate));
             if ends_step {
                 self.end_step(epoch, rate, std::mem::take(&mut pending))?;
             }
@@ -217,8 +204,9 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         pending: Pending,
     ) -> Result<(), TrainError> {
         let Pending { num_supervised, row_ids } = pending;
-        let numbers = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
-        let progress = &mut self.trainer.progress;
+        let numbers =
+            count_step(&mut self.setup.trainer.active(), num_supervised, epoch, &row_ids)?;
+        let progress = &mut self.setup.trainer.progress;
         progress.num_steps += 1;
         progress.epoch_steps += 1;
         let step = progress.num_steps;
@@ -226,7 +214,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
             let StepNumbers { loss, gradient_norm } = numbers;
             log.push(&StepMetrics { step, epoch, loss, learning_rate, gradient_norm })?;
         }
-        if self.saved.elapsed() > self.saving.interval.max(TIMES_A_SAVE * self.save_took) {
+        if self.saved.elapsed() > self.setup.saving.interval.max(TIMES_A_SAVE * self.save_took) {
             self.save()?;
         }
         Ok(())
@@ -234,14 +222,14 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
 
     /// The members that are still trained, with their logs.
     fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
-        let patience = self.trainer.patience;
-        let logged = self.trainer.members.iter_mut().zip(&mut self.logs);
+        let patience = self.setup.trainer.patience;
+        let logged = self.setup.trainer.members.iter_mut().zip(&mut self.setup.logs);
         logged.filter(|(member, _)| !member.progress.is_out_of_patience(patience)).collect()
     }
 
     /// Whether the caller, or whoever watches, wants the run to end.
     fn is_to_stop(&self) -> bool {
-        if (self.should_stop)() {
+        if (self.setup.should_stop)() {
             self.interrupter.stop(None);
         }
         self.interrupter.should_stop()
@@ -249,18 +237,19 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
 
     /// Whether this run has taken the steps that it may.
     fn is_out_of_steps(&self) -> bool {
-        let num_taken = self.trainer.progress.num_steps - self.steps_before;
-        self.max_steps.is_some_and(|max_steps| num_taken >= max_steps)
+        let num_taken = self.setup.trainer.progress.num_steps - self.steps_before;
+        self.setup.max_steps.is_some_and(|max_steps| num_taken >= max_steps)
     }
 
     /// Saves the present state, unless something failed.
     fn save(&mut self) -> Result<(), TrainError> {
         self.check_learner()?;
         let begun = Instant::now();
-        self.trainer.progress.seconds = self.seconds_before + self.begun.elapsed().as_secs_f64();
-        let Saving { dir, fingerprint, .. } = &self.saving;
-        let state = self.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
-        self.logs.iter().try_for_each(StepLog::sync)?;
+        self.setup.trainer.progress.seconds =
+            self.seconds_before + self.begun.elapsed().as_secs_f64();
+        let Saving { dir, fingerprint, .. } = &self.setup.saving;
+        let state = self.setup.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
+        self.setup.logs.iter().try_for_each(StepLog::sync)?;
         checkpoint::save(dir, fingerprint, state)?;
         self.saved = Instant::now();
         self.save_took = begun.elapsed();
@@ -270,18 +259,18 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
     /// Scores the present weights of each member that is still trained on the validation rows;
     /// `None` if that was interrupted.
     fn validate(&mut self, epoch: usize) -> Result<Option<Vec<L::Scores>>, TrainError> {
-        let total_items = self.loaders.validation.num_rows();
-        self.slot.set(None);
+        let total_items = self.setup.loaders.validation.num_rows();
+        self.setup.slot.set(None);
         self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let devices = self.trainer.devices.clone();
+        let devices = self.setup.trainer.devices.clone();
         let num_devices = devices.num_devices();
-        let members = self.trainer.active();
+        let members = self.setup.trainer.active();
         // Without autodiff.
         let valid = |nth| members.iter().map(|member| member.on_device(nth).valid()).collect();
         let models: Vec<Vec<L>> = (0..num_devices).map(valid).collect();
         let models: Vec<Vec<&L>> = models.iter().map(|models| models.iter().collect()).collect();
         let mut scored: Vec<Scored<L>> = members.into_iter().map(Scored::new).collect();
-        let mut batches = self.loaders.validation.batches(VALIDATION_EPOCH, 0);
+        let mut batches = self.setup.loaders.validation.batches(VALIDATION_EPOCH, 0);
         let (mut iteration, mut is_whole) = (0, true);
         loop {
             let (dealt, progress) = batches.next_of_step(num_devices);
@@ -309,9 +298,10 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         }
         let scores: Option<Vec<L::Scores>> =
             is_whole.then(|| scored.into_iter().map(|one| L::scores(one.tally)).collect());
-        self.slot.set(scores.as_ref().and_then(|scores| scores.first().copied()));
-        let loss = self.trainer.active().first().map(|member| member.progress.training_loss());
-        self.loss_slot.set(loss);
+        self.setup.slot.set(scores.as_ref().and_then(|scores| scores.first().copied()));
+        let loss =
+            self.setup.trainer.active().first().map(|member| member.progress.training_loss());
+        self.setup.loss_slot.set(loss);
         self.tell_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)
     }
