@@ -205,18 +205,18 @@ impl AdapterConfig {
         device: &Device,
         matrix: impl FnMut(&LinearSpec) -> Param<Tensor<2>>,
     ) -> Adapter {
-        let Ok(adapter) = self.build(device, &mut Drawn { device, matrix });
+        let Ok(adapter) = self.build(&mut Drawn { device, matrix });
         adapter
     }
 
     /// The adapter with the weights that `source` has.
-    fn build<S: WeightSource>(&self, device: &Device, source: &mut S) -> Result<Adapter, S::Error> {
+    fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
         let ModelConfig { shape, spec, .. } = &self.model;
         Ok(Adapter {
             layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
             norm: source.norm(NORM, shape.hidden_size, spec.norm_epsilon)?,
             lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
-            rope: Rope::new(&spec.rope, shape, device),
+            rope: Rope::new(&spec.rope, shape),
             packed: None,
             shape: shape.clone(),
         })
@@ -363,7 +363,7 @@ impl Adapter {
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
     /// - output: the same, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.rope, &features);
+        let positions = Positions::whole(&self.rope, &features, &self.device());
         self.run(features, &positions, None)
     }
 
@@ -383,7 +383,7 @@ impl Adapter {
             None => {
                 let features = place.into_tensor(&self.device());
                 let runs = cache.extend(0..1, runs);
-                let positions = Positions::following(&self.rope, runs, &features);
+                let positions = Positions::following(&self.rope, runs, &features, &self.device());
                 let normed = self.run(features, &positions, Some(cache.layer_mut(0)));
                 slots.rows(normed)
             }
@@ -403,7 +403,7 @@ impl Adapter {
             None => {
                 let runs = cache.extend(0..1, runs);
                 let features = place.into_tensor(&self.device());
-                let positions = Positions::following(&self.rope, runs, &features);
+                let positions = Positions::following(&self.rope, runs, &features, &self.device());
                 self.layer.fill(features, &positions, cache.layer_mut(0));
             }
         }

@@ -87,7 +87,7 @@ impl Decoder {
             layers,
             norm,
             lm_head,
-            rope: Rope::new(&spec.rope, shape, device),
+            rope: Rope::new(&spec.rope, shape),
         }
     }
 
@@ -116,14 +116,14 @@ impl Decoder {
             Some(linear(transposed(&embedding, vocab, hidden), [hidden, vocab], None, device))
         };
         let layer_spec = spec.layer();
-        let mut layers = Vec::with_capacity(shape.num_layers);
+        let mut layers = Vec::new();
         for number in 0..shape.num_layers {
             let name = spec.names.layer(number);
             let layer = DecoderLayer::build(&layer_spec, shape, &name, &mut source)?;
             layers.push(cast_parameters(layer, dtype.float_dtype()));
         }
         let norm = source.norm(spec.names.norm, hidden, spec.norm_epsilon)?;
-        let rope = Rope::new(&spec.rope, shape, device);
+        let rope = Rope::new(&spec.rope, shape);
         let embedding = parameter(embedding, [vocab, hidden], device);
         Ok(Self { embedding, layers, norm, lm_head, rope }.in_dtype(dtype))
     }
@@ -196,8 +196,9 @@ impl Decoder {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
+        let device = self.device();
         let runs = cache.extend(layers.clone(), runs);
-        let positions = Positions::following(&self.rope, runs, &hidden);
+        let positions = Positions::following(&self.rope, runs, &hidden, &device);
         let run = |hidden, number: usize| {
             self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
         };
@@ -211,9 +212,9 @@ impl Decoder {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let last = self.layers.len() - 1;
+        let (last, device) = (self.layers.len() - 1, self.device());
         let runs = cache.extend(last..last + 1, runs);
-        let positions = Positions::following(&self.rope, runs, &hidden);
+        let positions = Positions::following(&self.rope, runs, &hidden, &device);
         self.layers[last].fill(hidden, &positions, cache.layer_mut(last));
     }
 
@@ -222,7 +223,7 @@ impl Decoder {
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.rope, &hidden);
+        let positions = Positions::whole(&self.rope, &hidden, &self.device());
         let layers = self.layers[layers].iter();
         layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }

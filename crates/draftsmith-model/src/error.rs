@@ -45,6 +45,19 @@ pub enum ModelError {
         /// The directory.
         path: PathBuf,
     },
+    /// An index names a file outside of its directory.
+    #[error(
+        "`{path}`: key `weight_map` has tensor `{tensor}` in `{file}`: expected the plain name of a \
+         file beside the index; hint: put the file there and name it so, or fetch the model again"
+    )]
+    OutsideDir {
+        /// The index.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The file that the index names.
+        file: String,
+    },
     /// A safetensors file breaks its own format, is cut short, or its header lies.
     #[error("`{path}` is not a whole safetensors file: {problem}; fetch or export it again")]
     Safetensors {

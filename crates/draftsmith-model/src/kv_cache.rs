@@ -1,5 +1,8 @@
-//! The keys and values of the tokens read so far: room for several sequences, one a slot, allocated
-//! once, with one length per slot and layer.
+//! The keys and values of the tokens read so far: room for several sequences, one a slot, with one
+//! length per slot and layer.
+//!
+//! How many tokens a sequence may have is a limit, which a `config.json` gives and nobody may ever
+//! reach. So memory grows with what is read, and doubles when it does.
 //!
 //! Shallow layers may run ahead of deep ones (a self-draft), so each layer has its own length and
 //! [`KvCache::truncate`] cuts every layer that is longer. Truncation moves a number; what lies
@@ -15,11 +18,16 @@ use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
 use crate::shape::ModelShape;
 
+/// Tokens a slot that a cache has memory for before anything is read.
+const FIRST: usize = 1024;
+
 /// Keys and values of every layer of one model, for as many sequences as there are slots.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
+    /// The tokens of a slot that there is memory for.
+    allocated: usize,
     /// The rows of the forward that is running.
     placed: Vec<PlacedRun>,
     /// What packed forwards over this cache write to on their way.
@@ -48,8 +56,8 @@ enum Store {
 }
 
 impl KvCache {
-    /// Allocates room for `num_slots` sequences of up to `capacity` tokens each; `is_packed` for a
-    /// model that has packed weights.
+    /// Room for `num_slots` sequences of up to `capacity` tokens each; `is_packed` for a model that
+    /// has packed weights.
     pub(crate) fn new(
         shape: &ModelShape,
         capacity: usize,
@@ -58,11 +66,12 @@ impl KvCache {
         is_packed: bool,
     ) -> Self {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
-        let dims = [1, heads, capacity, head_dim];
+        let allocated = capacity.min(FIRST);
+        let dims = [1, heads, allocated, head_dim];
         let store = || {
             let slots = 0..num_slots;
             if is_packed {
-                let new = |_| PackedLayerCache::new(heads, head_dim, capacity);
+                let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
                 return Store::Host(slots.map(new).collect());
             }
             let zeros = || Some(Tensor::zeros(dims, device));
@@ -80,7 +89,9 @@ impl KvCache {
     }
 
     fn of(layers: Vec<LayerCache>, capacity: usize) -> Self {
-        Self { layers, capacity, placed: Vec::new(), scratch: Scratch::default() }
+        let allocated = capacity.min(FIRST);
+        let (placed, scratch) = (Vec::new(), Scratch::default());
+        Self { layers, capacity, allocated, placed, scratch }
     }
 
     /// The number of sequences there is room for.
@@ -122,6 +133,10 @@ impl KvCache {
             let end = start + num_rows;
             let capacity = self.capacity;
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
+            if end > self.allocated {
+                self.allocated = end.max(2 * self.allocated).min(capacity);
+                self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
+            }
             let is_new = self.placed.iter().all(|run| run.slot != slot);
             assert!(is_new, "a slot's rows of one forward come in one run");
             for layer in &mut self.layers[layers.clone()] {
@@ -164,6 +179,23 @@ impl KvCache {
 }
 
 impl LayerCache {
+    /// Makes room for so many tokens a slot, and keeps those that are there.
+    fn grow(&mut self, capacity: usize) {
+        match &mut self.store {
+            Store::Device(slots) => {
+                for stored in slots.iter_mut().flatten() {
+                    let all = stored.take().expect("put back after every write");
+                    let [_, heads, len, head_dim] = all.dims();
+                    let more = [1, heads, capacity - len, head_dim];
+                    let more = Tensor::zeros(more, (&all.device(), all.dtype()));
+                    *stored = Some(Tensor::cat(vec![all, more], 2));
+                }
+            }
+            Store::Host(slots) => slots.iter_mut().for_each(|slot| slot.grow(capacity)),
+            Store::Nowhere => {}
+        }
+    }
+
     /// Writes the keys and values of a slot's new tokens, which [`KvCache::extend`] has counted,
     /// and returns those of all its tokens.
     ///

@@ -15,6 +15,7 @@ mod kv_cache;
 mod packed;
 mod placed;
 mod precision;
+mod rope;
 mod rows;
 mod shape;
 mod spec;

@@ -35,6 +35,7 @@ pub use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
 use crate::placed::{PlacedRows, PlacedRun};
+use crate::rope::RopeTable;
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
@@ -97,25 +98,6 @@ pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
         linears.iter().zip(&parts).flat_map(bias).collect()
     });
     PackedWeights::pack(&weight, inputs, outputs, bias)
-}
-
-/// The cosines and sines of every position, `[positions, head_dim / 2]` each.
-#[derive(Debug)]
-pub(crate) struct RopeTable {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-    half: usize,
-}
-
-impl RopeTable {
-    pub(crate) fn new([cos, sin]: [Vec<f32>; 2], half: usize) -> Self {
-        Self { cos, sin, half }
-    }
-
-    fn at(&self, position: usize) -> (&[f32], &[f32]) {
-        let row = position * self.half..(position + 1) * self.half;
-        (&self.cos[row.clone()], &self.sin[row])
-    }
 }
 
 /// One decoder layer.

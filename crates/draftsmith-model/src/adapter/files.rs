@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, LM_HEAD, NORM, PackedAdapter};
 use crate::config::ModelConfig;
-use crate::decoder::packing::rope_table;
 use crate::decoder::source::{Stored, named_linear, named_norm};
 use crate::error::{ModelError, read_json};
 use crate::packed;
+use crate::rope::RopeTable;
 use crate::shape::ModelShape;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
 
@@ -79,11 +79,11 @@ impl Adapter {
         let config = AdapterConfig::from_dir(dir)?;
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
-        let mut adapter = config.build(device, &mut Stored { reader: &mut reader, device })?;
+        let mut adapter = config.build(&mut Stored { reader: &mut reader, device })?;
         reader.ignore(|name| name.ends_with("rotary_emb.inv_freq"));
         reader.finish()?;
         if packed::runs_on(device) {
-            let rope = rope_table(&config.model.spec.rope, &config.model.shape);
+            let rope = RopeTable::new(&config.model.spec.rope, &config.model.shape);
             adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter, rope)));
         }
         Ok((config, adapter))

@@ -4,9 +4,8 @@ use super::Adapter;
 use crate::decoder::attention::Attention;
 use crate::decoder::mlp::Mlp;
 use crate::kv_cache::KvCache;
-use crate::packed::{
-    self, PackedAttention, PackedMlp, PackedNorm, PackedWeights, RopeTable, Threads,
-};
+use crate::packed::{self, PackedAttention, PackedMlp, PackedNorm, PackedWeights, Threads};
+use crate::rope::RopeTable;
 use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed: the tensors are there to be written and trained further.

@@ -139,7 +139,8 @@ fn the_parts_are_those_of_a_llama_layer() {
     };
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
-    let positions = Positions::whole(&adapter(AdapterArchitecture::GatedMlp).rope, &x);
+    let positions =
+        Positions::whole(&adapter(AdapterArchitecture::GatedMlp).rope, &x, &Device::flex());
     let (layer, _) = target.layer_and_norm(1);
     let attention = layer.attention().expect("a model's layer has both");
     let attended = x.clone() + attention.forward(x.clone(), &positions, None);

@@ -11,13 +11,12 @@ use burn::tensor::{Device, Tensor};
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
-use crate::decoder::packing::{Unpacked, rope_table, unpacked_linear, unpacked_norm};
+use crate::decoder::packing::{Unpacked, unpacked_linear, unpacked_norm};
 use crate::decoder::rope::Rope;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
-use crate::packed::{
-    self, PackedLayer, PackedNorm, PackedWeights, Packing, RopeTable, Storage, Threads,
-};
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Storage, Threads};
+use crate::rope::RopeTable;
 use crate::rows::{HostRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
@@ -68,7 +67,7 @@ impl PackedModel {
             layers,
             norm: packing.norm(spec.names.norm, shape.hidden_size, spec.norm_epsilon)?,
             lm_head,
-            rope: rope_table(&spec.rope, shape),
+            rope: RopeTable::new(&spec.rope, shape),
             lm_head_tensor: OnceLock::new(),
         };
         Ok(Self { weights: Arc::new(weights) })
@@ -80,7 +79,7 @@ impl PackedModel {
         let embedding = unpacked_linear(self.embedding(), all, device).weight.val().transpose();
         let layers = (0..config.shape.num_layers).map(|n| self.layer(n, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
-        let rope = Rope::new(&config.spec.rope, &config.shape, device);
+        let rope = Rope::new(&config.spec.rope, &config.shape);
         Decoder::new(embedding, layers, self.norm(config, device), lm_head, rope)
     }
 

@@ -344,3 +344,61 @@ fn a_written_checkpoint_reads_back_the_same() {
         assert_eq!(cached_logits(&read, &[ids]), cached_logits(&model, &[ids]));
     }
 }
+
+/// A directory with a fixture's files, its `config.json` changed.
+fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for entry in std::fs::read_dir(fixture(name)).expect("the fixture is there") {
+        let path = entry.expect("reads").path();
+        std::fs::copy(&path, dir.path().join(path.file_name().expect("a file"))).expect("copied");
+    }
+    let path = dir.path().join("config.json");
+    let mut config = crate::error::read_json(&path).expect("reads");
+    change(&mut config);
+    std::fs::write(&path, config.to_string()).expect("written");
+    dir
+}
+
+#[test]
+fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
+    const HUGE: usize = 1 << 27;
+    for (key, named) in [
+        ("vocab_size", "model.embed_tokens.weight"),
+        ("hidden_size", "model.embed_tokens.weight"),
+        ("intermediate_size", "model.layers.0.mlp"),
+        ("num_hidden_layers", "model.layers.3."),
+        ("head_dim", "model.layers.0.self_attn.q_proj.weight"),
+    ] {
+        let dir = with_config(FIXTURES[0], |config| config[key] = HUGE.into());
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let refused = CausalLm::from_model_dir(dir.path(), &device).expect_err("refused");
+            assert!(refused.to_string().contains(named), "{key}: {refused}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_grows_with_what_is_read_and_keeps_it() {
+    // Of a sequence longer than what a cache begins with, one slot beside another.
+    let (num_tokens, context) = (2500, 1 << 26);
+    let dir = with_config(FIXTURES[0], |config| config["max_position_embeddings"] = context.into());
+    let device = Device::flex();
+    let model = CausalLm::from_model_dir(dir.path(), &device).expect("loads");
+    let ids: Vec<u32> = (0..num_tokens).map(|i| i * 37 % 96).collect();
+    let expected = values(model.hidden_states(ids_tensor(&ids)));
+    for model in [&model, &model.to_tensors()] {
+        let layers = 0..model.shape().num_layers;
+        let mut cache = model.new_cache(context, 2);
+        let (mut read, mut found) = (0, Vec::new());
+        for (turn, num_rows) in [1000, 23, 1, 1, 975, 500].into_iter().enumerate() {
+            let new = &ids[read..][..num_rows];
+            let beside = &ids[turn * 7..][..5];
+            let hidden = model.embed_runs(&[(1, beside), (0, new)]);
+            let hidden = model.forward_layers(layers.clone(), hidden, &mut cache);
+            let own = model.normed(hidden.slice(5..5 + num_rows));
+            found.extend(values(own.into_tensor(&device)));
+            read += num_rows;
+        }
+        assert_close(&found, &expected, "read in pieces");
+    }
+}

@@ -77,33 +77,38 @@ fn causal_mask(start: usize, seq: usize, dtype: FloatDType, device: &Device) -> 
 }
 
 impl Positions {
-    /// The rotary tables and mask of whole sequences.
+    /// The rotary tables and mask of whole sequences, on the layers' device: what they read may be a
+    /// constant to what is trained.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
-    pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>) -> Self {
+    pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>, device: &Device) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
         let [_, seq, _] = hidden.dims();
-        let rope = rope.window(0, seq, dtype);
-        // The layers' device: what they read may be a constant to what is trained.
-        let device = rope.device();
+        let all = PlacedRun { slot: 0, start: 0, num_rows: seq };
+        let rope = rope.window(&[all], dtype, device);
         let seen = if dtype == FloatDType::BF16 && !device.is_autodiff() {
             Seen::Fused
         } else {
-            Seen::Whole(causal_mask(0, seq, dtype, &device))
+            Seen::Whole(causal_mask(0, seq, dtype, device))
         };
         Self { rope, seen }
     }
 
-    /// The rotary tables and masks of new tokens behind those that a cache holds.
+    /// The rotary tables and masks of new tokens behind those that a cache holds, on the layers'
+    /// device.
     ///
     /// # Shapes
     /// - hidden: `[1, rows, hidden]`, in the type that the layers compute in
-    pub(crate) fn following(rope: &Rope, runs: &[PlacedRun], hidden: &Tensor<3>) -> Self {
+    pub(crate) fn following(
+        rope: &Rope,
+        runs: &[PlacedRun],
+        hidden: &Tensor<3>,
+        device: &Device,
+    ) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
-        let rope = rope.of_runs(runs, dtype);
-        let device = rope.device();
-        let mask = |run: &PlacedRun| causal_mask(run.start, run.num_rows, dtype, &device);
+        let rope = rope.window(runs, dtype, device);
+        let mask = |run: &PlacedRun| causal_mask(run.start, run.num_rows, dtype, device);
         let seen = Seen::Cached(runs.iter().map(|run| (*run, mask(run))).collect());
         Self { rope, seen }
     }

@@ -13,13 +13,10 @@ use burn::tensor::{Device, TensorData};
 
 use super::attention::Attention;
 use super::mlp::Mlp;
-use super::rope::tabulated;
 use super::source::{WeightSource, linear};
-use crate::packed::{
-    PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, RopeTable,
-};
+use crate::packed::{PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights};
 use crate::shape::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec, RopeConfig};
+use crate::spec::{LayerSpec, LinearSpec};
 
 impl Attention {
     pub(crate) fn packed(&self) -> PackedAttention {
@@ -33,12 +30,6 @@ impl Mlp {
         let (gate, up_and_down) = self.projections();
         PackedMlp::new(self.norm(), gate, up_and_down)
     }
-}
-
-/// The rotary tables of a model's context in host memory.
-pub(crate) fn rope_table(config: &RopeConfig, shape: &ModelShape) -> RopeTable {
-    let (cos, sin) = tabulated(config, shape);
-    RopeTable::new([cos, sin], shape.head_dim / 2)
 }
 
 /// The weights of some outputs, and their biases, as tensors on `device`.

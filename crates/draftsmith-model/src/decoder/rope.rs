@@ -1,64 +1,54 @@
 //! Rotary position embedding in the half-split layout of Hugging Face's Llama (Su et al. 2021):
 //! channel `i` of the first half is rotated together with channel `i` of the second.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::placed::PlacedRun;
+use crate::rope::RopeTable;
 use crate::shape::ModelShape;
-use crate::spec::{RopeConfig, RopeScaling};
+use crate::spec::RopeConfig;
 
-/// The cosines and sines of every position.
+/// The cosines and sines of every position, in host memory: what a forward needs of them goes to
+/// its device with it.
 #[derive(Module, Debug)]
 pub(crate) struct Rope {
-    /// `[max_positions, head_dim]`, the two halves alike.
-    cos: Tensor<2>,
-    /// `[max_positions, head_dim]`, the first half negated, so that
-    /// `rotate(x) = x ∘ cos + swap_halves(x) ∘ sin`.
-    signed_sin: Tensor<2>,
+    #[module(skip)]
+    table: Arc<RopeTable>,
 }
 
 impl Rope {
-    /// Tabulates all positions of a model's context.
-    pub(crate) fn new(config: &RopeConfig, shape: &ModelShape, device: &Device) -> Self {
-        let half = shape.head_dim / 2;
-        let (half_cos, half_sin) = tabulated(config, shape);
-        let mut cos: Vec<f32> = Vec::with_capacity(2 * half_cos.len());
-        let mut signed_sin: Vec<f32> = Vec::with_capacity(2 * half_sin.len());
-        for (c, s) in half_cos.chunks_exact(half).zip(half_sin.chunks_exact(half)) {
-            cos.extend(c.iter().chain(c));
-            signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
-        }
-        let shape = [shape.context, shape.head_dim];
-        Self {
-            cos: Tensor::from_data(TensorData::new(cos, shape), device),
-            signed_sin: Tensor::from_data(TensorData::new(signed_sin, shape), device),
-        }
+    pub(crate) fn new(config: &RopeConfig, shape: &ModelShape) -> Self {
+        Self { table: Arc::new(RopeTable::new(config, shape)) }
     }
 
-    /// The tables of the rows of a forward, in `dtype`.
-    pub(crate) fn of_runs(&self, runs: &[PlacedRun], dtype: FloatDType) -> RopeWindow {
-        if let [only] = runs {
-            return self.window(only.start, only.num_rows, dtype);
+    /// The tables of the rows of a forward, in `dtype` on `device`.
+    pub(crate) fn window(
+        &self,
+        runs: &[PlacedRun],
+        dtype: FloatDType,
+        device: &Device,
+    ) -> RopeWindow {
+        let width = 2 * self.table.num_pairs();
+        let (mut cos, mut signed_sin) = (Vec::new(), Vec::new());
+        for run in runs {
+            for position in run.start..run.start + run.num_rows {
+                let (c, s) = self.table.at(position);
+                cos.extend(c.iter().chain(c));
+                signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
+            }
         }
-        let windows = runs.iter().map(|run| self.window(run.start, run.num_rows, dtype));
-        let (cos, signed_sin) = windows.map(|window| (window.cos, window.signed_sin)).unzip();
-        RopeWindow { cos: Tensor::cat(cos, 1), signed_sin: Tensor::cat(signed_sin, 1) }
-    }
-
-    /// The tables of `len` positions from `start`, in `dtype`.
-    pub(crate) fn window(&self, start: usize, len: usize, dtype: FloatDType) -> RopeWindow {
-        let [_, head_dim] = self.cos.dims();
-        let cut = |table: &Tensor<2>| {
-            let rows = table.clone().slice([start..start + len, 0..head_dim]);
-            rows.reshape([1, len, 1, head_dim]).cast(dtype)
-        };
-        RopeWindow { cos: cut(&self.cos), signed_sin: cut(&self.signed_sin) }
+        let shape = [1, cos.len() / width, 1, width];
+        let tensor = |values| Tensor::<4>::from_data(TensorData::new(values, shape), device);
+        RopeWindow { cos: tensor(cos).cast(dtype), signed_sin: tensor(signed_sin).cast(dtype) }
     }
 }
 
-/// The cosines and signed sines of the positions of one forward, `[1, seq, 1, head_dim]` each,
-/// shared by its layers.
+/// The cosines and sines of the positions of one forward, `[1, seq, 1, head_dim]` each, shared by
+/// its layers: the two halves of the cosines alike, the first half of the sines negated, so that
+/// `rotate(x) = x ∘ cos + swap_halves(x) ∘ signed_sin`.
 #[derive(Debug, Clone)]
 pub(crate) struct RopeWindow {
     cos: Tensor<4>,
@@ -66,11 +56,6 @@ pub(crate) struct RopeWindow {
 }
 
 impl RopeWindow {
-    /// Where the tables are.
-    pub(crate) fn device(&self) -> Device {
-        self.cos.device()
-    }
-
     /// Rotates queries or keys, and multiplies them with `scale`.
     ///
     /// # Shapes
@@ -84,52 +69,5 @@ impl RopeWindow {
         let swapped = Tensor::cat(vec![second, first], 3);
         let rotated = x * self.cos.clone() + swapped * self.signed_sin.clone();
         if scale == 1.0 { rotated } else { rotated * scale }
-    }
-}
-
-/// The cosines and sines of every position, `[positions, head_dim / 2]` each.
-pub(super) fn tabulated(config: &RopeConfig, shape: &ModelShape) -> (Vec<f32>, Vec<f32>) {
-    let frequencies = inverse_frequencies(config, shape.head_dim);
-    let len = shape.context * frequencies.len();
-    let (mut cos, mut sin) = (Vec::with_capacity(len), Vec::with_capacity(len));
-    for position in 0..shape.context {
-        for frequency in &frequencies {
-            // transformers multiplies in f32; the same product here keeps long contexts equal.
-            let angle = f64::from(position as f32 * *frequency as f32);
-            cos.push(angle.cos() as f32);
-            sin.push(angle.sin() as f32);
-        }
-    }
-    (cos, sin)
-}
-
-/// Radians a position, one for each pair of channels.
-fn inverse_frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f64> {
-    let base = (0..head_dim / 2)
-        .map(|i| config.theta.powf(-2.0 * i as f64 / head_dim as f64))
-        .collect::<Vec<f64>>();
-    match config.scaling {
-        RopeScaling::None => base,
-        RopeScaling::Linear { factor } => base.into_iter().map(|f| f / factor).collect(),
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings: original,
-        } => base
-            .into_iter()
-            .map(|frequency| {
-                let wavelength = 2.0 * std::f64::consts::PI / frequency;
-                if wavelength > original / low_freq_factor {
-                    return frequency / factor;
-                }
-                if wavelength < original / high_freq_factor {
-                    return frequency;
-                }
-                let smooth = (original / wavelength - low_freq_factor)
-                    / (high_freq_factor - low_freq_factor);
-                (1.0 - smooth) * frequency / factor + smooth * frequency
-            })
-            .collect(),
     }
 }

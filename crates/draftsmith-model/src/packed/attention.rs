@@ -11,8 +11,9 @@ use super::kernel::{Shape, multiply_panels};
 use super::steps::{add, rotate, softmax};
 use super::storage::LINE;
 use super::weights::PackedWeights;
-use super::{PackedNorm, RopeTable, vectorized};
+use super::{PackedNorm, vectorized};
 use crate::placed::{PlacedRows, PlacedRun};
+use crate::rope::RopeTable;
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]

@@ -10,8 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::buffers::{Blocks, PackedLayerCache, Scratch};
-use super::{MAX_ROWS_A_BLOCK, PackedLayer, RopeTable, Threads};
+use super::{MAX_ROWS_A_BLOCK, PackedLayer, Threads};
 use crate::placed::PlacedRows;
+use crate::rope::RopeTable;
 
 /// Fewer rows are not cut apart for more threads.
 const MIN_ROWS_A_BLOCK: usize = 16;

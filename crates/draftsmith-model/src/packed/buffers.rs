@@ -52,6 +52,23 @@ impl PackedLayerCache {
         }
     }
 
+    /// Makes room for so many tokens, and keeps those that are there.
+    pub(crate) fn grow(&mut self, capacity: usize) {
+        let heads = self.keys.len() * LINE / (self.capacity * self.head_dim);
+        let mut grown = Self::new(heads, self.head_dim, capacity);
+        // Of each head panels of positions, of which there are more, and of each of its panels of
+        // channels lines of positions, of which there are more.
+        let copy = |from: &[Line], to: &mut [Line], parts: usize| {
+            let (width, to_width) = (from.len() / parts, to.len() / parts);
+            for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
+                to[..width].copy_from_slice(from);
+            }
+        };
+        copy(&self.keys, &mut grown.keys, heads);
+        copy(&self.values, &mut grown.values, heads * self.head_dim.div_ceil(LINE));
+        *self = grown;
+    }
+
     /// Writes one head's key and value at a position.
     #[inline(always)]
     pub(super) fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {

@@ -32,6 +32,10 @@ impl Packing<'_> {
         let inputs = specs[0].inputs;
         let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
         let storage = self.storage.unwrap_or(storage_of(stored));
+        // Before there is room for them: the shapes are a `config.json`'s, and may be any.
+        for spec in specs {
+            self.reader.check(&name(spec, "weight"), &[spec.outputs, inputs])?;
+        }
         let outputs = specs.iter().map(|spec| spec.outputs).sum();
         let mut packed = PackedWeights::zeros(storage, inputs, outputs);
         let mut bias = Vec::new();

@@ -9,8 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::buffers::{PackedLayerCache, Scratch, Sharing};
-use super::{PackedLayer, RopeTable, Threads};
+use super::{PackedLayer, Threads};
 use crate::placed::PlacedRows;
+use crate::rope::RopeTable;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 6;

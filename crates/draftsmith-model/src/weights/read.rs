@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -65,6 +65,9 @@ impl WeightReader {
         let mut numbers = HashMap::new();
         let mut remaining = BTreeMap::new();
         for (tensor, file_name) in index.weight_map {
+            if !is_plain_name(&file_name) {
+                return Err(ModelError::OutsideDir { path: index_path, tensor, file: file_name });
+            }
             let number = match numbers.get(&file_name) {
                 Some(number) => *number,
                 None => {
@@ -119,6 +122,8 @@ impl WeightReader {
     /// # Errors
     /// If it is missing, has another shape, or is stored in a type that cannot be read.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
+        // Before there is room for it: the shape is a `config.json`'s, and may be any.
+        self.check(name, expected)?;
         let mut values = Vec::with_capacity(expected.iter().product());
         self.take_rows(name, expected, |_, rows| values.extend_from_slice(rows))?;
         Ok(values)
@@ -135,26 +140,37 @@ impl WeightReader {
         expected: &[usize],
         each: impl FnMut(usize, &[f32]),
     ) -> Result<(), ModelError> {
-        let Some(number) = self.remaining.remove(name) else {
+        let (number, info) = self.check(name, expected)?;
+        self.remaining.remove(name);
+        self.files[number].read_rows(name, &info, each)
+    }
+
+    /// Checks that a tensor not taken yet is there, and of a shape.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub(crate) fn check(
+        &self,
+        name: &str,
+        expected: &[usize],
+    ) -> Result<(usize, TensorInfo), ModelError> {
+        let number = self.remaining.get(name).copied();
+        let info = number.and_then(|number| self.files[number].metadata.info(name));
+        let (Some(number), Some(info)) = (number, info) else {
             return Err(ModelError::MissingTensor {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
             });
         };
-        let file = &mut self.files[number];
-        let info = file.metadata.info(name).cloned().ok_or_else(|| ModelError::MissingTensor {
-            path: file.path.clone(),
-            tensor: name.to_owned(),
-        })?;
         if info.shape != expected {
             return Err(ModelError::Shape {
-                path: file.path.clone(),
+                path: self.files[number].path.clone(),
                 tensor: name.to_owned(),
-                found: info.shape,
+                found: info.shape.clone(),
                 expected: expected.to_vec(),
             });
         }
-        file.read_rows(name, &info, each)
+        Ok((number, info.clone()))
     }
 
     /// Drops tensors that the architecture may do without.
@@ -173,6 +189,13 @@ impl WeightReader {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a name is that of a file in a directory, and not of one elsewhere. What it links to is
+/// its owner's business: Hugging Face's cache is made of links.
+fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(only)), None) if only == name)
 }
 
 impl OpenFile {

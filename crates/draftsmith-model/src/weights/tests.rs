@@ -1,6 +1,8 @@
 //! What is written is read back; what is cut, changed, misshapen or missing is an error that names
 //! it.
 
+use std::path::Path;
+
 use super::*;
 
 fn tensor(name: &str, shape: &[usize]) -> NamedTensor {
@@ -108,4 +110,37 @@ fn shards_are_followed_and_a_lying_index_is_named() {
     std::fs::write(&index, r#"{"weight_map":{"c":"model-1.safetensors"}}"#).expect("written");
     let message = WeightReader::open_dir(dir.path()).expect_err("refused").to_string();
     assert!(message.contains("`c`"), "{message}");
+}
+
+#[test]
+fn an_index_names_files_of_its_own_directory_and_nothing_else() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let dir = root.path().join("model");
+    std::fs::create_dir_all(dir.join("sub")).expect("created");
+    let outside = root.path().join("outside.safetensors");
+    let write = |path: &Path| write_safetensors(path, &[tensor("a", &[2])], WeightDtype::F32, &[]);
+    write(&outside).expect("written");
+    write(&dir.join("sub/inside.safetensors")).expect("written");
+    let open = |name: &str| {
+        let index = serde_json::json!({ "weight_map": { "a": name } });
+        std::fs::write(dir.join("model.safetensors.index.json"), index.to_string())
+            .expect("written");
+        WeightReader::open_dir(&dir)
+    };
+    let absolute = outside.to_str().expect("a plain path");
+    for name in
+        ["../outside.safetensors", absolute, "sub/inside.safetensors", "sub/", "./a", "..", ".", ""]
+    {
+        let message = open(name).expect_err("refused").to_string();
+        for part in ["model.safetensors.index.json", "`weight_map`", "`a`", name] {
+            assert!(message.contains(part), "`{part}` is not in: {message}");
+        }
+    }
+    // Where a file's bytes lie is its owner's business.
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&outside, dir.join("link.safetensors")).expect("linked");
+        let mut reader = open("link.safetensors").expect("opens");
+        assert_eq!(reader.take("a", &[2]).expect("reads").len(), 2);
+    }
 }
