@@ -6,14 +6,21 @@
 //! `strftime_now` is not defined. Templates that ask whether it is fall back to a fixed date; one
 //! that calls it regardless is an error, since a prompt that changes from day to day could not be
 //! made again.
+//!
+//! A template comes with a model and is a stranger's program: `program.rs` runs it within an
+//! [`Allowance`] of steps, bytes and time that no chat comes near, on a stack of its own.
+
+mod allowance;
+mod operations;
+mod program;
 
 use std::path::{Path, PathBuf};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use minijinja::value::Value;
+use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
+use self::allowance::Allowance;
 use crate::error::DataError;
 use crate::hash::hash_bytes;
 
@@ -21,8 +28,8 @@ use crate::hash::hash_bytes;
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 /// Where special tokens stand, and the template in transformers 4.
 const CONFIG_FILE: &str = "tokenizer_config.json";
-/// The name under which the environment knows the template.
-const TEMPLATE_NAME: &str = "chat_template";
+/// The longest problem that is told: a template may raise a text of any length.
+const LONGEST_PROBLEM: usize = 400;
 /// The special tokens that templates may name.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -53,13 +60,12 @@ impl Message {
     }
 }
 
-/// A model's chat template, parsed.
+/// A model's chat template.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     /// The file that holds the source.
     path: PathBuf,
     source: String,
-    environment: Environment<'static>,
     special_tokens: Vec<(&'static str, String)>,
 }
 
@@ -70,7 +76,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
-    /// type, or the template is not valid Jinja.
+    /// type, or the template is not valid Jinja or larger than any that is published.
     pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
         let config_path = dir.join(CONFIG_FILE);
         let config = match read_if_present(&config_path)? {
@@ -88,20 +94,24 @@ impl ChatTemplate {
             },
         };
         let special_tokens = special_tokens_of_config(&config_path, &config)?;
-        let environment = environment(&path, &source)?;
-        Ok(Some(Self { path, source, environment, special_tokens }))
+        program::check(&without_generation_tags(&source))
+            .map_err(|e| DataError::TemplateSyntax { path: path.clone(), problem: describe(&e) })?;
+        Ok(Some(Self { path, source, special_tokens }))
     }
 
     /// The text of a chat; with `add_generation_prompt`, up to where the assistant's answer begins.
     /// Special tokens are in the text already: encode it without adding any.
     ///
     /// # Errors
-    /// What the template raises about these messages, or fails on.
+    /// What the template raises about these messages, or fails on, or that it asks for more than a
+    /// chat needs.
     pub fn render(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, DataError> {
+        let num_bytes = messages.iter().map(|message| message.content.len()).sum();
+        let allowance = Allowance::new(messages.len(), num_bytes);
         let messages = messages.iter().map(|message| {
             Value::from_pairs([
                 ("role", message.role.as_str()),
@@ -116,13 +126,9 @@ impl ChatTemplate {
         ];
         let special_tokens = self.special_tokens.iter();
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
-        let template = self
-            .environment
-            .get_template(TEMPLATE_NAME)
-            .expect("the environment was built with this template");
-        template.render(Value::from_pairs(context)).map_err(|e| DataError::TemplateRender {
-            path: self.path.clone(),
-            problem: describe(&e),
+        let source = without_generation_tags(&self.source);
+        program::run(&source, Value::from_pairs(context), allowance).map_err(|e| {
+            DataError::TemplateRender { path: self.path.clone(), problem: describe(&e) }
         })
     }
 
@@ -182,77 +188,25 @@ fn special_tokens_of_config(
     Ok(tokens)
 }
 
-fn environment(path: &Path, source: &str) -> Result<Environment<'static>, DataError> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function("raise_exception", |message: String| {
-        Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_filter("tojson", to_json);
-    environment.add_template_owned(TEMPLATE_NAME, without_generation_tags(source)).map_err(
-        |e| DataError::TemplateSyntax { path: path.to_path_buf(), problem: describe(&e) },
-    )?;
-    Ok(environment)
-}
-
-/// An error in one line: what the template raised, or the kind of mistake, and the line.
+/// An error in one line: what the template raised, or the kind of mistake, and the line. What a
+/// template says itself is a stranger's text: no control character of it reaches a terminal.
 fn describe(error: &Error) -> String {
-    let what = match error.detail() {
-        Some(detail) if error.kind() == ErrorKind::InvalidOperation => detail.to_owned(),
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
+    let what = match (error.kind(), error.detail()) {
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
+        (ErrorKind::OutOfFuel, _) => "it runs for more steps than any chat needs".to_owned(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
     };
+    let mut characters = what.chars().map(|c| if c.is_whitespace() { ' ' } else { c });
+    let mut told: String =
+        characters.by_ref().filter(|c| !c.is_control()).take(LONGEST_PROBLEM).collect();
+    if characters.next().is_some() {
+        told.push('…');
+    }
     match error.line() {
-        Some(line) => format!("{what} (line {line} of the template)"),
-        None => what,
+        Some(line) => format!("{told} (line {line} of the template)"),
+        None => told,
     }
-}
-
-/// `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`, which
-/// escapes no HTML. The engine's own filter escapes four characters for HTML; they are put back.
-fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
-    if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
-        let problem = "`tojson(ensure_ascii=true)` is not supported";
-        return Err(Error::new(ErrorKind::InvalidOperation, problem));
-    }
-    let indent = indent.or(options.get("indent")?);
-    options.assert_all_used()?;
-    let escaped =
-        minijinja::filters::tojson(value, indent, Kwargs::from_iter::<[(&str, Value); 0]>([]))?;
-    Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
-}
-
-/// JSON text with `\u003c`, `\u003e`, `\u0026` and `\u0027` as the characters they stand for.
-fn without_html_escapes(json: &str) -> String {
-    let mut plain = String::with_capacity(json.len());
-    let mut rest = json;
-    while let Some(backslash) = rest.find('\\') {
-        plain.push_str(&rest[..backslash]);
-        rest = &rest[backslash..];
-        let character = match rest.get(..6) {
-            Some("\\u003c") => Some('<'),
-            Some("\\u003e") => Some('>'),
-            Some("\\u0026") => Some('&'),
-            Some("\\u0027") => Some('\''),
-            _ => None,
-        };
-        // Any other escape is taken as a pair, so that `\\u003c` stays the backslash it is.
-        let length = match character {
-            Some(character) => {
-                plain.push(character);
-                6
-            }
-            None => {
-                plain.push_str(&rest[..2]);
-                2
-            }
-        };
-        rest = &rest[length..];
-    }
-    plain + rest
 }
 
 /// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks what the
@@ -261,7 +215,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}").map(|end| end + 2) else { break };
+        // Behind the opening: in `{%}` the two would share a character.
+        let Some(length) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         plain.push_str(&rest[..start]);
         let tag = &rest[start..start + length];
         let inside = tag[2..length - 2].trim_matches(['-', '+']).trim();

@@ -1,5 +1,7 @@
 //! Templates in both layouts, against texts worked out by hand from Jinja's rules.
 
+mod hostile;
+
 use super::*;
 
 /// The template under test is `template`; `config` is `tokenizer_config.json`.
@@ -83,6 +85,7 @@ fn generation_tags_render_their_contents() {
         "suau",
     );
     assert_eq!(without_generation_tags("a {% x"), "a {% x");
+    assert_eq!(without_generation_tags("{%}{%"), "{%}{%");
 }
 
 #[test]
