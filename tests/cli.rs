@@ -9,6 +9,8 @@ mod bad_input;
 mod check;
 #[path = "cli/generate.rs"]
 mod generate;
+#[path = "cli/hub.rs"]
+mod hub;
 #[path = "cli/record.rs"]
 mod record;
 #[path = "cli/resume.rs"]

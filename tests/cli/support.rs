@@ -90,12 +90,17 @@ impl Place {
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_draftsmith"));
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
-        command.env("NO_COLOR", "1");
+        command.env("NO_COLOR", "1").env("HF_HUB_OFFLINE", "1");
         command
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
-        Ran::new(self.command(arguments).output().unwrap())
+        self.run_with(arguments, &[])
+    }
+
+    /// A run in another environment.
+    pub(crate) fn run_with(&self, arguments: &[&str], env: &[(&str, &str)]) -> Ran {
+        Ran::new(self.command(arguments).envs(env.iter().copied()).output().unwrap())
     }
 
     /// Prompts of `data/tiny/prompts/train.jsonl`, the first `count`.

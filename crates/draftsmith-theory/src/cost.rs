@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::least_squares::{dot, least_squares};
+use crate::least_squares::{dot, least_squares, non_negative_least_squares};
 use crate::{Counts, TheoryError, Trace};
 
 /// One run, usually one prompt under one setting: what was counted, and how long it took.
@@ -77,9 +77,6 @@ pub struct Fit {
 }
 
 impl CostModel {
-    /// Everything for nothing: for those who count and do not time.
-    pub const FREE: Self = Self { draft_seconds: 0.0, target_seconds: 0.0, row_seconds: 0.0 };
-
     /// Predicted seconds for an observation's counts (Eq. 2.1, and the rows); its own time is not
     /// read.
     pub fn seconds(&self, observation: &Observation) -> f64 {
@@ -125,17 +122,8 @@ impl CostModel {
             return Err(TheoryError::Collinear { num_observations: observations.len() });
         }
         let rows_separable = least_squares(&columns, &[0, 1, 2], &times).is_some();
-        let subsets: &[&[usize]] = if rows_separable {
-            &[&[0, 1, 2], &[0, 1], &[0, 2], &[1, 2], &[0], &[1], &[2]]
-        } else {
-            &[&[0, 1], &[0], &[1]]
-        };
-        // The non-negative optimum is the plain optimum over the columns it uses, so one of these.
-        let (coefficients, _) = subsets
-            .iter()
-            .filter_map(|subset| least_squares(&columns, subset, &times))
-            .filter(|(coefficients, _)| coefficients.iter().all(|coefficient| *coefficient >= 0.0))
-            .min_by(|(_, error), (_, other)| error.total_cmp(other))
+        let allowed: &[usize] = if rows_separable { &[0, 1, 2] } else { &[0, 1] };
+        let coefficients = non_negative_least_squares(&columns, allowed, &times)
             .expect("a single non-negative column has a non-negative coefficient");
         let [draft_seconds, target_seconds, row_seconds] = coefficients;
         let model = Self { draft_seconds, target_seconds, row_seconds };

@@ -1,7 +1,7 @@
-//! Least squares over up to three columns, refusing what the observations do not determine.
+//! Least squares over a few columns, refusing what the observations do not determine.
 //!
-//! Knows nothing of what the columns count; `cost` chooses them, weighs them and says what a
-//! refusal means.
+//! Knows nothing of what the columns count; callers choose them, weigh them and say what a refusal
+//! means.
 
 /// The least sine of the angle between a column and the others at which its coefficient means
 /// anything. Runs at one fixed candidate length stay below it, though their last rounds may be cut
@@ -13,13 +13,13 @@ const MIN_SINE: f64 = 0.02;
 ///
 /// Modified Gram-Schmidt on unit columns, with the target as one column more: as exact as an
 /// orthogonal factorisation, where normal equations would square the condition number.
-pub(crate) fn least_squares(
-    columns: &[Vec<f64>; 3],
+pub(crate) fn least_squares<const N: usize>(
+    columns: &[Vec<f64>; N],
     subset: &[usize],
     target: &[f64],
-) -> Option<([f64; 3], f64)> {
+) -> Option<([f64; N], f64)> {
     let mut basis: Vec<Vec<f64>> = Vec::with_capacity(subset.len());
-    let mut triangle = [[0.0; 3]; 3];
+    let mut triangle = [[0.0; N]; N];
     for (place, &column) in subset.iter().enumerate() {
         let mut rest = columns[column].clone();
         let norm = dot(&rest, &rest).sqrt();
@@ -35,7 +35,7 @@ pub(crate) fn least_squares(
         basis.push(rest);
     }
     let mut residual = target.to_vec();
-    let mut coefficients = [0.0; 3];
+    let mut coefficients = [0.0; N];
     let loadings: Vec<f64> = basis.iter().map(|unit| project_out(&mut residual, unit)).collect();
     for place in (0..subset.len()).rev() {
         let known: f64 = (place + 1..subset.len())
@@ -44,6 +44,27 @@ pub(crate) fn least_squares(
         coefficients[subset[place]] = (loadings[place] - known) / triangle[place][place];
     }
     Some((coefficients, dot(&residual, &residual)))
+}
+
+/// The non-negative coefficients of the columns of `allowed` with the least squared error; 0 for
+/// the other columns. None where `allowed` holds a column that is as good as a combination of the
+/// others, or none at all.
+pub(crate) fn non_negative_least_squares<const N: usize>(
+    columns: &[Vec<f64>; N],
+    allowed: &[usize],
+    target: &[f64],
+) -> Option<[f64; N]> {
+    least_squares(columns, allowed, target)?;
+    // The non-negative optimum is the plain optimum over the columns it uses, so one of these.
+    let subsets = (1_u32..1 << allowed.len()).map(|chosen| -> Vec<usize> {
+        let is_chosen = |place: &usize| chosen & (1 << place) != 0;
+        (0..allowed.len()).filter(is_chosen).map(|place| allowed[place]).collect()
+    });
+    subsets
+        .filter_map(|subset| least_squares(columns, &subset, target))
+        .filter(|(coefficients, _)| coefficients.iter().all(|coefficient| *coefficient >= 0.0))
+        .min_by(|(_, error), (_, other)| error.total_cmp(other))
+        .map(|(coefficients, _)| coefficients)
 }
 
 /// Takes the part along `unit` out of `vector` and returns its length.

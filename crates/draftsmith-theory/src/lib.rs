@@ -88,7 +88,7 @@ pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
     seconds_per_token,
 };
-pub use round_costs::RoundCosts;
+pub use round_costs::{DraftSeconds, RoundCosts};
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;
 pub use stop_rule::{

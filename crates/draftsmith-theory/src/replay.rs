@@ -19,7 +19,7 @@ mod recorded_steps;
 mod step_function;
 
 use crate::{
-    CostModel, Counts, DraftLimits, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
+    Counts, DraftLimits, DrafterId, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
     StopRuleConfig, TheoryError, acceptance_prob, draft_phase, trace::RoundCounts,
 };
 use recorded_steps::RecordedSteps;
@@ -92,6 +92,8 @@ pub fn seconds_per_token(spent: &[Spending]) -> f64 {
 /// Responses recorded alike.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recordings {
+    /// What drafted.
+    pub drafter: DrafterId,
     /// The greatest number of candidates a round can be replayed with.
     pub max_length: usize,
     /// Tokens that end a response.
@@ -107,15 +109,16 @@ impl Recordings {
     /// loop, rounds stay within the rule's bounds.
     ///
     /// # Errors
-    /// If the rule's settings are not valid, it may draft longer than was recorded, or it reads an
-    /// acceptance head where there was none.
+    /// If the rule's settings are not valid, it may draft longer than was recorded, it reads an
+    /// acceptance head where there was none, or `costs` has no price for the drafter.
     pub fn replay(
         &self,
         config: &StopRuleConfig,
         costs: &RoundCosts,
     ) -> Result<Vec<Spending>, TheoryError> {
         let mut rule = self.rule(config)?;
-        let mut spend = |response| self.replay_one(response, &mut *rule, costs, |_| {});
+        let seconds = self.round_seconds(costs)?;
+        let mut spend = |response| self.replay_one(response, &mut *rule, &seconds, |_| {});
         Ok(self.responses.iter().map(&mut spend).collect())
     }
 
@@ -124,10 +127,10 @@ impl Recordings {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<usize>, TheoryError> {
-        let (mut rule, free) = (self.rule(config)?, RoundCosts::from(CostModel::FREE));
+        let mut rule = self.rule(config)?;
         let mut lengths = Vec::new();
         for response in &self.responses {
-            self.replay_one(response, &mut *rule, &free, |length| lengths.push(length));
+            self.replay_one(response, &mut *rule, untimed, |length| lengths.push(length));
         }
         Ok(lengths)
     }
@@ -150,18 +153,24 @@ impl Recordings {
     /// # Errors
     /// As there.
     pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
-        let spent = self.replay(config, &RoundCosts::from(CostModel::FREE))?;
-        Ok(spent.into_iter().map(|spent| spent.counts).collect())
+        let mut rule = self.rule(config)?;
+        let mut count = |response| self.replay_one(response, &mut *rule, untimed, |_| {}).counts;
+        Ok(self.responses.iter().map(&mut count).collect())
     }
 
     /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of
     /// sampled recordings it knows the luck as well: no rule without that can do as well.
-    pub fn replay_oracle(&self, costs: &RoundCosts) -> Vec<Spending> {
+    ///
+    /// # Errors
+    /// If `costs` has no price for the drafter.
+    pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<Spending>, TheoryError> {
+        let seconds = self.round_seconds(costs)?;
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
-            self.replay_one(response, &mut Oracle::new(is_mismatch, self.max_length), costs, |_| {})
+            let mut oracle = Oracle::new(is_mismatch, self.max_length);
+            self.replay_one(response, &mut oracle, &seconds, |_| {})
         };
-        self.responses.iter().map(replay).collect()
+        Ok(self.responses.iter().map(replay).collect())
     }
 
     /// What the target does alone.
@@ -170,7 +179,7 @@ impl Recordings {
             let num_tokens = response.places.len();
             Spending {
                 counts: Counts { num_tokens, num_target_forwards: num_tokens, ..Counts::default() },
-                seconds: num_tokens as f64 * costs.round_seconds(0, 0),
+                seconds: num_tokens as f64 * costs.verify_seconds(1),
             }
         };
         self.responses.iter().map(plain).collect()
@@ -197,11 +206,22 @@ impl Recordings {
         self.responses.iter().map(|response| response.places.len()).sum()
     }
 
+    /// The seconds of a round of so many draft forwards and candidates.
+    fn round_seconds(
+        &self,
+        costs: &RoundCosts,
+    ) -> Result<impl Fn(usize, usize) -> f64, TheoryError> {
+        let draft_seconds = costs.draft_seconds(self.drafter)?;
+        Ok(move |num_draft_forwards, num_drafted| {
+            num_draft_forwards as f64 * draft_seconds + costs.verify_seconds(num_drafted + 1)
+        })
+    }
+
     fn replay_one(
         &self,
         response: &Recording,
         rule: &mut dyn StopRule,
-        costs: &RoundCosts,
+        round_seconds: impl Fn(usize, usize) -> f64,
         mut observe_length: impl FnMut(usize),
     ) -> Spending {
         let mut seconds = 0.0;
@@ -219,7 +239,7 @@ impl Recordings {
             let num_accepted = steps.num_accepted();
             observe_length(candidates.len());
             let num_kept = (num_accepted + 1).min(response.places.len() - counts.num_tokens);
-            seconds += costs.round_seconds(num_draft_forwards, candidates.len());
+            seconds += round_seconds(num_draft_forwards, candidates.len());
             counts.add_round(RoundCounts {
                 num_drafted: candidates.len(),
                 num_draft_forwards,
@@ -232,6 +252,11 @@ impl Recordings {
     }
 }
 
+/// For those who count and do not time.
+fn untimed(_num_draft_forwards: usize, _num_drafted: usize) -> f64 {
+    0.0
+}
+
 #[cfg(test)]
 pub(crate) mod test_recordings;
 
@@ -240,7 +265,7 @@ mod tests {
     use super::test_recordings::random;
     use super::*;
     use crate::{
-        Bounds, ConfidenceThresholdConfig, FixedLengthConfig, HeuristicConfig,
+        Bounds, ConfidenceThresholdConfig, CostModel, FixedLengthConfig, HeuristicConfig,
         JointConfidenceConfig, RejectionThresholdConfig,
     };
 
@@ -253,14 +278,15 @@ mod tests {
     }
 
     fn free() -> RoundCosts {
-        RoundCosts::from(CostModel::FREE)
+        RoundCosts::new([(DrafterId::Draft, 0.0)].into(), vec![0.0]).expect("times")
     }
 
     #[test]
     fn rounds_cost_what_their_forwards_and_rows_do() {
         let recordings = random(9, 30, 0.7);
         let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-        let spent = recordings.replay(&fixed(3), &RoundCosts::from(model)).expect("replays");
+        let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
+        let spent = recordings.replay(&fixed(3), &costs).expect("replays");
         for spent in spent {
             let expected = model.seconds(&crate::Observation::new(&spent.counts, 0.0));
             // Some tens of rounds, summed in another order.
@@ -270,6 +296,20 @@ mod tests {
 
     fn fixed(candidate_length: usize) -> StopRuleConfig {
         StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+    }
+
+    #[test]
+    fn a_drafter_without_a_price_is_told() {
+        let drafter = DrafterId::SelfDraft { exit_layer: 3 };
+        let recordings = Recordings { drafter, ..random(9, 3, 0.7) };
+        let refused = recordings.replay(&fixed(3), &free()).expect_err("no price");
+        assert!(refused.to_string().contains("`self_draft_3`"), "{refused}");
+        assert_eq!(recordings.replay_oracle(&free()), Err(refused.clone()));
+        let bounds = Bounds { min: 1, max: 4 };
+        let found = cost_optimal(&recordings, crate::AcceptanceSignal::Entropy, &free(), bounds);
+        assert_eq!(found, Err(refused));
+        // What is counted alone needs none.
+        assert!(recordings.replay_counts(&fixed(3)).is_ok());
     }
 
     #[test]
@@ -374,7 +414,7 @@ mod tests {
     #[test]
     fn the_oracle_discards_nothing_and_verifies_least() {
         let recordings = random(4, 40, 0.7);
-        let oracle = of(recordings.replay_oracle(&free()));
+        let oracle = of(recordings.replay_oracle(&free()).expect("a price"));
         // An accepted end token leaves the target's own token behind it without use.
         let ends = |response: &&Recording| {
             let last = response.places.last().expect("a token");

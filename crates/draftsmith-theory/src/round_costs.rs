@@ -1,26 +1,34 @@
-//! Seconds of a round from its counts, where a verification's time is no straight line in its rows.
+//! Seconds of a round from its counts: draft forwards at a price a drafter, and a verification whose
+//! time is no straight line in its rows.
 //!
 //! Engines verify rows in blocks, so that one row more can cost little or much: here the time of a
-//! verification is a number for each number of rows, as it was measured.
-//! [`CostModel`](crate::CostModel), SpecDec++'s straight line, is what that comes to on the whole;
-//! a rule that is chosen for a machine wants the steps.
+//! verification is a number for each number of rows, as it was measured. Drafters of one round, as
+//! in a cascade, each have a price of their own.
+//! [`CostModel`](crate::CostModel), SpecDec++'s straight line, is what that comes to on the whole
+//! for one drafter; a rule that is chosen for a machine wants the steps.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CostModel, Round, TheoryError};
+use crate::least_squares::non_negative_least_squares;
+use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Round, TheoryError};
 
-/// Seconds of a draft forward, and of verifications of 1, 2, … rows.
+/// Seconds of a draft forward, by drafter.
+pub type DraftSeconds = BTreeMap<DrafterId, f64>;
+
+/// Seconds of draft forwards, and of verifications of 1, 2, … rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct RoundCosts {
-    draft_seconds: f64,
+    draft_seconds: DraftSeconds,
     verify_seconds: Vec<f64>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unchecked {
-    draft_seconds: f64,
+    draft_seconds: DraftSeconds,
     verify_seconds: Vec<f64>,
 }
 
@@ -33,15 +41,14 @@ impl TryFrom<Unchecked> for RoundCosts {
 }
 
 impl RoundCosts {
-    /// Costs of a draft forward and of verifications of 1, 2, … rows; more rows go on as those
+    /// Costs of draft forwards and of verifications of 1, 2, … rows; more rows go on as those
     /// given do on average.
     ///
     /// # Errors
     /// If there is no verification, or a time is negative or not finite.
-    pub fn new(draft_seconds: f64, verify_seconds: Vec<f64>) -> Result<Self, TheoryError> {
+    pub fn new(draft_seconds: DraftSeconds, verify_seconds: Vec<f64>) -> Result<Self, TheoryError> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
-        if verify_seconds.is_empty()
-            || !std::iter::once(&draft_seconds).chain(&verify_seconds).all(is_time)
+        if verify_seconds.is_empty() || !draft_seconds.values().chain(&verify_seconds).all(is_time)
         {
             return Err(TheoryError::RoundCosts);
         }
@@ -53,7 +60,7 @@ impl RoundCosts {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn from_points(
-        draft_seconds: f64,
+        draft_seconds: DraftSeconds,
         mut points: Vec<(usize, f64)>,
     ) -> Result<Self, TheoryError> {
         points.retain(|(rows, _)| *rows > 0);
@@ -72,14 +79,24 @@ impl RoundCosts {
         Self::new(draft_seconds, (1..=most).map(at).collect())
     }
 
-    /// The costs that rounds took: the mean over draft forwards, and over the verifications of each
-    /// number of rows. None without rounds, or where nothing took time.
+    /// The straight line of a cost model, with one drafter.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
+        let verify = |rows| line.target_seconds + rows * line.row_seconds;
+        let draft_seconds = DraftSeconds::from([(drafter, line.draft_seconds)]);
+        Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
+    }
+
+    /// The costs that rounds took: the mean over the verifications of each number of rows, and over
+    /// the draft forwards; where several drafters ran, the prices that explain the rounds' drafting
+    /// best (least squares). None without rounds, where nothing took time, or where the rounds do
+    /// not tell the drafters' prices apart.
     pub fn of_rounds<'a>(rounds: impl IntoIterator<Item = &'a Round>) -> Option<Self> {
-        let (mut draft, mut num_forwards) = (0.0, 0);
+        let rounds: Vec<&Round> = rounds.into_iter().collect();
         let mut verify: Vec<(f64, usize)> = Vec::new();
-        for round in rounds {
-            draft += round.draft_time.as_secs_f64();
-            num_forwards += round.num_draft_forwards();
+        for round in &rounds {
             let rows = round.num_drafted + 1;
             if verify.len() < rows {
                 verify.resize(rows, (0.0, 0));
@@ -89,18 +106,23 @@ impl RoundCosts {
         }
         let points = verify.into_iter().enumerate().filter(|(_, (_, count))| *count > 0);
         let points = points.map(|(index, (total, count))| (index + 1, total / count as f64));
-        let draft_seconds = if num_forwards > 0 { draft / num_forwards as f64 } else { 0.0 };
-        Self::from_points(draft_seconds, points.collect()).ok()
+        Self::from_points(draft_seconds_of(&rounds)?, points.collect()).ok()
     }
 
-    /// t_draft.
-    pub fn draft_seconds(&self) -> f64 {
-        self.draft_seconds
+    /// t_draft of a drafter.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
+        let known = self.draft_seconds.get(&drafter).copied();
+        known.ok_or(TheoryError::NoDraftPrice { drafter })
     }
 
-    /// The same with another t_draft.
-    pub fn with_draft_seconds(self, draft_seconds: f64) -> Self {
-        Self { draft_seconds, ..self }
+    /// The same with another t_draft of a drafter.
+    #[must_use]
+    pub fn with_draft_seconds(mut self, drafter: DrafterId, draft_seconds: f64) -> Self {
+        self.draft_seconds.insert(drafter, draft_seconds);
+        self
     }
 
     /// Seconds of a verification of so many rows, at least 1.
@@ -123,33 +145,75 @@ impl RoundCosts {
         (rise / (known - 1) as f64).max(0.0)
     }
 
-    /// Seconds of a round of so many draft forwards and candidates.
-    pub fn round_seconds(&self, num_draft_forwards: usize, num_drafted: usize) -> f64 {
-        num_draft_forwards as f64 * self.draft_seconds + self.verify_seconds(num_drafted + 1)
+    /// Seconds of a round of these draft forwards and so many candidates.
+    ///
+    /// # Errors
+    /// If t_draft of one of the drafters is not known.
+    pub fn round_seconds(
+        &self,
+        forwards: Forwards,
+        num_drafted: usize,
+    ) -> Result<f64, TheoryError> {
+        let mut seconds = self.verify_seconds(num_drafted + 1);
+        for (drafter, count) in forwards.iter() {
+            seconds += count as f64 * self.draft_seconds(drafter)?;
+        }
+        Ok(seconds)
     }
 
     /// Seconds of rounds, whose own times are not read.
-    pub fn seconds<'a>(&self, rounds: impl IntoIterator<Item = &'a Round>) -> f64 {
+    ///
+    /// # Errors
+    /// If t_draft of one of the drafters is not known.
+    pub fn seconds<'a>(
+        &self,
+        rounds: impl IntoIterator<Item = &'a Round>,
+    ) -> Result<f64, TheoryError> {
         let rounds = rounds.into_iter();
-        rounds.map(|round| self.round_seconds(round.num_draft_forwards(), round.num_drafted)).sum()
+        rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
 
-    /// The straight line from one row on: t_draft, t_target, t_row.
-    pub fn line(&self) -> CostModel {
+    /// The straight line from one row on: t_draft of a drafter, t_target, t_row.
+    ///
+    /// # Errors
+    /// If t_draft is not known.
+    pub fn line(&self, drafter: DrafterId) -> Result<CostModel, TheoryError> {
         let row_seconds = self.row_seconds();
-        CostModel {
-            draft_seconds: self.draft_seconds,
+        Ok(CostModel {
+            draft_seconds: self.draft_seconds(drafter)?,
             target_seconds: (self.verify_seconds[0] - row_seconds).max(0.0),
             row_seconds,
-        }
+        })
     }
 }
 
-impl From<CostModel> for RoundCosts {
-    fn from(model: CostModel) -> Self {
-        let verify = |rows| model.target_seconds + rows * model.row_seconds;
-        Self { draft_seconds: model.draft_seconds, verify_seconds: vec![verify(1.0), verify(2.0)] }
+/// What a forward of each drafter took in these rounds.
+fn draft_seconds_of(rounds: &[&Round]) -> Option<DraftSeconds> {
+    let mut total = Forwards::default();
+    for (drafter, count) in rounds.iter().flat_map(|round| round.forwards.iter()) {
+        total.add(drafter, count);
     }
+    let seconds = |round: &&Round| round.draft_time.as_secs_f64();
+    let drafters: Vec<(DrafterId, usize)> = total.iter().collect();
+    if drafters.is_empty() {
+        return Some(DraftSeconds::new());
+    }
+    if let [(drafter, count)] = drafters[..] {
+        let spent: f64 = rounds.iter().map(seconds).sum();
+        return Some(DraftSeconds::from([(drafter, spent / count as f64)]));
+    }
+    let count_of = |round: &&Round, drafter| {
+        let counted = round.forwards.iter().find(|(known, _)| *known == drafter);
+        counted.map_or(0.0, |(_, count)| count as f64)
+    };
+    let mut columns: [Vec<f64>; MAX_DRAFTERS] = Default::default();
+    for (column, (drafter, _)) in columns.iter_mut().zip(&drafters) {
+        column.extend(rounds.iter().map(|round| count_of(round, *drafter)));
+    }
+    let used: Vec<usize> = (0..drafters.len()).collect();
+    let spent: Vec<f64> = rounds.iter().map(seconds).collect();
+    let prices = non_negative_least_squares(&columns, &used, &spent)?;
+    Some(drafters.into_iter().map(|(drafter, _)| drafter).zip(prices).collect())
 }
 
 #[cfg(test)]
@@ -157,7 +221,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Counts, DrafterId, Forwards, Observation};
+    use crate::{Counts, Observation};
+
+    const EXIT: DrafterId = DrafterId::SelfDraft { exit_layer: 2 };
+
+    fn draft(seconds: f64) -> DraftSeconds {
+        DraftSeconds::from([(DrafterId::Draft, seconds)])
+    }
 
     fn close(found: f64, expected: f64) {
         // A few products and sums of f64.
@@ -170,7 +240,7 @@ mod tests {
     #[test]
     fn a_straight_line_costs_what_the_model_says() {
         let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-        let costs = RoundCosts::from(model);
+        let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
         for (num_draft_forwards, num_drafted) in [(0, 0), (1, 1), (5, 5), (6, 5), (40, 40)] {
             let counts = Counts {
                 num_target_forwards: 1,
@@ -179,9 +249,10 @@ mod tests {
                 ..Counts::default()
             };
             let expected = model.seconds(&Observation::new(&counts, 0.0));
-            close(costs.round_seconds(num_draft_forwards, num_drafted), expected);
+            let forwards = Forwards::of(DrafterId::Draft, num_draft_forwards);
+            close(costs.round_seconds(forwards, num_drafted).expect("a price"), expected);
         }
-        let line = costs.line();
+        let line = costs.line(DrafterId::Draft).expect("a price");
         close(line.target_seconds, 0.1);
         close(line.row_seconds, 0.03);
     }
@@ -189,7 +260,7 @@ mod tests {
     #[test]
     fn rows_between_those_measured_lie_on_lines_and_those_beyond_go_on() {
         let points = vec![(8, 1.0), (2, 0.4), (4, 0.5), (4, 9.0)];
-        let costs = RoundCosts::from_points(0.1, points).expect("times");
+        let costs = RoundCosts::from_points(draft(0.1), points).expect("times");
         let found = [1, 2, 3, 4, 6, 8].map(|rows| costs.verify_seconds(rows));
         for (found, expected) in found.into_iter().zip([0.4, 0.4, 0.45, 0.5, 0.75, 1.0]) {
             close(found, expected);
@@ -209,19 +280,47 @@ mod tests {
         };
         let rounds: Vec<Round> = [0, 1, 2, 3, 5, 5, 8].map(round).to_vec();
         let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
-        close(costs.draft_seconds(), 0.007);
+        close(costs.draft_seconds(DrafterId::Draft).expect("a price"), 0.007);
         for rows in [1, 2, 3, 4, 6, 9] {
             close(costs.verify_seconds(rows), verify(rows) as f64 / 1e3);
         }
         let spent: f64 = rounds.iter().map(|r| (r.draft_time + r.verify_time).as_secs_f64()).sum();
-        close(costs.seconds(&rounds), spent);
+        close(costs.seconds(&rounds).expect("a price"), spent);
         assert_eq!(RoundCosts::of_rounds(&[]), None);
     }
 
     #[test]
+    fn drafters_of_one_round_have_prices_of_their_own() {
+        let round = |of_draft: usize, of_exit: usize| {
+            let mut forwards = Forwards::of(DrafterId::Draft, of_draft);
+            forwards.add(EXIT, of_exit);
+            Round {
+                num_drafted: of_exit,
+                forwards,
+                num_accepted: 0,
+                draft_time: Duration::from_millis(9 * of_draft as u64 + 2 * of_exit as u64),
+                verify_time: Duration::from_millis(100),
+            }
+        };
+        let rounds = [round(1, 4), round(2, 6), round(1, 2), round(0, 0), round(3, 5)];
+        let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
+        close(costs.draft_seconds(DrafterId::Draft).expect("a price"), 0.009);
+        close(costs.draft_seconds(EXIT).expect("a price"), 0.002);
+        let spent: f64 = rounds.iter().map(|r| (r.draft_time + r.verify_time).as_secs_f64()).sum();
+        close(costs.seconds(&rounds).expect("prices"), spent);
+        // The same mixture every time: nothing tells one price from the other.
+        assert_eq!(RoundCosts::of_rounds(&[round(1, 4), round(2, 8)]), None);
+        // A price for one of them is none for the round.
+        let one = RoundCosts::new(draft(0.009), vec![0.1]).expect("times");
+        let refused = TheoryError::NoDraftPrice { drafter: EXIT };
+        assert_eq!(one.seconds(&rounds), Err(refused.clone()));
+        assert_eq!(one.line(EXIT), Err(refused));
+    }
+
+    #[test]
     fn what_is_no_time_is_refused() {
-        assert!(RoundCosts::new(0.1, Vec::new()).is_err());
-        assert!(RoundCosts::new(-0.1, vec![1.0]).is_err());
-        assert!(RoundCosts::new(0.1, vec![1.0, f64::NAN]).is_err());
+        assert!(RoundCosts::new(draft(0.1), Vec::new()).is_err());
+        assert!(RoundCosts::new(draft(-0.1), vec![1.0]).is_err());
+        assert!(RoundCosts::new(draft(0.1), vec![1.0, f64::NAN]).is_err());
     }
 }

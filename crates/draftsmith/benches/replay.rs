@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use draftsmith_theory::{
-    Bounds, Counts, Draws, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
+    Bounds, Counts, DrafterId, Draws, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
     JointConfidenceConfig, RecordedCandidate, RecordedPlace, Recording, Recordings,
     RejectionThresholdConfig, SeededDraws, StopRuleConfig,
 };
@@ -97,6 +97,7 @@ fn recordings() -> Recordings {
         responses.push(Recording { places, limit: RESPONSE_LEN });
     }
     Recordings {
+        drafter: DrafterId::Draft,
         max_length: MAX_LENGTH,
         eos_token_ids: Vec::new(),
         head: Some(HeadTiming::AfterRead),

@@ -15,7 +15,7 @@ use crate::commands::generate::GenerateArguments;
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::devices::DeviceChoices;
-use crate::recipe::Recipe;
+use crate::recipe::{Models, Recipe};
 use crate::workspace::Workspace;
 
 /// Trains what makes speculative decoding faster, and proves it.
@@ -150,16 +150,17 @@ fn execute(arguments: Arguments) -> Result<()> {
         None => console.clone(),
     };
     let workspace = |recipe: &Recipe, devices: Vec<Device>| {
-        Workspace::new(&recipe.models.target, recipe.models.draft.as_deref(), devices)
+        let Models { target, draft } = &recipe.models;
+        Workspace::open(target, draft.as_deref(), devices, &console)
     };
     let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace)> {
         let recipe = recipe(a)?;
-        let workspace = workspace(&recipe, vec![device()?]);
+        let workspace = workspace(&recipe, vec![device()?])?;
         Ok((recipe, workspace))
     };
     let training = |a: &TrainingArguments| -> Result<Training> {
         let recipe = recipe(&a.recipe)?;
-        let workspace = workspace(&recipe, devices(a)?);
+        let workspace = workspace(&recipe, devices(a)?)?;
         let steps_left = a.steps.map(NonZeroUsize::get);
         Ok(Training { recipe, workspace, steps_left, console: until(a) })
     };
@@ -198,7 +199,7 @@ fn execute(arguments: Arguments) -> Result<()> {
         Command::Replay(a) => {
             let recipe = recipe(&a)?;
             // It computes with no model.
-            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?]);
+            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?])?;
             commands::replay::run(&recipe, &workspace, &console).map(drop)
         }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, &console),

@@ -3,7 +3,9 @@
 mod measure;
 mod mixed;
 
-use draftsmith_theory::{CostModel, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName};
+use draftsmith_theory::{
+    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName,
+};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use measure::{Measurement, measure};
@@ -15,6 +17,8 @@ const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Costs {
+    /// What drafts.
+    pub(crate) drafter: DrafterId,
     /// Of a draft forward whose signals nobody reads, and of verifications, where rounds are all of
     /// one length.
     pub(crate) rounds: RoundCosts,
@@ -33,11 +37,13 @@ pub(crate) struct Costs {
 impl Costs {
     /// Those of the SpecDec++ paper, fitted on an A100 to a 7B draft and a 70B target: signals and
     /// further rows cost nothing.
-    pub(crate) fn paper() -> Self {
-        let model = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+    pub(crate) fn paper(drafter: DrafterId) -> Self {
+        let line = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+        let rounds = RoundCosts::from_line(drafter, line).expect("the paper's are times");
         Self {
-            rounds: model.into(),
-            mixed_rounds: model.into(),
+            drafter,
+            mixed_rounds: rounds.clone(),
+            rounds,
             head_seconds: 0.0,
             confidence_seconds: 0.0,
             entropy_seconds: 0.0,
@@ -61,7 +67,43 @@ impl Costs {
             (needs.entropy, self.entropy_seconds),
         ];
         let extra: f64 = extras.iter().filter(|(is_read, _)| *is_read).map(|(_, s)| s).sum();
-        let draft_seconds = self.mixed_rounds.draft_seconds() + extra;
-        self.mixed_rounds.clone().with_draft_seconds(draft_seconds)
+        let rounds = self.mixed_rounds.clone();
+        // Without a price it stays without one, and whoever needs it says so.
+        match rounds.draft_seconds(self.drafter) {
+            Ok(alone) => rounds.with_draft_seconds(self.drafter, alone + extra),
+            Err(_) => rounds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_are_kept_by_the_names_of_drafters() {
+        let exit = DrafterId::SelfDraft { exit_layer: 2 };
+        let costs = Costs::paper(exit);
+        let mut json = serde_json::to_value(&costs).expect("serializes");
+        assert_eq!(json["drafter"], "self_draft_2");
+        assert_eq!(json["rounds"]["draft_seconds"]["self_draft_2"], 0.0234);
+        assert_eq!(serde_json::from_value::<Costs>(json.clone()).expect("reads back"), costs);
+        // A file that names another drafter's price is told of as soon as it is asked.
+        json["drafter"] = "draft".into();
+        let other: Costs = serde_json::from_value(json).expect("reads");
+        let refused = other.rounds.line(other.drafter).expect_err("no price").to_string();
+        assert!(refused.contains("`draft`"), "{refused}");
+    }
+
+    #[test]
+    fn a_signal_costs_its_own_rules_alone() {
+        let drafter = DrafterId::Draft;
+        let costs = Costs { entropy_seconds: 0.5, head_seconds: 0.25, ..Costs::paper(drafter) };
+        let price = |needs| costs.of_needs(needs).draft_seconds(drafter).expect("a price");
+        let none = SignalNeeds::default();
+        assert_eq!(price(none), 0.0234);
+        assert_eq!(price(SignalNeeds { entropy: true, ..none }), 0.0234 + 0.5);
+        let both = SignalNeeds { entropy: true, acceptance_prob: true, ..none };
+        assert_eq!(price(both), 0.0234 + 0.75);
     }
 }

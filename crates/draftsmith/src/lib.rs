@@ -14,6 +14,7 @@ mod decoders;
 mod device;
 mod devices;
 mod exports;
+mod hub;
 mod pair;
 mod prompts;
 mod recipe;

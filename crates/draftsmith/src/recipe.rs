@@ -55,7 +55,7 @@ pub(crate) struct Recipe {
     pub(crate) evaluate: Option<EvaluateRecipe>,
 }
 
-/// Checkpoint directories in Hugging Face's form.
+/// Checkpoint directories in Hugging Face's form, or names on its Hub: `org/name@revision`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Models {

@@ -71,15 +71,19 @@ pub(crate) struct RolloutSummary {
 
 impl RecordedSet {
     /// The recordings in rows that keep their rules and fit their provenance.
-    pub(crate) fn new(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Self {
+    ///
+    /// # Errors
+    /// If the provenance names a drafter that this version does not know.
+    pub(crate) fn new(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Result<Self> {
         let (ids, responses) = rows::recordings_of(rows);
         let recordings = Recordings {
+            drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,
             eos_token_ids: provenance.eos_token_ids.clone(),
             head: provenance.head.as_ref().map(timing),
             responses,
         };
-        Self { ids, recordings }
+        Ok(Self { ids, recordings })
     }
 
     /// The head's predictions for the candidates that rounds meet, with what became of them: of each

@@ -141,6 +141,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_cheapest_choice_is_taken_wherever_it_stands() {
+        let entries: Vec<StopRuleConfig> = settings(4, None);
+        let choice = |seconds_per_token: f64, nth: usize| {
+            let config = entries[nth * 37 % entries.len()].clone();
+            Choice { name: config.name(), config, seconds_per_token }
+        };
+        for seconds in [[1.0, 3.0, 2.0], [3.0, 1.0, 2.0], [3.0, 2.0, 1.0]] {
+            let choices: Vec<Choice> =
+                seconds.into_iter().enumerate().map(|(nth, cost)| choice(cost, nth)).collect();
+            assert_eq!(cheapest(&choices).expect("there are some").seconds_per_token, 1.0);
+        }
+        assert!(cheapest(&[]).is_err());
+    }
+
+    #[test]
     fn every_rule_is_tried_and_stays_within_what_was_recorded() {
         for max_length in [1, 4, 20, 25] {
             for (head, num_names) in

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::costs::Costs;
 use crate::recipe::Recipe;
-use crate::results::{DecodingName, DrafterName, Replay};
+use crate::results::{DecodingName, Replay};
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,6 @@ pub(crate) struct MeasuredCosts {
 /// An entry of `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostsEntry {
-    pub(crate) drafter: DrafterName,
     pub(crate) decoding: DecodingName,
     #[serde(flatten)]
     pub(crate) measured: MeasuredCosts,

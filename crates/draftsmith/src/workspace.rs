@@ -20,6 +20,8 @@ use draftsmith_model::{
 
 pub(crate) use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
+use crate::console::Console;
+use crate::hub::model_dir;
 use crate::pair::Pair;
 
 /// The inputs of a run, on its devices.
@@ -74,6 +76,22 @@ impl Workspace {
             #[cfg(test)]
             reads: Mutex::default(),
         }
+    }
+
+    /// The models in these directories, or of these names on the Hugging Face Hub, which are
+    /// downloaded where they are not in its cache.
+    ///
+    /// # Errors
+    /// If one is a name of the Hub's and cannot be had.
+    pub(crate) fn open(
+        target: &Path,
+        draft: Option<&Path>,
+        devices: Vec<Device>,
+        console: &Console,
+    ) -> Result<Self> {
+        let target = model_dir(target, console)?;
+        let draft = draft.map(|draft| model_dir(draft, console)).transpose()?;
+        Ok(Self::new(&target, draft.as_deref(), devices))
     }
 
     /// The device of everything but trainings.

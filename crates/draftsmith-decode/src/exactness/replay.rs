@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    CostModel, Counts, Decoding, Draws, HeadTiming, Oracle, Recordings, SeededDraws, StopRule,
+    Counts, Decoding, Draws, HeadTiming, Oracle, Recordings, RoundCosts, SeededDraws, StopRule,
     distribution_of, enumerate,
 };
 
@@ -61,6 +61,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
         let recording = record(target, drafter, &options, &[0], &plain.token_ids, draws)
             .expect("tables do not fail");
         let recordings = Recordings {
+            drafter: StepDrafter::id(drafter),
             max_length: MAX_LENGTH,
             eos_token_ids: limits.eos_token_ids.clone(),
             head: Some(self.case.draft.head),
@@ -80,10 +81,9 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
         let places = &recordings.responses[0].places;
         let is_mismatch = places.iter().map(|place| place.rollout.is_some()).collect();
         let decoded = self.decode(&mut Oracle::new(is_mismatch, MAX_LENGTH), unused);
-        assert_eq!(
-            decoded,
-            (tokens, recordings.replay_oracle(&CostModel::FREE.into()).remove(0).counts)
-        );
+        let free = RoundCosts::new([(recordings.drafter, 0.0)].into(), vec![0.0]).expect("times");
+        let replayed = recordings.replay_oracle(&free).expect("a price").remove(0).counts;
+        assert_eq!(decoded, (tokens, replayed));
     }
 
     /// The joint distribution of tokens and counts, decoded and replayed.

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig, SeededDraws,
-    StopRuleConfig,
+    Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig,
+    SeededDraws, StopRuleConfig,
 };
 
 use super::*;
@@ -148,6 +148,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
             record(&mut target, &mut draft, &options, &prompt, &plain, draws).expect("finite");
         let timing = if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
         let recordings = Recordings {
+            drafter: DrafterId::Draft,
             max_length: bounds.max,
             eos_token_ids: limits.eos_token_ids.clone(),
             head: Some(timing),

@@ -32,8 +32,8 @@ pub struct CostOptimum {
 /// is kept.
 ///
 /// # Errors
-/// If the recordings are empty or have no head where `signal` is its prediction, or `bounds` go
-/// beyond them.
+/// If the recordings are empty or have no head where `signal` is its prediction, `bounds` go beyond
+/// them, or `costs` has no price for their drafter.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -66,6 +66,7 @@ pub fn cost_optimal(
         }
     };
 
+    let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
     // Rows that cost in steps have no one price: several are tried.
@@ -75,7 +76,7 @@ pub fn cost_optimal(
         for _ in 0..MAX_STEPS {
             let config = CostOptimalConfig {
                 signal,
-                least_worth: (costs.draft_seconds() + row_seconds) / lambda,
+                least_worth: (draft_seconds + row_seconds) / lambda,
                 least_draw_worth: row_seconds / lambda,
                 estimate: estimate.clone(),
                 draw_outlook: draw_outlook.clone(),
@@ -160,13 +161,17 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
-    use crate::{CostModel, Counts, FixedLengthConfig};
+    use crate::{CostModel, Counts, DrafterId, FixedLengthConfig};
+
+    fn rounds(line: CostModel) -> RoundCosts {
+        RoundCosts::from_line(DrafterId::Draft, line).expect("times")
+    }
 
     const COSTS: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
 
     fn cost(recordings: &Recordings, rule: &StopRuleConfig, costs: CostModel) -> f64 {
-        seconds_per_token(&recordings.replay(rule, &costs.into()).expect("replays"))
+        seconds_per_token(&recordings.replay(rule, &rounds(costs)).expect("replays"))
     }
 
     fn bounds() -> Bounds {
@@ -184,7 +189,7 @@ mod tests {
             .fold(f64::INFINITY, f64::min);
         use AcceptanceSignal::{AcceptanceProb, Confidence, Entropy};
         for signal in [AcceptanceProb, Confidence, Entropy] {
-            let found = cost_optimal(&recordings, signal, &COSTS.into(), bounds()).expect("fits");
+            let found = cost_optimal(&recordings, signal, &rounds(COSTS), bounds()).expect("fits");
             assert!(found.seconds_per_token < fixed, "{signal:?}: {found:?} against {fixed}");
             let again = cost(&recordings, &StopRuleConfig::CostOptimal(found.config), COSTS);
             assert_eq!(again, found.seconds_per_token);
@@ -197,7 +202,7 @@ mod tests {
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let [late, ahead] = [late, ahead].map(|recordings| {
             let signal = AcceptanceSignal::AcceptanceProb;
-            cost_optimal(&recordings, signal, &COSTS.into(), bounds()).expect("fits")
+            cost_optimal(&recordings, signal, &rounds(COSTS), bounds()).expect("fits")
         });
         assert!(ahead.seconds_per_token < late.seconds_per_token, "{ahead:?} for {late:?}");
     }
@@ -208,7 +213,7 @@ mod tests {
         let num_drafted = |draft_seconds| {
             let costs = CostModel { draft_seconds, ..COSTS };
             let found =
-                cost_optimal(&recordings, AcceptanceSignal::Confidence, &costs.into(), bounds());
+                cost_optimal(&recordings, AcceptanceSignal::Confidence, &rounds(costs), bounds());
             let rule = StopRuleConfig::CostOptimal(found.expect("fits").config);
             let counts: Counts =
                 recordings.replay_counts(&rule).expect("replays").into_iter().sum();
@@ -224,7 +229,7 @@ mod tests {
         let recordings = random(3, 200, 0.7);
         let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {
-            let found = cost_optimal(&recordings, signal, &costs.into(), bounds()).expect("fits");
+            let found = cost_optimal(&recordings, signal, &rounds(costs), bounds()).expect("fits");
             let seconds = |config: CostOptimalConfig| {
                 let rule = StopRuleConfig::CostOptimal(config);
                 cost(&recordings, &rule, costs)
@@ -237,7 +242,8 @@ mod tests {
     #[test]
     fn nothing_recorded_fits_nothing() {
         let recordings = Recordings { responses: Vec::new(), ..random(4, 1, 0.5) };
-        let refused = cost_optimal(&recordings, AcceptanceSignal::Entropy, &COSTS.into(), bounds());
+        let refused =
+            cost_optimal(&recordings, AcceptanceSignal::Entropy, &rounds(COSTS), bounds());
         assert_eq!(refused, Err(TheoryError::NothingRecorded));
     }
 }

@@ -106,7 +106,7 @@ mod tests {
     use super::super::test_recordings::random;
     use super::super::{RecordedPlace, Recording};
     use super::*;
-    use crate::{CalibrationKind, HeadTiming, Sampling};
+    use crate::{CalibrationKind, DrafterId, HeadTiming, Sampling};
 
     const Q: [f64; 4] = [0.5, 0.125, 0.375, 0.0];
     const P: [f64; 4] = [0.25, 0.25, 0.125, 0.375];
@@ -134,6 +134,7 @@ mod tests {
         let last = RecordedPlace { candidate: candidate(1), rollout: None };
         let recording = Recording { places: vec![place, last], limit: 2 };
         Recordings {
+            drafter: DrafterId::Draft,
             max_length: 4,
             eos_token_ids: vec![9],
             head: Some(HeadTiming::AfterRead),

@@ -1,7 +1,7 @@
 //! Recordings made up for tests.
 
 use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
-use crate::{Draws, HeadTiming, SeededDraws};
+use crate::{DrafterId, Draws, HeadTiming, SeededDraws};
 
 /// The token that ends responses short of their limit.
 const END: u32 = 9;
@@ -34,6 +34,7 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
         })
         .collect();
     Recordings {
+        drafter: DrafterId::Draft,
         max_length,
         eos_token_ids: vec![END],
         head: Some(HeadTiming::AfterRead),

@@ -172,7 +172,7 @@ fn check(
     };
     let files = prompt_files(arguments, &recipe)?;
     let mut sources = read_sources(&files)?;
-    let workspace = Workspace::new(&recipe.models.target, draft, vec![device.clone()]);
+    let workspace = Workspace::open(&recipe.models.target, draft, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
     if recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts) {
         for source in &mut sources {

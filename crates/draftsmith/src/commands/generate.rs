@@ -32,11 +32,11 @@ use crate::workspace::Workspace;
 #[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
 #[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
 pub(crate) struct GenerateArguments {
-    /// The target's checkpoint directory.
-    #[arg(long, value_name = "DIR")]
+    /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
+    #[arg(long, value_name = "MODEL")]
     target: PathBuf,
-    /// A draft's checkpoint directory, for speculative decoding.
-    #[arg(long, value_name = "DIR")]
+    /// A draft, likewise, for speculative decoding.
+    #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
@@ -127,7 +127,7 @@ fn generate(
     decoding.validate()?;
     let mut rule = rule::choose(arguments, &decoding)?;
     let draft = arguments.draft.as_deref();
-    let workspace = Workspace::new(&arguments.target, draft, vec![device.clone()]);
+    let workspace = Workspace::open(&arguments.target, draft, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {

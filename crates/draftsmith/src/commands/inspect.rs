@@ -227,7 +227,7 @@ fn rollouts(path: &Path) -> Result<Value> {
         "set": provenance.set,
         "decoding": provenance.decoding().as_str(),
     });
-    let summary = serde_json::to_value(RecordedSet::new(&rows, &provenance).summary())?;
+    let summary = serde_json::to_value(RecordedSet::new(&rows, &provenance)?.summary())?;
     if let (Some(shown), Value::Object(summary)) = (shown.as_object_mut(), summary) {
         shown.extend(summary);
         shown.insert("provenance".to_owned(), Value::Object(provenance.fields()));

@@ -54,10 +54,11 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let (validation, test) = (calibrated(validation), calibrated(test));
             let machine = measured
                 .iter()
-                .find(|entry| (entry.drafter, entry.decoding) == (drafter, *decoding))
-                .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
-            for (source, costs) in machine.into_iter().chain([(CostSource::Paper, Costs::paper())])
-            {
+                .map(|entry| (entry.decoding, &entry.measured.costs))
+                .find(|(name, costs)| (costs.drafter, *name) == (test.drafter, *decoding))
+                .map(|(_, costs)| (CostSource::Machine, costs.clone()));
+            let paper = (CostSource::Paper, Costs::paper(test.drafter));
+            for (source, costs) in machine.into_iter().chain([paper]) {
                 let sets = Sets {
                     validation: &validation,
                     test: &test,
@@ -121,9 +122,10 @@ impl Sets<'_> {
         let choices = best_of_each(self.validation, &self.costs)?;
         let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
         let fixed = fixed.context("fixed lengths are among the rules")?;
+        let costs = self.costs.rounds.line(self.costs.drafter)?;
         let closed_form = self.share_accepted.map(|acceptance_prob| {
             let (length, max_length) = (fixed.config.parameter() as usize, self.test.max_length);
-            ClosedForm::new(acceptance_prob, length, max_length, &self.costs.rounds.line())
+            ClosedForm::new(acceptance_prob, length, max_length, &costs)
         });
         let fixed = self.spent(self.test, fixed)?;
         let plain = self.test.plain(&self.costs.rounds);
@@ -165,14 +167,15 @@ impl Sets<'_> {
             })
             .collect::<Result<Vec<_>>>()?;
         let oracle = (decoding == DecodingName::Greedy).then(|| {
-            let oracle = self.test.replay_oracle(&self.costs.mixed_rounds);
-            self.estimate(&|some| over(&fixed, &oracle, some))
+            let oracle = self.test.replay_oracle(&self.costs.mixed_rounds)?;
+            anyhow::Ok(self.estimate(&|some| over(&fixed, &oracle, some)))
         });
+        let oracle = oracle.transpose()?;
         Ok(ReplayGroup {
             drafter,
             decoding,
             cost_source,
-            costs: self.costs.rounds.line(),
+            costs,
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),

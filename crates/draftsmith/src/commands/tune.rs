@@ -123,7 +123,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             if let Some(calibration) = &mut calibration {
                 *calibration.slot(*name) = fitted;
             }
-            console.text(show::tuning(&tuning, console.width()))?;
+            console.text(show::tuning(&tuning, console.width())?)?;
             tunings.push(tuning);
         }
         tuned_exports.extend(export.map(|dir| TunedExport { dir, tuned, calibration }));
@@ -134,11 +134,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     }
     let entries: Vec<CostsEntry> = tunings
         .iter()
-        .map(|tuning| CostsEntry {
-            drafter: tuning.drafter,
-            decoding: tuning.decoding,
-            measured: tuning.costs.clone(),
-        })
+        .map(|tuning| CostsEntry { decoding: tuning.decoding, measured: tuning.costs.clone() })
         .collect();
     write_costs(recipe, &entries)?;
     recipe.write_beside(&recipe.tuning_dir())?;
@@ -219,7 +215,7 @@ fn choose(
         expected_gain: expected.context("the best rule is one of the rules")?,
         expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,
-        costs: costs.of_rule(&best.config).line(),
+        costs: costs.of_rule(&best.config).line(costs.drafter)?,
         num_prompts,
     };
     let tuning = Tuning {

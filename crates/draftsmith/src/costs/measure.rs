@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use draftsmith_theory::{Decoding, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
+use anyhow::{Context, Result, bail};
+use draftsmith_theory::{Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
 
 use super::mixed::{MixedLengths, Probe, mixed_costs};
 use super::{Costs, LENGTHS};
@@ -77,6 +77,7 @@ fn passes(
     lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     console: &Console,
 ) -> Result<Measurement> {
+    let id = drafter.id().context("the target alone has no draft forwards to measure")?;
     let mut run = |lengths: &mut MixedLengths| {
         Pass::run(decoders, drafter, decoding, prompts, lengths, console)
     };
@@ -84,7 +85,7 @@ fn passes(
     // to tell how long rounds will be, and passes.
     let first = run(&mut MixedLengths::default())?;
     let max_passes = max_passes(first.duration);
-    let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first])?.costs)?);
+    let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first], id)?.costs)?);
     let progress = Progress::new(console, "tune", "passes", max_passes as u64);
     let mut passes: Vec<Pass> = Vec::new();
     loop {
@@ -94,7 +95,7 @@ fn passes(
         if num_passes < MIN_LONG_PASSES {
             continue;
         }
-        let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes))? };
+        let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes), id)? };
         let uncertainty = measurement.uncertainty;
         progress.message(format!("± {:.1} %", uncertainty * 100.0));
         let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= MIN_PASSES;
@@ -119,7 +120,7 @@ fn quiet(passes: &mut [Pass]) -> &[Pass] {
 }
 
 impl Measurement {
-    fn of(passes: &[Pass]) -> Result<Self> {
+    fn of(passes: &[Pass], drafter: DrafterId) -> Result<Self> {
         let column = |of: &dyn Fn(&Pass) -> f64| Spread::of(passes.iter().map(of).collect());
         let draft = column(&|pass| pass.draft_seconds);
         // Lengths that every pass met.
@@ -139,9 +140,11 @@ impl Measurement {
         }
         let extra = |of: &dyn Fn(&Pass) -> f64| column(of).median.max(0.0);
         let points = verify.iter().map(|(rows, summary)| (*rows, summary.median)).collect();
-        let rounds = RoundCosts::from_points(draft.median, points)?;
+        let rounds = RoundCosts::from_points([(drafter, draft.median)].into(), points)?;
+        let mixed_rounds = passes.iter().flat_map(|pass| &pass.mixed_rounds);
         let costs = Costs {
-            mixed_rounds: mixed_costs(passes.iter().flat_map(|pass| &pass.mixed_rounds), &rounds)?,
+            drafter,
+            mixed_rounds: mixed_costs(mixed_rounds, &rounds, drafter)?,
             rounds,
             head_seconds: extra(&|pass| pass.head_seconds),
             confidence_seconds: extra(&|pass| pass.confidence_seconds),

@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use draftsmith_theory::{Bounds, DraftSignals, Round, RoundCosts, SignalNeeds, StopRule};
+use draftsmith_theory::{
+    Bounds, DraftSignals, DrafterId, Round, RoundCosts, SignalNeeds, StopRule,
+};
 
 use super::LENGTHS;
 use crate::statistics::median_of;
@@ -88,6 +90,7 @@ impl StopRule for Probe<'_> {
 pub(super) fn mixed_costs<'a>(
     rounds: impl Iterator<Item = &'a Round> + Clone,
     alone: &RoundCosts,
+    drafter: DrafterId,
 ) -> Result<RoundCosts> {
     let rows = |round: &Round| round.num_drafted + 1;
     let verify = |round: &Round| round.verify_time.as_secs_f64();
@@ -100,8 +103,11 @@ pub(super) fn mixed_costs<'a>(
         let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= MIN_ROUNDS);
         met.unwrap_or_else(|| dearer * alone.verify_seconds(number))
     });
-    let draft_seconds = mixed_draft_seconds(rounds.clone()).unwrap_or(alone.draft_seconds());
-    Ok(RoundCosts::new(draft_seconds, points.collect())?)
+    let draft_seconds = match mixed_draft_seconds(rounds.clone()) {
+        Some(seconds) => seconds,
+        None => alone.draft_seconds(drafter)?,
+    };
+    Ok(RoundCosts::new([(drafter, draft_seconds)].into(), points.collect())?)
 }
 
 /// A draft forward's share of the time of rounds of several lengths; None without one. The first
@@ -126,7 +132,7 @@ fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f6
 mod tests {
     use std::time::Duration;
 
-    use draftsmith_theory::{DrafterId, Forwards};
+    use draftsmith_theory::Forwards;
 
     use super::*;
 
@@ -154,16 +160,17 @@ mod tests {
 
     #[test]
     fn lengths_that_were_seldom_met_cost_more_as_the_others_do() {
-        let alone = RoundCosts::new(20e-6, (1..=14).map(|rows| rows as f64 * 100e-6).collect());
-        let alone = alone.expect("times");
+        let alone = (1..=14).map(|rows| rows as f64 * 100e-6).collect();
+        let drafter = DrafterId::Draft;
+        let alone = RoundCosts::new([(drafter, 20e-6)].into(), alone).expect("times");
         let mut mixed_rounds = vec![round(2, 40, 330); MIN_ROUNDS];
         mixed_rounds.extend(vec![round(5, 100, 9000); MIN_ROUNDS - 1]);
         mixed_rounds.extend(vec![round(1, 20, 220); MIN_ROUNDS + 1]);
-        let found = mixed_costs(mixed_rounds.iter(), &alone).expect("times");
+        let found = mixed_costs(mixed_rounds.iter(), &alone, drafter).expect("times");
         for (rows, expected) in [(1, 110.0), (2, 220.0), (3, 330.0), (6, 660.0), (14, 1540.0)] {
             let seconds = found.verify_seconds(rows);
             assert!((seconds * 1e6 - expected).abs() < 1e-6, "{rows} rows: {seconds}");
         }
-        assert_eq!(mixed_costs([].iter(), &alone).expect("times"), alone);
+        assert_eq!(mixed_costs([].iter(), &alone, drafter).expect("times"), alone);
     }
 }

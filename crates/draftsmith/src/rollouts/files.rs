@@ -142,7 +142,7 @@ impl<'a> RolloutFiles<'a> {
             Err(error) => return Ok(FileState::Stale(error.to_string())),
         };
         Ok(match provenance.difference(&expected) {
-            None => FileState::Whole(RecordedSet::new(&rows, &provenance)),
+            None => FileState::Whole(RecordedSet::new(&rows, &provenance)?),
             Some(difference) => FileState::Stale(format!(
                 "`{}` was recorded with `{}` = {}, which is {} now",
                 path.display(),
@@ -167,7 +167,7 @@ impl<'a> RolloutFiles<'a> {
         let rows: Vec<_> =
             recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, has_head)).collect();
         write_rollouts(&self.path(key), &rows, &provenance)?;
-        Ok(RecordedSet::new(&rows, &provenance))
+        RecordedSet::new(&rows, &provenance)
     }
 
     /// What a file depends on.

@@ -109,8 +109,12 @@ impl<'a> Group<'a> {
             let alike = rounds_of(&|other| {
                 (other.drafter, needs(other)) == (setting.drafter, needs(setting))
             });
-            let draft_seconds = RoundCosts::of_rounds(&alike)?.draft_seconds();
-            Some(all.with_draft_seconds(draft_seconds))
+            let alike = RoundCosts::of_rounds(&alike)?;
+            let prices = setting.drafter.id().map(|id| (id, alike.draft_seconds(id)));
+            Some(match prices {
+                Some((id, Ok(draft_seconds))) => all.with_draft_seconds(id, draft_seconds),
+                _ => all,
+            })
         };
         self.plan.settings.iter().map(costs).collect()
     }
@@ -158,9 +162,9 @@ impl<'a> Group<'a> {
                 decoding: self.plan.decoding,
                 num_prompts: *num_prompts,
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
-                modelled_speedup: costs[index].as_ref().map(|costs| {
-                    modelled_tokens_per_second(trace, costs)
-                        / modelled_tokens_per_second(plain, costs)
+                modelled_speedup: costs[index].as_ref().and_then(|costs| {
+                    let plain = modelled_tokens_per_second(plain, costs)?;
+                    Some(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
                 // A sampled output is another draw of the same distribution: there is nothing to compare it with.
                 lossless: (self.plan.decoding == Decoding::Greedy).then_some(self.lossless[index]),
@@ -192,10 +196,11 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Tokens a second with rounds at what they cost on average, and prefill as it was measured.
-fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> f64 {
-    let decode = costs.seconds(&trace.rounds);
-    trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode)
+/// Tokens a second with rounds at what they cost on average, and prefill as it was measured; None
+/// where a drafter's cost is not known.
+fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> {
+    let decode = costs.seconds(&trace.rounds).ok()?;
+    Some(trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode))
 }
 
 /// The prompt's own id as its file has it, else ours.

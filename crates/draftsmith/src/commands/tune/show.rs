@@ -1,5 +1,6 @@
 //! What was tuned, as text.
 
+use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::Tuning;
@@ -8,9 +9,11 @@ use crate::results::{DrafterName, Estimate};
 use crate::table::{calibration_text, kind_text, render_scores};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
-pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
+///
+/// # Errors
+/// If the costs do not say what a draft forward takes.
+pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     let costs = &tuning.costs.costs;
-    let line = costs.rounds.line();
     let micro = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
     let mut text = format!(
         "{}, {}: {} prompts, {} tokens\n",
@@ -26,9 +29,9 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
         "a draft forward {}, a target forward of one row {}, a row more {} on average; \n\
          with the head {} more a draft forward, confidence {}, entropy {}\n\
          (known to {:.1} % after {} passes)\n",
-        micro(line.draft_seconds),
+        micro(costs.rounds.draft_seconds(costs.drafter)?),
         micro(costs.rounds.verify_seconds(1)),
-        micro(line.row_seconds),
+        micro(costs.rounds.row_seconds()),
         micro(costs.head_seconds),
         micro(costs.confidence_seconds),
         micro(costs.entropy_seconds),
@@ -82,7 +85,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> String {
         }
         None => text += "\nno head or adapter to write it to\n\n",
     }
-    text
+    Ok(text)
 }
 
 /// The head's predictions under every form, and the form that was chosen.

@@ -1,0 +1,291 @@
+//! Models by their names on the Hub: from the cache, and from a Hub on loopback that also redirects,
+//! breaks off, stands still and sends what is damaged.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::support::{Place, Ran, model};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const WEIGHTS: &str = "model.safetensors";
+
+/// What is wrong with a Hub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Weights come from elsewhere.
+    Redirects,
+    /// The first answer with weights ends in the middle.
+    BreaksOff,
+    /// Weights never come.
+    StandsStill,
+    /// A byte of the weights is another one.
+    Damages,
+    /// Nothing is allowed.
+    Refuses,
+}
+
+/// A Hub with one model, `org/tiny`, and what was asked of it.
+struct Hub {
+    address: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Hub {
+    fn start(fault: Fault) -> Self {
+        let files = std::fs::read_dir(model("draft-small")).unwrap();
+        let mut files: BTreeMap<String, Vec<u8>> = files
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name().into_string().unwrap(), entry.path()))
+            .map(|(name, path)| (name, std::fs::read(path).unwrap()))
+            .collect();
+        files.insert("modeling_tiny.py".to_owned(), b"raise SystemExit".to_vec());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let served =
+            Arc::new(Served { files, fault, address: address.clone(), asked: asked.clone() });
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let served = Arc::clone(&served);
+                // A client that goes away is what some tests are about.
+                std::thread::spawn(move || drop(served.answer(stream.unwrap())));
+            }
+        });
+        Self { address, asked }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+struct Served {
+    files: BTreeMap<String, Vec<u8>>,
+    fault: Fault,
+    address: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Served {
+    fn answer(&self, stream: TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let mut stream = stream;
+        loop {
+            let mut line = String::new();
+            if reader.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+            let mut start = None;
+            loop {
+                let mut header = String::new();
+                reader.read_line(&mut header)?;
+                let header = header.trim().to_ascii_lowercase();
+                if header.is_empty() {
+                    break;
+                }
+                if let Some(range) = header.strip_prefix("range: bytes=") {
+                    let (from, to) = range.split_once('-').unwrap();
+                    start = Some((from.parse::<usize>().unwrap(), to.parse::<usize>().ok()));
+                }
+            }
+            self.answer_one(&mut stream, &path, start)?;
+        }
+    }
+
+    fn answer_one(
+        &self,
+        stream: &mut TcpStream,
+        path: &str,
+        range: Option<(usize, Option<usize>)>,
+    ) -> std::io::Result<()> {
+        let is_first = {
+            let mut asked = self.asked.lock().unwrap();
+            asked.push(format!("{path} {range:?}"));
+            let is_whole = |one: &&String| one.starts_with(path) && one.ends_with("None))");
+            asked.iter().filter(is_whole).count() <= 1
+        };
+        if self.fault == Fault::Refuses {
+            return stream.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n");
+        }
+        if path == "/api/models/org/tiny/revision/main" {
+            let siblings: Vec<_> =
+                self.files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
+            let text = serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string();
+            let header = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len());
+            stream.write_all(header.as_bytes())?;
+            return stream.write_all(text.as_bytes());
+        }
+        let name = path.rsplit('/').next().unwrap();
+        let is_large = name == WEIGHTS;
+        let of_hub = format!("x-repo-commit: {COMMIT}\r\n");
+        let Some(bytes) = self.files.get(name) else {
+            return stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
+        };
+        let etag = if is_large { sha256(bytes) } else { format!("etag-of-{name}") };
+        if self.fault == Fault::Redirects && is_large && !path.starts_with("/elsewhere") {
+            let header = format!(
+                "HTTP/1.1 302 Found\r\nlocation: {}/elsewhere/{name}\r\n{of_hub}\
+                 x-linked-etag: \"{etag}\"\r\ncontent-length: 0\r\n\r\n",
+                self.address
+            );
+            return stream.write_all(header.as_bytes());
+        }
+        let (start, end) = range.unwrap_or((0, None));
+        let end = end.map_or(bytes.len(), |last| last + 1);
+        let is_body = end == bytes.len();
+        if is_large && is_body && self.fault == Fault::StandsStill {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+        let header = format!(
+            "HTTP/1.1 206 Partial Content\r\ncontent-length: {}\r\netag: \"{etag}\"\r\n{of_hub}\
+             content-range: bytes {start}-{}/{}\r\n\r\n",
+            end - start,
+            end - 1,
+            bytes.len()
+        );
+        stream.write_all(header.as_bytes())?;
+        let mut part = bytes[start..end].to_vec();
+        if is_large && is_body && self.fault == Fault::Damages {
+            part[1000] ^= 1;
+        }
+        if is_large && is_body && self.fault == Fault::BreaksOff && is_first {
+            stream.write_all(&part[..part.len() / 2])?;
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
+        }
+        stream.write_all(&part)
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    draftsmith_data::hash_bytes(bytes)
+}
+
+/// Two tokens of `org/tiny`, with a cache of this place's own and this Hub.
+fn generate(place: &Place, endpoint: &str, more: &[(&str, &str)]) -> Ran {
+    let home = place.path("home");
+    let mut env = vec![
+        ("HF_HOME", home.to_str().unwrap()),
+        ("HF_ENDPOINT", endpoint),
+        ("HF_HUB_OFFLINE", "0"),
+    ];
+    env.extend(more);
+    place.run_with(
+        &["generate", "--target", "org/tiny", "--prompt", "2+2", "--max-new-tokens", "2"],
+        &env,
+    )
+}
+
+/// Where nobody listens.
+fn nowhere() -> String {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    format!("http://{free}")
+}
+
+fn snapshot(place: &Place) -> PathBuf {
+    place.path("home/hub/models--org--tiny/snapshots").join(COMMIT)
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_model_of_the_hub_is_downloaded_once_and_then_read_from_the_cache() {
+    for fault in [Fault::None, Fault::Redirects, Fault::BreaksOff] {
+        let (place, hub) = (Place::new(), Hub::start(fault));
+        let dir = model("draft-small");
+        let own = place.run(&[
+            "generate",
+            "--target",
+            dir.to_str().unwrap(),
+            "--prompt",
+            "2+2",
+            "--max-new-tokens",
+            "2",
+        ]);
+        let downloaded = generate(&place, &hub.address, &[]);
+        assert!(downloaded.stderr.contains("`org/tiny@main` is in"), "{}", downloaded.stderr);
+        let text = own.ok();
+        assert_eq!(downloaded.ok(), text, "{fault:?}");
+        // All but programs, with the bytes that they have.
+        assert_eq!(names(&snapshot(&place)), names(&dir));
+        for name in names(&dir) {
+            assert_eq!(
+                std::fs::read(snapshot(&place).join(&name)).unwrap(),
+                std::fs::read(dir.join(&name)).unwrap()
+            );
+        }
+        // Nobody is asked again, so it works without a network.
+        let num_asked = hub.asked().len();
+        assert_eq!(generate(&place, &hub.address, &[]).ok(), text);
+        assert_eq!(hub.asked().len(), num_asked);
+        assert_eq!(generate(&place, &nowhere(), &[("HF_HUB_OFFLINE", "1")]).ok(), text);
+    }
+}
+
+#[test]
+fn what_broke_off_is_resumed_where_it_ended() {
+    let (place, hub) = (Place::new(), Hub::start(Fault::BreaksOff));
+    generate(&place, &hub.address, &[]).ok();
+    let of_weights: Vec<String> =
+        hub.asked().into_iter().filter(|one| one.contains(WEIGHTS)).collect();
+    let half = std::fs::metadata(model("draft-small").join(WEIGHTS)).unwrap().len() / 2;
+    let resumed = format!("Some(({half}, None))");
+    assert!(of_weights.iter().any(|one| one.ends_with(&resumed)), "{of_weights:?}");
+}
+
+#[test]
+fn without_a_network_it_fails_at_once_in_one_line() {
+    let place = Place::new();
+    let refused = generate(&place, &nowhere(), &[]);
+    refused.fails_naming(&["`org/tiny@main` is not a directory", "hint: check the name"]);
+    let offline = generate(&place, &nowhere(), &[("HF_HUB_OFFLINE", "1")]);
+    offline.fails_naming(&["`org/tiny@main`", "`HF_HUB_OFFLINE` is set"]);
+}
+
+#[test]
+fn a_hub_that_stands_still_is_given_up_and_resumed() {
+    let (place, hub) = (Place::new(), Hub::start(Fault::StandsStill));
+    let stuck = generate(&place, &hub.address, &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")]);
+    stuck.fails_naming(&["`org/tiny@main`", "nothing came for 1 s of `model.safetensors`"]);
+    // Configuration is there, so that this is not taken for the whole model.
+    assert!(snapshot(&place).join("config.json").is_file());
+    let hub = Hub::start(Fault::None);
+    generate(&place, &hub.address, &[]).ok();
+    assert!(!hub.asked().iter().any(|one| one.contains("config.json")), "{:?}", hub.asked());
+}
+
+#[test]
+fn damaged_weights_are_not_kept() {
+    let (place, hub) = (Place::new(), Hub::start(Fault::Damages));
+    let refused = generate(&place, &hub.address, &[]);
+    refused.fails_naming(&["`model.safetensors`", "came damaged"]);
+    assert!(!snapshot(&place).join(WEIGHTS).exists());
+    generate(&place, &Hub::start(Fault::None).address, &[]).ok();
+}
+
+#[test]
+fn what_the_hub_does_not_allow_or_have_is_told() {
+    let place = Place::new();
+    let refused = generate(&place, &Hub::start(Fault::Refuses).address, &[]);
+    refused.fails_naming(&["`org/tiny@main`", "not allowed", "`HF_TOKEN`"]);
+    let hub = Hub::start(Fault::None);
+    let home = place.path("home");
+    let env = [
+        ("HF_HOME", home.to_str().unwrap()),
+        ("HF_ENDPOINT", hub.address.as_str()),
+        ("HF_HUB_OFFLINE", "0"),
+    ];
+    let arguments = ["generate", "--target", "org/other", "--prompt", "x"];
+    place.run_with(&arguments, &env).fails_naming(&["`org/other@main`", "no such model"]);
+}
