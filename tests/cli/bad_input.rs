@@ -376,3 +376,35 @@ fn flags_outside_their_range_and_paths_that_are_nothing() {
     place.write("some.txt", "text");
     place.run(&["inspect", "some.txt"]).fails_naming(&["some.txt"]);
 }
+
+#[test]
+fn prompts_are_read_as_far_as_they_are_needed() {
+    let place = with_recipe(|text| text.replace("[data]\n", "[data]\nnum_prompts = 3\n"));
+    let prompts = std::fs::read_to_string(place.path("train.jsonl")).unwrap();
+    let mut lines: Vec<&str> = prompts.lines().take(4).collect();
+    let long = format!("{{\"prompt\": \"{}\"}}", "a long one ".repeat(3000));
+    lines.insert(1, &long);
+    lines.push("what is this?");
+    place.write("train.jsonl", lines.join("\n"));
+
+    // The long one is in the way, and not of use.
+    place.run(&["build-data", "small.toml"]).fails_naming(&["prompt `train#1`", "context"]);
+    let skip = ["--set", "data.skip_long_prompts=true"];
+    let ran = place.run(&[&["build-data", "small.toml", "--json"], &skip[..]].concat());
+    assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts left out"), "{}", ran.stderr);
+    assert_eq!(ran.json()["num_prompts"], 3);
+
+    // Two more are needed than there are, and the last line is met.
+    let more = ["--set", "data.num_prompts=5", "--set", "name=more"];
+    let all = [&["build-data", "small.toml"], &skip[..], &more[..]].concat();
+    place.run(&all).fails_naming(&["`train.jsonl`, line 6"]);
+    // Prompts that are spread over a file need all of it.
+    place.write("test.jsonl", lines.join("\n"));
+    place.run(&["evaluate", "small.toml"]).fails_naming(&["`test.jsonl`, line 6"]);
+    place.write("small.toml", place_recipe(&place).replace("'test.jsonl'", "'/dev/zero'"));
+    place.run(&["evaluate", "small.toml"]).fails_naming(&["`/dev/zero` is not a regular file"]);
+}
+
+fn place_recipe(place: &Place) -> String {
+    std::fs::read_to_string(place.path("small.toml")).unwrap()
+}

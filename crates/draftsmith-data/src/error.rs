@@ -45,6 +45,27 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
+    /// A prompt file is a directory, a pipe or a device.
+    #[error(
+        "`{path}` is not a regular file, and prompts are read more than once; \
+         hint: write them to a file"
+    )]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A prompt record is larger than any prompt.
+    #[error(
+        "`{path}`, {place}: the record {problem}, more than a prompt may; shorten or remove it"
+    )]
+    LargeRecord {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: Place,
+        /// What there is too much of.
+        problem: String,
+    },
     /// A prompt record is in none of the known forms.
     #[error("`{path}`, {place}: the record has {found}, but a prompt needs {PROMPT_FORMS}")]
     UnknownRecord {

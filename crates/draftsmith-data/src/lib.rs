@@ -9,6 +9,8 @@ mod chat_template;
 mod columns;
 mod error;
 mod hash;
+#[cfg(test)]
+mod peak;
 mod prompts;
 mod provenance;
 mod responses;
@@ -18,7 +20,7 @@ mod tokenizer;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
-pub use prompts::{Prompt, Turn, read_prompts};
+pub use prompts::{Prompt, Prompts, Turn};
 pub use provenance::{Difference, PromptFile, Provenance};
 pub use responses::{
     DraftColumns, FinishReason, ResponseRow, read_dir, read_provenance, read_shard, round_stored,

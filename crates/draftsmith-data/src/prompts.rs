@@ -7,10 +7,14 @@
 
 mod file;
 mod forms;
+mod record;
 mod table;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use self::file::Records;
+use self::forms::Problem;
+use self::record::Record;
 use crate::chat_template::Message;
 use crate::error::DataError;
 
@@ -67,7 +71,7 @@ impl Prompt {
     }
 }
 
-/// Reads a prompt file in any of the published forms:
+/// The prompts of a file in any of the published forms, read as they are asked for:
 ///
 /// | form | keys of a record |
 /// |---|---|
@@ -83,30 +87,83 @@ impl Prompt {
 /// text columns carry the keys' names; any of them may be gzipped. A byte-order mark, blank lines
 /// and mixed line endings are fine. The published ShareGPT files were cut at a length: an answer
 /// that begins a conversation is dropped there, and so is a conversation without a user text
-/// (which keeps its number). `limit`s are the caller's.
+/// (which keeps its number). A record has at most 8 MB and 100,000 values.
 ///
 /// # Errors
-/// If the file cannot be read or decompressed, holds no prompt, or has a record that is not JSON,
-/// in no known form, or with an empty user text; with its line.
-pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>, DataError> {
-    let source = file::source_name(path);
-    let mut prompts = Vec::new();
-    file::for_each_record(path, |index, place, record| {
-        let content = forms::read_record(&record).map_err(|problem| problem.at(path, place))?;
-        prompts.extend(content.map(|content| Prompt {
-            id: format!("{source}#{index}"),
-            own_id: forms::own_id(&record),
-            source: source.clone(),
-            category: content.category,
-            turns: content.turns,
-            system: content.system,
-        }));
-        Ok(())
-    })?;
-    if prompts.is_empty() {
-        return Err(DataError::NoPrompts { path: path.to_path_buf() });
+/// An item is an error, the last one, if the file cannot be read or decompressed, holds no prompt,
+/// or has a record that is not JSON, larger than a prompt may be, in no known form, or with an
+/// empty user text; with its line.
+#[derive(Debug)]
+pub struct Prompts {
+    path: PathBuf,
+    source: String,
+    /// None after the end or an error.
+    records: Option<Records>,
+    num_records: usize,
+    num_prompts: usize,
+}
+
+impl Prompts {
+    /// Opens a prompt file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is a directory, a pipe or a device.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Ok(Self {
+            path: path.to_path_buf(),
+            source: file::source_name(path),
+            records: Some(Records::open(path)?),
+            num_records: 0,
+            num_prompts: 0,
+        })
     }
-    Ok(prompts)
+
+    /// The file's name without `.jsonl`, `.json`, `.parquet` and `.gz`.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The next prompt, of as many records as it takes.
+    fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
+        let Some(records) = &mut self.records else { return Ok(None) };
+        while let Some(Record { place, value, unread }) = records.next()? {
+            let index = self.num_records;
+            self.num_records += 1;
+            let content = forms::read_record(&value).map_err(|problem| match (problem, unread) {
+                (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
+                (problem, _) => problem,
+            });
+            let Some(content) = content.map_err(|problem| problem.at(&self.path, place))? else {
+                continue;
+            };
+            self.num_prompts += 1;
+            return Ok(Some(Prompt {
+                id: format!("{}#{index}", self.source),
+                own_id: forms::own_id(&value),
+                source: self.source.clone(),
+                category: content.category,
+                turns: content.turns,
+                system: content.system,
+            }));
+        }
+        if self.num_prompts == 0 {
+            return Err(DataError::NoPrompts { path: self.path.clone() });
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Prompts {
+    type Item = Result<Prompt, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.read_next().transpose();
+        if !matches!(next, Some(Ok(_))) {
+            self.records = None;
+        }
+        next
+    }
 }
 
 #[cfg(test)]

@@ -1,19 +1,70 @@
-//! Prompts: reading their files, and choosing those that are used.
+//! Prompts: reading their files, and choosing those that are used. A file may be larger than the
+//! memory: only the prompts that are chosen are held.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Prompt, read_prompts};
+use draftsmith_data::{Prompt, Prompts};
 
 use crate::console::Console;
 use crate::pair::Pair;
 
-/// A prompt file and what was taken from it.
+/// The first prompts of a file.
+#[derive(Debug)]
+pub(crate) struct FirstPrompts {
+    path: PathBuf,
+    /// At most so many; all if absent.
+    limit: Option<usize>,
+    pub(crate) prompts: Vec<Prompt>,
+    /// What was not read, because it may not be needed.
+    rest: Prompts,
+}
+
+impl FirstPrompts {
+    /// Reads as many prompts of each file.
+    ///
+    /// # Errors
+    /// If one cannot be read, or two would give the same row ids.
+    pub(crate) fn read(paths: &[PathBuf], limit: Option<usize>) -> Result<Vec<Self>> {
+        let read = |path: &PathBuf, mut rest: Prompts| {
+            let prompts =
+                rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect::<Result<_, _>>()?;
+            Ok(Self { path: path.clone(), limit, prompts, rest })
+        };
+        let opened = open_all(paths)?;
+        paths.iter().zip(opened).map(|(path, prompts)| read(path, prompts)).collect()
+    }
+
+    /// Takes out the prompts whose first turn does not fit the models' context, reads others in
+    /// their place, and notes how many.
+    ///
+    /// # Errors
+    /// If a prompt cannot be read or encoded, or none is left.
+    pub(crate) fn skip_long(&mut self, pair: &Pair, console: &Console) -> Result<()> {
+        let read = std::mem::take(&mut self.prompts).into_iter().map(Ok);
+        let mut num_seen = 0;
+        for prompt in read.chain(self.rest.by_ref()) {
+            let prompt = prompt?;
+            num_seen += 1;
+            if fits(&prompt, pair)? {
+                self.prompts.push(prompt);
+            }
+            if self.limit == Some(self.prompts.len()) {
+                break;
+            }
+        }
+        note_left_out(&self.path, self.prompts.len(), num_seen, pair, console)
+    }
+}
+
+/// A prompt file that was read once from end to end, so that it can be used, and holds so many
+/// prompts. They are not kept: those that are chosen are read again.
 #[derive(Debug)]
 pub(crate) struct Source {
-    pub(crate) path: PathBuf,
-    pub(crate) prompts: Vec<Prompt>,
+    path: PathBuf,
+    name: String,
+    num_prompts: usize,
 }
 
 /// Reads prompt files.
@@ -21,57 +72,95 @@ pub(crate) struct Source {
 /// # Errors
 /// If one cannot be read, or two would give the same row ids.
 pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
+    let read = |path: &PathBuf, prompts: Prompts| {
+        let name = prompts.source().to_owned();
+        let mut num_prompts = 0;
+        for prompt in prompts {
+            prompt?;
+            num_prompts += 1;
+        }
+        Ok(Source { path: path.clone(), name, num_prompts })
+    };
+    let opened = open_all(paths)?;
+    paths.iter().zip(opened).map(|(path, prompts)| read(path, prompts)).collect()
+}
+
+impl Source {
+    /// The places of the prompts that fit the models' context; how many do not is noted.
+    fn fitting(&self, pair: &Pair, console: &Console) -> Result<Vec<usize>> {
+        let mut places = Vec::new();
+        for (place, prompt) in Prompts::open(&self.path)?.enumerate() {
+            if fits(&prompt?, pair)? {
+                places.push(place);
+            }
+        }
+        note_left_out(&self.path, places.len(), self.num_prompts, pair, console)?;
+        Ok(places)
+    }
+
+    /// The prompts at `places`, which are in order.
+    fn pick(&self, places: &[usize]) -> Result<Vec<Prompt>> {
+        let mut wanted = places.iter().peekable();
+        let mut prompts = Prompts::open(&self.path)?.enumerate();
+        let mut picked = Vec::with_capacity(places.len());
+        while wanted.peek().is_some()
+            && let Some((place, prompt)) = prompts.next()
+        {
+            let prompt = prompt?;
+            picked.extend(wanted.next_if_eq(&&place).map(|_| prompt));
+        }
+        Ok(picked)
+    }
+}
+
+fn open_all(paths: &[PathBuf]) -> Result<Vec<Prompts>> {
     let mut names = BTreeSet::new();
-    let mut sources = Vec::new();
-    for path in paths {
-        let prompts = read_prompts(path)?;
-        let name = prompts.first().map(|p| p.source.clone()).unwrap_or_default();
-        if !names.insert(name.clone()) {
+    let open = |path: &PathBuf| {
+        let prompts = Prompts::open(path)?;
+        let name = prompts.source();
+        if !names.insert(name.to_owned()) {
             bail!(
                 "`{}` is named `{name}` like another prompt file, and rows are named by file; \
                  hint: rename one of them",
                 path.display()
             );
         }
-        sources.push(Source { path: path.clone(), prompts });
-    }
-    Ok(sources)
+        Ok(prompts)
+    };
+    paths.iter().map(open).collect()
 }
 
-impl Source {
-    /// Takes out the prompts whose first turn does not fit the models' context, and notes how many.
-    ///
-    /// # Errors
-    /// If a prompt cannot be encoded, or none is left.
-    pub(crate) fn drop_long(&mut self, pair: &Pair, console: &Console) -> Result<()> {
-        let num_all = self.prompts.len();
-        let mut kept = Vec::with_capacity(num_all);
-        for prompt in self.prompts.drain(..) {
-            if pair.encode(&prompt.messages(0, &[]))?.len() < pair.context() {
-                kept.push(prompt);
-            }
-        }
-        if kept.is_empty() {
-            bail!(
-                "no prompt of `{}` fits the models' context of {} tokens",
-                self.path.display(),
-                pair.context()
-            );
-        }
-        if kept.len() < num_all {
-            console.note(format!(
-                "`{}`: {} of {num_all} prompts left out, they do not fit the context of {} tokens",
-                self.path.display(),
-                num_all - kept.len(),
-                pair.context()
-            ));
-        }
-        self.prompts = kept;
-        Ok(())
-    }
+/// Whether a prompt's first turn leaves room for a token.
+fn fits(prompt: &Prompt, pair: &Pair) -> Result<bool> {
+    Ok(pair.encode(&prompt.messages(0, &[]))?.len() < pair.context())
 }
 
-/// Which prompts of each file are used.
+/// Notes how many of the prompts that were looked at do not fit.
+///
+/// # Errors
+/// If none does.
+fn note_left_out(
+    path: &Path,
+    num_fitting: usize,
+    num_seen: usize,
+    pair: &Pair,
+    console: &Console,
+) -> Result<()> {
+    let (path, context) = (path.display(), pair.context());
+    if num_fitting == 0 {
+        bail!("no prompt of `{path}` fits the models' context of {context} tokens");
+    }
+    if num_fitting < num_seen {
+        console.note(format!(
+            "`{path}`: {} of {num_seen} prompts left out, they do not fit the context of {context} \
+             tokens",
+            num_seen - num_fitting
+        ));
+    }
+    Ok(())
+}
+
+/// Which prompts are used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptChoice {
     /// At most so many, spread evenly, so that a file sorted by category gives all of them; all if
@@ -88,28 +177,51 @@ pub(crate) struct Dataset {
 }
 
 impl PromptChoice {
-    /// The prompts that are chosen, all of which fit.
+    /// The prompts that are chosen of each file, all of which fit.
     ///
     /// # Errors
     /// If one does not fit the models' context, or cannot be encoded.
-    pub(crate) fn of(
+    pub(crate) fn of_each(
         self,
         sources: Vec<Source>,
         pair: &Pair,
         console: &Console,
     ) -> Result<Vec<Dataset>> {
-        let choose = |mut source: Source| {
-            if self.skip_long {
-                source.drop_long(pair, console)?;
-            }
-            let name = source.prompts.first().map(|p| p.source.clone()).unwrap_or_default();
-            let prompts = spread(source.prompts, self.num_prompts);
-            for prompt in &prompts {
-                pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
-            }
-            Ok(Dataset { name, prompts })
+        let choose = |source: Source| {
+            let prompts = self.of_all(std::slice::from_ref(&source), pair, console)?;
+            Ok(Dataset { name: source.name, prompts })
         };
         sources.into_iter().map(choose).collect()
+    }
+
+    /// The prompts that are chosen of all files together, all of which fit.
+    ///
+    /// # Errors
+    /// If one does not fit the models' context, or cannot be encoded.
+    pub(crate) fn of_all(
+        self,
+        sources: &[Source],
+        pair: &Pair,
+        console: &Console,
+    ) -> Result<Vec<Prompt>> {
+        let mut places = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            let of_source = match self.skip_long {
+                true => source.fitting(pair, console)?,
+                false => (0..source.num_prompts).collect(),
+            };
+            places.extend(of_source.into_iter().map(|place| (index, place)));
+        }
+        let chosen = spread(places, self.num_prompts);
+        let mut prompts = Vec::with_capacity(chosen.len());
+        for of_source in chosen.chunk_by(|one, next| one.0 == next.0) {
+            let places: Vec<usize> = of_source.iter().map(|(_, place)| *place).collect();
+            prompts.extend(sources[of_source[0].0].pick(&places)?);
+        }
+        for prompt in &prompts {
+            pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
+        }
+        Ok(prompts)
     }
 }
 

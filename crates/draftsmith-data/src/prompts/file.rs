@@ -1,12 +1,12 @@
-//! Cutting a prompt file into records: JSON lines or one JSON array, gzipped or not, or a table.
+//! Cutting a prompt file into records, one at a time: JSON lines or one JSON array, gzipped or not,
+//! or a table. However large the file is, memory holds one record of it, or one page of a table.
 
-use std::fs;
-use std::io::Read;
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use super::table;
+use super::record::{MOST_BYTES, Record};
+use super::table::Rows;
 use crate::error::{DataError, Place};
 
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
@@ -16,6 +16,10 @@ const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 /// What a file name may end in without that being part of the source's name.
 const SUFFIXES: [&str; 3] = [".jsonl", ".json", ".parquet"];
 
+/// The most values of a record, told by its brackets and commas: the parser needs the more memory
+/// the more there are, 90 bytes for each byte of the file at worst.
+const MOST_VALUES: usize = 100_000;
+
 /// The file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
 pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -23,147 +27,253 @@ pub(super) fn source_name(path: &Path) -> String {
     SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name).to_owned()
 }
 
-/// Calls `visit` with each record's index, place and value, in the file's order.
-///
-/// # Errors
-/// If the file cannot be read, is not JSON where it must be, or what `visit` returns.
-pub(super) fn for_each_record(
-    path: &Path,
-    mut visit: impl FnMut(usize, Place, Value) -> Result<(), DataError>,
-) -> Result<(), DataError> {
-    let bytes = fs::read(path).map_err(|e| DataError::io("read", path, e))?;
-    if bytes.starts_with(PARQUET_MAGIC) {
-        return table::for_each_row(path, visit);
+/// A file's records, in its order.
+#[derive(Debug)]
+pub(super) enum Records {
+    Lines(Text),
+    Array(Text, usize),
+    Table(Box<Rows>),
+}
+
+impl Records {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is no regular file.
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let read_error = |e| DataError::io("read", path, e);
+        // Asked before the file is opened, which waits for ever where it is a pipe.
+        if !std::fs::metadata(path).map_err(read_error)?.is_file() {
+            return Err(DataError::NotAFile { path: path.to_path_buf() });
+        }
+        let mut file = BufReader::new(File::open(path).map_err(read_error)?);
+        let beginning = file.fill_buf().map_err(read_error)?;
+        if beginning.starts_with(PARQUET_MAGIC) {
+            return Ok(Self::Table(Box::new(Rows::open(path)?)));
+        }
+        let mut text = if beginning.starts_with(GZIP_MAGIC) {
+            let decoder = flate2::bufread::MultiGzDecoder::new(file);
+            Text::new(path, "decompress", Box::new(BufReader::new(decoder)))
+        } else {
+            Text::new(path, "read", Box::new(file))
+        };
+        if text.upcoming()?.starts_with(BYTE_ORDER_MARK) {
+            text.input.consume(BYTE_ORDER_MARK.len());
+        }
+        text.skip_blanks()?;
+        if text.peek()? == Some(b'[') {
+            text.take()?;
+            Ok(Self::Array(text, 0))
+        } else {
+            Ok(Self::Lines(text))
+        }
     }
-    let bytes = unzip(path, bytes)?;
-    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
-    if text.trim_ascii_start().starts_with(b"[") {
-        for_each_element(path, text, visit)
-    } else {
-        for (index, (line, text)) in lines(text).enumerate() {
-            let record =
-                serde_json::from_slice(text).map_err(|e| DataError::json(path, line, 1, &e))?;
-            visit(index, Place::Line(line), record)?;
+
+    /// The next record; none at the end. After an error there is nothing more to read.
+    pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
+        match self {
+            Self::Lines(text) => {
+                text.skip_blanks()?;
+                let (line, column) = (text.line, text.column);
+                let bytes = text.rest_of_line()?;
+                if bytes.is_empty() {
+                    return Ok(None);
+                }
+                text.record(&bytes, line, column).map(Some)
+            }
+            Self::Array(text, index) => {
+                text.skip_blanks()?;
+                match text.peek()? {
+                    Some(b']') => {
+                        text.take()?;
+                        text.skip_blanks()?;
+                        return match text.peek()? {
+                            None => Ok(None),
+                            Some(_) => Err(text.error("text after the array")),
+                        };
+                    }
+                    Some(b',') if *index > 0 => {
+                        text.take()?;
+                        text.skip_blanks()?;
+                    }
+                    Some(_) if *index > 0 => return Err(text.error("expected `,` or `]`")),
+                    _ => {}
+                }
+                if text.peek()?.is_none() {
+                    return Err(text.error("the array is not closed"));
+                }
+                *index += 1;
+                let (line, column) = (text.line, text.column);
+                let bytes = text.element()?;
+                text.record(&bytes, line, column).map(Some)
+            }
+            Self::Table(rows) => rows.next(),
+        }
+    }
+}
+
+/// A text that is read from front to back and knows its line. A line ends with `\n`, `\r\n` or
+/// `\r`: none of them may stand inside a JSON string.
+pub(super) struct Text {
+    path: PathBuf,
+    /// What reading it is called in an error.
+    action: &'static str,
+    input: Box<dyn BufRead + Send>,
+    /// From 1.
+    line: usize,
+    /// In bytes, from 1.
+    column: usize,
+    after_return: bool,
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Text").field("path", &self.path).field("line", &self.line).finish()
+    }
+}
+
+impl Text {
+    fn new(path: &Path, action: &'static str, input: Box<dyn BufRead + Send>) -> Self {
+        Self { path: path.into(), action, input, line: 1, column: 1, after_return: false }
+    }
+
+    /// Some of the bytes that come; none at the end.
+    fn upcoming(&mut self) -> Result<&[u8], DataError> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(_) => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(DataError::io(self.action, &self.path, e)),
+            }
+        }
+        // Asked again because of the borrow: what was filled is there.
+        self.input.fill_buf().map_err(|e| DataError::io(self.action, &self.path, e))
+    }
+
+    fn peek(&mut self) -> Result<Option<u8>, DataError> {
+        Ok(self.upcoming()?.first().copied())
+    }
+
+    fn take(&mut self) -> Result<Option<u8>, DataError> {
+        let Some(byte) = self.peek()? else { return Ok(None) };
+        self.input.consume(1);
+        match byte {
+            b'\n' if self.after_return => {}
+            b'\n' | b'\r' => {
+                self.line += 1;
+                self.column = 1;
+            }
+            _ => self.column += 1,
+        }
+        self.after_return = byte == b'\r';
+        Ok(Some(byte))
+    }
+
+    fn skip_blanks(&mut self) -> Result<(), DataError> {
+        while self.peek()?.is_some_and(|byte| byte.is_ascii_whitespace()) {
+            self.take()?;
         }
         Ok(())
     }
-}
 
-fn unzip(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>, DataError> {
-    if !bytes.starts_with(GZIP_MAGIC) {
-        return Ok(bytes);
-    }
-    let mut unzipped = Vec::new();
-    flate2::read::MultiGzDecoder::new(bytes.as_slice())
-        .read_to_end(&mut unzipped)
-        .map_err(|e| DataError::io("decompress", path, e))?;
-    Ok(unzipped)
-}
-
-/// The lines that are not blank, with their numbers from 1. A line ends with `\n`, `\r\n` or `\r`:
-/// none of them may stand inside a JSON string.
-fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    let mut rest = text;
-    let mut number = 0;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let end = rest.iter().position(|&byte| byte == b'\n' || byte == b'\r');
-        let line = &rest[..end.unwrap_or(rest.len())];
-        let ending = if rest[line.len()..].starts_with(b"\r\n") { 2 } else { 1 };
-        rest = rest.get(line.len() + ending..).unwrap_or_default();
-        number += 1;
-        Some((number, line))
-    })
-    .filter(|(_, line)| !line.trim_ascii().is_empty())
-}
-
-/// Walks a JSON array element by element, so that every element's line is known.
-fn for_each_element(
-    path: &Path,
-    text: &[u8],
-    mut visit: impl FnMut(usize, Place, Value) -> Result<(), DataError>,
-) -> Result<(), DataError> {
-    let mut cursor = Cursor { text, at: 0, line: 1, line_start: 0 };
-    cursor.skip_blanks();
-    cursor.advance(1);
-    for index in 0.. {
-        cursor.skip_blanks();
-        match cursor.peek() {
-            None => return Err(cursor.error(path, "the array is not closed")),
-            Some(b']') => break,
-            Some(b',') if index > 0 => {
-                cursor.advance(1);
-                cursor.skip_blanks();
+    fn rest_of_line(&mut self) -> Result<Vec<u8>, DataError> {
+        let mut bytes = Vec::new();
+        loop {
+            let upcoming = self.upcoming()?;
+            let end = upcoming.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            let part = &upcoming[..end.unwrap_or(upcoming.len())];
+            let num_bytes = part.len();
+            if bytes.len() + num_bytes > MOST_BYTES {
+                return Err(self.too_long(self.line));
             }
-            Some(_) if index > 0 => return Err(cursor.error(path, "expected `,` or `]`")),
-            Some(_) => {}
-        }
-        if cursor.peek().is_none() {
-            return Err(cursor.error(path, "the array is not closed"));
-        }
-        let place = Place::Line(cursor.line);
-        let mut values = serde_json::Deserializer::from_slice(&text[cursor.at..]).into_iter();
-        let record = match values.next() {
-            Some(Ok(record)) => record,
-            Some(Err(e)) => {
-                return Err(DataError::json(path, cursor.line, cursor.column(), &e));
+            bytes.extend_from_slice(part);
+            self.input.consume(num_bytes);
+            self.column += num_bytes;
+            self.after_return &= num_bytes == 0;
+            if end.is_some() || num_bytes == 0 {
+                return Ok(bytes);
             }
-            None => return Err(cursor.error(path, "the array is not closed")),
-        };
-        cursor.advance(values.byte_offset());
-        visit(index, place, record)?;
-    }
-    cursor.advance(1);
-    cursor.skip_blanks();
-    match cursor.peek() {
-        None => Ok(()),
-        Some(_) => Err(cursor.error(path, "text after the array")),
-    }
-}
-
-/// A place in a text that knows its line.
-struct Cursor<'a> {
-    text: &'a [u8],
-    at: usize,
-    line: usize,
-    line_start: usize,
-}
-
-impl Cursor<'_> {
-    fn peek(&self) -> Option<u8> {
-        self.text.get(self.at).copied()
-    }
-
-    fn advance(&mut self, num_bytes: usize) {
-        let end = (self.at + num_bytes).min(self.text.len());
-        for (offset, _) in
-            self.text[self.at..end].iter().enumerate().filter(|&(_, &byte)| byte == b'\n')
-        {
-            self.line += 1;
-            self.line_start = self.at + offset + 1;
         }
-        self.at = end;
     }
 
-    fn skip_blanks(&mut self) {
-        let rest = &self.text[self.at..];
-        self.advance(rest.len() - rest.trim_ascii_start().len());
+    /// An array's element: up to where its brackets or quotes close, or else to what ends a number.
+    fn element(&mut self) -> Result<Vec<u8>, DataError> {
+        let line = self.line;
+        let (mut bytes, mut scan) = (Vec::new(), Scan::default());
+        while let Some(byte) = self.peek()? {
+            let ends = byte.is_ascii_whitespace() || matches!(byte, b',' | b']');
+            match bytes.first() {
+                Some(b'{' | b'[' | b'"') if scan.is_closed() => break,
+                Some(_) if scan.is_closed() && ends => break,
+                _ => {}
+            }
+            scan.feed(byte);
+            if bytes.len() == MOST_BYTES {
+                return Err(self.too_long(line));
+            }
+            bytes.push(byte);
+            self.take()?;
+        }
+        Ok(bytes)
     }
 
-    /// From 1.
-    fn column(&self) -> usize {
-        self.at - self.line_start + 1
+    fn record(&self, bytes: &[u8], line: usize, column: usize) -> Result<Record, DataError> {
+        let mut scan = Scan::default();
+        bytes.iter().for_each(|&byte| scan.feed(byte));
+        if scan.num_values > MOST_VALUES {
+            return Err(self.too_large(line, format!("holds more than {MOST_VALUES} values")));
+        }
+        let value = serde_json::from_slice(bytes)
+            .map_err(|e| DataError::json(&self.path, line, column, &e))?;
+        Ok(Record { place: Place::Line(line), value, unread: None })
     }
 
-    fn error(&self, path: &Path, problem: &str) -> DataError {
+    fn too_long(&self, line: usize) -> DataError {
+        self.too_large(line, format!("has more than {} MB", MOST_BYTES >> 20))
+    }
+
+    fn too_large(&self, line: usize, problem: String) -> DataError {
+        DataError::LargeRecord { path: self.path.clone(), place: Place::Line(line), problem }
+    }
+
+    fn error(&self, problem: &str) -> DataError {
         DataError::NotJson {
-            path: path.to_path_buf(),
+            path: self.path.clone(),
             line: self.line,
-            column: self.column(),
+            column: self.column,
             problem: problem.to_owned(),
         }
+    }
+}
+
+/// How far brackets and quotes are open.
+#[derive(Debug, Default)]
+struct Scan {
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    num_values: usize,
+}
+
+impl Scan {
+    fn feed(&mut self, byte: u8) {
+        match byte {
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.in_string => self.escaped = true,
+            b'"' => self.in_string = !self.in_string,
+            _ if self.in_string => {}
+            b'{' | b'[' => {
+                self.depth += 1;
+                self.num_values += 1;
+            }
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            b',' => self.num_values += 1,
+            _ => {}
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.depth == 0 && !self.in_string
     }
 }
 
@@ -185,8 +295,14 @@ mod tests {
 
     #[test]
     fn line_endings_mix_and_numbers_count_blank_lines() {
-        let found: Vec<_> = lines(b"a\r\n\r\nb\rc\n\n d \n\r").collect();
-        let expected: [(usize, &[u8]); 4] = [(1, b"a"), (3, b"b"), (4, b"c"), (6, b" d ")];
-        assert_eq!(found, expected);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("set.jsonl");
+        std::fs::write(&path, "1\r\n\r\n2\r3\n\n 4 \n\r").unwrap();
+        let mut records = Records::open(&path).unwrap();
+        let mut found = Vec::new();
+        while let Some(record) = records.next().unwrap() {
+            found.push(format!("{} {}", record.place, record.value));
+        }
+        assert_eq!(found, ["line 1 1", "line 3 2", "line 4 3", "line 6 4"]);
     }
 }

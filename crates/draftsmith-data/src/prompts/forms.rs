@@ -25,7 +25,7 @@ pub(super) enum Problem {
 }
 
 impl Problem {
-    fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(super) fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Key { key: key.into(), problem: problem.into() }
     }
 
@@ -85,6 +85,10 @@ const CHAT: Dialect = Dialect {
     expected_roles: "`user`, `assistant` or `system`",
     cut: false,
 };
+
+/// The keys that say which form a record is in, from the richest to the plainest.
+pub(super) const KEYS: [&str; 6] =
+    ["conversations", "messages", "turns", "instruction", "question", "prompt"];
 
 /// Reads a record in any known form. `None` is a conversation that was cut down to nothing.
 ///

@@ -1,62 +1,154 @@
 //! Prompt sets as Parquet tables: each row becomes a record of its text columns.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Field};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
 use serde_json::{Map, Value};
 
+use super::forms::KEYS;
+use super::record::{MOST_BYTES, Record};
 use crate::columns::guard;
 use crate::error::{DataError, Place};
 
-/// Calls `visit` with each row's index and its columns of text or lists of text, by name. Columns
-/// of other types are not looked at: a conversation as a list of structures is read from JSON only.
-pub(super) fn for_each_row(
-    path: &Path,
-    mut visit: impl FnMut(usize, Place, Value) -> Result<(), DataError>,
-) -> Result<(), DataError> {
-    let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
-    let mut num_rows = 0;
-    for batch in guard(path, || read_batches(file))? {
-        for row in 0..batch.num_rows() {
-            visit(num_rows, Place::Row(num_rows), record(&batch, row))?;
-            num_rows += 1;
+/// Rows decoded at a time: few, since each may be as long as a record may be.
+const BATCH_ROWS: usize = 16;
+/// Text is packed 3 to 20 times. What unpacks to so many times its size, and to more bytes than
+/// this, was made to fill the memory.
+const MOST_UNPACKED: i64 = 100;
+const UNPACKED_BYTES: i64 = 64 << 20;
+
+/// A table's rows, decoded as they are asked for.
+pub(super) struct Rows {
+    path: PathBuf,
+    batches: ParquetRecordBatchReader,
+    batch: Option<RecordBatch>,
+    /// The next row of `batch`.
+    row: usize,
+    num_rows: usize,
+    /// A column that a prompt could stand in, of a type that cannot be read.
+    unread: Option<(&'static str, String)>,
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows").field("path", &self.path).field("row", &self.num_rows).finish()
+    }
+}
+
+impl Rows {
+    /// Opens a table: its columns of text or lists of text are read, by name, and no others. A
+    /// conversation as a list of structures is read from JSON only.
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let builder =
+            guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;
+        let fields = builder.schema().fields().clone();
+        let texts = fields.iter().enumerate().filter(|(_, field)| is_text(field));
+        let texts: Vec<usize> = texts.map(|(index, _)| index).collect();
+        let mask = ProjectionMask::roots(builder.parquet_schema(), texts);
+        for group in builder.metadata().row_groups() {
+            for (leaf, column) in group.columns().iter().enumerate() {
+                let (packed, unpacked) = (column.compressed_size(), column.uncompressed_size());
+                let is_bomb = unpacked > UNPACKED_BYTES && unpacked / MOST_UNPACKED > packed;
+                if mask.leaf_included(leaf) && is_bomb {
+                    return Err(DataError::Parquet {
+                        path: path.to_path_buf(),
+                        problem: format!(
+                            "column `{}` unpacks from {packed} to {unpacked} bytes",
+                            column.column_path().string()
+                        ),
+                    });
+                }
+            }
+        }
+        let unread = KEYS.into_iter().find_map(|key| {
+            let field = fields.iter().find(|field| field.name() == key)?;
+            (!is_text(field)).then(|| (key, told_type(field.data_type())))
+        });
+        let batches =
+            guard(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?;
+        Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
+        loop {
+            if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
+                let (row, place) = (self.row, Place::Row(self.num_rows));
+                self.row += 1;
+                self.num_rows += 1;
+                return self.record(batch, row, place).map(Some);
+            }
+            let next = guard(&self.path, || {
+                self.batches.next().transpose().map_err(parquet::errors::ParquetError::from)
+            })?;
+            if next.is_none() {
+                return Ok(None);
+            }
+            (self.batch, self.row) = (next, 0);
         }
     }
-    Ok(())
+
+    fn record(&self, batch: &RecordBatch, row: usize, place: Place) -> Result<Record, DataError> {
+        let schema = batch.schema();
+        let columns = || schema.fields().iter().zip(batch.columns());
+        let present = columns().filter(|(_, column)| !column.is_null(row));
+        let num_bytes: usize = present.clone().map(|(_, column)| text_bytes(column, row)).sum();
+        if num_bytes > MOST_BYTES {
+            let problem = format!("has more than {} MB", MOST_BYTES >> 20);
+            return Err(DataError::LargeRecord { path: self.path.clone(), place, problem });
+        }
+        let record: Map<String, Value> =
+            present.map(|(field, column)| (field.name().clone(), value(column, row))).collect();
+        let is_null = |key: &&str| {
+            columns().any(|(field, column)| field.name() == *key && column.is_null(row))
+        };
+        let null = KEYS.into_iter().find(is_null);
+        let unread = null.map(|key| (key, "is null, it must be a string".to_owned()));
+        Ok(Record { place, value: Value::Object(record), unread: unread.or(self.unread.clone()) })
+    }
 }
 
-fn read_batches(file: File) -> Result<Vec<RecordBatch>, parquet::errors::ParquetError> {
-    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)?;
-    let texts: Vec<usize> = builder
-        .schema()
-        .fields()
-        .iter()
-        .enumerate()
-        .filter(|(_, field)| match field.data_type() {
-            DataType::Utf8 => true,
-            DataType::List(element) => *element.data_type() == DataType::Utf8,
-            _ => false,
-        })
-        .map(|(index, _)| index)
-        .collect();
-    let mask = ProjectionMask::roots(builder.parquet_schema(), texts);
-    Ok(builder.with_projection(mask).build()?.collect::<Result<_, _>>()?)
+fn is_text(field: &Field) -> bool {
+    match field.data_type() {
+        DataType::Utf8 => true,
+        DataType::List(element) => *element.data_type() == DataType::Utf8,
+        _ => false,
+    }
 }
 
-fn record(batch: &RecordBatch, row: usize) -> Value {
-    let schema = batch.schema();
-    let columns = schema.fields().iter().zip(batch.columns());
-    let record: Map<String, Value> = columns
-        .filter(|(_, column)| !column.is_null(row))
-        .map(|(field, column)| (field.name().clone(), value(column, row)))
-        .collect();
-    Value::Object(record)
+fn told_type(found: &DataType) -> String {
+    let found = match found {
+        DataType::Null => "null in every row".to_owned(),
+        DataType::Binary | DataType::FixedSizeBinary(_) => "a column of binary values".to_owned(),
+        found if found.is_integer() => "a column of integers".to_owned(),
+        found if found.is_floating() => "a column of floating-point numbers".to_owned(),
+        found if found.is_nested() => {
+            return "is a column of structures, which are read from JSON only: \
+                    write the table as JSON lines"
+                .to_owned();
+        }
+        found => format!("a column of {found}"),
+    };
+    format!("is {found}, it must be text (a string column, annotated as UTF-8)")
+}
+
+/// The bytes of text in a row, counted before they are copied.
+fn text_bytes(column: &dyn Array, row: usize) -> usize {
+    match column.as_string_opt::<i32>() {
+        Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),
+        None => {
+            let texts = column.as_list::<i32>().value(row);
+            (0..texts.len()).map(|n| text_bytes(&texts, n) + size_of::<Value>()).sum()
+        }
+    }
 }
 
 fn value(column: &dyn Array, row: usize) -> Value {
@@ -72,12 +164,18 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::types::Int32Type;
-    use arrow_array::{ArrayRef, Int32Array, ListArray, StringArray};
+    use arrow_array::{
+        ArrayRef, BinaryArray, Float64Array, Int32Array, ListArray, NullArray, StringArray,
+        StructArray,
+    };
+    use arrow_schema::Schema;
     use parquet::arrow::ArrowWriter;
-    use parquet::basic::Compression;
+    use parquet::basic::{Compression, ZstdLevel};
     use parquet::file::properties::WriterProperties;
 
-    use crate::prompts::{Prompt, read_prompts};
+    use super::*;
+    use crate::peak::peak_bytes;
+    use crate::prompts::{Prompt, Prompts};
 
     fn read(
         columns: Vec<(&str, ArrayRef)>,
@@ -85,13 +183,14 @@ mod tests {
     ) -> Result<Vec<Prompt>, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("train-00000.parquet");
-        let batch = arrow_array::RecordBatch::try_from_iter(columns).unwrap();
+        let columns = columns.into_iter().map(|(name, column)| (name, column, true));
+        let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
         let properties = WriterProperties::builder().set_compression(compression).build();
         let file = std::fs::File::create(&path).unwrap();
         let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
-        read_prompts(&path).map_err(|e| e.to_string())
+        Prompts::open(&path).and_then(Iterator::collect).map_err(|e| e.to_string())
     }
 
     fn texts(texts: Vec<Option<&str>>) -> ArrayRef {
@@ -133,7 +232,95 @@ mod tests {
             let columns = vec![(column, texts(vec![Some("a"), None]))];
             read(columns, Compression::UNCOMPRESSED).unwrap_err()
         };
-        assert!(error("prompt").contains("row 1: the record has no keys, but"));
+        assert!(error("prompt").contains("row 1: key `prompt` is null, it must be a string"));
         assert!(error("text").contains("row 0: the record has keys `text`, but"));
+    }
+
+    #[test]
+    fn a_column_that_is_no_text_says_so() {
+        let check = |column: ArrayRef, expected: &str| {
+            let others = texts(vec![Some("x"), Some("y")]);
+            let error = read(vec![("prompt", column), ("note", others)], Compression::SNAPPY);
+            let error = error.unwrap_err();
+            assert!(error.contains(&format!("row 0: key `prompt` is {expected}")), "{error}");
+        };
+        check(Arc::new(Int32Array::from(vec![5, 6])), "a column of integers, it must be text");
+        check(Arc::new(Float64Array::from(vec![5., 6.])), "a column of floating-point numbers");
+        check(
+            Arc::new(BinaryArray::from_vec(vec![b"a", b"b"])),
+            "a column of binary values, it must be text (a string column, annotated as UTF-8)",
+        );
+        check(Arc::new(NullArray::new(2)), "null");
+        let field = Arc::new(Field::new("role", DataType::Utf8, true));
+        let messages = StructArray::from(vec![(field, texts(vec![Some("a"), Some("b")]))]);
+        check(Arc::new(messages), "a column of structures, which are read from JSON only");
+    }
+
+    #[test]
+    fn a_long_row_is_told_and_a_bomb_refused() {
+        let long = vec!["short".to_owned(), "a b".repeat(MOST_BYTES / 2)];
+        let column = Arc::new(StringArray::from(long)) as ArrayRef;
+        let error = read(vec![("prompt", column)], Compression::UNCOMPRESSED).unwrap_err();
+        assert!(error.contains("row 1: the record has more than 8 MB"), "{error}");
+
+        let zstd = Compression::ZSTD(ZstdLevel::default());
+        let error = large(
+            "bomb.parquet",
+            zstd,
+            |_| "a".repeat(1 << 20),
+            |path| Prompts::open(path).unwrap_err().to_string(),
+        );
+        assert!(error.contains("`prompt` unpacks from"), "{error}");
+    }
+
+    /// What `look` says of a table of 100 texts of a megabyte, in one row group.
+    fn large<T>(
+        name: &str,
+        compression: Compression,
+        mut text: impl FnMut(usize) -> String,
+        look: impl FnOnce(&Path) -> T,
+    ) -> T {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_dictionary_enabled(false)
+            .set_write_batch_size(1)
+            .build();
+        let file = std::fs::File::create(&path).unwrap();
+        let mut writer = ArrowWriter::try_new(file, writer_schema(), Some(properties)).unwrap();
+        for row in 0..100 {
+            let column = texts(vec![Some(&text(row))]);
+            writer.write(&RecordBatch::try_new(writer_schema(), vec![column]).unwrap()).unwrap();
+        }
+        writer.close().unwrap();
+        look(&path)
+    }
+
+    fn writer_schema() -> Arc<Schema> {
+        Arc::new(Schema::new(vec![Field::new("prompt", DataType::Utf8, true)]))
+    }
+
+    #[test]
+    fn the_first_rows_need_no_more_than_their_pages() {
+        // Text that hardly packs.
+        let mut state = 1_u64;
+        let noise = |_| {
+            let letter = |_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                char::from(b' ' + u8::try_from(state >> 58).unwrap())
+            };
+            (0..1 << 20).map(letter).collect()
+        };
+        large("large.parquet", Compression::UNCOMPRESSED, noise, |path| {
+            let before = peak_bytes();
+            let three: Vec<Prompt> =
+                Prompts::open(path).unwrap().take(3).collect::<Result<_, _>>().unwrap();
+            assert_eq!(three[2].id, "large#2");
+            assert_eq!(Prompts::open(path).unwrap().count(), 100);
+            if let (Some(before), Some(after)) = (before, peak_bytes()) {
+                assert!(after - before < 80 << 20, "{} MB", (after - before) >> 20);
+            }
+        });
     }
 }

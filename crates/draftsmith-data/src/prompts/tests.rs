@@ -1,8 +1,9 @@
 //! Every published form, and every mistake, by small files made here.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use super::*;
+use crate::peak::peak_bytes;
 
 /// Writes `bytes` under `name` and reads it as prompts; the error as text, without directories.
 fn read(name: &str, bytes: &[u8]) -> Result<Vec<Prompt>, String> {
@@ -10,7 +11,8 @@ fn read(name: &str, bytes: &[u8]) -> Result<Vec<Prompt>, String> {
     let path = dir.path().join(name);
     std::fs::write(&path, bytes).unwrap();
     let prefix = format!("{}/", dir.path().display());
-    read_prompts(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+    let prompts = Prompts::open(&path).and_then(Iterator::collect);
+    prompts.map_err(|e| e.to_string().replace(&prefix, ""))
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -226,4 +228,71 @@ fn a_records_own_id_is_kept_as_it_is() {
     let ids: Vec<_> =
         read("set.jsonl", text.as_bytes()).unwrap().into_iter().map(|p| p.own_id).collect();
     assert_eq!(ids, [Some(81.into()), Some("HumanEval/0".into()), None]);
+}
+
+#[test]
+fn a_long_record_is_told_and_a_bomb_refused() {
+    let check = |bytes: &[u8], expected: &str| {
+        let error = read("set.jsonl", bytes).unwrap_err();
+        assert!(error.starts_with(&format!("`set.jsonl`, {expected}")), "{error}");
+    };
+    let long = format!("{{\"prompt\": \"{}\"}}", "a".repeat(9 << 20));
+    check(
+        format!("{{\"prompt\": \"a\"}}\n{long}").as_bytes(),
+        "line 2: the record has more than 8 MB",
+    );
+    check(format!("[{{\"prompt\": \"a\"}},\n{long}").as_bytes(), "line 2: the record has more");
+    check(format!("[\"{}", "\\\"".repeat(9 << 20)).as_bytes(), "line 1: the record has more");
+    // A million values of two bytes each took the parser 90 MB.
+    for wide in ["1,", "[],", "{},"] {
+        let wide = format!("{{\"prompt\": [{}1]}}", wide.repeat(1_000_000));
+        check(wide.as_bytes(), "line 1: the record holds more than 100000 values");
+    }
+    // Commas in a text are not values.
+    let commas = format!("{{\"prompt\": \"{}\"}}", ",[{\\\"".repeat(200_000));
+    assert_eq!(read("set.jsonl", commas.as_bytes()).unwrap().len(), 1);
+
+    let before = peak_bytes();
+    check(&gzip_of(0, 400), "line 1: the record has more than 8 MB");
+    let blank = read("set.jsonl", &gzip_of(b'\n', 60)).unwrap_err();
+    assert!(blank.contains("holds no prompts"), "{blank}");
+    if let (Some(before), Some(after)) = (before, peak_bytes()) {
+        assert!(after - before < 200 << 20, "{} MB", (after - before) >> 20);
+    }
+}
+
+/// So many megabytes of one byte, gzipped.
+fn gzip_of(byte: u8, megabytes: u64) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::copy(&mut std::io::repeat(byte).take(megabytes << 20), &mut encoder).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn no_more_is_read_than_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("set.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\nnot JSON"),
+        ("set.json", "[{\"prompt\": \"a\"}, {\"prompt\": \"b\"}, not JSON"),
+    ] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut prompts = Prompts::open(&path).unwrap();
+        assert_eq!(prompts.next().unwrap().unwrap().id, "set#0");
+        assert_eq!(prompts.next().unwrap().unwrap().id, "set#1");
+        assert!(prompts.next().unwrap().is_err());
+        assert!(prompts.next().is_none());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_devices_and_directories_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.as_path(), Path::new("/dev/zero"), dir.path()] {
+        let error = Prompts::open(path).unwrap_err().to_string();
+        assert!(error.contains("is not a regular file"), "{error}");
+    }
 }

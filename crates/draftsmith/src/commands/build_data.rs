@@ -24,7 +24,7 @@ use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_turns};
 use crate::device::DeviceChoice;
 use crate::pair::Pair;
-use crate::prompts::read_sources;
+use crate::prompts::FirstPrompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::workspace::{TextHashes, Workspace};
 
@@ -52,13 +52,10 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
-    let mut sources = read_sources(&data.prompts)?;
+    let mut sources = FirstPrompts::read(&data.prompts, data.num_prompts)?;
     let pair = workspace.pair()?;
-    for source in &mut sources {
-        if data.skip_long_prompts {
-            source.drop_long(pair, console)?;
-        }
-        source.prompts.truncate(data.num_prompts.unwrap_or(usize::MAX));
+    if data.skip_long_prompts {
+        sources.iter_mut().try_for_each(|source| source.skip_long(pair, console))?;
     }
     let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
     let provenance = provenance(recipe, data, workspace)?;

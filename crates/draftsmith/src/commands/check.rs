@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
-use draftsmith_data::Prompt;
 use draftsmith_theory::{Decoding, DrafterId, Sampling, StopRuleConfig};
 use serde::Serialize;
 
@@ -24,7 +23,7 @@ use crate::console::{Console, Interrupted};
 use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
-use crate::prompts::{read_sources, spread};
+use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
@@ -171,19 +170,14 @@ fn check(
         ExportKind::Adapter => None,
     };
     let files = prompt_files(arguments, &recipe)?;
-    let mut sources = read_sources(&files)?;
+    let sources = read_sources(&files)?;
     let workspace = Workspace::open(&recipe.models.target, draft, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
-    if recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts) {
-        for source in &mut sources {
-            source.drop_long(pair, console)?;
-        }
-    }
-    let prompts: Vec<Prompt> = sources.into_iter().flat_map(|source| source.prompts).collect();
-    let prompts = spread(prompts, Some(arguments.num_prompts.get()));
-    for prompt in &prompts {
-        pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
-    }
+    let choice = PromptChoice {
+        num_prompts: Some(arguments.num_prompts.get()),
+        skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
+    };
+    let prompts = choice.of_all(&sources, pair, console)?;
     let exports = Exports::read_export(kind, dir, &workspace)?;
     check_target(arguments, &workspace, &exports)?;
     let drafter = match exports.adapters.first() {

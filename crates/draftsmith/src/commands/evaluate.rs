@@ -55,7 +55,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
-    let datasets = choice.of(sources, pair, console)?;
+    let datasets = choice.of_each(sources, pair, console)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, *name)?;

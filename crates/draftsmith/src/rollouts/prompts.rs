@@ -66,7 +66,7 @@ impl SetSources {
         match self {
             Self::Files(sources, num_prompts) => {
                 let choice = PromptChoice { num_prompts, skip_long: evaluate.skip_long_prompts };
-                let datasets = choice.of(sources, pair, console)?;
+                let datasets = choice.of_each(sources, pair, console)?;
                 let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
                 Ok(prompts.map(SetPrompt::Conversation).collect())
             }

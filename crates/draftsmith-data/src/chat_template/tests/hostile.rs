@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::peak::peak_bytes;
 
 /// Rendering ends soon, with this problem.
 fn refuses(template: &str, expected: &str) {
@@ -11,17 +12,10 @@ fn refuses(template: &str, expected: &str) {
     let error = render(template).expect_err(template);
     assert!(error.contains(expected), "{template}\n{error}");
     assert!(started.elapsed() < Duration::from_secs(30), "{template}");
-    // All of this crate's tests at once stay below 100 MB.
-    if let Some(peak) = peak_megabytes() {
-        assert!(peak < 500, "{peak} MB after {template}");
+    // All of these at once stay below 100 MB.
+    if let Some(peak) = peak_bytes() {
+        assert!(peak < 500 << 20, "{} MB after {template}", peak >> 20);
     }
-}
-
-/// The most memory that this process had, where the system tells.
-fn peak_megabytes() -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<usize>().ok().map(|kilobytes| kilobytes >> 10)
 }
 
 /// The template does not load, with this problem.
