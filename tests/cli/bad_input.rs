@@ -212,6 +212,31 @@ fn parquet_that_is_cut_short_or_not_parquet() {
 }
 
 #[test]
+fn data_of_a_larger_vocabulary() {
+    let place = with_recipe(|text| text + "[adapter]\nexit_layer = 2\n[tune]\nnum_prompts = 2\n");
+    place.run(&["build-data", "small.toml"]).ok();
+    let shard = place.path("data/small/responses-00001.parquet");
+    let (rows, provenance) = draftsmith_data::read_shard(&shard, None).unwrap();
+    let spoil = |change: &dyn Fn(&mut draftsmith_data::ResponseRow)| {
+        let mut rows = rows.clone();
+        change(&mut rows[3]);
+        draftsmith_data::write_shard(&shard, &rows, &provenance).unwrap();
+    };
+    let told = |column: &'static str| {
+        ["responses-00001.parquet", "row `train#35`", column, "token 1024", "1024 tokens"]
+    };
+    // Data that another model wrote, on a tokenizer with the same text.
+    spoil(&|row| row.draft.as_mut().unwrap().draft_ids[1] = 1024);
+    place.run(&["train-head", "small.toml"]).fails_naming(&told("`draft_ids`"));
+    spoil(&|row| row.response_ids[1] = 1024);
+    for command in ["train-head", "train-adapter", "record"] {
+        place.run(&[command, "small.toml"]).fails_naming(&told("`response_ids`"));
+    }
+    assert!(place.names("checkpoints/small").is_empty(), "nothing is made of it");
+    place.run(&["inspect", "data/small"]).ok();
+}
+
+#[test]
 fn prompts_that_are_empty_broken_or_too_long() {
     let cases: [(&str, &[&str]); 4] = [
         ("", &["train.jsonl"]),

@@ -16,6 +16,7 @@ mod provenance;
 mod responses;
 mod rollouts;
 mod tokenizer;
+mod values;
 
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};

@@ -55,11 +55,15 @@ fn shard_index(path: &Path) -> Option<u64> {
     name.strip_prefix(SHARD_PREFIX)?.strip_suffix(SHARD_SUFFIX)?.parse().ok()
 }
 
-/// Reads all shards of a directory, in the order of their indices.
+/// Reads all shards of a directory, in the order of their indices. With `vocab_size`, the rows are
+/// for a model of so many tokens.
 ///
 /// # Errors
 /// If there is none, one cannot be read (see [`read_shard`]), or their provenances differ.
-pub fn read_dir(dir: &Path) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
+pub fn read_dir(
+    dir: &Path,
+    vocab_size: Option<usize>,
+) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
     let paths = shard_paths(dir)?;
     let first = read_provenance(&paths[0])?;
     for path in &paths[1..] {
@@ -68,7 +72,7 @@ pub fn read_dir(dir: &Path) -> Result<(Vec<ResponseRow>, Provenance), DataError>
             return Err(DataError::ProvenanceDiffers { first, second, difference });
         }
     }
-    let shards: Vec<_> = paths.par_iter().map(|path| read_shard(path)).collect();
+    let shards: Vec<_> = paths.par_iter().map(|path| read_shard(path, vocab_size)).collect();
     let mut rows = Vec::new();
     for shard in shards {
         rows.extend(shard?.0);

@@ -45,23 +45,9 @@ pub enum TrainError {
         /// The row.
         id: String,
     },
-    /// A row is not what the data format promises.
+    /// A row is not what the data format promises, or has a token that the model does not know.
     #[error(transparent)]
     Row(#[from] DataError),
-    /// A log-probability is not a number.
-    #[error(
-        "row `{id}`: the log-probabilities at position {position} are {target} (target) and {draft} (draft); build the data again"
-    )]
-    LogProb {
-        /// The row.
-        id: String,
-        /// The position in the response.
-        position: usize,
-        /// The target's log-probability of the draft's token.
-        target: f32,
-        /// The draft's.
-        draft: f32,
-    },
     /// What was recorded is not of the responses.
     #[error("row `{id}`: of the rollouts to learn from, {problem}; record them again")]
     Rollouts {
@@ -114,19 +100,6 @@ pub enum TrainError {
         max_len: usize,
         /// The share of conversations that was to be held out.
         validation_fraction: f64,
-    },
-    /// A row has a token that the target does not know.
-    #[error(
-        "row `{id}` has token {token}, but the target has {vocab_size} tokens: the data was built \
-         with another model; build it again"
-    )]
-    Token {
-        /// The row.
-        id: String,
-        /// The token's id.
-        token: u32,
-        /// The target's number of tokens.
-        vocab_size: usize,
     },
     /// The adapter does not fit the target.
     #[error(transparent)]

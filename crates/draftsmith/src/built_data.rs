@@ -5,11 +5,15 @@ use draftsmith_data::{Provenance, ResponseRow, read_dir};
 
 use crate::recipe::Recipe;
 
-/// The rows of the recipe's built data, and where they came from.
+/// The rows of the recipe's built data, for models that know `vocab_size` tokens, and where they came
+/// from.
 ///
 /// # Errors
-/// If nothing was built, or a shard cannot be read.
-pub(crate) fn built_rows(recipe: &Recipe) -> Result<(Vec<ResponseRow>, Provenance)> {
+/// If nothing was built, a shard cannot be read, or a row has a token that the models do not know.
+pub(crate) fn built_rows(
+    recipe: &Recipe,
+    vocab_size: usize,
+) -> Result<(Vec<ResponseRow>, Provenance)> {
     let data_dir = recipe.data_dir();
     if !data_dir.is_dir() {
         bail!(
@@ -17,5 +21,5 @@ pub(crate) fn built_rows(recipe: &Recipe) -> Result<(Vec<ResponseRow>, Provenanc
             data_dir.display()
         );
     }
-    Ok(read_dir(&data_dir)?)
+    Ok(read_dir(&data_dir, Some(vocab_size))?)
 }

@@ -189,6 +189,16 @@ impl Workspace {
         Ok(target.min(draft.config()?.shape.context))
     }
 
+    /// How many token ids every model knows, without their weights.
+    ///
+    /// # Errors
+    /// If a `config.json` is missing or broken.
+    pub(crate) fn vocab_size(&self) -> Result<usize> {
+        let target = self.target_shape()?.vocab_size;
+        let Some(draft) = &self.draft else { return Ok(target) };
+        Ok(target.min(draft.config()?.shape.vocab_size))
+    }
+
     /// The target's hash, for provenance.
     ///
     /// # Errors

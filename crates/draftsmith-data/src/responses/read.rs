@@ -9,18 +9,24 @@ use crate::error::DataError;
 use crate::provenance::Provenance;
 
 /// Reads one shard: its rows, in order, and where they came from. Columns that are not of the
-/// schema are left alone.
+/// schema are left alone. With `vocab_size`, the rows are for a model of so many tokens.
 ///
 /// # Errors
 /// If the file cannot be read, is not whole, lacks a column or its provenance, or holds a type, a
-/// null, a list length or a finish reason that may not be.
-pub fn read_shard(path: &Path) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
+/// null, a finish reason, a list length or a number that may not be ([`ResponseRow::validate`]), or
+/// a token that the model does not know ([`ResponseRow::check_ids`]).
+pub fn read_shard(
+    path: &Path,
+    vocab_size: Option<usize>,
+) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
     let builder = open(path)?;
     let provenance =
         Provenance::from_entries(entries(&builder)).map_err(|e| bad_provenance(path, &e))?;
     let rows = read_rows(path, builder, &COLUMNS, |row| {
         let read = response(row)?;
-        read.validate().map_err(|source| DataError::row_in_file(path, source))?;
+        let known = || vocab_size.map_or(Ok(()), |vocab_size| read.check_ids(vocab_size));
+        let checked = read.validate().and_then(|()| known());
+        checked.map_err(|source| DataError::row_in_file(path, source))?;
         Ok(read)
     })?;
     Ok((rows, provenance))

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::error::DataError;
+use crate::values::{Numbers, unknown_id};
 
 /// Mantissa bits that stored floats keep.
 const STORED_MANTISSA_BITS: u32 = 15;
@@ -39,7 +40,7 @@ pub struct DraftColumns {
     pub response_draft_log_prob: Vec<f32>,
     /// Yᵢ: the draft's own token at each position.
     pub draft_ids: Vec<u32>,
-    /// log q(Yᵢ) of the draft as served.
+    /// log q(Yᵢ) of the draft as served; finite, since Yᵢ was drawn.
     pub draft_log_prob: Vec<f32>,
     /// log p(Yᵢ) of the target as served; −∞ allowed.
     pub target_log_prob: Vec<f32>,
@@ -90,24 +91,55 @@ impl fmt::Display for FinishReason {
 }
 
 impl ResponseRow {
-    /// Checks that every list has the length of `response_ids`.
+    /// Checks that every list has the length of `response_ids`, and that numbers are what they are
+    /// said to be: log-probabilities at most 0 (finite, where a token was drawn or is the most
+    /// probable), overlaps within \[0, 1\], entropies finite and at least 0.
     ///
     /// # Errors
-    /// [`DataError::Row`] with the first column that has another length.
+    /// [`DataError::Row`] with the first column that breaks a rule.
     pub fn validate(&self) -> Result<(), DataError> {
         let expected = self.response_ids.len();
-        let mut lengths = vec![("response_target_log_prob", self.response_target_log_prob.len())];
-        if let Some(draft) = &self.draft {
-            lengths.extend(draft.lengths());
+        let draft = self.draft.as_ref();
+        let lengths = self.numbers().map(|(column, _, values)| (column, values.len()));
+        let ids = draft.into_iter().flat_map(DraftColumns::ids);
+        let mut lengths = lengths.chain(ids.map(|(column, ids)| (column, ids.len())));
+        if let Some((column, found)) = lengths.find(|&(_, found)| found != expected) {
+            let problem = format!("has {found} values, `response_ids` has {expected}");
+            return Err(self.error(column, problem));
         }
-        match lengths.into_iter().find(|&(_, found)| found != expected) {
-            None => Ok(()),
-            Some((column, found)) => Err(DataError::Row {
-                id: self.id.clone(),
-                column,
-                problem: format!("has {found} values, `response_ids` has {expected}"),
-            }),
+        for (column, numbers, values) in self.numbers() {
+            if let Some(problem) = numbers.problem(values) {
+                return Err(self.error(column, problem));
+            }
         }
+        Ok(())
+    }
+
+    /// Checks that a model of `vocab_size` tokens knows every token that it may be given: prompt,
+    /// response, and the draft's own. The target's most probable ones are only compared.
+    ///
+    /// # Errors
+    /// [`DataError::Row`] with the first column that has another.
+    pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
+        let own = [("prompt_ids", &self.prompt_ids), ("response_ids", &self.response_ids)];
+        let of_draft = self.draft.iter().flat_map(DraftColumns::ids);
+        let of_draft = of_draft.filter(|(column, _)| *column != "target_top_ids");
+        for (column, ids) in own.into_iter().chain(of_draft) {
+            if let Some(problem) = unknown_id(ids, vocab_size) {
+                return Err(self.error(column, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lists of numbers that are there, by column.
+    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f32>)> {
+        let own = ("response_target_log_prob", Numbers::LogProb, &self.response_target_log_prob);
+        std::iter::once(own).chain(self.draft.iter().flat_map(DraftColumns::numbers))
+    }
+
+    fn error(&self, column: &'static str, problem: String) -> DataError {
+        DataError::Row { id: self.id.clone(), column, problem }
     }
 
     /// Applies [`round_stored`] to every float, so that the row in memory is the row that will be
@@ -121,18 +153,23 @@ impl ResponseRow {
 }
 
 impl DraftColumns {
-    fn lengths(&self) -> [(&'static str, usize); 10] {
+    fn numbers(&self) -> [(&'static str, Numbers, &Vec<f32>); 7] {
         [
-            ("response_draft_log_prob", self.response_draft_log_prob.len()),
-            ("draft_ids", self.draft_ids.len()),
-            ("draft_log_prob", self.draft_log_prob.len()),
-            ("target_log_prob", self.target_log_prob.len()),
-            ("overlap", self.overlap.len()),
-            ("draft_entropy", self.draft_entropy.len()),
-            ("draft_target_cross_entropy", self.draft_target_cross_entropy.len()),
-            ("draft_top_ids", self.draft_top_ids.len()),
-            ("target_top_ids", self.target_top_ids.len()),
-            ("draft_top_log_prob", self.draft_top_log_prob.len()),
+            ("response_draft_log_prob", Numbers::LogProb, &self.response_draft_log_prob),
+            ("draft_log_prob", Numbers::FiniteLogProb, &self.draft_log_prob),
+            ("target_log_prob", Numbers::LogProb, &self.target_log_prob),
+            ("overlap", Numbers::Prob, &self.overlap),
+            ("draft_entropy", Numbers::Entropy, &self.draft_entropy),
+            ("draft_target_cross_entropy", Numbers::Entropy, &self.draft_target_cross_entropy),
+            ("draft_top_log_prob", Numbers::FiniteLogProb, &self.draft_top_log_prob),
+        ]
+    }
+
+    fn ids(&self) -> [(&'static str, &Vec<u32>); 3] {
+        [
+            ("draft_ids", &self.draft_ids),
+            ("draft_top_ids", &self.draft_top_ids),
+            ("target_top_ids", &self.target_top_ids),
         ]
     }
 
@@ -174,25 +211,26 @@ mod tests {
     use super::*;
 
     fn row(length: usize) -> ResponseRow {
-        let floats = || vec![-0.123_456_79; length];
+        let floats = |value: f32| vec![value; length];
+        let log_probs = || floats(-0.123_456_79);
         let ids = || vec![7; length];
         ResponseRow {
             id: "set#0".into(),
             source: "set".into(),
             prompt_ids: vec![1],
             response_ids: ids(),
-            response_target_log_prob: floats(),
+            response_target_log_prob: log_probs(),
             draft: Some(DraftColumns {
-                response_draft_log_prob: floats(),
+                response_draft_log_prob: log_probs(),
                 draft_ids: ids(),
-                draft_log_prob: floats(),
-                target_log_prob: floats(),
-                overlap: floats(),
-                draft_entropy: floats(),
-                draft_target_cross_entropy: floats(),
+                draft_log_prob: log_probs(),
+                target_log_prob: log_probs(),
+                overlap: floats(0.123_456_79),
+                draft_entropy: floats(0.123_456_79),
+                draft_target_cross_entropy: floats(0.123_456_79),
                 draft_top_ids: ids(),
                 target_top_ids: ids(),
-                draft_top_log_prob: floats(),
+                draft_top_log_prob: log_probs(),
             }),
             finish_reason: FinishReason::Eos,
         }
@@ -217,6 +255,63 @@ mod tests {
         check(|r| r.draft.as_mut().unwrap().draft_ids.push(1), "draft_ids");
         check(|r| r.draft.as_mut().unwrap().overlap.clear(), "overlap");
         check(|r| r.draft.as_mut().unwrap().draft_top_log_prob.clear(), "draft_top_log_prob");
+    }
+
+    #[test]
+    fn validate_names_the_number_that_cannot_be() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let check = |column: &str, may_be: &[f32], may_not_be: &[f32]| {
+            for (values, is_refused) in [(may_be, false), (may_not_be, true)] {
+                for &value in values {
+                    let mut broken = row(3);
+                    let names = broken.numbers().map(|(name, _, _)| name).collect::<Vec<_>>();
+                    let place = names.iter().position(|name| *name == column).unwrap();
+                    let draft = broken.draft.as_mut().unwrap().floats_mut();
+                    let mut lists: Vec<&mut Vec<f32>> = vec![&mut broken.response_target_log_prob];
+                    lists.extend(draft);
+                    lists[place][1] = value;
+                    let found = broken.validate().map_err(|error| error.to_string());
+                    let told = format!("row `set#0`: column `{column}` is {value} at 1, it must");
+                    match found {
+                        Ok(()) => assert!(!is_refused, "{column}: {value}"),
+                        Err(error) => assert!(is_refused && error.starts_with(&told), "{error}"),
+                    }
+                }
+            }
+        };
+        for column in ["response_target_log_prob", "response_draft_log_prob", "target_log_prob"] {
+            check(column, &[0.0, -0.0, -88.0, -inf], &[1e-30, inf, nan]);
+        }
+        for column in ["draft_log_prob", "draft_top_log_prob"] {
+            check(column, &[0.0, -88.0], &[1e-30, inf, -inf, nan]);
+        }
+        check("overlap", &[0.0, 1.0], &[-1e-30, 1.000_000_1, inf, nan]);
+        for column in ["draft_entropy", "draft_target_cross_entropy"] {
+            check(column, &[0.0, 12.0], &[-1e-30, inf, -inf, nan]);
+        }
+    }
+
+    #[test]
+    fn tokens_that_a_model_does_not_know_are_named() {
+        let check = |break_it: fn(&mut ResponseRow), expected: Option<&str>| {
+            let mut broken = row(3);
+            break_it(&mut broken);
+            broken.check_ids(9).unwrap();
+            let found = broken.check_ids(8).err().map(|error| error.to_string());
+            let told = |column: &str| {
+                format!(
+                    "row `set#0`: column `{column}` has token 8 at 0, but the model that is to \
+                     read it has 8 tokens"
+                )
+            };
+            assert_eq!(found, expected.map(told));
+        };
+        check(|_| {}, None);
+        check(|r| r.prompt_ids[0] = 8, Some("prompt_ids"));
+        check(|r| r.response_ids[0] = 8, Some("response_ids"));
+        check(|r| r.draft.as_mut().unwrap().draft_ids[0] = 8, Some("draft_ids"));
+        check(|r| r.draft.as_mut().unwrap().draft_top_ids[0] = 8, Some("draft_top_ids"));
+        check(|r| r.draft.as_mut().unwrap().target_top_ids[0] = 8, None);
     }
 
     #[test]
@@ -255,7 +350,7 @@ mod tests {
         assert_ne!(expected, -0.123_456_79);
         assert!(rounded.response_target_log_prob.iter().all(|&v| v == expected));
         for values in rounded.draft.as_mut().unwrap().floats_mut() {
-            assert_eq!(*values, [expected; 2]);
+            assert!(values.iter().all(|value| -value.abs() == expected), "{values:?}");
         }
     }
 }

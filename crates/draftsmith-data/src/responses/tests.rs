@@ -75,7 +75,7 @@ fn rows_round_trip() {
     let many: Vec<_> = (0..2500).map(|n| row(&mut noise, n, n % 3, n % 5 != 0)).collect();
     for rows in [sample_rows(), without_draft, many, Vec::new()] {
         write_shard(&path, &rows, &provenance()).unwrap();
-        let read = read_shard(&path).unwrap();
+        let read = read_shard(&path, None).unwrap();
         assert_eq!(read.0, rows);
         assert_eq!(read.1, provenance());
     }
@@ -133,15 +133,20 @@ fn a_token_takes_at_most_28_bytes() {
     println!("bytes a token: {whole:.2} as they are, {rounded:.2} rounded");
     assert!(whole > 28.0, "rounding is not needed: {whole:.2}");
     assert!(rounded <= 28.0, "{rounded:.2}");
-    assert_eq!(read_shard(&path).unwrap().0, rows);
+    assert_eq!(read_shard(&path, None).unwrap().0, rows);
 }
 
 #[test]
 fn directories_are_read_in_order() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read_dir(dir.path()).unwrap_err().to_string();
+    let error = read_dir(dir.path(), None).unwrap_err().to_string();
     assert!(error.contains("holds no `responses-*.parquet`: run build-data first"), "{error}");
-    assert!(read_dir(&dir.path().join("none")).unwrap_err().to_string().starts_with("cannot read"));
+    assert!(
+        read_dir(&dir.path().join("none"), None)
+            .unwrap_err()
+            .to_string()
+            .starts_with("cannot read")
+    );
 
     fs::write(dir.path().join(".responses-00000.parquet.tmp"), "half").unwrap();
     fs::write(dir.path().join("rollouts-00000.parquet"), "other").unwrap();
@@ -149,11 +154,11 @@ fn directories_are_read_in_order() {
     for (index, rows) in [(100_000, &rows[5..]), (2, &rows[3..5]), (0, &rows[..3])] {
         write_shard(&shard_path(dir.path(), index), rows, &provenance()).unwrap();
     }
-    assert_eq!(read_dir(dir.path()).unwrap(), (rows.clone(), provenance()));
+    assert_eq!(read_dir(dir.path(), None).unwrap(), (rows.clone(), provenance()));
 
     let other = Provenance { top_p: 0.5, ..provenance() };
     write_shard(&shard_path(dir.path(), 2), &rows, &other).unwrap();
-    let error = read_dir(dir.path()).unwrap_err().to_string();
+    let error = read_dir(dir.path(), None).unwrap_err().to_string();
     assert!(error.contains("`top_p` is 0.95 in the one and 0.5 in the other"), "{error}");
     assert!(error.contains("responses-00000.parquet` and `"), "{error}");
 }
@@ -177,7 +182,10 @@ fn table() -> Table {
     Table::new(&COLUMNS, |column| match column.kind {
         Kind::Text => Arc::new(StringArray::from(vec!["eos"])),
         Kind::Ids => list(Arc::new(UInt32Array::from(vec![1, 2]))),
-        Kind::Floats => list(Arc::new(Float32Array::from(vec![-0.5, -1.5]))),
+        Kind::Floats if column.name.ends_with("log_prob") => {
+            list(Arc::new(Float32Array::from(vec![-0.5, -1.5])))
+        }
+        Kind::Floats => list(Arc::new(Float32Array::from(vec![0.5, 0.25]))),
         other => unreachable!("not in the schema: {other:?}"),
     })
 }
@@ -190,7 +198,7 @@ fn tables_that_break_the_schema_are_told() {
         let mut table = table();
         change(&mut table);
         table.write(&path, provenance().to_entries());
-        read_shard(&path).map(|(rows, _)| rows).map_err(|e| e.to_string())
+        read_shard(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
     let check = |change: &dyn Fn(&mut Table), expected: &str| {
         let error = read(change).unwrap_err();
@@ -242,9 +250,33 @@ fn tables_that_break_the_schema_are_told() {
         &|table| table.set("overlap", nullable(Arc::new(Float32Array::from(vec![1.0])))),
         "row `eos`: column `overlap` has 1 values, `response_ids` has 2",
     );
+    check(
+        &|table| table.set("overlap", nullable(Arc::new(Float32Array::from(vec![1.0, 1.5])))),
+        "row `eos`: column `overlap` is 1.5 at 1, it must be within [0, 1]; build the data again",
+    );
 
     let error = read(&|table| table.remove("target_top_ids")).unwrap_err();
     assert!(error.contains("has no column `target_top_ids`"), "{error}");
+}
+
+#[test]
+fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = shard_path(dir.path(), 0);
+    let mut rows = sample_rows();
+    rows[2].draft.as_mut().unwrap().draft_ids[1] = 4096;
+    write_shard(&path, &rows, &provenance()).unwrap();
+    for known in [None, Some(4097)] {
+        assert_eq!(read_shard(&path, known).unwrap().0, rows);
+        assert_eq!(read_dir(dir.path(), known).unwrap().0, rows);
+    }
+    let expected = format!(
+        "`{}`: row `set#2`: column `draft_ids` has token 4096 at 1, but the model that is to read \
+         it has 4096 tokens; build the data again",
+        path.display()
+    );
+    assert_eq!(read_shard(&path, Some(4096)).unwrap_err().to_string(), expected);
+    assert_eq!(read_dir(dir.path(), Some(4096)).unwrap_err().to_string(), expected);
 }
 
 #[test]
@@ -252,7 +284,7 @@ fn files_without_provenance_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     table().write(&path, Vec::new());
-    let error = read_shard(&path).unwrap_err().to_string();
+    let error = read_shard(&path, None).unwrap_err().to_string();
     assert!(error.contains("there is no `draftsmith.*` key"), "{error}");
 }
 
@@ -261,7 +293,7 @@ fn cut_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance()).unwrap();
-    check_cut_files(&path, read_shard);
+    check_cut_files(&path, |path| read_shard(path, None));
 }
 
 #[test]
@@ -269,7 +301,12 @@ fn flipped_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance()).unwrap();
-    check_flipped_bytes(&path, 4, read_shard, |(rows, _)| {
-        rows.iter().for_each(|row| row.validate().unwrap());
-    });
+    check_flipped_bytes(
+        &path,
+        4,
+        |path| read_shard(path, None),
+        |(rows, _)| {
+            rows.iter().for_each(|row| row.validate().unwrap());
+        },
+    );
 }

@@ -10,20 +10,26 @@ use crate::columns::{TableRow, bad_provenance, entries, open, read_rows};
 use crate::error::DataError;
 
 /// Reads a rollouts file: its rows, in order, and where they came from. Columns that are not of the
-/// schema are left alone.
+/// schema are left alone. With `vocab_size`, the rows are for a model of so many tokens.
 ///
 /// # Errors
 /// If the file cannot be read, is not whole, lacks a column or its provenance, or holds a type, a
 /// null or rows that may not be (see [`validate_rollouts`]), or that do not fit its provenance (see
-/// [`write_rollouts`]).
+/// [`write_rollouts`]) or that the model does not know ([`RolloutRow::check_ids`]).
 ///
 /// [`validate_rollouts`]: crate::validate_rollouts
 /// [`write_rollouts`]: crate::write_rollouts
-pub fn read_rollouts(path: &Path) -> Result<(Vec<RolloutRow>, RolloutProvenance), DataError> {
+pub fn read_rollouts(
+    path: &Path,
+    vocab_size: Option<usize>,
+) -> Result<(Vec<RolloutRow>, RolloutProvenance), DataError> {
     let builder = open(path)?;
     let provenance = parse_provenance(path, entries(&builder))?;
     let rows = read_rows(path, builder, &COLUMNS, rollout)?;
-    validate_file(&rows, &provenance).map_err(|source| DataError::row_in_file(path, source))?;
+    let known = |size| rows.iter().try_for_each(|row: &RolloutRow| row.check_ids(size));
+    let checked = validate_file(&rows, &provenance);
+    let checked = checked.and_then(|()| vocab_size.map_or(Ok(()), known));
+    checked.map_err(|source| DataError::row_in_file(path, source))?;
     Ok((rows, provenance))
 }
 

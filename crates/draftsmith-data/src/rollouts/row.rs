@@ -7,6 +7,7 @@
 //! logarithms.
 
 use crate::error::DataError;
+use crate::values::{Numbers, unknown_id};
 
 /// What the drafter proposes from one position of a response on, or the response itself: a row of
 /// `rollouts-<drafter>-<set>-<decoding>.parquet`.
@@ -48,13 +49,16 @@ pub struct RolloutCandidates {
     pub target_log_prob: Vec<f64>,
 }
 
+/// The one column of which the last number may be missing.
+const PREDICTED: &str = "predicted_acceptance_prob";
+
 impl RolloutRow {
     /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts)
     /// checks those among rows.
     ///
     /// Lists have one length and hold something; a response starts at 0 and fits its limit, a
     /// rollout leaves it room for one token more; probabilities are within \[0, 1\], the entropy is
-    /// finite, and log-probabilities are at most 0.
+    /// finite and at least 0, and log-probabilities are at most 0.
     ///
     /// # Errors
     /// [`DataError::Rollout`] with the first column that breaks a rule.
@@ -79,11 +83,22 @@ impl RolloutRow {
         self.validate_values()
     }
 
+    /// Checks that a model of `vocab_size` tokens knows every candidate.
+    ///
+    /// # Errors
+    /// [`DataError::Rollout`] if it does not.
+    pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
+        match unknown_id(&self.candidates.candidate_ids, vocab_size) {
+            Some(problem) => Err(self.error("candidate_ids", problem)),
+            None => Ok(()),
+        }
+    }
+
     fn validate_lengths(&self) -> Result<(), DataError> {
         let expected = self.candidates.candidate_ids.len();
-        match self.lists().find(|(_, values)| values.len() != expected) {
+        match self.numbers().find(|(_, _, values)| values.len() != expected) {
             None => Ok(()),
-            Some((column, values)) => {
+            Some((column, _, values)) => {
                 let found = values.len();
                 let problem = format!("has {found} values, `candidate_ids` has {expected}");
                 Err(self.error(column, problem))
@@ -92,42 +107,33 @@ impl RolloutRow {
     }
 
     fn validate_values(&self) -> Result<(), DataError> {
-        for (column, values) in self.lists() {
-            let (may_be, expected): (fn(f64) -> bool, _) = match column {
-                "draft_entropy" => (f64::is_finite, "finite"),
-                "draft_log_prob" | "target_log_prob" => (|value| value <= 0.0, "at most 0"),
-                _ => (|value| (0.0..=1.0).contains(&value), "within [0, 1]"),
+        for (column, numbers, values) in self.numbers() {
+            // Nobody asks for the prediction of the last one, so it may not have been made.
+            let asked = match values.split_last() {
+                Some((last, asked)) if column == PREDICTED && last.is_nan() => asked,
+                _ => values,
             };
-            // Nobody asks about the last one, so it may not have been predicted.
-            let is_unasked = |at: usize, value: f64| {
-                column == "predicted_acceptance_prob" && at + 1 == values.len() && value.is_nan()
-            };
-            let mut values = values.iter().enumerate();
-            if let Some((at, value)) =
-                values.find(|&(at, &value)| !may_be(value) && !is_unasked(at, value))
-            {
-                return Err(
-                    self.error(column, format!("is {value} at {at}, it must be {expected}"))
-                );
+            if let Some(problem) = numbers.problem(asked) {
+                return Err(self.error(column, problem));
             }
         }
         Ok(())
     }
 
     /// The lists of numbers that are there, by column.
-    fn lists(&self) -> impl Iterator<Item = (&'static str, &Vec<f64>)> {
+    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f64>)> {
         let candidates = &self.candidates;
         let predicted = candidates.predicted_acceptance_prob.as_ref();
         [
-            ("candidate_prob", Some(&candidates.candidate_prob)),
-            ("confidence", Some(&candidates.confidence)),
-            ("draft_entropy", Some(&candidates.draft_entropy)),
-            ("predicted_acceptance_prob", predicted),
-            ("draft_log_prob", Some(&candidates.draft_log_prob)),
-            ("target_log_prob", Some(&candidates.target_log_prob)),
+            ("candidate_prob", Numbers::Prob, Some(&candidates.candidate_prob)),
+            ("confidence", Numbers::Prob, Some(&candidates.confidence)),
+            ("draft_entropy", Numbers::Entropy, Some(&candidates.draft_entropy)),
+            (PREDICTED, Numbers::Prob, predicted),
+            ("draft_log_prob", Numbers::LogProb, Some(&candidates.draft_log_prob)),
+            ("target_log_prob", Numbers::LogProb, Some(&candidates.target_log_prob)),
         ]
         .into_iter()
-        .filter_map(|(column, values)| Some((column, values?)))
+        .filter_map(|(column, numbers, values)| Some((column, numbers, values?)))
     }
 
     /// An error about this row's value in a column.

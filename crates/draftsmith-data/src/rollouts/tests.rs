@@ -155,7 +155,7 @@ fn rows_round_trip_bit_for_bit() {
         (Vec::new(), false),
     ] {
         write_rollouts(&path, &rows, &provenance(with_head)).unwrap();
-        let read = read_rollouts(&path).unwrap();
+        let read = read_rollouts(&path, None).unwrap();
         assert!(all_bits(&read.0) == all_bits(&rows));
         assert_eq!(read.1, provenance(with_head));
         assert_eq!(read_rollout_provenance(&path).unwrap(), provenance(with_head));

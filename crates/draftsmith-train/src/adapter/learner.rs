@@ -224,7 +224,7 @@ mod tests {
         let target = tiny_draft(16, 64);
         let rows = responses(6, 20, 5)
             .iter()
-            .map(|row| AdapterRow::new(row, 64, 48).unwrap().unwrap().into())
+            .map(|row| AdapterRow::new(row, 64).unwrap().into())
             .collect();
         let targets = FrozenTarget::from(target.clone()).into();
         let source = AdapterSource { targets, exit_layers: vec![1], rows };

@@ -133,8 +133,8 @@ fn prepare(
     let max_len = training.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
     let optimizer = &training.optimizer;
-    let split = Split::new(rows, optimizer.validation_fraction, |row| {
-        AdapterRow::new(row, max_len, vocab_size)
+    let split = Split::new(rows, vocab_size, optimizer.validation_fraction, |row| {
+        Ok(AdapterRow::new(row, max_len))
     })?;
     let counts = split.counts();
     if counts.num_training == 0 || counts.num_validation == 0 {

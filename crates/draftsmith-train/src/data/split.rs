@@ -25,17 +25,21 @@ impl<T> Split<T> {
         }
     }
 
-    /// Splits what `usable` takes of each row; `None` counts as unusable.
+    /// Splits what `usable` takes of each row, for a model of `vocab_size` tokens; `None` counts as
+    /// unusable.
     ///
     /// # Errors
-    /// If `usable` refuses a row.
+    /// If a row is broken, has a token that the model does not know, or is refused by `usable`.
     pub(crate) fn new(
         rows: &[ResponseRow],
+        vocab_size: usize,
         validation_fraction: f64,
         usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
     ) -> Result<Self, TrainError> {
         let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
         for row in rows {
+            row.validate()?;
+            row.check_ids(vocab_size)?;
             match usable(row)?.map(Arc::new) {
                 None => split.num_unusable += 1,
                 Some(usable) if is_held_out(row, validation_fraction) => {
@@ -90,5 +94,29 @@ mod tests {
             let first = is_held_out(&named(&format!("set#{n}"), "set"), 0.3);
             assert_eq!(first, is_held_out(&named(&format!("set#{n}#1"), "set"), 0.3));
         }
+    }
+
+    #[test]
+    fn rows_that_break_their_rules_or_are_of_another_vocabulary_are_named() {
+        let message = |break_it: fn(&mut ResponseRow)| {
+            let mut broken = response_row("set#3", &[1], &[2, 3], &[4, 5], &[0.5; 2]);
+            break_it(&mut broken);
+            let split = Split::new(&[broken], 6, 0.5, |_| Ok(Some(())));
+            split.map(|split| split.counts().num_unusable).map_err(|error| error.to_string())
+        };
+        assert_eq!(message(|_| ()), Ok(0));
+        let check = |break_it: fn(&mut ResponseRow), expected: &[&str]| {
+            let message = message(break_it).unwrap_err();
+            for part in expected {
+                assert!(message.contains(part), "{message}");
+            }
+        };
+        check(|r| r.response_ids[1] = 6, &["`set#3`", "`response_ids`", "token 6", "6 tokens"]);
+        check(|r| r.draft.as_mut().unwrap().draft_ids[0] = 6, &["`draft_ids`", "token 6"]);
+        check(|r| r.draft.as_mut().unwrap().draft_ids.push(1), &["`set#3`", "`draft_ids`"]);
+        check(
+            |r| r.draft.as_mut().unwrap().target_log_prob[1] = f32::NAN,
+            &["`set#3`", "`target_log_prob` is NaN at 1"],
+        );
     }
 }

@@ -161,7 +161,10 @@ fn prepare(
     seed: u64,
 ) -> Result<Prepared<HeadSource>, TrainError> {
     let (context, optimizer) = (drafts.first().context(), &shared.optimizer);
+    let vocab_size = drafts.first().vocab_size();
     let HeadData { rows, rollouts } = data;
+    let recorded = rollouts.iter().flat_map(|rollouts| rollouts.rows);
+    recorded.into_iter().try_for_each(|rollout| rollout.check_ids(vocab_size))?;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
         (Some(labels), _) => TrainingRow::new(row, context, labels),
@@ -171,7 +174,7 @@ fn prepare(
         }
         (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
     };
-    let split = Split::new(rows, optimizer.validation_fraction, usable)?;
+    let split = Split::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
     let settings = BatchSettings {
         seed,

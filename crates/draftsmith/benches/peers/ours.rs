@@ -73,7 +73,7 @@ impl Ours {
         let mut ours =
             Self { root, recipe, seed, target, draft, limits, prompts, data_dir, rows, scratch };
         let (built, _) = ours.build_data(None)?;
-        (ours.rows, _) = read_dir(&built.data_dir)?;
+        (ours.rows, _) = read_dir(&built.data_dir, None)?;
         ours.data_dir = built.data_dir;
         Ok(ours)
     }

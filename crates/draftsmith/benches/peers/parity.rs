@@ -120,7 +120,7 @@ fn main() -> Result<ExitCode> {
         .with_context(|| format!("cannot read `{}`", arguments.recipe.display()))?;
     let recipe: toml::Table = toml::from_str(&recipe)?;
     let seed = recipe.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64;
-    let (rows, _) = read_dir(&from_root(&arguments.data))?;
+    let (rows, _) = read_dir(&from_root(&arguments.data), None)?;
     let wanted = |what| arguments.only.is_none_or(|only| only == what);
     let mut is_same = true;
     if wanted(What::Head) {

@@ -34,11 +34,11 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
         if is_rollouts_path(path) || read_rollout_provenance(path).is_ok() {
             rollouts(path)?
         } else {
-            let (rows, provenance) = read_shard(path)?;
+            let (rows, provenance) = read_shard(path, None)?;
             dataset(&rows, &provenance, 1)?
         }
     } else if path.is_dir() && shard_paths(path).is_ok() {
-        let (rows, provenance) = read_dir(path)?;
+        let (rows, provenance) = read_dir(path, None)?;
         let mut shown = dataset(&rows, &provenance, shard_paths(path)?.len())?;
         let recorded = rollouts_paths(path)?;
         if !recorded.is_empty() {
@@ -220,7 +220,7 @@ fn all_rollouts(paths: &[PathBuf]) -> Result<Value> {
 }
 
 fn rollouts(path: &Path) -> Result<Value> {
-    let (rows, provenance) = read_rollouts(path)?;
+    let (rows, provenance) = read_rollouts(path, None)?;
     let mut shown = json!({
         "kind": "rollouts",
         "drafter": provenance.drafter,

@@ -59,8 +59,8 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;
     }
-    let validation = SetSources::read(recipe, PromptSet::Validation)?;
-    let test = SetSources::read(recipe, PromptSet::Test)?;
+    let validation = SetSources::read(recipe, PromptSet::Validation, workspace)?;
+    let test = SetSources::read(recipe, PromptSet::Test, workspace)?;
     let pair = workspace.pair()?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let mut heads = exports.heads();

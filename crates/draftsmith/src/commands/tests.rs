@@ -233,7 +233,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     build_data::run(&recipe, &workspace, &console).expect("data");
     let trained = train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
-    let (rows, provenance) = draftsmith_data::read_rollouts(&path).expect("rollouts");
+    let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
     let responses = rows.iter().filter(|row| row.is_response).count();
     assert_eq!(responses, 40);
@@ -248,7 +248,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     assert_eq!(changed(&path), written);
     other.head.as_mut().expect("a section").rollout_length = 2;
     train_head::run(&other, &workspace, &mut None, &console).expect("another head");
-    let (longer, _) = draftsmith_data::read_rollouts(&path).expect("rollouts");
+    let (longer, _) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
 

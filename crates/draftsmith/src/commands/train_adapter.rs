@@ -59,7 +59,7 @@ pub(crate) fn run(
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
     let (section, optimizer) = (Section::Adapter, &settings.optimizer);
     check_devices(console, COMMAND, section, workspace.devices(), settings.dtype, optimizer)?;
-    let (rows, provenance) = built_rows(recipe)?;
+    let (rows, provenance) = built_rows(recipe, workspace.target_shape()?.vocab_size)?;
     let target_dir = &recipe.models.target;
     let target_hash = workspace.target_hash()?;
     if provenance.target != target_hash {

@@ -32,7 +32,7 @@ pub(crate) fn run(
     check_devices(console, "train-head", section, workspace.devices(), settings.dtype, optimizer)?;
     let draft_dir = recipe.need_draft("train-head")?;
     let data_dir = recipe.data_dir();
-    let (rows, provenance) = built_rows(recipe)?;
+    let (rows, provenance) = built_rows(recipe, workspace.vocab_size()?)?;
     let draft_hash = workspace.draft_hash()?.context("there is a draft")?.to_owned();
     match &provenance.draft {
         Some(hash) if *hash == draft_hash => {}

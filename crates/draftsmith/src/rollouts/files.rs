@@ -59,6 +59,7 @@ pub(crate) struct RolloutFiles<'a> {
     validation_prompts: Vec<PromptFile>,
     test_prompts: Vec<PromptFile>,
     eos_token_ids: Vec<u32>,
+    vocab_size: usize,
     context: usize,
 }
 
@@ -106,6 +107,7 @@ impl<'a> RolloutFiles<'a> {
             },
             test_prompts: workspace.prompt_files(&evaluate.prompts)?,
             eos_token_ids: workspace.target_shape()?.eos_token_ids.clone(),
+            vocab_size: workspace.target_shape()?.vocab_size,
             context: workspace.context()?,
         })
     }
@@ -137,7 +139,7 @@ impl<'a> RolloutFiles<'a> {
         if !path.exists() {
             return Ok(FileState::Absent);
         }
-        let (rows, provenance) = match read_rollouts(&path) {
+        let (rows, provenance) = match read_rollouts(&path, Some(self.vocab_size)) {
             Ok(read) => read,
             Err(error) => return Ok(FileState::Stale(error.to_string())),
         };

@@ -35,7 +35,7 @@ impl SetSources {
     ///
     /// # Errors
     /// If a file is missing or broken, or there is no built data.
-    pub(crate) fn read(recipe: &Recipe, set: PromptSet) -> Result<Self> {
+    pub(crate) fn read(recipe: &Recipe, set: PromptSet, workspace: &Workspace) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("record")?;
         Ok(match (set, &tune.prompts) {
             (PromptSet::Test, _) => {
@@ -45,7 +45,7 @@ impl SetSources {
                 Self::Files(read_sources(paths)?, tune.num_prompts)
             }
             (PromptSet::Validation, None) => {
-                let (rows, provenance) = built_rows(recipe)?;
+                let (rows, provenance) = built_rows(recipe, workspace.vocab_size()?)?;
                 Self::HeldOut(rows, Box::new(provenance), tune.num_prompts)
             }
         })
@@ -87,7 +87,7 @@ pub(crate) fn validation_prompts(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<(String, Vec<u32>)>> {
-    let sources = SetSources::read(recipe, PromptSet::Validation)?;
+    let sources = SetSources::read(recipe, PromptSet::Validation, workspace)?;
     let (chosen, pair) = (sources.choose(recipe, workspace, console)?, workspace.pair()?);
     chosen
         .into_iter()

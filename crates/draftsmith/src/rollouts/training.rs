@@ -92,7 +92,7 @@ impl TrainingRollouts {
         let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());
         if path.exists() {
-            match read_rollouts(&path) {
+            match read_rollouts(&path, Some(pair.target.shape().vocab_size)) {
                 Ok((rows, found)) if found == expected && are_of(&rows, responses, pair) => {
                     return Ok(Self { rows, is_greedy });
                 }

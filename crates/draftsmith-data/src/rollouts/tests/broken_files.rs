@@ -27,7 +27,7 @@ fn tables_that_break_the_schema_are_told() {
         let mut table = table();
         change(&mut table);
         table.write(&path, provenance(true).to_entries());
-        read_rollouts(&path).map(|(rows, _)| rows).map_err(|e| e.to_string())
+        read_rollouts(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
     let check = |change: &dyn Fn(&mut Table), expected: &str| {
         let error = read(change).unwrap_err();
@@ -117,7 +117,7 @@ fn files_of_another_kind_are_told() {
     let path = path_in(&dir);
     let read = |entries: Vec<(String, String)>| {
         table().write(&path, entries);
-        read_rollouts(&path).unwrap_err().to_string()
+        read_rollouts(&path, None).unwrap_err().to_string()
     };
     let told = format!("`{}`: its provenance cannot be used: ", path.display());
     let error = read(Vec::new());
@@ -133,7 +133,7 @@ fn files_of_another_kind_are_told() {
 
     let missing = rollouts_path(dir.path(), "draft", "test", RolloutDecoding::Greedy);
     assert!(missing.ends_with("rollouts-draft-test-greedy.parquet"));
-    let error = read_rollouts(&missing).unwrap_err().to_string();
+    let error = read_rollouts(&missing, None).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot read `{}`", missing.display())), "{error}");
 }
 
@@ -142,7 +142,7 @@ fn cut_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     write_rollouts(&path, &sample_rows(true), &provenance(true)).unwrap();
-    check_cut_files(&path, read_rollouts);
+    check_cut_files(&path, |path| read_rollouts(path, None));
 }
 
 #[test]
@@ -150,7 +150,12 @@ fn flipped_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     write_rollouts(&path, &small_rows(), &provenance(true)).unwrap();
-    check_flipped_bytes(&path, 6, read_rollouts, |(rows, _)| validate_rollouts(&rows).unwrap());
+    check_flipped_bytes(
+        &path,
+        6,
+        |path| read_rollouts(path, None),
+        |(rows, _)| validate_rollouts(&rows).unwrap(),
+    );
 }
 
 #[test]
@@ -160,7 +165,7 @@ fn a_rule_broken_in_a_file_names_the_file() {
     let rows = &small_rows()[1..];
     let table = Table::new(&COLUMNS, |column| write::to_array(rows, column).unwrap());
     table.write(&path, provenance(true).to_entries());
-    let error = read_rollouts(&path).unwrap_err();
+    let error = read_rollouts(&path, None).unwrap_err();
     assert!(matches!(error, DataError::RowInFile { .. }));
     let expected = format!(
         "`{}`: rollout `set#0` at 0: column `is_response` is false, the first row of an id is the \

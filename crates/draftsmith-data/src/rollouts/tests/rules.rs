@@ -51,7 +51,17 @@ fn rules_of_a_row_are_told_by_column() {
     check(
         |r| r[1].candidates.draft_entropy[0] = f64::INFINITY,
         1,
-        &format!("{row} `draft_entropy` is inf at 0, it must be finite"),
+        &format!("{row} `draft_entropy` is inf at 0, it must be at least 0 and finite"),
+    );
+    check(
+        |r| r[1].candidates.draft_entropy[1] = -1e-9,
+        1,
+        &format!("{row} `draft_entropy` is -0.000000001 at 1"),
+    );
+    check(
+        |r| r[1].candidates.target_log_prob[0] = f64::INFINITY,
+        1,
+        &format!("{row} `target_log_prob` is inf at 0, it must be at most 0"),
     );
     check(
         |r| predicted(&mut r[1])[0] = f64::NAN,
@@ -69,6 +79,20 @@ fn rules_of_a_row_are_told_by_column() {
         1,
         &format!("{row} `candidate_prob` is NaN at 1"),
     );
+}
+
+#[test]
+fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let rows = sample_rows(true);
+    let largest = rows.iter().flat_map(|row| &row.candidates.candidate_ids).max().unwrap();
+    write_rollouts(&path, &rows, &provenance(true)).unwrap();
+    let largest = *largest as usize;
+    assert!(all_bits(&read_rollouts(&path, Some(largest + 1)).unwrap().0) == all_bits(&rows));
+    let error = read_rollouts(&path, Some(largest)).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("`{}`: rollout `set#", path.display())), "{error}");
+    assert!(error.contains(&format!("column `candidate_ids` has token {largest} at")), "{error}");
 }
 
 #[test]
