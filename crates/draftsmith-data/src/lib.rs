@@ -5,6 +5,7 @@
 //! response shards and rollouts with the provenance in their metadata. It sees token ids and
 //! numbers, never tensors or weights.
 
+mod caught;
 mod chat_template;
 mod columns;
 mod error;
@@ -18,6 +19,7 @@ mod rollouts;
 mod tokenizer;
 mod values;
 
+pub use caught::is_panic_caught;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
+use crate::caught::caught;
 use crate::chat_template::{ChatTemplate, Message};
 use crate::error::DataError;
 use crate::hash::hex;
@@ -34,9 +35,11 @@ impl TextTokenizer {
     pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(TOKENIZER_FILE);
         let bytes = std::fs::read(&path).map_err(|e| DataError::io("read", &path, e))?;
-        let load_error = |e| tokenizer_error(&path, "load the tokenizer", e);
-        let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(load_error)?;
-        tokenizer.with_padding(None).with_truncation(None).map_err(load_error)?;
+        let tokenizer = guard(&path, "load the tokenizer", || {
+            let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
+            tokenizer.with_padding(None).with_truncation(None)?;
+            Ok(tokenizer)
+        })?;
         Ok(Self { path, tokenizer })
     }
 
@@ -47,11 +50,10 @@ impl TextTokenizer {
     /// # Errors
     /// If the tokenizer cannot encode the text.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, add_special_tokens)
-            .map_err(|e| tokenizer_error(&self.path, "encode", e))?;
-        Ok(encoding.get_ids().to_vec())
+        guard(&self.path, "encode", || {
+            let encoding = self.tokenizer.encode_fast(text, add_special_tokens)?;
+            Ok(encoding.get_ids().to_vec())
+        })
     }
 
     /// The ids of a chat up to where the assistant's answer begins: rendered by the template, or,
@@ -79,9 +81,7 @@ impl TextTokenizer {
     /// # Errors
     /// If the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
-        self.tokenizer
-            .decode(ids, skip_special)
-            .map_err(|e| tokenizer_error(&self.path, "decode", e))
+        guard(&self.path, "decode", || self.tokenizer.decode(ids, skip_special))
     }
 
     /// Starts turning ids into text as they come. See [`TextStream`].
@@ -147,8 +147,19 @@ impl TextTokenizer {
     }
 }
 
-fn tokenizer_error(path: &Path, action: &'static str, source: tokenizers::Error) -> DataError {
-    DataError::Tokenizer { path: path.to_path_buf(), action, problem: source.to_string() }
+/// Runs a step of the tokenizer library, naming the file in its error. The library (tokenizers
+/// 0.23) panics on decoders and normalizers that it cannot make sense of.
+fn guard<T>(
+    path: &Path,
+    action: &'static str,
+    step: impl FnOnce() -> tokenizers::Result<T>,
+) -> Result<T, DataError> {
+    let problem = match caught(step) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(e)) => e.to_string(),
+        Err(panic) => panic,
+    };
+    Err(DataError::Tokenizer { path: path.to_path_buf(), action, problem })
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! A file into rows: nothing in the file is trusted.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use arrow_array::cast::AsArray;
@@ -12,6 +11,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use parquet::errors::ParquetError;
 
 use super::Column;
+use crate::caught::caught;
 use crate::error::DataError;
 
 /// Rows decoded at a time.
@@ -29,14 +29,10 @@ pub(crate) fn guard<T>(
     path: &Path,
     step: impl FnOnce() -> Result<T, ParquetError>,
 ) -> Result<T, DataError> {
-    let problem = match catch_unwind(AssertUnwindSafe(step)) {
+    let problem = match caught(step) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(e)) => e.to_string(),
-        Err(panic) => {
-            let told = panic.downcast_ref::<String>().map(String::as_str);
-            let told = told.or(panic.downcast_ref::<&str>().copied());
-            format!("its pages do not add up ({})", told.unwrap_or("no more is known"))
-        }
+        Err(panic) => format!("its pages do not add up ({panic})"),
     };
     Err(DataError::Parquet { path: path.to_path_buf(), problem })
 }

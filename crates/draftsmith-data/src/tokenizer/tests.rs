@@ -216,7 +216,8 @@ fn missing_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let load = || TextTokenizer::from_model_dir(dir.path()).unwrap_err().to_string();
     assert!(load().starts_with("cannot read `"));
-    for broken in ["", "{}", "{\"model\": 5}", "\u{0}"] {
+    // The library panics on the last one: it is cut off in what decodes.
+    for broken in ["", "{}", "{\"model\": 5}", "\u{0}", "{\"decoder\": {\"type\""] {
         std::fs::write(dir.path().join(TOKENIZER_FILE), broken).unwrap();
         assert!(load().contains("tokenizer.json`: cannot load the tokenizer: "), "{broken}");
     }
