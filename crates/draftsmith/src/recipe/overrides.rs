@@ -1,6 +1,10 @@
 //! `--set KEY=VALUE`: keys of a recipe that the command line sets.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+
+/// More parts than any key of a recipe has. What is nested deeply overflows the stack of what writes
+/// it.
+const MOST_PARTS: usize = 16;
 
 /// Sets `a.b=value` in a table. The value is TOML; what is not, is a string.
 pub(super) fn set(table: &mut toml::Table, given: &str) -> Result<()> {
@@ -12,6 +16,12 @@ pub(super) fn set(table: &mut toml::Table, given: &str) -> Result<()> {
         .and_then(|mut parsed| parsed.remove("value"))
         .unwrap_or_else(|| toml::Value::String(value.to_owned()));
     let mut parts: Vec<&str> = key.trim().split('.').collect();
+    if parts.len() > MOST_PARTS {
+        bail!(
+            "`--set`: a key of {} parts, no recipe has one of more than {MOST_PARTS}",
+            parts.len()
+        );
+    }
     let last = parts.pop().unwrap_or_default();
     let mut place = table;
     for part in parts {
