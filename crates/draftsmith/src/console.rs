@@ -54,7 +54,6 @@ impl Console {
     }
 
     /// A console that writes nothing and is never interrupted.
-    #[cfg(test)]
     pub(crate) fn silent() -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
         let screen = Screen::default();

@@ -17,6 +17,8 @@ mod exports;
 mod hub;
 mod pair;
 mod prompts;
+#[doc(hidden)]
+pub mod readers;
 mod recipe;
 mod report;
 mod results;

@@ -1,0 +1,307 @@
+//! Every reader of files that others may have written, as one table: what each reads and what stands
+//! beside it. The bench mutates files for them; `tests/corpus.rs` reads what was found.
+//!
+//! A reader does with a file what the commands do before they compute: what loads is used a little.
+
+#[path = "state.rs"]
+pub(crate) mod state;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use burn::tensor::Device;
+use draftsmith_data::{ChatTemplate, Message, Prompts, TextTokenizer, read_rollouts, read_shard};
+use draftsmith_decode::{Limits, ModelSession, decode_plain};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadForm, HeadInput,
+    HeadReads, ModelConfig, WeightReader, read_metadata,
+};
+use draftsmith_theory::{Decoding, SeededDraws};
+use tempfile::TempDir;
+
+/// Reads files of one kind.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pub(crate) name: &'static str,
+    /// What the file is called, in its directory.
+    pub(crate) file: &'static str,
+    /// Puts down what stands beside the file.
+    prepare: fn(&Path) -> Result<()>,
+    /// Reads the file in its directory.
+    read: fn(&Path) -> Result<()>,
+}
+
+impl Reader {
+    /// A directory for the file, with what stands beside it.
+    pub(crate) fn place(&self) -> Result<TempDir> {
+        let place = tempfile::tempdir()?;
+        (self.prepare)(place.path())?;
+        Ok(place)
+    }
+
+    /// Reads `input` as if it were the file.
+    pub(crate) fn read(&self, place: &TempDir, input: &[u8]) -> Result<()> {
+        std::fs::write(place.path().join(self.file), input)?;
+        (self.read)(place.path())
+    }
+}
+
+/// All readers.
+pub(crate) const READERS: [Reader; 15] = [
+    Reader {
+        name: "weights",
+        file: "model.safetensors",
+        prepare: |dir| copy_model(dir, &["config.json"]),
+        read: weights,
+    },
+    Reader {
+        name: "index",
+        file: "model.safetensors.index.json",
+        prepare: |dir| copy_files(&fixture("llama-v5-sharded-f16"), dir),
+        read: model,
+    },
+    Reader {
+        name: "config",
+        file: "config.json",
+        prepare: |dir| copy_model(dir, &["model.safetensors"]),
+        read: model,
+    },
+    Reader {
+        name: "generation-config",
+        file: "generation_config.json",
+        prepare: |dir| copy_model(dir, &["config.json", "model.safetensors"]),
+        read: model,
+    },
+    Reader { name: "tokenizer", file: "tokenizer.json", prepare: |_| Ok(()), read: tokenizer },
+    Reader {
+        name: "tokenizer-config",
+        file: "tokenizer_config.json",
+        prepare: |_| Ok(()),
+        read: template,
+    },
+    Reader {
+        name: "template",
+        file: "chat_template.jinja",
+        prepare: |dir| {
+            put(dir, "tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#)
+        },
+        read: template,
+    },
+    Reader {
+        name: "messages",
+        file: "messages.jsonl",
+        prepare: |dir| {
+            for (name, source) in TEMPLATES {
+                std::fs::create_dir(dir.join(name))?;
+                put(&dir.join(name), "chat_template.jinja", source)?;
+            }
+            Ok(())
+        },
+        read: messages,
+    },
+    Reader {
+        name: "responses",
+        file: "responses-00000.parquet",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            let path = dir.join("responses-00000.parquet");
+            read_shard(&path, Some(4096))?;
+            draftsmith::readers::inspect(&path)
+        },
+    },
+    Reader {
+        name: "rollouts",
+        file: "rollouts-draft-test-greedy.parquet",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            let path = dir.join("rollouts-draft-test-greedy.parquet");
+            read_rollouts(&path, Some(4096))?;
+            draftsmith::readers::inspect(&path)
+        },
+    },
+    Reader {
+        name: "prompts",
+        file: "prompts.jsonl",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            Ok(Prompts::open(&dir.join("prompts.jsonl"))?
+                .try_for_each(|prompt| prompt.map(drop))?)
+        },
+    },
+    Reader { name: "recipe", file: "recipe.toml", prepare: |_| Ok(()), read: recipe },
+    Reader {
+        name: "head",
+        file: "config.json",
+        prepare: head_weights,
+        read: |dir| {
+            AcceptanceHead::from_dir(dir, HEAD_WIDTH, &Device::flex())?;
+            draftsmith::readers::inspect(dir)
+        },
+    },
+    Reader {
+        name: "adapter",
+        file: "config.json",
+        prepare: adapter_weights,
+        read: |dir| {
+            let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+            Adapter::from_dir(dir, &target.shape, &Device::flex())?;
+            draftsmith::readers::inspect(dir)
+        },
+    },
+    Reader { name: "state", file: "changed", prepare: state::save, read: state::resume },
+];
+
+/// The model whose files stand beside those that are changed.
+pub(crate) const MODEL: &str = "llama-v4-tied-bf16";
+
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+fn put(dir: &Path, name: &str, text: impl AsRef<[u8]>) -> Result<()> {
+    Ok(std::fs::write(dir.join(name), text)?)
+}
+
+fn copy_model(dir: &Path, names: &[&str]) -> Result<()> {
+    let copy = |name: &&str| std::fs::copy(fixture(MODEL).join(name), dir.join(name)).map(drop);
+    Ok(names.iter().try_for_each(copy)?)
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Opens a weight file and takes every tensor, then loads the model that it should be.
+fn weights(dir: &Path) -> Result<()> {
+    let path = dir.join("model.safetensors");
+    read_metadata(&path)?;
+    let mut weights = WeightReader::open_file(&path)?;
+    weights.dtype();
+    let names: Vec<String> = weights.names().map(str::to_owned).collect();
+    for name in &names {
+        let Some(shape) = weights.shape(name).map(<[usize]>::to_vec) else { continue };
+        weights.take(name, &shape)?;
+    }
+    weights.finish()?;
+    model(dir)
+}
+
+/// Loads a model, and lets it say two tokens.
+fn model(dir: &Path) -> Result<()> {
+    let config = ModelConfig::from_model_dir(dir)?;
+    config.to_json("float32");
+    config.num_parameters();
+    let model = CausalLm::from_model_dir(dir, &Device::flex())?;
+    let limits = Limits { max_new_tokens: 2, eos_token_ids: config.shape.eos_token_ids };
+    let mut draws = SeededDraws::new(1, &["fuzz"]);
+    let mut session = ModelSession::new(&model, limits.max_new_tokens + 3, "target");
+    decode_plain(&mut session, &Decoding::Greedy, &[1, 2, 3], &limits, &mut draws, &mut |_| {
+        std::ops::ControlFlow::Continue(())
+    })?;
+    Ok(())
+}
+
+const TEXTS: [&str; 4] = [
+    "How much is 3 km in m?\n\n  2,000.5",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
+    "é日本\u{301}🎉\0",
+    "",
+];
+
+fn tokenizer(dir: &Path) -> Result<()> {
+    let tokenizer = TextTokenizer::from_model_dir(dir)?;
+    let _ = (tokenizer.vocab_size(), tokenizer.hash());
+    TextTokenizer::check_shared(&tokenizer, &tokenizer)?;
+    for (text, special) in TEXTS.iter().zip([true, false, true, false]) {
+        let mut ids = tokenizer.encode(text, special)?;
+        ids.extend([0, 1, u32::MAX]);
+        tokenizer.decode(&ids, special)?;
+        let mut stream = tokenizer.text_stream(special);
+        for id in ids {
+            stream.push(id)?;
+        }
+    }
+    Ok(())
+}
+
+fn chat() -> [Message; 3] {
+    [Message::user(TEXTS[0]), Message::assistant(TEXTS[2]), Message::user("2 + 2?")]
+}
+
+fn template(dir: &Path) -> Result<()> {
+    let Some(template) = ChatTemplate::from_model_dir(dir)? else { return Ok(()) };
+    let _ = template.hash();
+    template.render(&chat(), false)?;
+    template.render(&chat(), true)?;
+    Ok(())
+}
+
+/// Templates as they are published, in short.
+const TEMPLATES: [(&str, &str); 3] = [
+    (
+        "chatml",
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] \
+         + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}\
+         {{ '<|im_start|>assistant\n' }}{% endif %}",
+    ),
+    (
+        "alternating",
+        "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] | trim %}\
+         {% set messages = messages[1:] %}{% endif %}{% for message in messages %}\
+         {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+         {{ raise_exception('roles must alternate: ' ~ message['role']) }}{% endif %}\
+         {{ '[INST] ' + message['content'].strip() + ' [/INST]' }}{% endfor %}",
+    ),
+    (
+        "thinking",
+        "{%- for message in messages %}{%- set content = message.content.split('</think>')[-1] %}\
+         {{- message.role | upper ~ content | tojson ~ (content | replace('<think>', '')) }}{% endfor -%}",
+    ),
+];
+
+/// Renders what each line says, with every template.
+fn messages(dir: &Path) -> Result<()> {
+    let text = std::fs::read(dir.join("messages.jsonl"))?;
+    let mut messages = Vec::new();
+    for line in text.split(|byte| *byte == b'\n') {
+        let line: serde_json::Value = serde_json::from_slice(line)?;
+        let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
+        messages.push(Message { role: text("role"), content: text("content") });
+    }
+    for (name, _) in TEMPLATES {
+        if let Some(template) = ChatTemplate::from_model_dir(&dir.join(name))? {
+            template.render(&messages, true)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a recipe's lines begin with that stand for `--set` on the command line.
+const OVERRIDE: &str = "#set ";
+
+fn recipe(dir: &Path) -> Result<()> {
+    let path = dir.join("recipe.toml");
+    let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
+    let overrides: Vec<String> =
+        text.lines().filter_map(|line| line.strip_prefix(OVERRIDE)).map(str::to_owned).collect();
+    draftsmith::readers::recipe(&path, &overrides)
+}
+
+/// The hidden size of the head whose configuration is changed.
+const HEAD_WIDTH: usize = 4;
+
+fn head_weights(dir: &Path) -> Result<()> {
+    let reads = HeadReads::new(HeadForm::Candidate, &[HeadInput::Entropy]);
+    let config = AcceptanceHeadConfig::new(HEAD_WIDTH, 2, true).with_reads(reads);
+    Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}
+
+fn adapter_weights(dir: &Path) -> Result<()> {
+    let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+    let config = AdapterConfig::new(&target, 1)?;
+    Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}

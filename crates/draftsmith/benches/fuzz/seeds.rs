@@ -1,0 +1,410 @@
+//! Valid inputs for each reader: what mutations begin with. What was found before is among them.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use draftsmith_data::{
+    PromptFile, Provenance, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow,
+    write_rollouts, write_shard,
+};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Encoding, Type};
+use parquet::file::properties::{WriterProperties, WriterVersion};
+use serde_json::json;
+
+use crate::mutation::{Form, Seed};
+use crate::readers::{MODEL, Reader, fixture, state};
+
+/// What the inputs of a reader are made of.
+pub(crate) struct Seeds {
+    pub(crate) all: Vec<Seed>,
+    /// So many are valid; those behind them were found before.
+    pub(crate) num_valid: usize,
+    /// Words of the formats.
+    pub(crate) words: Vec<&'static str>,
+}
+
+/// The seeds of a reader: the same in every run.
+pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let file = |form, path: &Path| -> Result<Seed> {
+        let bytes =
+            std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        Ok(Seed::new(form, bytes))
+    };
+    let mut seeds = match reader.name {
+        "weights" => vec![file(Form::Safetensors, &fixture(MODEL).join(reader.file))?],
+        "index" => vec![file(Form::Json, &fixture("llama-v5-sharded-f16").join(reader.file))?],
+        "config" => configs()?,
+        "generation-config" => [r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 7}"#]
+            .map(|text| Seed::new(Form::Json, text))
+            .to_vec(),
+        "tokenizer" => tokenizers(),
+        "tokenizer-config" => tokenizer_configs(),
+        "template" => {
+            let mut seeds = CHAT_TEMPLATES.map(|text| Seed::new(Form::Text, text)).to_vec();
+            seeds
+                .push(file(Form::Text, &root.join("checkpoints/tiny/target/chat_template.jinja"))?);
+            seeds
+        }
+        "messages" => vec![Seed::new(Form::JsonLines, MESSAGES)],
+        "responses" => responses()?,
+        "rollouts" => rollouts()?,
+        "prompts" => prompts()?,
+        "recipe" => {
+            let recipes = ["tiny", "tiny-full", "gsm8k"];
+            let recipes = recipes.iter().map(|name| root.join(format!("recipes/{name}.toml")));
+            let mut seeds = Vec::new();
+            for path in recipes {
+                let text = std::fs::read_to_string(&path)?;
+                seeds.push(Seed::new(Form::Toml, format!("{OVERRIDES}{text}")));
+                seeds.push(Seed::new(Form::Toml, text));
+            }
+            seeds
+        }
+        "head" => heads(),
+        "adapter" => adapters()?,
+        "state" => {
+            let place = reader.place()?;
+            let files = state::files(place.path())?;
+            files.into_iter().map(|bytes| Seed::new(Form::Text, bytes)).collect()
+        }
+        name => unreachable!("`{name}` has seeds"),
+    };
+    let num_valid = seeds.len();
+    let found = root.join("tests/corpus").join(reader.name);
+    if found.is_dir() {
+        let mut paths =
+            std::fs::read_dir(found)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        paths.sort();
+        for path in paths {
+            seeds.push(file(Form::Text, &path)?);
+        }
+    }
+    Ok(Seeds { all: seeds, num_valid, words: words(reader).lines().collect() })
+}
+
+/// A word a line.
+fn words(reader: &Reader) -> &'static str {
+    match reader.name {
+        "weights" => include_str!("words/weights.txt"),
+        "index" => include_str!("words/index.txt"),
+        "config" => include_str!("words/config.txt"),
+        "generation-config" => include_str!("words/generation-config.txt"),
+        "tokenizer" => include_str!("words/tokenizer.txt"),
+        "tokenizer-config" => include_str!("words/tokenizer-config.txt"),
+        "template" => include_str!("words/template.txt"),
+        "messages" => include_str!("words/messages.txt"),
+        "responses" => include_str!("words/responses.txt"),
+        "rollouts" => include_str!("words/rollouts.txt"),
+        "prompts" => include_str!("words/prompts.txt"),
+        "recipe" => include_str!("words/recipe.txt"),
+        "head" => include_str!("words/head.txt"),
+        "adapter" => include_str!("words/adapter.txt"),
+        "state" => include_str!("words/state.txt"),
+        name => unreachable!("`{name}` has words"),
+    }
+}
+
+const OVERRIDES: &str = "#set head.num_layers=2\n#set data.top_k=3\n#set name=other\n";
+
+const MESSAGES: &str = r#"{"role": "system", "content": "Be brief."}
+{"role": "user", "content": "<think>2 + 2?</think> Tell me."}
+{"role": "assistant", "content": "4"}
+{"role": "user", "content": "And 3 + 3, \"é\"?"}"#;
+
+/// What templates are made of.
+const CHAT_TEMPLATES: [&str; 5] = [
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\
+     {% endgeneration %}{% else %}{{ m['content'] | trim }}{% endif %}{% endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}\
+     {{ loop.index }}: {{ m.content | indent(2) }}\n{% endfor %}{{ '%05d' | format(ns.n) }}",
+    "{% macro turn(role, text) %}<|{{ role }}|>{{ text.strip().title() }}{% endmacro %}\
+     {% for m in messages[::-1] %}{{ turn(m.role, m.content) }}{% endfor %}",
+    "{% for i in range(3) %}{% for m in messages if m.role != 'system' %}{{ m | tojson(indent=2) }}\
+     {% if loop.last %}{% break %}{% endif %}{% endfor %}{% endfor %}",
+    "{{ bos_token }}{{ messages | map(attribute='content') | join(' ') | replace('a', 'bb') }}\
+     {{ {'x': [1, 2.5, none, true]}.items() | list }}{{ raise_exception('no') if tools }}",
+];
+
+fn tokenizer_configs() -> Vec<Seed> {
+    let configs = [
+        json!({ "bos_token": "<s>", "eos_token": { "content": "</s>", "special": true },
+            "chat_template": CHAT_TEMPLATES[0], "model_max_length": 1e30 }),
+        json!({ "pad_token": null, "chat_template": [
+            { "name": "tool_use", "template": "{{ tools }}" },
+            { "name": "default", "template": CHAT_TEMPLATES[1] } ] }),
+    ];
+    configs.map(|config| Seed::new(Form::Json, config.to_string())).to_vec()
+}
+
+/// One tokenizer of each kind that published models have, with few words.
+fn tokenizers() -> Vec<Seed> {
+    let added = json!([
+        { "id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+          "normalized": false, "special": true },
+        { "id": 1, "content": "é日", "single_word": true, "lstrip": true, "rstrip": true,
+          "normalized": true, "special": false }
+    ]);
+    let bpe = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": { "type": "Sequence", "normalizers": [
+            { "type": "NFC" }, { "type": "Prepend", "prepend": "▁" },
+            { "type": "Replace", "pattern": { "String": " " }, "content": "▁" } ] },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": "\\p{L}+|\\p{N}{1,3}|\\s+(?!\\S)" },
+              "behavior": "Isolated", "invert": false },
+            { "type": "Digits", "individual_digits": true },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+              "use_regex": true } ] },
+        "post_processor": { "type": "TemplateProcessing",
+            "single": [ { "SpecialToken": { "id": "<s>", "type_id": 0 } },
+                        { "Sequence": { "id": "A", "type_id": 0 } } ],
+            "pair": [ { "Sequence": { "id": "A", "type_id": 0 } },
+                      { "Sequence": { "id": "B", "type_id": 1 } } ],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] } } },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+            "use_regex": true },
+        "model": { "type": "BPE", "dropout": null, "unk_token": "<s>",
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+            "byte_fallback": true, "ignore_merges": false,
+            "vocab": { "<s>": 0, "a": 2, "b": 3, "aa": 4, "m": 5, "k": 6, "km": 7, "<0x0A>": 8 },
+            "merges": [["a", "a"], ["k", "m"]] }
+    });
+    let word_piece = json!({
+        "version": "1.0", "truncation": { "max_length": 4, "strategy": "LongestFirst",
+            "stride": 0, "direction": "Right" }, "padding": null, "added_tokens": [],
+        "normalizer": { "type": "BertNormalizer", "clean_text": true,
+            "handle_chinese_chars": true, "strip_accents": null, "lowercase": true },
+        "pre_tokenizer": { "type": "BertPreTokenizer" }, "post_processor": null,
+        "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
+        "model": { "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": { "[UNK]": 0, "a": 1, "##a": 2, "how": 3, "much": 4, "k": 5, "##m": 6 } }
+    });
+    let unigram = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": { "type": "Strip", "strip_left": true, "strip_right": false },
+        "pre_tokenizer": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
+            "split": true },
+        "post_processor": null,
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 } ] },
+        "model": { "type": "Unigram", "unk_id": 0, "byte_fallback": false,
+            "vocab": [["<unk>", 0.0], ["▁", -2.5], ["a", -3.0], ["aa", -3.5], ["km", -4.0]] }
+    });
+    [bpe, word_piece, unigram].map(|all| Seed::new(Form::Json, all.to_string())).to_vec()
+}
+
+fn provenance() -> Provenance {
+    Provenance {
+        version: "0.1.0".to_owned(),
+        target: "aa".to_owned(),
+        draft: Some("bb".to_owned()),
+        tokenizer: "cc".to_owned(),
+        chat_template: None,
+        prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
+        limit: Some(6),
+        existing_responses: false,
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: None,
+        max_new_tokens: 4,
+        seed: 1,
+    }
+}
+
+fn responses() -> Result<Vec<Seed>> {
+    let rows = state::response_rows(96);
+    parquet_seeds(|path| Ok(write_shard(path, &rows, &provenance())?))
+}
+
+fn rollouts() -> Result<Vec<Seed>> {
+    let row = |prompt: usize, start: u32, ids: &[u32], is_response| RolloutRow {
+        id: format!("set#{prompt}"),
+        start,
+        limit: 4,
+        candidates: RolloutCandidates {
+            candidate_ids: ids.to_vec(),
+            candidate_prob: vec![0.5; ids.len()],
+            confidence: vec![0.75; ids.len()],
+            draft_entropy: vec![1.5; ids.len()],
+            predicted_acceptance_prob: Some(vec![0.25; ids.len()]),
+            draft_log_prob: vec![-0.75; ids.len()],
+            target_log_prob: vec![-0.5; ids.len()],
+        },
+        is_response,
+    };
+    let rows = [
+        row(0, 0, &[3, 4, 5, 6], true),
+        row(0, 1, &[7, 8], false),
+        row(1, 0, &[9, 2], true),
+        row(1, 0, &[8, 8], false),
+    ];
+    let provenance = RolloutProvenance {
+        responses: provenance(),
+        drafter: "draft".to_owned(),
+        set: "test".to_owned(),
+        head: Some(RolloutHead { hash: "ee".to_owned(), looks_ahead: true }),
+        max_length: 2,
+        context: 64,
+        eos_token_ids: vec![2],
+    };
+    parquet_seeds(|path| Ok(write_rollouts(path, &rows, &provenance)?))
+}
+
+/// A file as it is written, and as other writers have it, whose pages are not compressed.
+fn parquet_seeds(write: impl FnOnce(&Path) -> Result<()>) -> Result<Vec<Seed>> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("seed.parquet");
+    write(&path)?;
+    let mut seeds = vec![Seed::new(Form::Parquet, std::fs::read(&path)?)];
+    let plain = || WriterProperties::builder().set_dictionary_enabled(false);
+    for properties in [
+        plain(),
+        WriterProperties::builder().set_max_row_group_row_count(Some(2)),
+        plain().set_writer_version(WriterVersion::PARQUET_2_0).set_data_page_row_count_limit(2),
+    ] {
+        seeds.push(Seed::new(Form::Parquet, rewritten(&path, properties)?));
+    }
+    Ok(seeds)
+}
+
+/// The rows of a file, written with other properties.
+fn rewritten(
+    path: &Path,
+    properties: parquet::file::properties::WriterPropertiesBuilder,
+) -> Result<Vec<u8>> {
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let builder =
+        ParquetRecordBatchReaderBuilder::try_new_with_options(File::open(path)?, options)?;
+    let entries = builder.metadata().file_metadata().key_value_metadata().cloned();
+    let (schema, mut bytes) = (builder.schema().clone(), Vec::new());
+    let mut properties = properties.set_key_value_metadata(entries);
+    for column in builder.parquet_schema().columns() {
+        let (path, encoding) = (
+            column.path().clone(),
+            match column.physical_type() {
+                Type::BYTE_ARRAY | Type::BOOLEAN => continue,
+                Type::FLOAT | Type::DOUBLE => Encoding::BYTE_STREAM_SPLIT,
+                _ => Encoding::DELTA_BINARY_PACKED,
+            },
+        );
+        properties = properties.set_column_encoding(path, encoding);
+    }
+    let mut writer = ArrowWriter::try_new(&mut bytes, schema, Some(properties.build()))?;
+    for batch in builder.build()? {
+        writer.write(&batch?)?;
+    }
+    writer.close()?;
+    Ok(bytes)
+}
+
+/// A record of each form that prompts are published in.
+fn prompts() -> Result<Vec<Seed>> {
+    let records = [
+        json!({ "prompt": "a", "response": "b", "category": "c", "id": 7 }),
+        json!({ "question_id": 81, "category": "writing", "turns": ["a", "b"] }),
+        json!({ "question": "How many?", "answer": "#### 4" }),
+        json!({ "task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "  x" }),
+        json!({ "instruction": "Do it.", "input": "this", "output": "done" }),
+        json!({ "id": "x", "conversations": [
+            { "from": "system", "value": "s" }, { "from": "human", "value": "a" },
+            { "from": "gpt", "value": "b" }, { "from": "human", "value": "c" } ] }),
+        json!({ "messages": [ { "role": "user", "content": "a" },
+            { "role": "assistant", "content": "b" }, { "role": "user", "content": "é" } ] }),
+    ];
+    let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+    let all = lines.join("\r\n") + "\n\n";
+    let mut zipped = GzEncoder::new(Vec::new(), Compression::fast());
+    std::io::Write::write_all(&mut zipped, all.as_bytes())?;
+    let mut seeds = vec![
+        Seed::new(Form::JsonLines, all),
+        Seed::new(Form::Json, json!(records).to_string()),
+        Seed::new(Form::Gzip, zipped.finish()?),
+    ];
+    seeds.extend(lines.into_iter().map(|line| Seed::new(Form::Json, line)));
+    let texts = |texts: [Option<&str>; 3]| Arc::new(StringArray::from(texts.to_vec())) as ArrayRef;
+    let table = RecordBatch::try_from_iter([
+        ("question", texts([Some("a"), Some("b"), Some("c")])),
+        ("answer", texts([Some("a"), None, Some("c")])),
+    ])?;
+    seeds.extend(parquet_seeds(|path| {
+        let mut writer = ArrowWriter::try_new(File::create(path)?, table.schema(), None)?;
+        writer.write(&table)?;
+        writer.close().map(drop)?;
+        Ok(())
+    })?);
+    Ok(seeds)
+}
+
+/// What tuning leaves in an export.
+fn tuned(drafter: &str) -> serde_json::Value {
+    let config = json!({ "stop_rule": "fixed_length", "candidate_length": 3 });
+    json!({ "greedy": rule(drafter, config), "sampled": null })
+}
+
+fn rule(drafter: &str, config: serde_json::Value) -> serde_json::Value {
+    json!({
+        "drafter": drafter, "config": config, "temperature": 0.0, "top_p": 1.0,
+        "expected_gain": { "value": 0.25, "low": 0.0, "high": 0.5 },
+        "expected_acceptance_rate": { "value": 0.5, "low": 0.25, "high": 0.75 },
+        "best_fixed_length": 3,
+        "costs": { "draft_seconds": 0.1, "target_seconds": 1.0, "row_seconds": 0.0 },
+        "num_prompts": 40,
+    })
+}
+
+fn heads() -> Vec<Seed> {
+    let scores = json!({ "num_labels": 10, "kl": 0.1, "bce": 0.5, "auroc": 0.75, "brier": 0.2,
+        "ece": 0.05, "mean_label": 0.5, "mean_predicted": 0.5 });
+    let fitted = |map| json!({ "map": map, "num_prompts": 4, "before": scores, "after": scores });
+    let own = json!({
+        "hidden_size": 4, "num_layers": 2, "schema": "draftsmith.head.v2", "tied": true,
+        "form": "candidate", "inputs": ["entropy"], "draft_hash": "aa", "target_hash": "bb",
+        "training": { "labels": "sampled", "seed": 1 },
+        "calibration": {
+            "greedy": fitted(json!({ "kind": "platt", "scale": 1.5, "bias": -0.25 })),
+            "sampled": fitted(json!({ "kind": "isotonic", "predicted": [0.0, 0.5, 1.0],
+                "calibrated": [0.1, 0.4, 0.9] })),
+        },
+        "tuned": tuned("draft"),
+    });
+    let mut sampled = own.clone();
+    sampled["tuned"] = json!({ "greedy": null,
+        "sampled": rule("draft", json!({ "stop_rule": "rejection_threshold", "stop_threshold": 0.5,
+            "bounds": { "min": 1, "max": 8 } })) });
+    [own, sampled].map(|config| Seed::new(Form::Json, config.to_string())).to_vec()
+}
+
+/// A model's configuration, in the layout of transformers 4 and in that of transformers 5.
+fn configs() -> Result<Vec<Seed>> {
+    let text = std::fs::read_to_string(fixture(MODEL).join("config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&text)?;
+    let mut rope = config["rope_scaling"].take();
+    rope["rope_theta"] = config["rope_theta"].take();
+    config["rope_parameters"] = rope;
+    Ok([text, config.to_string()].map(|text| Seed::new(Form::Json, text)).to_vec())
+}
+
+fn adapters() -> Result<Vec<Seed>> {
+    let config = std::fs::read_to_string(fixture(MODEL).join("config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&config)?;
+    config["num_hidden_layers"] = json!(1);
+    config["exit_layer"] = json!(1);
+    config["attention_bias"] = json!(false);
+    config["mlp_bias"] = json!(false);
+    let kangaroo = Seed::new(Form::Json, config.to_string());
+    config["architecture"] = json!("attention");
+    config["training"] = json!({ "loss": "cross-entropy" });
+    config["tuned"] = tuned("self_draft_1");
+    Ok(vec![kangaroo, Seed::new(Form::Json, config.to_string())])
+}

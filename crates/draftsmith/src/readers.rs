@@ -1,0 +1,26 @@
+//! Readers of files that others may have written, opened to the bench `fuzz` and the test `corpus`,
+//! which hold them to this: no file does more to them than to be refused. No part of the interface.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::commands::inspect;
+use crate::console::Console;
+use crate::recipe::Recipe;
+
+/// Reads a recipe with the `KEY=VALUE` overrides of a command line.
+///
+/// # Errors
+/// As the commands tell them.
+pub fn recipe(path: &Path, overrides: &[String]) -> Result<()> {
+    Recipe::read(path, overrides, None).map(drop)
+}
+
+/// Reads whatever `draftsmith inspect` explains, and makes of it what that shows.
+///
+/// # Errors
+/// As the command tells them.
+pub fn inspect(path: &Path) -> Result<()> {
+    inspect::run(path, &Console::silent())
+}
