@@ -105,3 +105,37 @@ fn text_goes_to_stdout_and_notes_to_stderr() {
     assert_eq!(ran.stderr, "");
     assert_eq!(ran.ok(), text);
 }
+
+#[test]
+fn a_model_without_a_chat_template_needs_one() {
+    let place = Place::new();
+    let own = model("target").display().to_string();
+    place.copy_model("target", "bare");
+    std::fs::remove_file(place.path("bare/chat_template.jinja")).unwrap();
+    let generate = |target: &str, more: &[&str]| {
+        let mut arguments = vec!["generate", "--target", target, "--prompt", PROMPTS[0], "--json"];
+        arguments.extend(["--max-new-tokens", "2"]);
+        arguments.extend(more);
+        place.run(&arguments)
+    };
+    generate("bare", &[]).fails_naming(&["`bare` has no chat template", "hint: ", "`vicuna`"]);
+    let chosen = |name| generate("bare", &["--chat-template", name]).json()["prompt_ids"].clone();
+    assert_eq!(chosen("none"), generate("bare", &["--raw"]).json()["prompt_ids"]);
+    assert_ne!(chosen("alpaca"), chosen("none"));
+    let file = model("target").join("chat_template.jinja").display().to_string();
+    assert_eq!(chosen(&file), generate(&own, &[]).json()["prompt_ids"]);
+    generate("bare", &["--chat-template", "no.jinja"]).fails_naming(&["`no.jinja`", "`none`"]);
+
+    // The choice is part of what data is made of.
+    let recipe = std::fs::read_to_string(place.write_small_recipe()).unwrap();
+    place.write("small.toml", recipe.replace(&format!("target = '{own}'"), "target = 'bare'"));
+    place.run(&["build-data", "small.toml"]).fails_naming(&["`bare` has no chat template"]);
+    let build = |name: &str| {
+        let set = format!("models.chat_template={name}");
+        let fewer = ["--set", "data.num_prompts=2", "--set", "data.skip_long_prompts=true"];
+        place.run(&[&["build-data", "small.toml", "--set", &set][..], &fewer].concat())
+    };
+    build("alpaca").ok();
+    build("alpaca").ok();
+    build("vicuna").fails_naming(&["chat_template"]);
+}

@@ -14,6 +14,7 @@ mod allowance;
 mod operations;
 mod program;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use minijinja::value::Value;
@@ -28,6 +29,8 @@ use crate::hash::hash_bytes;
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 /// Where special tokens stand, and the template in transformers 4.
 const CONFIG_FILE: &str = "tokenizer_config.json";
+/// Where transformers 4 writes special tokens too, and some models have them only.
+const TOKENS_FILE: &str = "special_tokens_map.json";
 /// The longest problem that is told: a template may raise a text of any length.
 const LONGEST_PROBLEM: usize = 400;
 /// The special tokens that templates may name.
@@ -66,7 +69,7 @@ pub struct ChatTemplate {
     /// The file that holds the source.
     path: PathBuf,
     source: String,
-    special_tokens: Vec<(&'static str, String)>,
+    special_tokens: BTreeMap<&'static str, String>,
 }
 
 impl ChatTemplate {
@@ -79,12 +82,7 @@ impl ChatTemplate {
     /// type, or the template is not valid Jinja or larger than any that is published.
     pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
         let config_path = dir.join(CONFIG_FILE);
-        let config = match read_if_present(&config_path)? {
-            None => Json::Null,
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|e| DataError::json(&config_path, 1, 1, &e))?
-            }
-        };
+        let config = read_json_if_present(&config_path)?;
         let template_path = dir.join(TEMPLATE_FILE);
         let (path, source) = match read_if_present(&template_path)? {
             Some(source) => (template_path, source),
@@ -93,10 +91,30 @@ impl ChatTemplate {
                 None => return Ok(None),
             },
         };
-        let special_tokens = special_tokens_of_config(&config_path, &config)?;
+        Self::new(dir, path, source, &config).map(Some)
+    }
+
+    /// A template that does not come with the model in `dir`, with that model's special tokens.
+    ///
+    /// # Errors
+    /// As for the model's own.
+    pub(crate) fn with_tokens_of(
+        dir: &Path,
+        path: &Path,
+        source: String,
+    ) -> Result<Self, DataError> {
+        let config = read_json_if_present(&dir.join(CONFIG_FILE))?;
+        Self::new(dir, path.to_path_buf(), source, &config)
+    }
+
+    fn new(dir: &Path, path: PathBuf, source: String, config: &Json) -> Result<Self, DataError> {
+        let tokens_path = dir.join(TOKENS_FILE);
+        let mut special_tokens =
+            special_tokens_of(&tokens_path, &read_json_if_present(&tokens_path)?)?;
+        special_tokens.extend(special_tokens_of(&dir.join(CONFIG_FILE), config)?);
         program::check(&without_generation_tags(&source))
             .map_err(|e| DataError::TemplateSyntax { path: path.clone(), problem: describe(&e) })?;
-        Ok(Some(Self { path, source, special_tokens }))
+        Ok(Self { path, source, special_tokens })
     }
 
     /// The text of a chat; with `add_generation_prompt`, up to where the assistant's answer begins.
@@ -147,6 +165,14 @@ fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
     }
 }
 
+/// The JSON of a file; null if there is none.
+fn read_json_if_present(path: &Path) -> Result<Json, DataError> {
+    match read_if_present(path)? {
+        None => Ok(Json::Null),
+        Some(text) => serde_json::from_str(&text).map_err(|e| DataError::json(path, 1, 1, &e)),
+    }
+}
+
 fn template_of_config(path: &Path, config: &Json) -> Result<Option<String>, DataError> {
     let error = |problem: &str| DataError::Config {
         path: path.to_path_buf(),
@@ -167,11 +193,11 @@ fn template_of_config(path: &Path, config: &Json) -> Result<Option<String>, Data
     }
 }
 
-fn special_tokens_of_config(
+fn special_tokens_of(
     path: &Path,
     config: &Json,
-) -> Result<Vec<(&'static str, String)>, DataError> {
-    let mut tokens = Vec::new();
+) -> Result<BTreeMap<&'static str, String>, DataError> {
+    let mut tokens = BTreeMap::new();
     for name in SPECIAL_TOKENS {
         let token = match config.get(name) {
             None | Some(Json::Null) => continue,
@@ -183,7 +209,7 @@ fn special_tokens_of_config(
             key: name.to_owned(),
             problem: "must be a string, or an object with the string `content`".to_owned(),
         })?;
-        tokens.push((name, token.to_owned()));
+        tokens.insert(name, token.to_owned());
     }
     Ok(tokens)
 }

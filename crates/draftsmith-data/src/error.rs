@@ -114,6 +114,40 @@ pub enum DataError {
         /// What it raised, with the template's line.
         problem: String,
     },
+    /// A model ships no chat template, and none was chosen.
+    #[error(
+        "`{path}` has no chat template, which says how a chat is written for the model; \
+         hint: choose one by `models.chat_template` or `--chat-template`: `vicuna`, `llama-2`, \
+         `alpaca`, a Jinja file, or `none` for the last user text alone"
+    )]
+    NoTemplate {
+        /// The model's directory.
+        path: PathBuf,
+    },
+    /// The chat template that was chosen is neither built in nor a file that can be read.
+    #[error(
+        "cannot read the chat template `{chosen}`: {source}; \
+         hint: give `vicuna`, `llama-2`, `alpaca`, `none` or the path of a Jinja file"
+    )]
+    ChosenTemplate {
+        /// What was chosen.
+        chosen: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A model has a tokenizer in an older form only.
+    #[error(
+        "`{path}` has `{found}`, but no `tokenizer.json`, which is what draftsmith reads; \
+         hint: make it: python -c \"from transformers import AutoTokenizer as T; \
+         T.from_pretrained('{path}').save_pretrained('{path}')\" \
+         (with the packages transformers, sentencepiece and protobuf)"
+    )]
+    OldTokenizer {
+        /// The model's directory.
+        path: PathBuf,
+        /// The file that is there.
+        found: &'static str,
+    },
     /// There were no messages to encode.
     #[error("the chat has no user message: add one, there is nothing to answer")]
     NoUserMessage,

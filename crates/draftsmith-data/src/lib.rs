@@ -6,6 +6,7 @@
 //! numbers, never tensors or weights.
 
 mod caught;
+mod chat_format;
 mod chat_template;
 mod columns;
 mod error;
@@ -20,6 +21,7 @@ mod tokenizer;
 mod values;
 
 pub use caught::is_panic_caught;
+pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
 use crate::caught::caught;
-use crate::chat_template::{ChatTemplate, Message};
+use crate::chat_format::ChatFormat;
+use crate::chat_template::Message;
 use crate::error::DataError;
 use crate::hash::hex;
 
@@ -17,6 +18,8 @@ pub use text_stream::TextStream;
 
 /// The file of a checkpoint directory that holds the tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
+/// What a directory may hold instead: SentencePiece's model, GPT-2's, BERT's and Mistral's files.
+const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 
 /// A model's tokenizer.
 #[derive(Debug, Clone)]
@@ -31,10 +34,17 @@ impl TextTokenizer {
     /// too unless told otherwise.
     ///
     /// # Errors
-    /// If the file cannot be read or is not a tokenizer.
+    /// If the file cannot be read or is not a tokenizer, or only an older form of one is there.
     pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(TOKENIZER_FILE);
-        let bytes = std::fs::read(&path).map_err(|e| DataError::io("read", &path, e))?;
+        let bytes = std::fs::read(&path).map_err(|e| {
+            match OLD_FILES.into_iter().find(|old| dir.join(old).is_file()) {
+                Some(found) if e.kind() == std::io::ErrorKind::NotFound => {
+                    DataError::OldTokenizer { path: dir.to_path_buf(), found }
+                }
+                _ => DataError::io("read", &path, e),
+            }
+        })?;
         let tokenizer = guard(&path, "load the tokenizer", || {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
             tokenizer.with_padding(None).with_truncation(None)?;
@@ -56,22 +66,23 @@ impl TextTokenizer {
         })
     }
 
-    /// The ids of a chat up to where the assistant's answer begins: rendered by the template, or,
-    /// without one, the last user text alone with the tokenizer's own special tokens.
+    /// The ids of a chat up to where the assistant's answer begins. Control tokens that are spelled
+    /// out in what somebody says become their ids, as in transformers: a user can end their turn.
     ///
     /// # Errors
-    /// If the template refuses the messages, or there is no user message.
+    /// If the template refuses the messages, there is no user message, or the format is unknown.
     pub fn encode_chat(
         &self,
-        template: Option<&ChatTemplate>,
+        format: &ChatFormat,
         messages: &[Message],
     ) -> Result<Vec<u32>, DataError> {
-        match template {
-            Some(template) => self.encode(&template.render(messages, true)?, false),
-            None => {
+        match format {
+            ChatFormat::Template(template) => self.encode(&template.render(messages, true)?, false),
+            ChatFormat::LastUserText => {
                 let last = messages.iter().rfind(|message| message.role == "user");
                 self.encode(&last.ok_or(DataError::NoUserMessage)?.content, true)
             }
+            ChatFormat::Unknown(dir) => Err(DataError::NoTemplate { path: dir.clone() }),
         }
     }
 

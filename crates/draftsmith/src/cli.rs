@@ -150,8 +150,8 @@ fn execute(arguments: Arguments) -> Result<()> {
         None => console.clone(),
     };
     let workspace = |recipe: &Recipe, devices: Vec<Device>| {
-        let Models { target, draft } = &recipe.models;
-        Workspace::open(target, draft.as_deref(), devices, &console)
+        let Models { target, draft, chat_template } = &recipe.models;
+        Workspace::open(target, draft.as_deref(), chat_template.as_deref(), devices, &console)
     };
     let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace)> {
         let recipe = recipe(a)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ChatTemplate, Message, TextTokenizer};
+use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 use draftsmith_model::CausalLm;
 
 /// Models that belong together. Weights are shared with the workspace that they are from.
@@ -12,13 +12,13 @@ pub(crate) struct Pair {
     pub(crate) target: CausalLm,
     pub(crate) draft: Option<CausalLm>,
     pub(crate) tokenizer: Arc<TextTokenizer>,
-    pub(crate) template: Option<Arc<ChatTemplate>>,
+    pub(crate) chat_format: Arc<ChatFormat>,
 }
 
 impl Pair {
     /// The ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.encode_chat(self.template.as_deref(), messages)?)
+        Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
     /// The longest sequence that every model of the pair can read.

@@ -63,6 +63,9 @@ pub(crate) struct Models {
     pub(crate) target: PathBuf,
     /// The model that proposes.
     pub(crate) draft: Option<PathBuf>,
+    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, the path of a
+    /// Jinja file, or `none` for the last user text alone.
+    pub(crate) chat_template: Option<String>,
 }
 
 impl Recipe {

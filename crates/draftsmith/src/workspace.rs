@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{ChatTemplate, PromptFile, TextTokenizer, hash_bytes, hash_file};
+use draftsmith_data::{ChatFormat, PromptFile, TextTokenizer, hash_bytes, hash_file};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelShape, WeightDtype,
 };
@@ -29,6 +29,8 @@ pub(crate) struct Workspace {
     devices: Vec<Device>,
     target: ModelDir,
     draft: Option<ModelDir>,
+    /// The chat template that was chosen instead of the target's own.
+    chat_template: Option<String>,
     text: OnceLock<Text>,
     text_hashes: OnceLock<TextHashes>,
     pair: OnceLock<Pair>,
@@ -44,7 +46,7 @@ pub(crate) struct Workspace {
 /// The text side of the target.
 struct Text {
     tokenizer: Arc<TextTokenizer>,
-    template: Option<Arc<ChatTemplate>>,
+    chat_format: Arc<ChatFormat>,
 }
 
 /// The hashes of the text side, as provenance has them.
@@ -66,6 +68,7 @@ impl Workspace {
             devices,
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
+            chat_template: None,
             text: OnceLock::new(),
             text_hashes: OnceLock::new(),
             pair: OnceLock::new(),
@@ -79,19 +82,22 @@ impl Workspace {
     }
 
     /// The models in these directories, or of these names on the Hugging Face Hub, which are
-    /// downloaded where they are not in its cache.
+    /// downloaded where they are not in its cache. `chat_template` is one instead of the target's
+    /// own, as a recipe names it.
     ///
     /// # Errors
     /// If one is a name of the Hub's and cannot be had.
     pub(crate) fn open(
         target: &Path,
         draft: Option<&Path>,
+        chat_template: Option<&str>,
         devices: Vec<Device>,
         console: &Console,
     ) -> Result<Self> {
         let target = model_dir(target, console)?;
         let draft = draft.map(|draft| model_dir(draft, console)).transpose()?;
-        Ok(Self::new(&target, draft.as_deref(), devices))
+        let chat_template = chat_template.map(str::to_owned);
+        Ok(Self { chat_template, ..Self::new(&target, draft.as_deref(), devices) })
     }
 
     /// The device of everything but trainings.
@@ -134,7 +140,7 @@ impl Workspace {
     }
 
     fn without_draft(&self) -> Result<Pair> {
-        let Text { tokenizer, template } = self.text()?;
+        let Text { tokenizer, chat_format } = self.text()?;
         let target = self.target_in(WeightDtype::F32)?;
         let (known, embedded) = (tokenizer.vocab_size(), target.shape().vocab_size);
         if known > embedded {
@@ -144,8 +150,8 @@ impl Workspace {
                 self.target.dir.join("tokenizer.json").display()
             );
         }
-        let (tokenizer, template) = (tokenizer.clone(), template.clone());
-        Ok(Pair { target: target.clone(), draft: None, tokenizer, template })
+        let (tokenizer, chat_format) = (tokenizer.clone(), chat_format.clone());
+        Ok(Pair { target: target.clone(), draft: None, tokenizer, chat_format })
     }
 
     /// The target's weights, to be computed with in a type.
@@ -224,8 +230,9 @@ impl Workspace {
             self.target.check()?;
             self.note(|| "tokenizer".to_owned());
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(&self.target.dir)?);
-            let template = ChatTemplate::from_model_dir(&self.target.dir)?.map(Arc::new);
-            Ok(Text { tokenizer, template })
+            let chosen = self.chat_template.as_deref();
+            let chat_format = Arc::new(ChatFormat::choose(&self.target.dir, chosen)?);
+            Ok(Text { tokenizer, chat_format })
         })
     }
 
@@ -235,10 +242,9 @@ impl Workspace {
     /// If a file is missing or broken.
     pub(crate) fn text_hashes(&self) -> Result<&TextHashes> {
         get_or_read(&self.text_hashes, || {
-            let Text { tokenizer, template } = self.text()?;
+            let Text { tokenizer, chat_format } = self.text()?;
             self.note(|| "hash of the tokenizer".to_owned());
-            let chat_template = template.as_ref().map(|template| template.hash());
-            Ok(TextHashes { tokenizer: tokenizer.hash(), chat_template })
+            Ok(TextHashes { tokenizer: tokenizer.hash(), chat_template: chat_format.hash() })
         })
     }
 

@@ -60,6 +60,8 @@ pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
         own.spend(0)?;
         tests::is_in(state, value, other)
     });
+    // As in Python; the engine's own takes none for an empty list.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
 
     let own = Arc::clone(allowance);
     environment.add_function("namespace", move |state: &mut State, args: Rest<ValueOrKwargs>| {

@@ -21,6 +21,7 @@ use minijinja::{AutoEscape, Error, ErrorKind};
 
 use super::allowance::Allowance;
 use super::operations::{ADD, CONCATENATE, MULTIPLY, SETTLE, SLICE, STORE, environment};
+use crate::caught::caught;
 
 /// The name under which errors know the template.
 const TEMPLATE_NAME: &str = "chat_template";
@@ -67,9 +68,12 @@ fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Resul
         let thread = std::thread::Builder::new()
             .name("chat template".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn_scoped(scope, job)
+            .spawn_scoped(scope, || {
+                caught(job)
+                    .unwrap_or_else(|said| Err(failed(&format!("its engine failed: {said}"))))
+            })
             .map_err(|e| failed(&format!("no thread could be started for it: {e}")))?;
-        thread.join().unwrap_or_else(|_| Err(failed("the template engine failed on it")))
+        thread.join().expect("its panics are caught")
     })
 }
 

@@ -1,6 +1,7 @@
 //! Templates in both layouts, against texts worked out by hand from Jinja's rules.
 
 mod hostile;
+mod published;
 
 use super::*;
 
@@ -68,6 +69,11 @@ fn what_templates_use_works() {
     check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(messages[-1].content | trim) }}", "<why?>");
     check("{{ 'a</think>b'.split('</think>')[-1] }}", "b");
     check("{{ messages[2].content }}|{{ messages[2].content.rstrip() }}|", "ok |ok|");
+    // Qwen3-Coder asks so.
+    check(
+        "{{ tools is iterable and tools | length > 0 }} {{ messages is iterable }}",
+        "False True",
+    );
     check("{{ 'tool' not in messages[0] and messages[0].role in ['system'] }}", "True");
 }
 

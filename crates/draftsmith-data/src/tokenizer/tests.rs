@@ -163,14 +163,38 @@ fn streams_give_what_decoding_gives() {
 fn chats_are_encoded_with_and_without_a_template() {
     let (dir, tokenizer) = load(&byte_level());
     let template = "{{ bos }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|eos|>{% endif %}";
-    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
-    let template = ChatTemplate::from_model_dir(dir.path()).unwrap();
+    let encode = |chosen: Option<&str>, messages: &[Message]| {
+        tokenizer.encode_chat(&ChatFormat::choose(dir.path(), chosen)?, messages)
+    };
     let messages = [Message::user("hello"), Message::assistant(" hello"), Message::user("he")];
-    let encode = |template| tokenizer.encode_chat(template, &messages).unwrap();
-    assert_eq!(encode(template.as_ref()), tokenizer.encode("hello hellohe<|eos|>", false).unwrap());
-    assert_eq!(encode(None), tokenizer.encode("he", true).unwrap());
-    let nobody = tokenizer.encode_chat(None, &[Message::system("x")]).unwrap_err();
+    // Without a template it is not guessed how a chat is written.
+    let unknown = encode(None, &messages).unwrap_err().to_string();
+    assert!(unknown.contains("has no chat template") && unknown.contains("`none`"), "{unknown}");
+    assert_eq!(encode(Some("none"), &messages).unwrap(), tokenizer.encode("he", true).unwrap());
+    let nobody = encode(Some("none"), &[Message::system("x")]).unwrap_err();
     assert!(nobody.to_string().starts_with("the chat has no user message"));
+
+    let file = dir.path().join("chat_template.jinja");
+    std::fs::write(&file, template).unwrap();
+    let expected = tokenizer.encode("hello hellohe<|eos|>", false).unwrap();
+    assert_eq!(encode(None, &messages).unwrap(), expected);
+    assert_eq!(encode(Some("none"), &messages).unwrap(), tokenizer.encode("he", true).unwrap());
+    let elsewhere = dir.path().join("other.jinja");
+    std::fs::rename(&file, &elsewhere).unwrap();
+    assert_eq!(encode(elsewhere.to_str(), &messages).unwrap(), expected);
+    let absent = encode(Some("vicunya"), &messages).unwrap_err().to_string();
+    assert!(absent.contains("`vicunya`") && absent.contains("`vicuna`"), "{absent}");
+}
+
+#[test]
+fn a_tokenizer_in_an_older_form_is_told_with_what_makes_a_new_one() {
+    for old in OLD_FILES {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(old), "").unwrap();
+        let error = TextTokenizer::from_model_dir(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("has `{old}`, but no `tokenizer.json`")), "{error}");
+        assert!(error.contains("save_pretrained("), "{error}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{ChatTemplate, Prompts, ResponseRow, TextTokenizer, read_dir};
+use draftsmith_data::{ChatFormat, Prompts, ResponseRow, TextTokenizer, read_dir};
 use draftsmith_decode::{
     Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
 };
@@ -249,9 +249,9 @@ fn number(section: &toml::Value, key: &str) -> Result<usize> {
 /// The ids of a file's first prompts, through the model's chat template.
 fn encode(model: &Path, file: &Path, num_prompts: usize) -> Result<Vec<Vec<u32>>> {
     let tokenizer = TextTokenizer::from_model_dir(model)?;
-    let template = ChatTemplate::from_model_dir(model)?;
+    let format = ChatFormat::choose(model, None)?;
     Prompts::open(file)?
         .take(num_prompts)
-        .map(|prompt| Ok(tokenizer.encode_chat(template.as_ref(), &prompt?.messages(0, &[]))?))
+        .map(|prompt| Ok(tokenizer.encode_chat(&format, &prompt?.messages(0, &[]))?))
         .collect()
 }

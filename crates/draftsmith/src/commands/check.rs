@@ -171,7 +171,9 @@ fn check(
     };
     let files = prompt_files(arguments, &recipe)?;
     let sources = read_sources(&files)?;
-    let workspace = Workspace::open(&recipe.models.target, draft, vec![device.clone()], console)?;
+    let template = recipe.models.chat_template.as_deref();
+    let workspace =
+        Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(arguments.num_prompts.get()),

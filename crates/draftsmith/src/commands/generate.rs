@@ -51,6 +51,10 @@ pub(crate) struct GenerateArguments {
     /// Give the prompt to the model as it is, without its chat template.
     #[arg(long)]
     raw: bool,
+    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
+    /// or `none`.
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "raw")]
+    chat_template: Option<String>,
     /// Always take the most probable token (the default).
     #[arg(long)]
     greedy: bool,
@@ -127,7 +131,9 @@ fn generate(
     decoding.validate()?;
     let mut rule = rule::choose(arguments, &decoding)?;
     let draft = arguments.draft.as_deref();
-    let workspace = Workspace::open(&arguments.target, draft, vec![device.clone()], console)?;
+    let template = arguments.chat_template.as_deref();
+    let workspace =
+        Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
     let head = match (&arguments.head, &pair.draft) {
         (Some(dir), Some(draft)) => {

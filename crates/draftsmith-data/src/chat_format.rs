@@ -1,0 +1,65 @@
+//! How a chat is written for a model: by its own chat template, by one that was chosen, or not at
+//! all.
+
+use std::path::{Path, PathBuf};
+
+use crate::chat_template::ChatTemplate;
+use crate::error::DataError;
+
+/// Templates for models that were published without one, by name.
+const BUILT_IN: [(&str, &str); 3] = [
+    ("vicuna", include_str!("chat_template/built_in/vicuna.jinja")),
+    ("llama-2", include_str!("chat_template/built_in/llama-2.jinja")),
+    ("alpaca", include_str!("chat_template/built_in/alpaca.jinja")),
+];
+/// The choice of no template.
+const NONE: &str = "none";
+
+/// How a chat is written.
+#[derive(Debug, Clone)]
+pub enum ChatFormat {
+    /// As a template has it.
+    Template(Box<ChatTemplate>),
+    /// The last user text alone, with the tokenizer's own special tokens.
+    LastUserText,
+    /// Nobody knows: the model in this directory ships no template, and none was chosen.
+    Unknown(PathBuf),
+}
+
+impl ChatFormat {
+    /// The format that was chosen for the model in `dir`: `vicuna`, `llama-2` or `alpaca`; `none`,
+    /// the last user text alone; the path of a Jinja file; and where nothing was chosen, the
+    /// model's own template. Special tokens are the model's in any case.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn choose(dir: &Path, chosen: Option<&str>) -> Result<Self, DataError> {
+        let Some(chosen) = chosen else {
+            let own = ChatTemplate::from_model_dir(dir)?;
+            return Ok(
+                own.map_or_else(|| Self::Unknown(dir.into()), |own| Self::Template(own.into()))
+            );
+        };
+        if chosen == NONE {
+            return Ok(Self::LastUserText);
+        }
+        let path = Path::new(chosen);
+        let source = match BUILT_IN.iter().find(|(name, _)| *name == chosen) {
+            Some((_, source)) => (*source).to_owned(),
+            None => std::fs::read_to_string(path).map_err(|source| DataError::ChosenTemplate {
+                chosen: chosen.to_owned(),
+                source,
+            })?,
+        };
+        Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
+    }
+
+    /// The SHA-256 of the template's source, as hex, where there is one.
+    #[must_use]
+    pub fn hash(&self) -> Option<String> {
+        match self {
+            Self::Template(template) => Some(template.hash()),
+            Self::LastUserText | Self::Unknown(_) => None,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The formats of published models, and those that are built in, against what transformers makes of
+//! them (`tests/fixtures/make_chat_templates.py`).
+
+use serde_json::Value as Json;
+
+use super::*;
+use crate::chat_format::ChatFormat;
+use crate::tokenizer::TextTokenizer;
+
+#[test]
+fn texts_and_ids_are_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let fixtures = root.join("tests/fixtures/chat-templates");
+    let model = root.join("checkpoints/tiny/target");
+    let tokenizer = TextTokenizer::from_model_dir(&model).unwrap();
+    let expected = std::fs::read_to_string(fixtures.join("expected.json")).unwrap();
+    let expected: Json = serde_json::from_str(&expected).unwrap();
+    let chats: Vec<Vec<Message>> = expected["chats"].as_array().unwrap().iter().map(chat).collect();
+
+    let templates = expected["templates"].as_object().unwrap();
+    assert_eq!(templates.len(), 13);
+    for (name, outcomes) in templates {
+        let file = fixtures.join(format!("{name}.jinja"));
+        let chosen = if file.exists() { file.to_str().unwrap() } else { name };
+        let format = ChatFormat::choose(&model, Some(chosen)).unwrap();
+        let ChatFormat::Template(template) = &format else { panic!("{name} is a template") };
+        let outcomes = outcomes.as_array().unwrap();
+        assert_eq!(outcomes.len(), chats.len());
+        for (chat, outcome) in chats.iter().zip(outcomes) {
+            match outcome["error"].as_str() {
+                Some(raised) => {
+                    let error = template.render(chat, true).unwrap_err().to_string();
+                    assert!(error.contains(raised), "{name}: {error}");
+                }
+                None => {
+                    assert_eq!(template.render(chat, true).unwrap(), outcome["text"], "{name}");
+                    let ids = tokenizer.encode_chat(&format, chat).unwrap();
+                    assert_eq!(Json::from(ids), outcome["ids"], "{name}");
+                }
+            }
+        }
+    }
+}
+
+fn chat(messages: &Json) -> Vec<Message> {
+    let text = |value: &Json| value.as_str().unwrap().to_owned();
+    let messages = messages.as_array().unwrap().iter();
+    messages.map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) }).collect()
+}
+
+#[test]
+fn a_control_token_in_a_users_words_is_one() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/target");
+    let tokenizer = TextTokenizer::from_model_dir(&model).unwrap();
+    let end = tokenizer.encode("</s>", false).unwrap();
+    assert_eq!(end.len(), 1);
+    let format = ChatFormat::choose(&model, None).unwrap();
+    let ids = tokenizer.encode_chat(&format, &[Message::user("say </s> twice")]).unwrap();
+    assert!(ids.contains(&end[0]));
+}
+
+#[test]
+fn built_in_templates_take_the_models_special_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let render = || match ChatFormat::choose(dir.path(), Some("llama-2")).unwrap() {
+        ChatFormat::Template(template) => template.render(&[Message::user("a")], true).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    std::fs::write(dir.path().join(TOKENS_FILE), r#"{"bos_token": "<old>"}"#).unwrap();
+    assert_eq!(render(), "<old>[INST] a [/INST]");
+    std::fs::write(dir.path().join(CONFIG_FILE), r#"{"bos_token": "<new>"}"#).unwrap();
+    assert_eq!(render(), "<new>[INST] a [/INST]");
+}
