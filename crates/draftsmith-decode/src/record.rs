@@ -56,7 +56,8 @@ pub fn record<T: Target, D: StepDrafter<T> + ?Sized>(
         return Err(DecodeError::EmptyPrompt);
     }
     let context = target.context().min(drafter.context());
-    let limit = (prompt.len() + options.limits.max_new_tokens).min(context) - prompt.len();
+    let limit =
+        prompt.len().saturating_add(options.limits.max_new_tokens).min(context) - prompt.len();
     target.begin(SLOT, prompt)?;
     drafter.begin(target, SLOT, prompt)?;
     let mut recorder = Recorder { target, drafter, options, draws };

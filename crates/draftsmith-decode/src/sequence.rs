@@ -128,7 +128,7 @@ impl<'a> Sequence<'a> {
             slot,
             tokens: prompt.to_vec(),
             prompt_len: prompt.len(),
-            max_len: (prompt.len() + limits.max_new_tokens).min(context),
+            max_len: prompt.len().saturating_add(limits.max_new_tokens).min(context),
             decoding,
             limits,
             rule,

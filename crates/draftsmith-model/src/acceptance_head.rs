@@ -16,7 +16,6 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
-use draftsmith_files::write_whole;
 
 pub use self::config::AcceptanceHeadConfig;
 pub use self::reads::{
@@ -27,7 +26,9 @@ use crate::error::ModelError;
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{HostRows, Place, Rows};
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
+use crate::weights::{
+    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
+};
 
 /// A residual network from what is read of a candidate to the chance that it is accepted.
 #[derive(Module, Debug)]
@@ -248,8 +249,8 @@ impl AcceptanceHead {
     /// Loads a head directory for a draft of width `draft_hidden_size`.
     ///
     /// # Errors
-    /// If a file is missing or broken, a tensor missing, extra or misshapen, or the head was
-    /// trained for another width.
+    /// If a file is missing, broken or not as it was exported, a tensor missing, extra or
+    /// misshapen, or the head was trained for another width.
     pub fn from_dir(
         dir: &Path,
         draft_hidden_size: usize,
@@ -316,6 +317,7 @@ impl AcceptanceHead {
         };
         let output = read_linear_shaped(&mut reader, &output_name, hidden, 2, device)?;
         reader.finish()?;
+        check_weights(dir)?;
         let num_layers = config.num_layers;
         let packed = packed::runs_on(device)
             .then(|| Arc::new(PackedHead::of(&config.reads, input.as_ref(), &blocks, &output)));
@@ -351,11 +353,10 @@ impl AcceptanceHead {
         } else {
             push_linear(&mut tensors, "output", &self.output);
         }
-        write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &metadata)?;
-        let path = dir.join("config.json");
-        let json = serde_json::to_value(config)
-            .map_err(|source| ModelError::Json { path: path.clone(), source })?;
-        Ok(write_whole(&path, pretty(&json).as_bytes())?)
+        let path = dir.join("model.safetensors");
+        let hash = write_safetensors(&path, &tensors, WeightDtype::F32, &metadata)?;
+        let json = serde_json::to_value(config).expect("a struct with string keys");
+        write_config(dir, json, hash)
     }
 }
 

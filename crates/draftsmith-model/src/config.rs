@@ -69,7 +69,7 @@ struct GenerationConfig {
 
 /// One id, or a list of them.
 #[derive(Deserialize, Serialize, Clone)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "is no token id, nor a list of them")]
 enum TokenIds {
     One(u32),
     Many(Vec<u32>),

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::FileError;
+use draftsmith_files::{FileError, JsonError, parse_json};
 
 /// An error of reading, checking or writing a model, a head or a weight file.
 #[derive(Debug, thiserror::Error)]
@@ -19,13 +19,8 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// A JSON file is not what it should be.
-    #[error("`{path}` is not valid JSON for its purpose: {source}")]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Line, column and key, as serde names them.
-        source: serde_json::Error,
-    },
+    #[error(transparent)]
+    Json(#[from] JsonError),
     /// A key of `config.json` has a value that cannot be used.
     #[error("`{path}`: key `{key}` {problem}")]
     Config {
@@ -65,6 +60,15 @@ pub enum ModelError {
         path: PathBuf,
         /// What does not add up.
         problem: String,
+    },
+    /// The weights of an export are others than it was written with.
+    #[error(
+        "`{path}` is not what was exported: its checksum is not `weights_hash` of the config.json \
+         beside it; hint: copy the whole directory again, or delete it and train anew"
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
     },
     /// A tensor that the architecture needs is not there.
     #[error("`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json")]
@@ -166,6 +170,5 @@ impl ModelError {
 /// If the file cannot be read, or is not JSON of `T`'s form.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|source| ModelError::Json { path: path.to_path_buf(), source })
+    Ok(parse_json(path, &bytes)?)
 }

@@ -210,7 +210,9 @@ fn a_block_under_a_later_index_fills_the_missing_ones() {
     let device = Device::flex();
     let config = AcceptanceHeadConfig::new(4, 3, true);
     let head = config.init(&device);
-    head.write_dir(dir.path(), &config).expect("written");
+    // As the authors' program writes it, without a checksum.
+    std::fs::write(dir.path().join("config.json"), r#"{"hidden_size": 4, "num_layers": 3}"#)
+        .expect("written");
     let mut tensors = Vec::new();
     push_linear(&mut tensors, "model.2.linear", &head.blocks[0]);
     push_linear(&mut tensors, "model.3", &head.output);
@@ -239,4 +241,28 @@ fn wrong_widths_and_untied_blocks_under_the_tied_schema_are_refused() {
     let message =
         AcceptanceHead::from_dir(dir.path(), 4, &device).expect_err("refused").to_string();
     assert!(message.contains("untied"), "{message}");
+}
+
+#[test]
+fn weights_that_are_not_what_was_exported_are_refused() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let config = AcceptanceHeadConfig::new(4, 2, true);
+    config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
+    let read = || AcceptanceHead::from_dir(dir.path(), 4, &Device::flex());
+    let path = dir.path().join("model.safetensors");
+    let whole = std::fs::read(&path).expect("reads");
+    for at in 0..whole.len() {
+        let mut changed = whole.clone();
+        changed[at] ^= 1;
+        std::fs::write(&path, changed).expect("written");
+        let message = read().expect_err("refused").to_string();
+        assert!(message.contains("model.safetensors"), "{message}");
+    }
+    // Of a number in a tensor nothing but the checksum tells.
+    assert!(read().expect_err("refused").to_string().contains("weights_hash"));
+    // Those who wrote none are believed.
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).expect("reads");
+    std::fs::write(&config, text.replace("weights_hash", "other_key")).expect("written");
+    read().expect("loads");
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use draftsmith_files::write_whole;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -19,7 +18,9 @@ use crate::error::{ModelError, read_json};
 use crate::packed;
 use crate::rope::RopeTable;
 use crate::shape::ModelShape;
-use crate::weights::{NamedTensor, WeightDtype, WeightReader, pretty, write_safetensors};
+use crate::weights::{
+    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
+};
 
 /// Our keys of an adapter's `config.json`.
 #[derive(Deserialize)]
@@ -69,8 +70,8 @@ impl Adapter {
     /// adapter can be trained further.
     ///
     /// # Errors
-    /// If a file is missing or broken, a tensor missing, extra or misshapen, or the adapter does
-    /// not fit the target.
+    /// If a file is missing, broken or not as it was exported, a tensor missing, extra or
+    /// misshapen, or the adapter does not fit the target.
     pub fn from_dir(
         dir: &Path,
         target: &ModelShape,
@@ -82,6 +83,7 @@ impl Adapter {
         let mut adapter = config.build(&mut Stored { reader: &mut reader, device })?;
         reader.ignore(|name| name.ends_with("rotary_emb.inv_freq"));
         reader.finish()?;
+        check_weights(dir)?;
         if packed::runs_on(device) {
             let rope = RopeTable::new(&config.model.spec.rope, &config.model.shape);
             adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter, rope)));
@@ -94,12 +96,8 @@ impl Adapter {
     /// # Errors
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
-        write_safetensors(
-            &dir.join("model.safetensors"),
-            &self.named(config),
-            WeightDtype::F32,
-            &[],
-        )?;
+        let path = dir.join("model.safetensors");
+        let hash = write_safetensors(&path, &self.named(config), WeightDtype::F32, &[])?;
         let mut json = config.model.to_json(WeightDtype::F32.config_name());
         json["exit_layer"] = config.exit_layer.into();
         if config.architecture != AdapterArchitecture::Attention {
@@ -111,7 +109,7 @@ impl Adapter {
         if !config.training.is_empty() {
             json["training"] = Value::Object(config.training.clone());
         }
-        Ok(write_whole(&dir.join("config.json"), pretty(&json).as_bytes())?)
+        write_config(dir, json, hash)
     }
 
     /// The tensors as a checkpoint keeps them.

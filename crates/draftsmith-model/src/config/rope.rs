@@ -36,7 +36,8 @@ pub(super) fn read(
     let Some(keys) = keys else { return Ok(RopeConfig { theta, scaling: RopeScaling::None }) };
     let need = |key: &'static str, value: Option<f64>| match value {
         Some(value) if value > 0.0 && value.is_finite() => Ok(value),
-        other => Err(fail(key, format!("is {other:?}, expected a positive number"))),
+        Some(value) => Err(fail(key, format!("is {value}, expected a positive number"))),
+        None => Err(fail(key, "is missing, expected a positive number".to_owned())),
     };
     let scaling = match keys.rope_type.as_deref() {
         None | Some("default") => RopeScaling::None,

@@ -325,7 +325,12 @@ pub fn hash_model_dir(dir: &Path) -> Result<String, ModelError> {
             hasher.update(&buffer[..read]);
         }
     }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Bytes as lower-case hex digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The string-to-string metadata of a safetensors file.

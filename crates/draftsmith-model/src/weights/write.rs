@@ -9,7 +9,9 @@ use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
+use super::read::hex;
 use crate::error::ModelError;
 
 /// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
@@ -55,7 +57,8 @@ impl NamedTensor {
     }
 }
 
-/// Writes a safetensors file, whole or not at all. The metadata always says `format: pt`, which every transformers release reads.
+/// Writes a safetensors file, whole or not at all, and returns the SHA-256 of its bytes. The metadata
+/// always says `format: pt`, which every transformers release reads.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -64,7 +67,7 @@ pub fn write_safetensors(
     tensors: &[NamedTensor],
     dtype: WeightDtype,
     metadata: &[(String, String)],
-) -> Result<(), ModelError> {
+) -> Result<String, ModelError> {
     let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
     let encoded: Vec<Vec<u8>> = tensors
         .iter()
@@ -89,7 +92,8 @@ pub fn write_safetensors(
     info.insert("format".to_owned(), "pt".to_owned());
     let mut bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
     sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
-    Ok(write_whole(path, &bytes)?)
+    write_whole(path, &bytes)?;
+    Ok(hex(&Sha256::digest(&bytes)))
 }
 
 /// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors

@@ -1,0 +1,301 @@
+//! JSON files that others may have written: what is wrong with one is told by its key, in words that
+//! are not Rust's.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::{DeserializeOwned, Deserializer};
+use serde_json::Value;
+use serde_json::error::Category;
+
+/// The longest value that a message shows, in characters.
+const SHOWN_LEN: usize = 80;
+
+/// A JSON file is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("`{path}`{problem}")]
+pub struct JsonError {
+    /// The file.
+    pub path: PathBuf,
+    /// What follows its name: ` is not JSON: …`, or `: key …`.
+    problem: String,
+}
+
+/// Reads JSON text.
+///
+/// # Errors
+/// If it is not JSON, or not of `T`'s form. `path` is the file to name then.
+pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, JsonError> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let value = parse(path, "", &mut json)?;
+    json.end()
+        .map_err(|error| JsonError { path: path.to_path_buf(), problem: not_json(&error) })?;
+    Ok(value)
+}
+
+/// Reads what the key `under` of a file holds.
+///
+/// # Errors
+/// If it is not of `T`'s form.
+pub fn parse_json_value<T: DeserializeOwned>(
+    path: &Path,
+    under: &str,
+    value: Value,
+) -> Result<T, JsonError> {
+    parse(path, under, value)
+}
+
+fn parse<'de, T, D>(path: &Path, under: &str, json: D) -> Result<T, JsonError>
+where
+    T: DeserializeOwned,
+    D: Deserializer<'de, Error = serde_json::Error>,
+{
+    serde_path_to_error::deserialize(json).map_err(|error| {
+        let within = error.path().to_string();
+        let error = error.into_inner();
+        let problem = match error.classify() {
+            Category::Data => data_problem(&joined(under, &within), &error),
+            Category::Io | Category::Syntax | Category::Eof => not_json(&error),
+        };
+        JsonError { path: path.to_path_buf(), problem }
+    })
+}
+
+fn not_json(error: &serde_json::Error) -> String {
+    format!(" is not JSON: {error}")
+}
+
+/// What is wrong with the value of a key, or with the whole where there is none.
+fn data_problem(key: &str, error: &serde_json::Error) -> String {
+    let told = error.to_string();
+    let told = told.rsplit_once(" at line ").map_or(told.as_str(), |(told, _)| told);
+    if let Some(name) = told.strip_prefix("missing field ") {
+        return format!(": key `{}` is missing", joined(key, name.trim_matches('`')));
+    }
+    if let Some((name, known)) =
+        told.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
+    {
+        let parent = key.strip_suffix(name).unwrap_or(key).trim_end_matches('.');
+        return format!(": key `{}` is not known{known}", joined(parent, name));
+    }
+    let told = match told.strip_prefix("unknown variant ") {
+        Some(rest) => format!("is {rest}"),
+        None => plain_problem(told, Notation::Json),
+    };
+    if key.is_empty() { format!(": {told}") } else { format!(": key `{key}` {told}") }
+}
+
+/// A key in another, as messages name it; `.` is none.
+fn joined(parent: &str, key: &str) -> String {
+    match (parent, key) {
+        (parent, "" | ".") => parent.to_owned(),
+        ("" | ".", key) => key.to_owned(),
+        (parent, key) if key.starts_with('[') => format!("{parent}{key}"),
+        (parent, key) => format!("{parent}.{key}"),
+    }
+}
+
+/// Whose words for values are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notation {
+    /// Objects and lists.
+    Json,
+    /// Tables and arrays.
+    Toml,
+}
+
+impl Notation {
+    fn object(self) -> &'static str {
+        match self {
+            Self::Json => "an object",
+            Self::Toml => "a table",
+        }
+    }
+
+    fn list(self) -> &'static str {
+        match self {
+            Self::Json => "a list",
+            Self::Toml => "an array",
+        }
+    }
+}
+
+/// What serde says of a value of another type than expected, without the names of Rust's types: `is
+/// 1.5, expected a whole number, 0 or more`. Anything else stays as it is.
+#[must_use]
+pub fn plain_problem(told: &str, notation: Notation) -> String {
+    let parts = |prefix| told.strip_prefix(prefix)?.rsplit_once(", expected ");
+    if let Some((found, expected)) = parts("invalid type: ").or_else(|| parts("invalid value: ")) {
+        return format!(
+            "is {}, expected {}",
+            found_in(found, notation),
+            wanted(expected, notation)
+        );
+    }
+    match parts("invalid length ") {
+        Some((length, expected)) => {
+            format!("has {length} entries, expected {}", wanted(expected, notation))
+        }
+        None => told.to_owned(),
+    }
+}
+
+fn found_in(found: &str, notation: Notation) -> String {
+    match found {
+        "map" => return notation.object().to_owned(),
+        "sequence" => return notation.list().to_owned(),
+        "unit value" => return "null".to_owned(),
+        _ => {}
+    }
+    let kinds = ["string ", "integer ", "floating point ", "boolean ", "character "];
+    let value = kinds.iter().find_map(|kind| found.strip_prefix(kind)).unwrap_or(found);
+    let value = value.trim_matches('`');
+    match value.char_indices().nth(SHOWN_LEN) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+fn wanted(expected: &str, notation: Notation) -> String {
+    let plain = match expected {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number, 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "string" | "a borrowed string" | "path string" | "string or map" => "a string",
+        "a sequence" => notation.list(),
+        "a map" => notation.object(),
+        "unit" => "null",
+        other if other.starts_with("a nonzero ") => "a whole number, 1 or more",
+        other if other.starts_with("struct ") => notation.object(),
+        other if other.starts_with("enum ") => "a string",
+        other if other.starts_with("a tuple ") || other.starts_with("an array ") => notation.list(),
+        other => other,
+    };
+    plain.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::num::NonZeroUsize;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "read alone")]
+    struct Whole {
+        size: usize,
+        #[serde(default)]
+        ids: Vec<u32>,
+        inner: Option<Inner>,
+        #[serde(default)]
+        map: BTreeMap<String, bool>,
+        count: Option<NonZeroUsize>,
+        pair: Option<(f64, f64)>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "read alone")]
+    struct Inner {
+        factor: f64,
+        kind: Option<Kind>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Kind {
+        One,
+        Two,
+    }
+
+    fn problem(text: &str) -> String {
+        parse_json::<Whole>(Path::new("a/c.json"), text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_key_and_in_plain_words() {
+        for (text, expected) in [
+            ("{", "`a/c.json` is not JSON: EOF while parsing an object at line 1 column 1"),
+            ("{\"size\": 1} x", "`a/c.json` is not JSON: trailing characters at line 1 column 13"),
+            ("[]", "`a/c.json`: has 0 entries, expected an object"),
+            ("7", "`a/c.json`: is 7, expected an object"),
+            ("{}", "`a/c.json`: key `size` is missing"),
+            (
+                r#"{"size": {}}"#,
+                "`a/c.json`: key `size` is an object, expected a whole number, 0 or more",
+            ),
+            (
+                r#"{"size": 1.5}"#,
+                "`a/c.json`: key `size` is 1.5, expected a whole number, 0 or more",
+            ),
+            (r#"{"size": -1}"#, "`a/c.json`: key `size` is -1, expected a whole number, 0 or more"),
+            (
+                r#"{"size": null}"#,
+                "`a/c.json`: key `size` is null, expected a whole number, 0 or more",
+            ),
+            (
+                r#"{"sizes": 1}"#,
+                "`a/c.json`: key `sizes` is not known, expected one of `size`, `ids`, `inner`, `map`, `count`, `pair`",
+            ),
+            (
+                r#"{"size": 1, "ids": [2, "x"]}"#,
+                "`a/c.json`: key `ids[1]` is \"x\", expected a whole number from 0 to 4294967295",
+            ),
+            (
+                r#"{"size": 1, "ids": [4294967296]}"#,
+                "`a/c.json`: key `ids[0]` is 4294967296, expected a whole number from 0 to 4294967295",
+            ),
+            (r#"{"size": 1, "inner": {}}"#, "`a/c.json`: key `inner.factor` is missing"),
+            (
+                r#"{"size": 1, "inner": []}"#,
+                "`a/c.json`: key `inner` has 0 entries, expected an object",
+            ),
+            (
+                r#"{"size": 1, "inner": {"factor": "8"}}"#,
+                "`a/c.json`: key `inner.factor` is \"8\", expected a number",
+            ),
+            (
+                r#"{"size": 1, "inner": {"factor": 8, "kind": "three"}}"#,
+                "`a/c.json`: key `inner.kind` is `three`, expected `one` or `two`",
+            ),
+            (
+                r#"{"size": 1, "map": {"a": 1}}"#,
+                "`a/c.json`: key `map.a` is 1, expected true or false",
+            ),
+            (r#"{"size": 1, "map": "a"}"#, "`a/c.json`: key `map` is \"a\", expected an object"),
+            (
+                r#"{"size": 1, "count": 0}"#,
+                "`a/c.json`: key `count` is 0, expected a whole number, 1 or more",
+            ),
+            (r#"{"size": 1, "pair": true}"#, "`a/c.json`: key `pair` is true, expected a list"),
+        ] {
+            assert_eq!(problem(text), expected);
+        }
+        let long = format!(r#"{{"size": "{}"}}"#, "x".repeat(1000));
+        assert!(problem(&long).len() < 200, "{}", problem(&long));
+    }
+
+    #[test]
+    fn a_value_is_told_under_its_key() {
+        let value = serde_json::json!({ "size": 1, "ids": 3 });
+        let read = parse_json_value::<Whole>(Path::new("c.json"), "tuned", value);
+        let message = read.unwrap_err().to_string();
+        assert_eq!(message, "`c.json`: key `tuned.ids` is 3, expected a list");
+        let read = parse_json_value::<usize>(Path::new("c.json"), "since", "then".into());
+        let message = read.unwrap_err().to_string();
+        assert!(message.starts_with("`c.json`: key `since` is \"then\""), "{message}");
+    }
+
+    #[test]
+    fn tables_are_called_so_in_toml() {
+        let told = "invalid type: map, expected a sequence";
+        assert_eq!(plain_problem(told, Notation::Toml), "is a table, expected an array");
+        assert_eq!(plain_problem("unclosed table", Notation::Toml), "unclosed table");
+    }
+}
