@@ -101,6 +101,18 @@ pub enum TrainError {
         /// The share of conversations that was to be held out.
         validation_fraction: f64,
     },
+    /// The target has no layer behind an exit.
+    #[error(
+        "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to \
+         {}",
+        num_layers.saturating_sub(1)
+    )]
+    ExitLayer {
+        /// The layers before the adapter.
+        exit_layer: usize,
+        /// The target's layers.
+        num_layers: usize,
+    },
     /// The adapter does not fit the target.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -136,7 +148,10 @@ pub enum TrainError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A run cannot resume from a training's state.
-    #[error("cannot resume from `{path}`: {problem}; hint: delete its directory to train anew")]
+    #[error(
+        "cannot resume from `{path}`: {problem}; hint: delete the directory `checkpoint` that it is in, \
+         and training begins anew"
+    )]
     State {
         /// The file.
         path: PathBuf,

@@ -34,8 +34,7 @@ pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 ///
 /// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several adapters have
-/// their own, in `exit-2/` and the like), `train/` and `valid/` (burn-train's metrics, of the first
-/// adapter that is still trained). A run that finds a state with its fingerprint resumes from it,
+/// their own, in `exit-2/` and the like). A run that finds a state with its fingerprint resumes from it,
 /// and the adapters end with the same bits as if training had never stopped, on the same CPU build;
 /// a state with another is removed. After a call of `interrupter.stop`, a yes of `should_stop` or the last step that the
 /// run allows, training stops between two steps, with its state saved and the best adapters so
@@ -117,7 +116,9 @@ fn config_of(
     training: &AdapterTraining,
     exit_layer: usize,
 ) -> Result<AdapterConfig, TrainError> {
-    let config = AdapterConfig::new(target.config(), exit_layer)?;
+    let num_layers = target.shape().num_layers;
+    let config = AdapterConfig::new(target.config(), exit_layer)
+        .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
     Ok(AdapterConfig { architecture: training.architecture, ..config })
 }
 

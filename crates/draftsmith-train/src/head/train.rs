@@ -56,8 +56,7 @@ pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>
 ///
 /// The state goes under `run.checkpoint_dir`, which this function owns: `checkpoint/` (the
 /// state), `metrics.jsonl` (a line a step) and TensorBoard's event files (several heads have their
-/// own, in a directory of their [name](HeadTraining::name)), `train/` and `valid/` (burn-train's
-/// metrics, of the first head that is still trained). A run that finds a state with its
+/// own, in a directory of their [name](HeadTraining::name)). A run that finds a state with its
 /// fingerprint resumes from it, and the heads end with the same bits as if training had never
 /// stopped, on the same CPU build; a state with another is removed. After a call of
 /// `interrupter.stop`, a yes of `should_stop` or the last step that the run allows, training stops

@@ -101,6 +101,18 @@ impl StepLog {
 mod tests {
     use super::*;
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_that_names_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        log.file = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let metrics =
+            StepMetrics { step: 1, epoch: 1, loss: 0.5, learning_rate: 1e-3, gradient_norm: 2.0 };
+        let message = log.push(&metrics).unwrap_err().to_string();
+        assert!(message.contains("metrics.jsonl`: No space left"), "{message}");
+    }
+
     #[test]
     fn steps_that_are_taken_again_are_cut_off() {
         let dir = tempfile::tempdir().unwrap();

@@ -3,15 +3,19 @@
 //! burn-train gives the loop its events, metrics and renderers, the dashboard among them. They are
 //! to be had through `SupervisedTraining` alone, which is made for a loop of its own and so wants
 //! what ours has itself: a learner (a copy of the first member; its optimizer is not used), two data
-//! loaders (burn-train's are asked for batches without saying which), and a strategy that can be
-//! called twice and returns no error of ours.
+//! loaders (burn-train's are asked for batches without saying which), a strategy that can be
+//! called twice and returns no error of ours, and a logger: its own writes files that panic on a full
+//! disk, and `log/` writes what they would hold.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn::tensor::Device;
-use burn_train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
+use burn_train::logger::MetricLogger;
+use burn_train::metric::store::{EpochSummary, MetricsUpdate, Split};
+use burn_train::metric::{
+    Adaptor, LearningRateMetric, LossInput, LossMetric, MetricDefinition, NumericEntry,
+};
 use burn_train::renderer::MetricsRenderer;
 use burn_train::{
     InferenceStep, Interrupter, Learner, SupervisedLearningStrategy, SupervisedTraining,
@@ -25,11 +29,9 @@ use crate::log::metrics::{ScoreMetric, TRAINING_LOSS};
 use crate::run::epochs::{EpochLoop, History};
 use crate::run::trainee::Trainee;
 
-/// Runs the loop with burn-train's events. `dir` is that of its metrics' files, and `label` what is
-/// trained, for logs.
+/// Runs the loop with burn-train's events. `label` is what is trained, for renderers.
 pub(crate) fn launch<L, S>(
     epochs: EpochLoop<L, S>,
-    dir: &Path,
     label: &str,
     renderer: Box<dyn MetricsRenderer>,
     interrupter: Interrupter,
@@ -40,7 +42,6 @@ where
     <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
     <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
 {
-    make_dirs(dir)?;
     let first = &epochs.trainer.members[0];
     let schedule = epochs.trainer.schedule.clone();
     let learner = Learner::new(first.model.clone(), first.optimizer.clone(), schedule);
@@ -48,7 +49,8 @@ where
     let (num_epochs, starting_epoch) = (epochs.loaders.num_epochs, epochs.trainer.progress.epoch);
     let outcome = Arc::new(Mutex::new(None));
     let strategy = Strategy { epochs: Mutex::new(Some(epochs)), outcome: outcome.clone() };
-    let supervised = SupervisedTraining::new(dir, Arc::new(NoLoader), Arc::new(NoLoader))
+    let supervised = SupervisedTraining::new("", Arc::new(NoLoader), Arc::new(NoLoader))
+        .with_metric_logger(NoLogger)
         // The default one installs a global subscriber and a panic hook.
         .with_application_logger(None)
         .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
@@ -127,14 +129,22 @@ impl<B: 'static> DataLoader<B> for NoLoader {
     }
 }
 
-/// Makes the directories: burn-train ignores that it cannot, and panics at the first file in them.
-fn make_dirs(dir: &Path) -> Result<(), TrainError> {
-    for path in [dir.join("train"), dir.join("valid")] {
-        std::fs::create_dir_all(&path).map_err(|source| TrainError::CheckpointDir {
-            action: "create",
-            path,
-            source,
-        })?;
+/// In place of a logger that writes files of its own.
+struct NoLogger;
+
+impl MetricLogger for NoLogger {
+    fn log(&mut self, _update: MetricsUpdate, _epoch: usize, _split: &Split) {}
+
+    fn read_numeric(
+        &mut self,
+        _name: &str,
+        _epoch: usize,
+        _split: &Split,
+    ) -> Result<Vec<NumericEntry>, String> {
+        Ok(Vec::new())
     }
-    Ok(())
+
+    fn log_metric_definition(&mut self, _definition: MetricDefinition) {}
+
+    fn log_epoch_summary(&mut self, _summary: EpochSummary) {}
 }

@@ -3,7 +3,8 @@
 //! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
 //! optimizer and best weights as burn's records (safetensors has no parameter ids, by which the
 //! optimizer's state is kept), in a directory for each member if there are several, and
-//! `state.toml`, written last: a directory without it does not count.
+//! `state.toml`, written last: a directory without it does not count. It has the checksum of each
+//! record, and its own on its first line: what was changed since is refused, not trained on.
 //! States are taken between steps only, when no gradients are pending. The order of rows and their
 //! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
 //! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in
@@ -14,6 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Bytes;
+use draftsmith_data::hash_bytes;
 use draftsmith_files::write_whole;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -54,6 +56,11 @@ struct StateFile<S> {
 #[serde(deny_unknown_fields)]
 struct MemberEntry<S> {
     name: String,
+    /// The records' SHA-256.
+    model: String,
+    optimizer: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    best: Option<String>,
     progress: MemberProgress<S>,
 }
 
@@ -61,12 +68,10 @@ struct MemberEntry<S> {
 #[derive(Debug, Deserialize)]
 struct Summary {
     fingerprint: String,
-    /// Absent in a state that an earlier version left, which is another training's.
-    #[serde(default)]
     progress: ProgressSummary,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct ProgressSummary {
     num_steps: usize,
 }
@@ -86,10 +91,10 @@ impl Resumption {
     /// Looks into a training's directory.
     ///
     /// # Errors
-    /// If a state cannot be read.
+    /// If a state cannot be read, or is not as it was saved.
     pub fn find(checkpoint_dir: &Path, fingerprint: &str) -> Result<Self, TrainError> {
         let Some(dir) = latest(checkpoint_dir)? else { return Ok(Self::Nothing) };
-        let found: Summary = read_toml(&dir.join(STATE))?;
+        let found: Summary = parse(&dir, &read_checked(&dir)?)?;
         let is_ours = found.fingerprint == fingerprint;
         Ok(if is_ours { Self::After(found.progress.num_steps) } else { Self::Other })
     }
@@ -108,6 +113,8 @@ pub(crate) const MODEL: &str = "model.bpk";
 pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const BEST: &str = "best.bpk";
 const STATE: &str = "state.toml";
+/// What the line begins with that has the checksum of all that follows it.
+const CHECKSUM: &str = "checksum = \"";
 
 /// Writes a state, and removes those before it.
 pub(crate) fn save<S: Serialize>(
@@ -126,16 +133,21 @@ pub(crate) fn save<S: Serialize>(
             path: dir.clone(),
             source,
         })?;
-        write_whole(&dir.join(MODEL), &model)?;
-        write_whole(&dir.join(OPTIMIZER), &optimizer)?;
-        if let Some(best) = best {
-            write_whole(&dir.join(BEST), &best)?;
-        }
-        entries.push(MemberEntry { name, progress });
+        let write = |file, record: &[u8]| {
+            write_whole(&dir.join(file), record)?;
+            Ok::<_, TrainError>(hash_bytes(record))
+        };
+        entries.push(MemberEntry {
+            name,
+            model: write(MODEL, &model)?,
+            optimizer: write(OPTIMIZER, &optimizer)?,
+            best: best.map(|best| write(BEST, &best)).transpose()?,
+            progress,
+        });
     }
     let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members: entries };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
-    write_whole(&dir.join(STATE), text.as_bytes())?;
+    write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
     for (other, _) in states(checkpoint_dir)? {
         if other != dir {
             remove_dir(&other)?;
@@ -150,16 +162,21 @@ pub(crate) fn load<S: DeserializeOwned>(
     fingerprint: &str,
 ) -> Result<Option<(State<S>, PathBuf)>, TrainError> {
     let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
-    let summary: Summary = read_toml(&dir.join(STATE))?;
+    let text = read_checked(&dir)?;
+    let summary: Summary = parse(&dir, &text)?;
     if summary.fingerprint != fingerprint {
         return Ok(None);
     }
-    let file: StateFile<S> = read_toml(&dir.join(STATE))?;
-    let members = file.members.into_iter().map(|MemberEntry { name, progress }| {
-        let dir = dir.join(&name);
-        let best = progress.best.map(|_| read(&dir.join(BEST))).transpose()?;
-        let (model, optimizer) = (read(&dir.join(MODEL))?, read(&dir.join(OPTIMIZER))?);
-        Ok(MemberState { name, progress, model, optimizer, best })
+    let file: StateFile<S> = parse(&dir, &text)?;
+    let members = file.members.into_iter().map(|entry| {
+        let dir = dir.join(&entry.name);
+        Ok(MemberState {
+            model: read_record(&dir.join(MODEL), &entry.model)?,
+            optimizer: read_record(&dir.join(OPTIMIZER), &entry.optimizer)?,
+            best: entry.best.map(|hash| read_record(&dir.join(BEST), &hash)).transpose()?,
+            name: entry.name,
+            progress: entry.progress,
+        })
     });
     let members = members.collect::<Result<_, TrainError>>()?;
     Ok(Some((State { progress: file.progress, members }, dir)))
@@ -209,9 +226,30 @@ fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
     fs::read(path).map_err(|error| broken(path, error.to_string()))
 }
 
-fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, TrainError> {
-    let text = fs::read_to_string(path).map_err(|error| broken(path, error.to_string()))?;
-    toml::from_str(&text).map_err(|error| broken(path, error.message().to_owned()))
+/// A record, if it is the one that was saved.
+fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>, TrainError> {
+    let record = read(path)?;
+    if hash_bytes(&record) == hash { Ok(record) } else { Err(changed(path)) }
+}
+
+/// A state's `state.toml` without its first line, if it is as it was saved.
+fn read_checked(dir: &Path) -> Result<String, TrainError> {
+    let path = dir.join(STATE);
+    let text = read(&path)?;
+    let text = std::str::from_utf8(&text).map_err(|_| changed(&path))?;
+    let (hash, text) = text
+        .strip_prefix(CHECKSUM)
+        .and_then(|rest| rest.split_once("\"\n"))
+        .ok_or_else(|| broken(&path, "it has no checksum on its first line".to_owned()))?;
+    if hash_bytes(text.as_bytes()) == hash { Ok(text.to_owned()) } else { Err(changed(&path)) }
+}
+
+fn parse<T: DeserializeOwned>(dir: &Path, text: &str) -> Result<T, TrainError> {
+    toml::from_str(text).map_err(|error| broken(&dir.join(STATE), error.message().to_owned()))
+}
+
+fn changed(path: &Path) -> TrainError {
+    broken(path, "it is not what was saved: its checksum is another".to_owned())
 }
 
 /// The error of a state from which no run can resume.
@@ -296,6 +334,32 @@ mod tests {
         ] {
             assert!(message.contains("epoch-1-step-10/state.toml"), "{message}");
             assert!(message.contains("hint: delete"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_byte_changed_or_put_in_anywhere_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), "a", state(2, 7)).unwrap();
+        let state = dir.path().join("checkpoint/epoch-2-step-7");
+        for name in [STATE, MODEL, OPTIMIZER, BEST, "second/optimizer.bpk"] {
+            let whole = fs::read(state.join(name)).unwrap();
+            let spoilt = (0..whole.len()).flat_map(|at| {
+                let (mut changed, mut longer, mut shorter) =
+                    (whole.clone(), whole.clone(), whole.clone());
+                changed[at] ^= 1;
+                longer.insert(at, b' ');
+                shorter.remove(at);
+                [changed, longer, shorter]
+            });
+            for bytes in spoilt {
+                fs::write(state.join(name), bytes).unwrap();
+                let message = load::<f64>(dir.path(), "a").unwrap_err().to_string();
+                assert!(message.contains(&format!("epoch-2-step-7/{name}`")), "{message}");
+                assert!(message.contains("checksum") && message.contains("hint: "), "{message}");
+            }
+            fs::write(state.join(name), whole).unwrap();
+            load::<f64>(dir.path(), "a").unwrap().unwrap();
         }
     }
 }

@@ -95,7 +95,7 @@ impl<'a> TrainingRun<'a> {
         let trainer = match checkpoint::load(dir, self.fingerprint)? {
             Some((state, state_dir)) => trainer.resumed(state, &state_dir)?,
             None => {
-                clear_dir(dir)?;
+                checkpoint::discard(dir)?;
                 trainer
             }
         };
@@ -119,7 +119,7 @@ impl<'a> TrainingRun<'a> {
             max_steps: self.max_steps,
             should_stop: self.should_stop,
         };
-        let history = launch(epochs, dir, label, self.renderer, self.interrupter)?;
+        let history = launch(epochs, label, self.renderer, self.interrupter)?;
         Ok(Ending::of_members(history, num_steps, trained))
     }
 }
@@ -205,21 +205,6 @@ impl<T> Ending<T> {
             Self::Stopped { best, .. } => best,
         }
     }
-}
-
-/// Clears what an earlier training left: burn-train reads old epochs' metrics as if they were this
-/// one's.
-fn clear_dir(dir: &Path) -> Result<(), TrainError> {
-    for name in ["checkpoint", "train", "valid"] {
-        let path = dir.join(name);
-        match std::fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(TrainError::CheckpointDir { action: "clear", path, source });
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 fn create_dir(path: &Path) -> Result<(), TrainError> {

@@ -245,12 +245,8 @@ fn the_last_state_holds_what_is_trained_alone() {
             assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
         }
         assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
-        assert!(has("mine.txt") && !has("experiment.log"), "{files:?}");
-        assert!(has("train/epoch-1/Loss.log") && has("valid/epoch-2/Loss.log"), "{files:?}");
-        for name in subject.scores {
-            let file = format!("valid/epoch-2/{}.log", name.replace(' ', "_"));
-            assert!(has(&file), "{file}: {files:?}");
-        }
+        // Of burn-train's own files there is none: they panic on a full disk.
+        assert!(has("mine.txt") && has("metrics.jsonl") && files.len() == 7, "{files:?}");
         // Numbers of 4 bytes, and a header; the frozen model alone has 48 · 16 in its embedding.
         let model = dir.path().join("checkpoint/epoch-3-step-0/model.bpk");
         let size = std::fs::metadata(model).unwrap().len();
