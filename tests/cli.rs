@@ -11,6 +11,9 @@ mod check;
 mod generate;
 #[path = "cli/hub.rs"]
 mod hub;
+#[cfg(target_os = "linux")]
+#[path = "cli/process.rs"]
+mod process;
 #[path = "cli/record.rs"]
 mod record;
 #[path = "cli/resume.rs"]

@@ -433,3 +433,81 @@ fn prompts_are_read_as_far_as_they_are_needed() {
 fn place_recipe(place: &Place) -> String {
     std::fs::read_to_string(place.path("small.toml")).unwrap()
 }
+
+#[test]
+fn a_bound_beyond_any_number_of_tokens_is_the_context() {
+    let place = Place::new();
+    let small = model("draft-small").display().to_string();
+    let most = u64::MAX.to_string();
+    for length in ["0", "3", &most] {
+        let arguments =
+            ["generate", "--target", &small, "--prompt", "Convert 3 km to m.", "--max-new-tokens"];
+        place.run(&[&arguments[..], &[length]].concat()).ok();
+        let draft = ["--draft", &small, "--candidate-length", &most];
+        place.run(&[&arguments[..], &[length], &draft].concat()).ok();
+    }
+}
+
+#[test]
+fn keys_of_another_type_are_named_in_plain_words() {
+    let edits = [
+        ("hidden_size", serde_json::json!({}), "key `hidden_size` is an object, expected a whole"),
+        ("vocab_size", serde_json::json!("many"), "key `vocab_size` is \"many\", expected a whole"),
+        ("rms_norm_eps", serde_json::json!([1]), "key `rms_norm_eps` is a list, expected a number"),
+        ("hidden_act", serde_json::json!({}), "key `hidden_act` is an object, expected a string"),
+        ("tie_word_embeddings", serde_json::json!(1), "is 1, expected true or false"),
+        ("eos_token_id", serde_json::json!("</s>"), "key `eos_token_id` is no token id"),
+        (
+            "rope_parameters",
+            serde_json::json!({"factor": "8"}),
+            "key `rope_parameters.factor` is \"8\", expected a number",
+        ),
+        (
+            "rope_parameters",
+            serde_json::json!({"rope_type": "linear"}),
+            "key `rope_parameters.factor` is missing",
+        ),
+    ];
+    for (key, value, told) in edits {
+        generate_on_spoilt(
+            |dir| {
+                // Its generation config would name other end tokens.
+                let _ = std::fs::remove_file(dir.join("generation_config.json"));
+                let path = dir.join("config.json");
+                let text = std::fs::read_to_string(&path).unwrap();
+                let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+                config[key] = value.clone();
+                std::fs::write(&path, config.to_string()).unwrap();
+            },
+            &["spoilt/config.json`", told],
+        );
+    }
+    let place = with_recipe(|text| text);
+    let told = ["is \"two\", expected a whole number, 0 or more"];
+    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&told);
+    let told = ["is a table, expected a string"];
+    place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&told);
+}
+
+#[test]
+fn exports_that_are_not_where_they_belong() {
+    let place = with_recipe(|text| text + "[adapter]\nexit_layer = 8\n");
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-adapter", "small.toml"]).fails_naming(&[
+        "`adapter.exit_layer` is 8",
+        "the target has 8 layers",
+        "1 to 7",
+    ]);
+    place.write("head/config.json", r#"{"hidden_size": 96, "num_layers": 1}"#);
+    place.write("adapter/config.json", r#"{"exit_layer": 2}"#);
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let generate = ["generate", "--target", &target, "--prompt", "x"];
+    place.run(&[&generate[..], &["--draft", &draft, "--head", "adapter"]].concat()).fails_naming(
+        &["`--head adapter`", "found one of the kind self-draft adapter", "--adapter"],
+    );
+    place.run(&[&generate[..], &["--adapter", "head"]].concat()).fails_naming(&[
+        "`--adapter head`",
+        "found one of the kind acceptance head",
+        "--head",
+    ]);
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Place, interrupt, model};
+use crate::support::{Place, model, send_signal};
 
 /// A place with the small recipe and a section `[tune]`.
 fn place() -> Place {
@@ -203,7 +203,7 @@ fn ctrl_c_keeps_whole_files() {
         assert!(child.try_wait().unwrap().is_none() || first.exists(), "it went on");
         std::thread::yield_now();
     }
-    interrupt(&child);
+    send_signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -4,7 +4,9 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, Ran, interrupt, model, wait};
+use crate::support::{Place, Ran, model, wait};
+#[cfg(unix)]
+use crate::support::{Running, hangups_heard};
 
 const HEAD: &str = "checkpoints/steps/head";
 const ADAPTER: &str = "checkpoints/steps/adapter";
@@ -151,28 +153,31 @@ fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_a_state_to_resume_from() {
-    use std::io::BufRead;
-
+fn a_signal_leaves_a_state_to_resume_from() {
     let place = place();
     // So many epochs that it cannot end between its first line and the signal.
     let arguments = ["train-head", "steps.toml", "--set", "head.optimizer.num_epochs=40"];
     place.run(&arguments).ok();
     let head = export(&place, HEAD);
-    std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
-    let mut child = place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("epoch 1/40")), "it tells of each epoch");
-    interrupt(&child);
-    let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
-    assert!(rest.iter().any(|line| line.contains("run the same command again")), "{rest:?}");
-    let left = place.names("checkpoints/steps/head-training/checkpoint");
-    assert_eq!(left.len(), 1, "{left:?}");
-    let resumed = place.run(&arguments);
-    assert!(!resumed.stderr.contains("epoch 1/40"), "it began anew: {}", resumed.stderr);
-    resumed.ok();
-    assert!(export(&place, HEAD) == head, "other bytes");
+    for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
+        let mut training = Running::start(hangups_heard(place.command(&arguments)));
+        training.await_line("epoch 1/40");
+        training.signal(name);
+        if name == "TERM" {
+            // As `timeout` sends it: once to the process, and once to its group.
+            training.signal(name);
+        }
+        let ran = training.end();
+        assert_eq!(ran.code, Some(code), "{name}: {}", ran.stderr);
+        assert!(ran.stderr.contains("run the same command again"), "{name}: {}", ran.stderr);
+        let left = place.names("checkpoints/steps/head-training/checkpoint");
+        assert_eq!(left.len(), 1, "{name}: {left:?}");
+        let resumed = place.run(&arguments);
+        assert!(!resumed.stderr.contains("epoch 1/40"), "it began anew: {}", resumed.stderr);
+        resumed.ok();
+        assert!(export(&place, HEAD) == head, "{name}: other bytes");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, interrupt, wait};
+use crate::support::{Place, send_signal, wait};
 
 /// File name to bytes of every Parquet shard.
 fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
@@ -157,7 +157,7 @@ fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() 
             "it tells when it begins"
         );
         wait(Duration::from_millis(millis));
-        interrupt(&child);
+        send_signal(&child, "INT");
         assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert!(place.names("checkpoints/small/evaluation").is_empty());
@@ -189,7 +189,7 @@ fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
         .spawn()
         .unwrap();
     wait_for(&place.path("data/small/responses-00000.parquet"));
-    interrupt(&child);
+    send_signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -1,7 +1,8 @@
 //! A working directory of its own for each test, and the binary run in it.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -166,10 +167,74 @@ impl Place {
     }
 }
 
-/// Presses Ctrl-C.
-pub(crate) fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success(), "it ended before it was interrupted");
+/// A command that runs while the test does something else.
+#[cfg(unix)]
+pub(crate) struct Running {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    told: String,
+}
+
+#[cfg(unix)]
+impl Running {
+    /// Starts it, with stdout thrown away.
+    pub(crate) fn start(mut command: Command) -> Self {
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Self { child, stderr, told: String::new() }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it tells a line with `text`.
+    #[track_caller]
+    pub(crate) fn await_line(&mut self, text: &str) {
+        loop {
+            let begun = self.told.len();
+            let length = self.stderr.read_line(&mut self.told).unwrap();
+            assert!(length > 0, "`{text}` is not in: {}", self.told);
+            if self.told[begun..].contains(text) {
+                return;
+            }
+        }
+    }
+
+    /// Sends it a signal by its name, as `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        send_signal(&self.child, name);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Ran {
+        self.stderr.read_to_string(&mut self.told).unwrap();
+        let code = self.child.wait().unwrap().code();
+        Ran { code, stdout: String::new(), stderr: self.told }
+    }
+}
+
+/// The same command with SIGHUP as a terminal leaves it, whatever the tests run under: `nohup`'s
+/// children ignore it.
+#[cfg(unix)]
+pub(crate) fn hangups_heard(command: Command) -> Command {
+    preceded_by(&["env", "--default-signal=HUP"], command)
+}
+
+/// The same command as the arguments of another.
+pub(crate) fn preceded_by(words: &[&str], command: Command) -> Command {
+    let mut whole = Command::new(words[0]);
+    whole.args(&words[1..]).arg(command.get_program()).args(command.get_args());
+    whole.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    whole.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
+    whole
+}
+
+/// Sends a process a signal by its name, as `TERM`.
+pub(crate) fn send_signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(sent.unwrap().success(), "it ended before the signal");
 }
 
 /// Lets another process work for a while, where nothing tells how far it is.

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::generate::GenerateArguments;
+use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
 use crate::device::DeviceChoice;
 use crate::devices::DeviceChoices;
+use crate::lock::RecipeLock;
 use crate::recipe::{Models, Recipe};
 use crate::workspace::Workspace;
 
@@ -110,33 +113,79 @@ fn hours(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses the command line, runs the command, and reports what went wrong: exit code 0 for success,
-/// 1 for a failure, 2 for a command line that cannot be understood, 130 for a job that was stopped
-/// before its end.
+/// 1 for a failure, 2 for a command line that cannot be understood; for a job that was stopped before
+/// its end 130, or by SIGTERM 143 and by SIGHUP 129.
 pub fn run() -> ExitCode {
-    hush_caught_panics();
-    let arguments = Arguments::parse();
-    let json = arguments.common.json;
-    match execute(arguments) {
+    hook_panics();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return explain(&error),
+    };
+    let Common { quiet, json, .. } = arguments.common;
+    let console = match Console::new(quiet, json) {
+        Ok(console) => console,
+        Err(error) => return fail(&error, json),
+    };
+    match execute(arguments, &console) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
-            eprintln!("{error}");
-            ExitCode::from(130)
+            tell(&error);
+            ExitCode::from(console.stopped_code())
         }
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", describe(&error));
-            // A failed check has given its reasons in its own document.
-            if json && !error.is::<CheckFailed>() {
-                println!("{}", serde_json::json!({ "error": describe(&error) }));
-            }
-            ExitCode::FAILURE
-        }
+        // A failed check has given its reasons in its own document.
+        Err(error) => fail(&error, json && !error.is::<CheckFailed>()),
     }
 }
 
-fn execute(arguments: Arguments) -> Result<()> {
+/// Tells what went wrong, as a document too where there is none yet.
+fn fail(error: &anyhow::Error, document: bool) -> ExitCode {
+    let text = describe(error);
+    tell(format!("error: {text}"));
+    if document {
+        put_error(&text);
+    }
+    ExitCode::FAILURE
+}
+
+/// The document of an error.
+fn put_error(text: &str) {
+    // There is nobody else to tell that nobody could be told.
+    let _ = put(&format!("{}\n", serde_json::json!({ "error": text })));
+}
+
+/// Shows the help or the version that was asked for, or what is wrong with the command line.
+fn explain(error: &clap::Error) -> ExitCode {
+    let printed = error.print();
+    if error.use_stderr() {
+        // The flag is there to be read, though the line as a whole is not.
+        if std::env::args_os().take_while(|given| given != "--").any(|given| given == "--json") {
+            put_error(&usage_problem(error));
+        }
+        return ExitCode::from(2);
+    }
+    match reader_of(printed) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, false),
+    }
+}
+
+/// What clap finds wrong, on one line and without the usage.
+fn usage_problem(error: &clap::Error) -> String {
+    if matches!(
+        error.kind(),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        return "no command is given; hint: `draftsmith --help` lists them".to_owned();
+    }
+    let text = error.render().to_string();
+    let problem = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let problem = problem.split("\n\nFor more information").next().unwrap_or(problem);
+    let words: Vec<&str> = problem.trim_start_matches("error: ").split_whitespace().collect();
+    words.join(" ")
+}
+
+fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let Arguments { common, command } = arguments;
-    let console = Console::new(common.quiet, common.json)?;
     let recipe = |arguments: &RecipeArguments| -> Result<Recipe> {
         Recipe::read(&arguments.recipe, &arguments.overrides, common.seed)
     };
@@ -151,59 +200,62 @@ fn execute(arguments: Arguments) -> Result<()> {
     };
     let workspace = |recipe: &Recipe, devices: Vec<Device>| {
         let Models { target, draft, chat_template } = &recipe.models;
-        Workspace::open(target, draft.as_deref(), chat_template.as_deref(), devices, &console)
+        Workspace::open(target, draft.as_deref(), chat_template.as_deref(), devices, console)
     };
-    let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace)> {
+    let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace, RecipeLock)> {
         let recipe = recipe(a)?;
+        let lock = RecipeLock::take(&recipe)?;
         let workspace = workspace(&recipe, vec![device()?])?;
-        Ok((recipe, workspace))
+        Ok((recipe, workspace, lock))
     };
     let training = |a: &TrainingArguments| -> Result<Training> {
         let recipe = recipe(&a.recipe)?;
+        let lock = RecipeLock::take(&recipe)?;
         let workspace = workspace(&recipe, devices(a)?)?;
         let steps_left = a.steps.map(NonZeroUsize::get);
-        Ok(Training { recipe, workspace, steps_left, console: until(a) })
+        Ok(Training { recipe, workspace, steps_left, console: until(a), _lock: lock })
     };
     match command {
         Command::Run(a) => {
-            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
             commands::run::run(&recipe, &workspace, &mut steps_left, &console)
         }
         Command::BuildData(a) => {
-            let (recipe, workspace) = stage(&a)?;
-            commands::build_data::run(&recipe, &workspace, &console).map(drop)
+            let (recipe, workspace, _lock) = stage(&a)?;
+            commands::build_data::run(&recipe, &workspace, console).map(drop)
         }
         Command::TrainHead(a) => {
-            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
             commands::train_head::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
         Command::TrainAdapter(a) => {
-            let Training { recipe, workspace, mut steps_left, console } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
             commands::train_adapter::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
         Command::Record(a) => {
-            let (recipe, workspace) = stage(&a)?;
-            commands::record::run(&recipe, &workspace, &console).map(drop)
+            let (recipe, workspace, _lock) = stage(&a)?;
+            commands::record::run(&recipe, &workspace, console).map(drop)
         }
         Command::Evaluate(a) => {
-            let (recipe, workspace) = stage(&a)?;
-            commands::evaluate::run(&recipe, &workspace, &console).map(drop)
+            let (recipe, workspace, _lock) = stage(&a)?;
+            commands::evaluate::run(&recipe, &workspace, console).map(drop)
         }
         Command::Generate(a) => {
-            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, &console)
+            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, console)
         }
         Command::Tune(a) => {
-            let (recipe, workspace) = stage(&a)?;
-            commands::tune::run(&recipe, &workspace, &console).map(drop)
+            let (recipe, workspace, _lock) = stage(&a)?;
+            commands::tune::run(&recipe, &workspace, console).map(drop)
         }
         Command::Replay(a) => {
             let recipe = recipe(&a)?;
             // It computes with no model.
+            let _lock = RecipeLock::take(&recipe)?;
             let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?])?;
-            commands::replay::run(&recipe, &workspace, &console).map(drop)
+            commands::replay::run(&recipe, &workspace, console).map(drop)
         }
-        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, &console),
-        Command::Inspect { path } => commands::inspect::run(&path, &console)
+        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, console),
+        Command::Inspect { path } => commands::inspect::run(&path, console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
 }
@@ -214,13 +266,17 @@ struct Training {
     workspace: Workspace,
     steps_left: Option<usize>,
     console: Console,
+    /// Held by all stages of a run together.
+    _lock: RecipeLock,
 }
 
 /// Keeps the panics of the Parquet reader off stderr: `draftsmith-data` catches them, where a file
-/// is corrupt, and turns them into errors that name the file.
-fn hush_caught_panics() {
+/// is corrupt, and turns them into errors that name the file. Those of the dashboard, where its
+/// terminal was closed, go nowhere, and training goes on.
+fn hook_panics() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        leave_closed_terminals();
         let caught = info.location().is_some_and(|place| place.file().contains("/parquet-"));
         if !caught {
             hook(info);
@@ -240,13 +296,4 @@ fn describe(error: &anyhow::Error) -> String {
         }
     }
     text
-}
-
-/// Whether output broke off because its reader went away, as in `draftsmith … | head`.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    })
 }

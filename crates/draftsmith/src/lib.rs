@@ -15,6 +15,7 @@ mod device;
 mod devices;
 mod exports;
 mod hub;
+mod lock;
 mod pair;
 mod prompts;
 #[doc(hidden)]

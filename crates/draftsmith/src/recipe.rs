@@ -15,7 +15,7 @@ mod tune;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::write_whole;
+use draftsmith_files::{Notation, plain_problem, write_whole};
 use draftsmith_model::HeadInput;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, Section, check_moved_keys,
@@ -104,19 +104,24 @@ impl Recipe {
         Path::new("data").join(&self.name)
     }
 
+    /// Where everything else is written.
+    pub(crate) fn checkpoint_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name)
+    }
+
     /// Where train-head writes.
     pub(crate) fn head_dir(&self) -> PathBuf {
-        Path::new("checkpoints").join(&self.name).join("head")
+        self.checkpoint_dir().join("head")
     }
 
     /// Where train-head writes the heads of a sweep.
     pub(crate) fn sweep_dir(&self) -> PathBuf {
-        Path::new("checkpoints").join(&self.name).join("sweep")
+        self.checkpoint_dir().join("sweep")
     }
 
     /// Where train-adapter writes.
     pub(crate) fn adapter_root(&self) -> PathBuf {
-        Path::new("checkpoints").join(&self.name).join("adapter")
+        self.checkpoint_dir().join("adapter")
     }
 
     /// Each exit layer of the recipe's adapters, and its directory: the root for one, a directory
@@ -135,7 +140,7 @@ impl Recipe {
 
     /// Where tune and replay write.
     pub(crate) fn tuning_dir(&self) -> PathBuf {
-        Path::new("checkpoints").join(&self.name).join("tuning")
+        self.checkpoint_dir().join("tuning")
     }
 
     /// The sections of record, tune and replay, for stages that cannot do without.
@@ -157,7 +162,7 @@ impl Recipe {
 
     /// Where evaluate writes.
     pub(crate) fn evaluation_dir(&self) -> PathBuf {
-        Path::new("checkpoints").join(&self.name).join("evaluation")
+        self.checkpoint_dir().join("evaluation")
     }
 
     /// The draft, for stages that cannot do without.
@@ -244,9 +249,12 @@ impl Recipe {
     }
 }
 
-/// toml's own message without its trailing newline.
+/// toml's own message, which shows the place, without its trailing newline and the names of Rust's
+/// types.
 fn toml_error(error: &toml::de::Error) -> anyhow::Error {
-    anyhow::anyhow!("{}", error.to_string().trim_end().to_owned())
+    let told = error.message();
+    let text = error.to_string().replace(told, &plain_problem(told, Notation::Toml));
+    anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
 #[cfg(test)]

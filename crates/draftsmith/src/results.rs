@@ -21,6 +21,7 @@ mod tests;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use draftsmith_files::parse_json;
 use draftsmith_theory::{Counts, Decoding, DrafterId, Sampling, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -297,7 +298,7 @@ pub(crate) fn results_to_json(rows: &[ResultRow]) -> Result<String> {
 pub(crate) fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
-    serde_json::from_str(&text).with_context(|| {
+    parse_json(path, text.as_bytes()).with_context(|| {
         format!(
             "`{shown}` is not a list of result rows; hint: `draftsmith evaluate` writes it anew"
         )

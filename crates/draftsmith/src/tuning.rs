@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_files::write_whole;
+use draftsmith_files::{parse_json, write_whole};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +75,7 @@ fn read_written<T: DeserializeOwned + Default>(path: &Path, command: &str) -> Re
             return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
         }
     };
-    serde_json::from_str(&text).with_context(|| {
+    parse_json(path, text.as_bytes()).with_context(|| {
         format!(
             "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
             path.display()

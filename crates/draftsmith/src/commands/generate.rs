@@ -4,7 +4,6 @@
 mod rule;
 mod show;
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -22,7 +21,7 @@ use serde::Serialize;
 use crate::console::{Console, Interrupted};
 use crate::decoders::drafters_of;
 use crate::device::on_pool;
-use crate::exports::{AdapterExport, Exports, HeadExport, read_adapter_head};
+use crate::exports::{AdapterExport, ExportKind, Exports, HeadExport, read_adapter_head};
 use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -129,6 +128,12 @@ fn generate(
         top_k: None,
     });
     decoding.validate()?;
+    for (kind, flag, dir) in [
+        (ExportKind::Head, "--head", &arguments.head),
+        (ExportKind::Adapter, "--adapter", &arguments.adapter),
+    ] {
+        dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
+    }
     let mut rule = rule::choose(arguments, &decoding)?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
@@ -162,12 +167,13 @@ fn generate(
         max_new_tokens: arguments.max_new_tokens,
         eos_token_ids: pair.target.shape().eos_token_ids.clone(),
     };
-    let capacity = (prompt_ids.len() + arguments.max_new_tokens + 1).min(pair.context());
+    let longest = prompt_ids.len().saturating_add(arguments.max_new_tokens).saturating_add(1);
+    let capacity = longest.min(pair.context());
     let mut draws = SeededDraws::new(seed, &["generate"]);
     let mut stream = Some(pair.tokenizer.text_stream(true));
     let mut failure: Option<anyhow::Error> = None;
     let mut observe = |round: RoundTokens<'_>| -> ControlFlow<()> {
-        if console.is_interrupted() {
+        if console.is_interrupted() || console.is_reader_gone() {
             return ControlFlow::Break(());
         }
         if console.json() {
@@ -234,7 +240,6 @@ fn generate(
         rounds: rounds(&generation),
         seconds,
     })?;
-    std::io::stdout().flush()?;
     if arguments.show && speculative {
         console.note(format!("\n{}\n{}", show::LEGEND, show::table(&generation.trace.rounds)));
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::console::Console;
+use crate::console::streams::tell;
 
 /// How often a plain line is written.
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
@@ -88,7 +89,7 @@ impl Progress {
             HumanDuration(self.bar.elapsed())
         );
         if self.lines.is_some() {
-            eprintln!("{text}");
+            tell(text);
         } else if !self.bar.is_hidden() {
             self.bar.println(text);
         }
@@ -105,12 +106,12 @@ impl Progress {
         let rate = position as f64 / lines.begun.elapsed().as_secs_f64();
         let left =
             Duration::from_secs_f64((total.saturating_sub(position)) as f64 / rate.max(1e-9));
-        eprintln!(
+        tell(format!(
             "{}: {position}/{total} {}, {rate:.1}/s, {} left{}",
             self.name,
             self.unit,
             HumanDuration(left),
             self.bar.message()
-        );
+        ));
     }
 }

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_files::write_whole;
+use draftsmith_files::{parse_json, parse_json_value, write_whole};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ pub(crate) fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Opt
     let Some(value) = read_config(dir)?.remove(key) else {
         return Ok(None);
     };
-    Ok(Some(serde_json::from_value(value).with_context(|| named(dir, key))?))
+    Ok(Some(parse_json_value(&dir.join("config.json"), key, value)?))
 }
 
 /// How messages name a key.
@@ -46,8 +46,7 @@ fn read_config(dir: &Path) -> Result<Map<String, Value>> {
     let path = dir.join("config.json");
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read `{}`", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("`{}` is not a JSON object", path.display()))
+    Ok(parse_json(&path, text.as_bytes())?)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_files::parse_json;
 use serde_json::{Map, Value};
 
 /// What training exports.
@@ -30,8 +31,7 @@ impl ExportKind {
         }
         let bytes =
             std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        let config: Map<String, Value> = serde_json::from_slice(&bytes)
-            .with_context(|| format!("`{}` is not a JSON object", path.display()))?;
+        let config: Map<String, Value> = parse_json(&path, &bytes)?;
         if config.contains_key("exit_layer") {
             Ok(Self::Adapter)
         } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
@@ -42,6 +42,26 @@ impl ExportKind {
                 path.display()
             )
         }
+    }
+
+    /// Checks that what a flag names is no export of the other kind. What is neither is for its
+    /// reader to refuse.
+    ///
+    /// # Errors
+    /// If it is.
+    pub(crate) fn check(self, flag: &str, dir: &Path) -> Result<()> {
+        let Ok(found) = Self::of(dir) else { return Ok(()) };
+        let hint = match found {
+            found if found == self => return Ok(()),
+            Self::Head => "give it with `--head`, beside the draft it was trained for",
+            Self::Adapter => "give it with `--adapter`, without a draft",
+        };
+        bail!(
+            "`{flag} {}`: expected an export of the kind {}, found one of the kind {}; hint: {hint}",
+            dir.display(),
+            self.text(),
+            found.text()
+        )
     }
 
     /// The kind in words.

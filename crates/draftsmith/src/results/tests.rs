@@ -212,7 +212,7 @@ fn a_file_that_is_no_result_is_named() {
     std::fs::write(&path, "[{}]").expect("writable");
     let error = format!("{:#}", read_results(&path).expect_err("columns are missing"));
     assert!(error.contains("is not a list of result rows; hint:"), "{error}");
-    assert!(error.contains("missing field `dataset`"), "{error}");
+    assert!(error.contains("key `[0].dataset` is missing"), "{error}");
 }
 
 #[test]

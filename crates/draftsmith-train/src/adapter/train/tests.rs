@@ -307,6 +307,6 @@ fn an_exit_layer_out_of_range_is_refused() {
             AdapterTraining { exit_layer: ExitLayers::Many(vec![1, exit_layer]), ..quick() };
         let error = train_adapters(&target, &rows, &training, 3, TrainingRun::new(dir.path(), ""));
         let message = error.unwrap_err().to_string();
-        assert_says(&message, &["exit layer", &exit_layer.to_string()]);
+        assert_says(&message, &["`adapter.exit_layer`", &exit_layer.to_string(), "2 layers"]);
     }
 }
