@@ -37,5 +37,6 @@ pub use rows::{Rows, Run};
 pub use shape::ModelShape;
 pub use spec::{AttentionSpec, DecoderSpec, MlpSpec, RopeConfig, RopeScaling};
 pub use weights::{
-    NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, write_safetensors,
+    NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, weight_files,
+    write_safetensors,
 };

@@ -12,6 +12,6 @@ mod tests;
 mod write;
 
 pub(crate) use checksum::{check_weights, write_config};
-pub use read::{WeightReader, hash_model_dir, read_metadata};
+pub use read::{WeightReader, hash_model_dir, read_metadata, weight_files};
 pub(crate) use write::pretty;
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

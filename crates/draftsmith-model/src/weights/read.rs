@@ -17,6 +17,10 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{ModelError, read_json};
 
+/// The file of all weights, and the index of where they are instead.
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
 /// Of a tensor so much is read at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -52,22 +56,11 @@ impl WeightReader {
     /// # Errors
     /// If neither is there, or a file is cut short or breaks the format.
     pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
-        let single = dir.join("model.safetensors");
-        let index_path = dir.join("model.safetensors.index.json");
-        if single.exists() || !index_path.exists() {
-            if !single.exists() {
-                return Err(ModelError::NoWeights { path: dir.to_path_buf() });
-            }
-            return Self::open_file(&single);
-        }
-        let index: ShardIndex = read_json(&index_path)?;
+        let Some(index) = find_index(dir)? else { return Self::open_file(&dir.join(SINGLE)) };
         let mut files = Vec::new();
         let mut numbers = HashMap::new();
         let mut remaining = BTreeMap::new();
         for (tensor, file_name) in index.weight_map {
-            if !is_plain_name(&file_name) {
-                return Err(ModelError::OutsideDir { path: index_path, tensor, file: file_name });
-            }
             let number = match numbers.get(&file_name) {
                 Some(number) => *number,
                 None => {
@@ -191,6 +184,28 @@ impl WeightReader {
     }
 }
 
+/// Where a directory's weights are: in [`SINGLE`] if there is no index, or it is not needed.
+///
+/// # Errors
+/// If there are none, or the index is not one or names a file of another directory.
+fn find_index(dir: &Path) -> Result<Option<ShardIndex>, ModelError> {
+    let path = dir.join(INDEX);
+    if dir.join(SINGLE).exists() {
+        return Ok(None);
+    }
+    if !path.exists() {
+        return Err(ModelError::NoWeights { path: dir.to_path_buf() });
+    }
+    let index: ShardIndex = read_json(&path)?;
+    match index.weight_map.iter().find(|(_, file)| !is_plain_name(file)) {
+        None => Ok(Some(index)),
+        Some((tensor, file)) => {
+            let (tensor, file) = (tensor.clone(), file.clone());
+            Err(ModelError::OutsideDir { path, tensor, file })
+        }
+    }
+}
+
 /// Whether a name is that of a file in a directory, and not of one elsewhere. What it links to is
 /// its owner's business: Hugging Face's cache is made of links.
 fn is_plain_name(name: &str) -> bool {
@@ -294,21 +309,29 @@ fn bf16_of(bytes: [u8; 2]) -> f32 {
     bf16::from_le_bytes(bytes).to_f32()
 }
 
-/// The hex SHA-256 over the names, shapes and bytes of a checkpoint's weight files and its
-/// `config.json`: what provenance calls the model's hash.
+/// The names of the files that a checkpoint's weights are read from: `model.safetensors`, or else the
+/// index and every file that it names, sorted.
+///
+/// # Errors
+/// If neither is there, or the index is not one or names a file of another directory.
+pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
+    let Some(index) = find_index(dir)? else { return Ok(vec![SINGLE.to_owned()]) };
+    let mut names: Vec<String> = index.weight_map.into_values().collect();
+    names.push(INDEX.to_owned());
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// The hex SHA-256 over the names, lengths and bytes of `config.json` and of all files that the
+/// weights are read from, whatever they are called and wherever links lead: what provenance calls
+/// the model's hash.
 ///
 /// # Errors
 /// If a file cannot be read.
 pub fn hash_model_dir(dir: &Path) -> Result<String, ModelError> {
-    let mut names: Vec<String> = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(|e| ModelError::io("read", dir, e))? {
-        let name = entry.map_err(|e| ModelError::io("read", dir, e))?.file_name();
-        let name = name.to_string_lossy().into_owned();
-        if name == "config.json" || name.ends_with(".safetensors") {
-            names.push(name);
-        }
-    }
-    names.sort();
+    let mut names = weight_files(dir)?;
+    names.insert(0, "config.json".to_owned());
     let mut hasher = Sha256::new();
     let mut buffer = vec![0_u8; 1 << 20];
     for name in names {

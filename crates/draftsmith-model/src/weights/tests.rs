@@ -144,3 +144,52 @@ fn an_index_names_files_of_its_own_directory_and_nothing_else() {
         assert_eq!(reader.take("a", &[2]).expect("reads").len(), 2);
     }
 }
+
+#[test]
+fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let elsewhere = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| dir.path().join(name);
+    let save = |path: &Path, tensor: NamedTensor| {
+        write_safetensors(path, &[tensor], WeightDtype::F32, &[]).expect("written");
+    };
+    let hash = || hash_model_dir(dir.path()).expect("a hash");
+    std::fs::write(path("config.json"), "{}").expect("written");
+    let message = hash_model_dir(dir.path()).expect_err("refused").to_string();
+    assert!(message.contains("neither `model.safetensors`"), "{message}");
+
+    // Weights whose names end in anything, and a link out of the directory, as in Hugging Face's cache.
+    let blob = elsewhere.path().join("6a1f");
+    save(&path("weights-1"), tensor("a", &[2]));
+    save(&blob, tensor("b", &[3]));
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(&blob, path("weights-2.bin")).expect("linked");
+    #[cfg(not(unix))]
+    std::fs::copy(&blob, path("weights-2.bin")).expect("copied");
+    let index = r#"{"weight_map":{"a":"weights-1","b":"weights-2.bin"}}"#;
+    std::fs::write(path("model.safetensors.index.json"), index).expect("written");
+    let mut hashes = vec![hash()];
+    let mut changed = || {
+        let hash = hash();
+        assert!(!hashes.contains(&hash), "a change was not seen");
+        hashes.push(hash);
+    };
+    save(&path("weights-1"), tensor("z", &[2]));
+    changed();
+    save(&if cfg!(unix) { blob } else { path("weights-2.bin") }, tensor("y", &[3]));
+    changed();
+    std::fs::write(path("model.safetensors.index.json"), format!("{index} ")).expect("written");
+    changed();
+    std::fs::write(path("config.json"), "{} ").expect("written");
+    changed();
+    let before = hash();
+    save(&path("unused.safetensors"), tensor("a", &[2]));
+    assert_eq!(hash(), before);
+    let outside =
+        format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, elsewhere.path().join("6a1f").display());
+    std::fs::write(path("model.safetensors.index.json"), outside).expect("written");
+    let message = hash_model_dir(dir.path()).expect_err("refused").to_string();
+    assert!(message.contains("`weight_map`"), "{message}");
+    save(&path("model.safetensors"), tensor("a", &[2]));
+    assert_ne!(hash(), before, "one file is read before an index");
+}
