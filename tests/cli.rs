@@ -20,6 +20,8 @@ mod record;
 mod resume;
 #[path = "cli/road.rs"]
 mod road;
+#[path = "cli/stale.rs"]
+mod stale;
 #[path = "cli/support.rs"]
 mod support;
 #[path = "cli/sweep.rs"]

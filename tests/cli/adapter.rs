@@ -102,7 +102,7 @@ fn adapters_that_do_not_belong_are_refused() {
     let set = ["--set", "models.target=other"];
     let mut arguments = vec!["train-adapter", "road.toml"];
     arguments.extend(set);
-    place.run(&arguments).fails_naming(&["another target"]);
+    place.run(&arguments).fails_naming(&["`target` = "]);
 
     // What only an adapter's config says.
     let path = place.path(adapter).join("config.json");

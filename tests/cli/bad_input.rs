@@ -220,7 +220,8 @@ fn data_of_a_larger_vocabulary() {
     let spoil = |change: &dyn Fn(&mut draftsmith_data::ResponseRow)| {
         let mut rows = rows.clone();
         change(&mut rows[3]);
-        draftsmith_data::write_shard(&shard, &rows, &provenance).unwrap();
+        let place = draftsmith_data::ShardPlace { index: 1, count: 3 };
+        draftsmith_data::write_shard(&shard, &rows, &provenance, Some(place)).unwrap();
     };
     let told = |column: &'static str| {
         ["responses-00001.parquet", "row `train#35`", column, "token 1024", "1024 tokens"]

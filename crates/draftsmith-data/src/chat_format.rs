@@ -1,6 +1,7 @@
 //! How a chat is written for a model: by its own chat template, by one that was chosen, or not at
 //! all.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::chat_template::ChatTemplate;
@@ -61,5 +62,12 @@ impl ChatFormat {
             Self::Template(template) => Some(template.hash()),
             Self::LastUserText | Self::Unknown(_) => None,
         }
+    }
+    /// The special tokens that the template may name, by name; none where there is no template.
+    #[must_use]
+    pub fn special_tokens(&self) -> BTreeMap<String, String> {
+        let Self::Template(template) = self else { return BTreeMap::new() };
+        let tokens = template.special_tokens();
+        tokens.map(|(name, token)| (name.to_owned(), token.to_owned())).collect()
     }
 }

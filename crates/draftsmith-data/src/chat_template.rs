@@ -150,6 +150,11 @@ impl ChatTemplate {
         })
     }
 
+    /// The special tokens that the template may name, by name.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.special_tokens.iter().map(|(name, token)| (*name, token.as_str()))
+    }
+
     /// The SHA-256 of the template's source, as hex.
     #[must_use]
     pub fn hash(&self) -> String {

@@ -276,6 +276,39 @@ pub enum DataError {
         /// The first key that differs, with both values.
         difference: Difference,
     },
+    /// A file is not the shard that its name says.
+    #[error("`{path}` {problem}; remove it and run build-data again")]
+    WrongShard {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        problem: String,
+    },
+    /// A directory holds some of its shards.
+    #[error("`{path}` is incomplete: of {count} shards it lacks {}", told_missing(first, *num_missing))]
+    MissingShards {
+        /// The directory.
+        path: PathBuf,
+        /// Shards when all are built.
+        count: usize,
+        /// How many of them are not there.
+        num_missing: usize,
+        /// The names of the first.
+        first: Vec<String>,
+    },
+    /// Two rows have one id.
+    #[error(
+        "{}; remove what is there twice and run build-data again",
+        told_twice(first, second, id)
+    )]
+    DuplicateRow {
+        /// The one row's file.
+        first: PathBuf,
+        /// The other's.
+        second: PathBuf,
+        /// Their id.
+        id: String,
+    },
     /// A directory holds no response shards.
     #[error("`{path}` holds no `responses-*.parquet`: run build-data first")]
     NoShards {
@@ -317,6 +350,23 @@ impl DataError {
             column: if source.line() <= 1 { source.column() + column - 1 } else { source.column() },
             problem: problem.to_owned(),
         }
+    }
+}
+
+/// The first names, and how many more there are.
+fn told_missing(first: &[String], num_missing: usize) -> String {
+    let told: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
+    match num_missing - told.len() {
+        0 => told.join(", "),
+        more => format!("{} and {more} more", told.join(", ")),
+    }
+}
+
+fn told_twice(first: &Path, second: &Path, id: &str) -> String {
+    if first == second {
+        format!("`{}` has two rows with the id `{id}`", first.display())
+    } else {
+        format!("`{}` and `{}` both have a row `{id}`", first.display(), second.display())
     }
 }
 

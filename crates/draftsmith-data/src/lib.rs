@@ -28,8 +28,8 @@ pub use hash::{hash_bytes, hash_file};
 pub use prompts::{Prompt, Prompts, Turn};
 pub use provenance::{Difference, PromptFile, Provenance};
 pub use responses::{
-    DraftColumns, FinishReason, ResponseRow, read_dir, read_provenance, read_shard, round_stored,
-    shard_path, shard_paths, write_shard,
+    DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet, has_shards,
+    read_dir, read_shard, round_stored, shard_path, write_shard,
 };
 pub use rollouts::{
     RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,

@@ -3,6 +3,7 @@
 //! It stands in the file's key-value metadata, one key a field: `draftsmith.<field>`, each value
 //! JSON text. There are no timestamps and no paths, so equal inputs give equal bytes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -21,10 +22,14 @@ pub struct Provenance {
     pub target: String,
     /// Hash of the draft's weights and config; `None` where no draft was given.
     pub draft: Option<String>,
-    /// Hash of the token → id map that target and draft share.
+    /// Hash of the target's `tokenizer.json`.
     pub tokenizer: String,
     /// Hash of the chat template's source; `None` where prompts were encoded as they are.
     pub chat_template: Option<String>,
+    /// The special tokens that the chat template may name, by name.
+    pub special_tokens: BTreeMap<String, String>,
+    /// The tokens that end a response.
+    pub eos_token_ids: Vec<u32>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
     /// At most this many prompts of each file; `None` for all.
@@ -53,10 +58,10 @@ pub struct PromptFile {
     pub hash: String,
 }
 
-/// The first field in which two provenances differ, with both values as JSON text.
+/// A field in which two provenances differ, with both values as JSON text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The field's name.
+    /// The field's name, with the place in its list where that is all that differs.
     pub key: String,
     /// Its value in the one.
     pub left: String,
@@ -71,26 +76,16 @@ impl fmt::Display for Difference {
 }
 
 impl Provenance {
-    /// The first field, in the order of declaration, in which `self` and `other` differ.
+    /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
-    pub fn difference(&self, other: &Self) -> Option<Difference> {
-        fields_difference(fields_of(self), &fields_of(other))
+    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+        fields_differences(self.fields(), &other.fields())
     }
 
-    /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.
-    pub(crate) fn to_entries(&self) -> Vec<(String, String)> {
-        fields_to_entries(fields_of(self))
-    }
-
-    /// Reads what [`Self::to_entries`] wrote, among entries of others.
-    ///
-    /// # Errors
-    /// What is missing, unknown or not JSON.
-    pub(crate) fn from_entries<'a>(
-        entries: impl Iterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Self, String> {
-        let fields = fields_from_entries(entries)?;
-        serde_json::from_value(Value::Object(fields)).map_err(|e| e.to_string())
+    /// The fields and their values, in the order of declaration.
+    #[must_use]
+    pub fn fields(&self) -> Map<String, Value> {
+        fields_of(self)
     }
 }
 
@@ -102,19 +97,28 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// The first of `left`'s fields that is another in `right`, which has the same ones.
-pub(crate) fn fields_difference(
+/// Those of `left`'s fields that are others in `right`, which has the same ones.
+pub(crate) fn fields_differences(
     left: Map<String, Value>,
     right: &Map<String, Value>,
-) -> Option<Difference> {
-    left.into_iter().find_map(|(key, left)| {
-        let right = &right[&key];
-        (left != *right).then(|| Difference {
-            left: left.to_string(),
-            right: right.to_string(),
-            key,
+) -> Vec<Difference> {
+    let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
+    differing
+        .map(|(key, left)| match (&left, &right[&key]) {
+            // Of a list of files, the first that is another.
+            (Value::Array(left), Value::Array(right))
+                if left.len() == right.len() && left.iter().all(Value::is_object) =>
+            {
+                let at = left.iter().zip(right).take_while(|(left, right)| left == right).count();
+                difference(format!("{key}[{at}]"), &left[at], &right[at])
+            }
+            (left, right) => difference(key, left, right),
         })
-    })
+        .collect()
+}
+
+fn difference(key: String, left: &Value, right: &Value) -> Difference {
+    Difference { key, left: left.to_string(), right: right.to_string() }
 }
 
 /// The metadata entries of fields: `draftsmith.<field>` and JSON text.
@@ -156,6 +160,8 @@ pub(crate) mod tests {
             draft: Some("bb".into()),
             tokenizer: "cc".into(),
             chat_template: None,
+            special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
+            eos_token_ids: vec![2, 7],
             prompts: vec![PromptFile { name: "set.jsonl".into(), hash: "dd".into() }],
             limit: Some(10),
             existing_responses: false,
@@ -168,12 +174,18 @@ pub(crate) mod tests {
     }
 
     fn read(entries: &[(String, String)]) -> Result<Provenance, String> {
-        Provenance::from_entries(entries.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+        let entries = entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        serde_json::from_value(Value::Object(fields_from_entries(entries)?))
+            .map_err(|e| e.to_string())
+    }
+
+    fn entries() -> Vec<(String, String)> {
+        fields_to_entries(provenance().fields())
     }
 
     #[test]
     fn entries_round_trip() {
-        let mut entries = provenance().to_entries();
+        let mut entries = entries();
         assert_eq!(entries[0], ("draftsmith.version".into(), "\"0.1.0\"".into()));
         entries.push(("pandas".into(), "not ours".into()));
         assert_eq!(read(&entries).unwrap(), provenance());
@@ -181,24 +193,37 @@ pub(crate) mod tests {
 
     #[test]
     fn missing_unknown_and_broken_entries_are_named() {
-        let mut entries = provenance().to_entries();
-        entries.retain(|(key, _)| key != "draftsmith.seed");
-        assert!(read(&entries).unwrap_err().contains("missing field `seed`"));
-        entries.push(("draftsmith.seed".into(), "x".into()));
-        assert!(read(&entries).unwrap_err().contains("`draftsmith.seed` is not JSON"));
-        let mut entries = provenance().to_entries();
-        entries.push(("draftsmith.colour".into(), "1".into()));
-        assert!(read(&entries).unwrap_err().contains("unknown field `colour`"));
+        let mut some = entries();
+        some.retain(|(key, _)| key != "draftsmith.seed");
+        assert!(read(&some).unwrap_err().contains("missing field `seed`"));
+        some.push(("draftsmith.seed".into(), "x".into()));
+        assert!(read(&some).unwrap_err().contains("`draftsmith.seed` is not JSON"));
+        let mut some = entries();
+        some.push(("draftsmith.colour".into(), "1".into()));
+        assert!(read(&some).unwrap_err().contains("unknown field `colour`"));
         assert!(read(&[]).unwrap_err().contains("no `draftsmith.*` key"));
     }
 
     #[test]
-    fn difference_names_the_first_field() {
+    fn differences_name_every_field_and_the_file_of_a_list() {
         let mut other = provenance();
-        assert_eq!(provenance().difference(&other), None);
-        other.seed = 3;
+        assert_eq!(provenance().differences(&other), []);
+        other.eos_token_ids = vec![2, 3];
         other.draft = None;
-        let difference = provenance().difference(&other).unwrap();
-        assert_eq!(difference.to_string(), "`draft` is \"bb\" in the one and null in the other");
+        let told = |other: &Provenance| {
+            let differences = provenance().differences(other);
+            differences.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let draft = "`draft` is \"bb\" in the one and null in the other";
+        let eos = "`eos_token_ids` is [2,7] in the one and [2,3] in the other";
+        assert_eq!(told(&other), [draft, eos]);
+        let mut other = provenance();
+        other.prompts[0].hash = "ff".into();
+        assert!(
+            told(&other)[0].starts_with("`prompts[0]` is {\"name\":\"set.jsonl\","),
+            "{other:?}"
+        );
+        other.prompts.clear();
+        assert!(told(&other)[0].starts_with("`prompts` is [{"), "{other:?}");
     }
 }

@@ -5,14 +5,13 @@ mod text_stream;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
 use crate::error::DataError;
-use crate::hash::hex;
+use crate::hash::hash_file;
 
 pub use text_stream::TextStream;
 
@@ -109,17 +108,13 @@ impl TextTokenizer {
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// The SHA-256 of the token → id map, added tokens included, as hex: what target and draft must
-    /// share. How text is cut into tokens does not enter.
-    #[must_use]
-    pub fn hash(&self) -> String {
-        let mut hasher = Sha256::new();
-        for (id, token) in self.tokens_by_id() {
-            hasher.update(id.to_le_bytes());
-            hasher.update((token.len() as u64).to_le_bytes());
-            hasher.update(token.as_bytes());
-        }
-        hex(&hasher.finalize())
+    /// The SHA-256 of `tokenizer.json`, as hex: how text is cut into tokens enters, not only what they
+    /// are called.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn hash(&self) -> Result<String, DataError> {
+        hash_file(&self.path)
     }
 
     /// Checks that target and draft have the same token → id map.

@@ -1,25 +1,119 @@
-//! The data that `build-data` left.
+//! The data that `build-data` left: whether it is what the recipe would build now, and what is told of
+//! it in what is made of it.
+
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Provenance, ResponseRow, read_dir};
+use draftsmith_data::{DataSet, Difference, Provenance, hash_bytes};
+use serde_json::{Value, json};
 
-use crate::recipe::Recipe;
+use crate::recipe::{DataRecipe, Recipe, Responses};
+use crate::workspace::Workspace;
 
-/// The rows of the recipe's built data, for models that know `vocab_size` tokens, and where they came
-/// from.
+/// What the recipe's data depends on.
 ///
 /// # Errors
-/// If nothing was built, a shard cannot be read, or a row has a token that the models do not know.
-pub(crate) fn built_rows(
+/// If a file of models or prompts cannot be read.
+pub(crate) fn data_provenance(
     recipe: &Recipe,
+    data: &DataRecipe,
+    workspace: &Workspace,
+) -> Result<Provenance> {
+    Ok(Provenance {
+        prompts: workspace.prompt_files(&data.prompts)?,
+        limit: data.num_prompts.map(|n| n as u64),
+        existing_responses: data.responses == Responses::Existing,
+        temperature: data.temperature,
+        top_p: data.top_p,
+        top_k: data.top_k.map(|k| k as u32),
+        ..workspace.provenance(recipe.seed, data.max_new_tokens)?
+    })
+}
+
+/// The recipe's built data, after a check that it is of the models, prompts and settings that the
+/// recipe has now, and for models that know `vocab_size` tokens. The seed may be another: several
+/// trainings may share data.
+///
+/// # Errors
+/// If nothing was built, a shard is missing or cannot be read, the data is of something else, or has
+/// a token that the models do not know.
+pub(crate) fn built_data(
+    recipe: &Recipe,
+    workspace: &Workspace,
     vocab_size: usize,
-) -> Result<(Vec<ResponseRow>, Provenance)> {
-    let data_dir = recipe.data_dir();
-    if !data_dir.is_dir() {
+) -> Result<Arc<DataSet>> {
+    let dir = recipe.data_dir();
+    if !dir.is_dir() {
         bail!(
             "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
-            data_dir.display()
+            dir.display()
         );
     }
-    Ok(read_dir(&data_dir, Some(vocab_size))?)
+    let built = workspace.data(&dir)?;
+    let found = &built.provenance;
+    let expected = match &recipe.data {
+        Some(data) => data_provenance(recipe, data, workspace)?,
+        // A recipe without the section has only the models to agree on.
+        None => {
+            let now = workspace.provenance(recipe.seed, 0)?;
+            Provenance {
+                target: now.target,
+                draft: now.draft,
+                tokenizer: now.tokenizer,
+                chat_template: now.chat_template,
+                special_tokens: now.special_tokens,
+                eos_token_ids: now.eos_token_ids,
+                ..found.clone()
+            }
+        }
+    };
+    let expected = Provenance { version: found.version.clone(), seed: found.seed, ..expected };
+    let differences = found.differences(&expected);
+    if !differences.is_empty() {
+        bail!(
+            "the data in `{}` was built with {}; hint: take the change back, or delete the Parquet \
+             files there and run `draftsmith build-data` with this recipe again",
+            dir.display(),
+            told(&differences)
+        );
+    }
+    built.check_tokens(vocab_size)?;
+    Ok(built)
+}
+
+/// What was and what is now: "`seed` = 0, which is 7 now".
+pub(crate) fn told(differences: &[Difference]) -> String {
+    let one = |Difference { key, left, right }: &Difference| {
+        format!("`{key}` = {left}, which is {right} now")
+    };
+    differences.iter().map(one).collect::<Vec<_>>().join("; and with ")
+}
+
+/// The fingerprint of what is made of data with settings.
+///
+/// # Errors
+/// If the settings cannot be told as JSON.
+pub(crate) fn fingerprint(
+    settings: Value,
+    data: &DataSet,
+    provenance: &Provenance,
+) -> Result<String> {
+    let all = json!({ "settings": settings, "rows": data.hash, "data": provenance });
+    Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
+}
+
+/// What an export tells of the data that it was trained on. The models' hashes stand elsewhere.
+pub(crate) fn trained_on(data: &DataSet) -> Value {
+    let mut fields = data.provenance.fields();
+    fields.retain(|key, _| !["target", "draft"].contains(&key.as_str()));
+    let rows = json!({
+        "rows": data.hash,
+        "num_rows": data.rows.len(),
+        "num_shards": data.num_shards(),
+        "num_shards_planned": data.num_shards_planned,
+    });
+    if let Value::Object(rows) = rows {
+        fields.extend(rows);
+    }
+    Value::Object(fields)
 }

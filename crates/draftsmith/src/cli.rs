@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use draftsmith_data::Incomplete;
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
@@ -55,21 +56,21 @@ enum Command {
     /// Generate responses with the target and label them with the draft.
     BuildData(RecipeArguments),
     /// Train an acceptance head on the built data.
-    TrainHead(TrainingArguments),
+    TrainHead(ReadingData<TrainingArguments>),
     /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
     /// has them.
-    TrainAdapter(TrainingArguments),
+    TrainAdapter(ReadingData<TrainingArguments>),
     /// Record what drafters propose along responses, so that stop rules can be replayed without
     /// models.
-    Record(RecipeArguments),
+    Record(ReadingData<RecipeArguments>),
     /// Measure plain decoding against drafting with the draft, its head and the adapters.
     Evaluate(RecipeArguments),
     /// Generate text with one model, with a target and its draft, or with a model and its adapter.
     Generate(GenerateArguments),
     /// Measure costs here, replay all stop rules, and write the best into what was trained.
-    Tune(RecipeArguments),
+    Tune(ReadingData<RecipeArguments>),
     /// Show what every stop rule would do on the test prompts, from their recordings.
-    Replay(RecipeArguments),
+    Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter may be served: output and promises hold.
     Check(CheckArguments),
     /// Explain a model, a head, an adapter, a dataset, rollouts or results.
@@ -103,6 +104,22 @@ struct TrainingArguments {
     /// Stop after so many hours, as in `--hours 0.5`; run again to resume.
     #[arg(long, value_name = "H", value_parser = hours)]
     hours: Option<Duration>,
+}
+
+/// Arguments of commands that read what build-data wrote.
+#[derive(Debug, Args)]
+struct ReadingData<T: Args> {
+    #[command(flatten)]
+    arguments: T,
+    /// Take the data as far as it is built; what is trained on it says so.
+    #[arg(long)]
+    incomplete_data: bool,
+}
+
+impl<T: Args> ReadingData<T> {
+    fn incomplete(&self) -> Incomplete {
+        if self.incomplete_data { Incomplete::Allowed } else { Incomplete::Refused }
+    }
 }
 
 /// Hours as a time.
@@ -198,60 +215,66 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Some(time) => console.clone().stopping_after(time),
         None => console.clone(),
     };
-    let workspace = |recipe: &Recipe, devices: Vec<Device>| {
+    let workspace = |recipe: &Recipe, devices: Vec<Device>, incomplete: Incomplete| {
         let Models { target, draft, chat_template } = &recipe.models;
-        Workspace::open(target, draft.as_deref(), chat_template.as_deref(), devices, console)
+        let template = chat_template.as_deref();
+        let workspace = Workspace::open(target, draft.as_deref(), template, devices, console)?;
+        anyhow::Ok(workspace.with_incomplete_data(incomplete))
     };
-    let stage = |a: &RecipeArguments| -> Result<(Recipe, Workspace, RecipeLock)> {
-        let recipe = recipe(a)?;
-        let lock = RecipeLock::take(&recipe)?;
-        let workspace = workspace(&recipe, vec![device()?])?;
-        Ok((recipe, workspace, lock))
-    };
-    let training = |a: &TrainingArguments| -> Result<Training> {
+    let stage =
+        |a: &RecipeArguments, incomplete: Incomplete| -> Result<(Recipe, Workspace, RecipeLock)> {
+            let recipe = recipe(a)?;
+            let lock = RecipeLock::take(&recipe)?;
+            let workspace = workspace(&recipe, vec![device()?], incomplete)?;
+            Ok((recipe, workspace, lock))
+        };
+    let training = |a: &TrainingArguments, incomplete: Incomplete| -> Result<Training> {
         let recipe = recipe(&a.recipe)?;
         let lock = RecipeLock::take(&recipe)?;
-        let workspace = workspace(&recipe, devices(a)?)?;
+        let workspace = workspace(&recipe, devices(a)?, incomplete)?;
         let steps_left = a.steps.map(NonZeroUsize::get);
         Ok(Training { recipe, workspace, steps_left, console: until(a), _lock: lock })
     };
     match command {
         Command::Run(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } =
+                training(&a, Incomplete::Refused)?;
             commands::run::run(&recipe, &workspace, &mut steps_left, &console)
         }
         Command::BuildData(a) => {
-            let (recipe, workspace, _lock) = stage(&a)?;
+            let (recipe, workspace, _lock) = stage(&a, Incomplete::Refused)?;
             commands::build_data::run(&recipe, &workspace, console).map(drop)
         }
         Command::TrainHead(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } =
+                training(&a.arguments, a.incomplete())?;
             commands::train_head::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
         Command::TrainAdapter(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } = training(&a)?;
+            let Training { recipe, workspace, mut steps_left, console, _lock } =
+                training(&a.arguments, a.incomplete())?;
             commands::train_adapter::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
         }
         Command::Record(a) => {
-            let (recipe, workspace, _lock) = stage(&a)?;
+            let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
             commands::record::run(&recipe, &workspace, console).map(drop)
         }
         Command::Evaluate(a) => {
-            let (recipe, workspace, _lock) = stage(&a)?;
+            let (recipe, workspace, _lock) = stage(&a, Incomplete::Refused)?;
             commands::evaluate::run(&recipe, &workspace, console).map(drop)
         }
         Command::Generate(a) => {
             commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, console)
         }
         Command::Tune(a) => {
-            let (recipe, workspace, _lock) = stage(&a)?;
+            let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
             commands::tune::run(&recipe, &workspace, console).map(drop)
         }
         Command::Replay(a) => {
-            let recipe = recipe(&a)?;
+            let recipe = recipe(&a.arguments)?;
             // It computes with no model.
             let _lock = RecipeLock::take(&recipe)?;
-            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?])?;
+            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?], a.incomplete())?;
             commands::replay::run(&recipe, &workspace, console).map(drop)
         }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, console),

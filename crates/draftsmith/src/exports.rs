@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
+use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
 pub(crate) use self::kind::ExportKind;
@@ -50,7 +51,7 @@ impl Exports {
     pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
-                let head = read_head_in(dir, workspace)?;
+                let head = read_draft_head(dir, workspace)?;
                 Self { head: Some(head), adapters: Vec::new() }
             }
             ExportKind::Adapter => {
@@ -113,14 +114,9 @@ impl AdapterExport {
     pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_adapter(dir)?;
         let (config, adapter) = workspace.adapter(dir)?;
-        let target_hash = workspace.target_hash()?;
-        if let Some(hash) = config.target_hash.as_ref().filter(|hash| *hash != target_hash) {
-            bail!(
-                "the adapter in `{}` was trained for another target (hash {hash}, this one's is \
-                 {target_hash}); hint: train it again, or point `models.target` at the target it belongs to",
-                dir.display()
-            );
-        }
+        let target = ("target", &config.target_hash, workspace.target_hash()?);
+        check_models("adapter", dir, &[target])?;
+        check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
     }
 
@@ -153,20 +149,10 @@ pub(crate) fn read_adapter_head(
     };
     let head = HeadExport::read(&head_dir, config.model.shape.hidden_size, workspace)?;
     let adapter_hash = workspace.adapter_hash(dir, config)?;
-    let expected = [
-        ("adapter", &head.config.draft_hash, adapter_hash.as_str()),
-        ("target", &head.config.target_hash, workspace.target_hash()?),
-    ];
-    for (of, found, expected) in expected {
-        if found.as_ref().is_some_and(|hash| hash != expected) {
-            bail!(
-                "the head in `{}` was trained on another {of} (hash {}, this one's is {expected}); \
-                 hint: train it again, or delete it",
-                head_dir.display(),
-                found.as_deref().unwrap_or_default()
-            );
-        }
-    }
+    let adapter = ("adapter", &head.config.draft_hash, adapter_hash.as_str());
+    let target = ("target", &head.config.target_hash, workspace.target_hash()?);
+    check_models("head", &head_dir, &[adapter, target])?;
+    check_text("head", &head_dir, &head.config.training, workspace)?;
     Ok(Some(head))
 }
 
@@ -240,7 +226,7 @@ fn read_head(
         return Ok(None);
     };
     need_head(&dir)?;
-    read_head_in(&dir, workspace).map(Some)
+    read_draft_head(&dir, workspace).map(Some)
 }
 
 /// Checks that training has been there.
@@ -273,20 +259,63 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
     )
 }
 
-/// Reads the head in a directory.
-fn read_head_in(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
+/// Reads the draft's head in a directory, after a check that it was trained with draft and target.
+///
+/// # Errors
+/// If it is missing, broken, or of another draft or target.
+pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
     const NO_DRAFT: &str =
         "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
     let draft = workspace.draft_in(WeightDtype::F32)?.context(NO_DRAFT)?;
     let head = HeadExport::read(dir, draft.shape().hidden_size, workspace)?;
-    let draft_hash = workspace.draft_hash()?.context(NO_DRAFT)?;
-    if head.config.draft_hash.as_ref().is_some_and(|hash| hash != draft_hash) {
+    let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
+    // Files of others say nothing, and a model is hashed only where it is compared.
+    if draft_hash.is_some() {
+        let draft = ("draft", draft_hash, workspace.draft_hash()?.context(NO_DRAFT)?);
+        check_models("head", dir, &[draft])?;
+    }
+    if target_hash.is_some() {
+        check_models("head", dir, &[("target", target_hash, workspace.target_hash()?)])?;
+    }
+    check_text("head", dir, training, workspace)?;
+    Ok(head)
+}
+
+/// The key of what an export was trained on, among those of its training.
+pub(crate) const TRAINED_ON: &str = "data";
+
+/// Checks the models that an export names: what each is to it, its hash then and its hash now.
+fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]) -> Result<()> {
+    for (of, found, now) in models {
+        let Some(found) = found.as_ref().filter(|hash| hash != now) else { continue };
         bail!(
-            "the head in `{}` was trained on another draft (hash {}, this one's is {draft_hash}); \
-             hint: train it again, or point `models.draft` at the draft it belongs to",
-            dir.display(),
-            head.config.draft_hash.unwrap_or_default()
+            "the {what} in `{}` was trained with another {of} (hash {found}, this one's is {now}); \
+             hint: train it again, or use the {of} it belongs to",
+            dir.display()
         );
     }
-    Ok(head)
+    Ok(())
+}
+
+/// Checks that text is shaped and stopped as in the data that an export was trained on, where it says
+/// how that was.
+fn check_text(
+    what: &str,
+    dir: &Path,
+    training: &Map<String, Value>,
+    workspace: &Workspace,
+) -> Result<()> {
+    let Some(Value::Object(then)) = training.get(TRAINED_ON) else { return Ok(()) };
+    let Value::Object(now) = serde_json::to_value(workspace.text_identity()?)? else {
+        return Ok(());
+    };
+    for (key, now) in now {
+        let Some(then) = then.get(&key).filter(|then| **then != now) else { continue };
+        bail!(
+            "the {what} in `{}` was trained with `{key}` = {then}, which is {now} now; hint: train it \
+             again, or take the change back",
+            dir.display()
+        );
+    }
+    Ok(())
 }

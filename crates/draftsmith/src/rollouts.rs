@@ -79,7 +79,7 @@ impl RecordedSet {
         let recordings = Recordings {
             drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,
-            eos_token_ids: provenance.eos_token_ids.clone(),
+            eos_token_ids: provenance.responses.eos_token_ids.clone(),
             head: provenance.head.as_ref().map(timing),
             responses,
         };

@@ -1,9 +1,13 @@
-//! What a run works with: its models, their tokenizer and chat template, prompt files, and the
-//! heads and adapters that it trains. Each is read when it is first needed, and read and hashed once
-//! for all stages.
+//! What a run works with: its models, their tokenizer and chat template, prompt files, built data, and
+//! the heads and adapters that it trains. Each is read when it is first needed, and read and hashed
+//! once for all stages.
 //!
-//! Models and prompts do not change while a run lasts. Heads and adapters do: whoever writes one
-//! calls [`Workspace::forget`].
+//! What each is called in provenance is computed here and nowhere else: a model by the hash of its
+//! files, the text side by [`TextIdentity`], data by the hash of its rows, a head or an adapter by
+//! the hash of its weights.
+//!
+//! Models and prompts do not change while a run lasts. Data, heads and adapters do: whoever writes
+//! one calls [`Workspace::forget`].
 
 mod model_dir;
 
@@ -11,12 +15,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{ChatFormat, PromptFile, TextTokenizer, hash_bytes, hash_file};
-use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelShape, WeightDtype,
+use draftsmith_data::{
+    ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, TextTokenizer, hash_bytes,
+    hash_file, read_dir,
 };
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelShape,
+    WeightDtype, weight_files,
+};
+use serde::Serialize;
 
 pub(crate) use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
@@ -32,10 +41,12 @@ pub(crate) struct Workspace {
     /// The chat template that was chosen instead of the target's own.
     chat_template: Option<String>,
     text: OnceLock<Text>,
-    text_hashes: OnceLock<TextHashes>,
+    text_identity: OnceLock<TextIdentity>,
     pair: OnceLock<Pair>,
     target_alone: OnceLock<Pair>,
     files: Kept<String>,
+    data: Kept<Arc<DataSet>>,
+    incomplete_data: Incomplete,
     heads: Kept<(AcceptanceHeadConfig, AcceptanceHead)>,
     adapters: Kept<(AdapterConfig, Adapter)>,
     /// What was read or hashed, in order.
@@ -49,12 +60,17 @@ struct Text {
     chat_format: Arc<ChatFormat>,
 }
 
-/// The hashes of the text side, as provenance has them.
-#[derive(Debug, Clone)]
-pub(crate) struct TextHashes {
+/// What shapes and stops text, as provenance has it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TextIdentity {
+    /// Hash of the tokenizer's file.
     pub(crate) tokenizer: String,
-    /// None where there is no chat template.
+    /// Hash of the chat template; None where there is none.
     pub(crate) chat_template: Option<String>,
+    /// The special tokens that the chat template may name.
+    pub(crate) special_tokens: BTreeMap<String, String>,
+    /// The tokens that end a response, as `generation_config.json` has them, or else `config.json`.
+    pub(crate) eos_token_ids: Vec<u32>,
 }
 
 /// What was read of files and directories.
@@ -70,10 +86,12 @@ impl Workspace {
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
             chat_template: None,
             text: OnceLock::new(),
-            text_hashes: OnceLock::new(),
+            text_identity: OnceLock::new(),
             pair: OnceLock::new(),
             target_alone: OnceLock::new(),
             files: Kept::default(),
+            data: Kept::default(),
+            incomplete_data: Incomplete::Refused,
             heads: Kept::default(),
             adapters: Kept::default(),
             #[cfg(test)]
@@ -98,6 +116,11 @@ impl Workspace {
         let draft = draft.map(|draft| model_dir(draft, console)).transpose()?;
         let chat_template = chat_template.map(str::to_owned);
         Ok(Self { chat_template, ..Self::new(&target, draft.as_deref(), devices) })
+    }
+
+    /// The same, which takes data of which shards are missing.
+    pub(crate) fn with_incomplete_data(self, incomplete_data: Incomplete) -> Self {
+        Self { incomplete_data, ..self }
     }
 
     /// The device of everything but trainings.
@@ -236,15 +259,65 @@ impl Workspace {
         })
     }
 
-    /// The hashes of the tokenizer and the chat template, for provenance.
+    /// What shapes and stops text.
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub(crate) fn text_hashes(&self) -> Result<&TextHashes> {
-        get_or_read(&self.text_hashes, || {
+    pub(crate) fn text_identity(&self) -> Result<&TextIdentity> {
+        get_or_read(&self.text_identity, || {
             let Text { tokenizer, chat_format } = self.text()?;
             self.note(|| "hash of the tokenizer".to_owned());
-            Ok(TextHashes { tokenizer: tokenizer.hash(), chat_template: chat_format.hash() })
+            Ok(TextIdentity {
+                tokenizer: tokenizer.hash()?,
+                chat_template: chat_format.hash(),
+                special_tokens: chat_format.special_tokens(),
+                eos_token_ids: self.target_shape()?.eos_token_ids.clone(),
+            })
+        })
+    }
+
+    /// The provenance of what target and draft make of a seed, greedily and without prompts.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn provenance(&self, seed: u64, max_new_tokens: usize) -> Result<Provenance> {
+        let TextIdentity { tokenizer, chat_template, special_tokens, eos_token_ids } =
+            self.text_identity()?.clone();
+        Ok(Provenance {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            target: self.target_hash()?.to_owned(),
+            draft: self.draft_hash()?.map(str::to_owned),
+            tokenizer,
+            chat_template,
+            special_tokens,
+            eos_token_ids,
+            prompts: Vec::new(),
+            limit: None,
+            existing_responses: false,
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: None,
+            max_new_tokens: max_new_tokens as u64,
+            seed,
+        })
+    }
+
+    /// The rows in a directory, which are refused where shards are missing, unless the run takes
+    /// incomplete data.
+    ///
+    /// # Errors
+    /// If there is none, or a shard is missing, broken, or not what its name says.
+    pub(crate) fn data(&self, dir: &Path) -> Result<Arc<DataSet>> {
+        keep(&self.data, dir, || {
+            self.note(|| format!("rows in {}", dir.display()));
+            match read_dir(dir, self.incomplete_data) {
+                Ok(data) => Ok(Arc::new(data)),
+                Err(error @ DataError::MissingShards { .. }) => bail!(
+                    "{error}; hint: run `draftsmith build-data` with this recipe to its end, or give \
+                     `--incomplete-data` to take what is there"
+                ),
+                Err(error) => Err(error.into()),
+            }
         })
     }
 
@@ -299,18 +372,9 @@ impl Workspace {
     /// # Errors
     /// If a file cannot be read.
     pub(crate) fn export_hash(&self, dir: &Path, shape: &str) -> Result<String> {
-        let mut weights = Vec::new();
-        for entry in
-            std::fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?
-        {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "safetensors") {
-                weights.push(path);
-            }
-        }
-        weights.sort();
-        let weights =
-            weights.iter().map(|path| self.file_hash(path)).collect::<Result<Vec<_>>>()?;
+        let names = weight_files(dir)?;
+        let weights = names.iter().map(|name| self.file_hash(&dir.join(name)));
+        let weights = weights.collect::<Result<Vec<_>>>()?;
         Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
     }
 
@@ -326,6 +390,7 @@ impl Workspace {
     /// Forgets what was read in a directory, because it was written anew.
     pub(crate) fn forget(&self, dir: &Path) {
         drop_within(&self.files, dir);
+        drop_within(&self.data, dir);
         drop_within(&self.heads, dir);
         drop_within(&self.adapters, dir);
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::header::ShardHeader;
 use super::row::{DraftColumns, FinishReason, ResponseRow};
 use super::schema::COLUMNS;
 use crate::columns::{TableRow, bad_provenance, entries, open, read_rows};
@@ -20,8 +21,8 @@ pub fn read_shard(
     vocab_size: Option<usize>,
 ) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
     let builder = open(path)?;
-    let provenance =
-        Provenance::from_entries(entries(&builder)).map_err(|e| bad_provenance(path, &e))?;
+    let header =
+        ShardHeader::from_entries(entries(&builder)).map_err(|e| bad_provenance(path, &e))?;
     let rows = read_rows(path, builder, &COLUMNS, |row| {
         let read = response(row)?;
         let known = || vocab_size.map_or(Ok(()), |vocab_size| read.check_ids(vocab_size));
@@ -29,15 +30,12 @@ pub fn read_shard(
         checked.map_err(|source| DataError::row_in_file(path, source))?;
         Ok(read)
     })?;
-    Ok((rows, provenance))
+    Ok((rows, header.provenance))
 }
 
-/// Reads only where a shard's rows came from.
-///
-/// # Errors
-/// If the file cannot be read, is not whole, or has no provenance that can be read.
-pub fn read_provenance(path: &Path) -> Result<Provenance, DataError> {
-    Provenance::from_entries(entries(&open(path)?)).map_err(|e| bad_provenance(path, &e))
+/// Reads only where a shard's rows came from, and its place.
+pub(super) fn read_header(path: &Path) -> Result<ShardHeader, DataError> {
+    ShardHeader::from_entries(entries(&open(path)?)).map_err(|e| bad_provenance(path, &e))
 }
 
 fn response(row: &TableRow<'_>) -> Result<ResponseRow, DataError> {

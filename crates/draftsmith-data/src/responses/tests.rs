@@ -16,7 +16,10 @@ use crate::columns::Kind;
 use crate::columns::tests::{
     Noise, Table, check_cut_files, check_flipped_bytes, list, null_list, nullable,
 };
+use crate::columns::write_rows;
+use crate::error::DataError;
 use crate::provenance::tests::provenance;
+use crate::provenance::{Provenance, fields_to_entries};
 
 fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> ResponseRow {
     let response_ids: Vec<u32> = (0..length).map(|_| noise.id()).collect();
@@ -74,7 +77,7 @@ fn rows_round_trip() {
     let without_draft: Vec<_> = (0..3).map(|n| row(&mut noise, n, 4, false)).collect();
     let many: Vec<_> = (0..2500).map(|n| row(&mut noise, n, n % 3, n % 5 != 0)).collect();
     for rows in [sample_rows(), without_draft, many, Vec::new()] {
-        write_shard(&path, &rows, &provenance()).unwrap();
+        write_shard(&path, &rows, &provenance(), None).unwrap();
         let read = read_shard(&path, None).unwrap();
         assert_eq!(read.0, rows);
         assert_eq!(read.1, provenance());
@@ -87,8 +90,8 @@ fn rows_round_trip() {
 fn equal_rows_give_equal_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (one, two) = (shard_path(dir.path(), 0), shard_path(dir.path(), 1));
-    write_shard(&one, &sample_rows(), &provenance()).unwrap();
-    write_shard(&two, &sample_rows(), &provenance()).unwrap();
+    write_shard(&one, &sample_rows(), &provenance(), None).unwrap();
+    write_shard(&two, &sample_rows(), &provenance(), None).unwrap();
     assert_eq!(fs::read(one).unwrap(), fs::read(two).unwrap());
 }
 
@@ -96,7 +99,7 @@ fn equal_rows_give_equal_bytes() {
 fn other_readers_find_plain_parquet() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
-    write_shard(&path, &sample_rows(), &provenance()).unwrap();
+    write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
     let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
     let fields = builder.schema().fields();
@@ -124,7 +127,7 @@ fn a_token_takes_at_most_28_bytes() {
     let mut noise = Noise(3);
     let mut rows: Vec<_> = (0..400).map(|n| row(&mut noise, n, 256, true)).collect();
     let mut bytes_per_token = || {
-        write_shard(&path, &rows, &provenance()).unwrap();
+        write_shard(&path, &rows, &provenance(), None).unwrap();
         let size = fs::metadata(&path).unwrap().len() as f64 / (400 * 256) as f64;
         rows.iter_mut().for_each(ResponseRow::round_stored);
         size
@@ -136,31 +139,153 @@ fn a_token_takes_at_most_28_bytes() {
     assert_eq!(read_shard(&path, None).unwrap().0, rows);
 }
 
+/// Writes rows as a shard of `count`.
+fn write_nth(dir: &Path, index: usize, count: usize, rows: &[ResponseRow]) -> PathBuf {
+    let path = shard_path(dir, index);
+    write_shard(&path, rows, &provenance(), Some(ShardPlace { index, count })).unwrap();
+    path
+}
+
+/// A directory of three shards and their rows.
+fn three_shards() -> (tempfile::TempDir, Vec<ResponseRow>) {
+    let (dir, rows) = (tempfile::tempdir().unwrap(), sample_rows());
+    for (index, rows) in [(2, &rows[5..]), (1, &rows[3..5]), (0, &rows[..3])] {
+        write_nth(dir.path(), index, 3, rows);
+    }
+    (dir, rows)
+}
+
+/// Why a directory is refused, missing shards or not.
+fn refusal(dir: &Path) -> String {
+    let refused = [Incomplete::Allowed, Incomplete::Refused].map(|incomplete| {
+        let error = read_dir(dir, incomplete).unwrap_err();
+        assert!(!matches!(error, DataError::MissingShards { .. }), "{error}");
+        error.to_string()
+    });
+    assert_eq!(refused[0], refused[1]);
+    refused[0].clone()
+}
+
 #[test]
 fn directories_are_read_in_order() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read_dir(dir.path(), None).unwrap_err().to_string();
+    let error = refusal(dir.path());
     assert!(error.contains("holds no `responses-*.parquet`: run build-data first"), "{error}");
-    assert!(
-        read_dir(&dir.path().join("none"), None)
-            .unwrap_err()
-            .to_string()
-            .starts_with("cannot read")
-    );
+    assert!(refusal(&dir.path().join("none")).starts_with("cannot read"));
 
+    let (dir, rows) = three_shards();
     fs::write(dir.path().join(".responses-00000.parquet.tmp"), "half").unwrap();
     fs::write(dir.path().join("rollouts-00000.parquet"), "other").unwrap();
-    let rows = sample_rows();
-    for (index, rows) in [(100_000, &rows[5..]), (2, &rows[3..5]), (0, &rows[..3])] {
-        write_shard(&shard_path(dir.path(), index), rows, &provenance()).unwrap();
-    }
-    assert_eq!(read_dir(dir.path(), None).unwrap(), (rows.clone(), provenance()));
+    let read = read_dir(dir.path(), Incomplete::Refused).unwrap();
+    assert_eq!((&read.rows, &read.provenance), (&rows, &provenance()));
+    assert_eq!((read.num_shards(), read.num_shards_planned), (3, 3));
 
     let other = Provenance { top_p: 0.5, ..provenance() };
-    write_shard(&shard_path(dir.path(), 2), &rows, &other).unwrap();
-    let error = read_dir(dir.path(), None).unwrap_err().to_string();
+    let place = Some(ShardPlace { index: 2, count: 3 });
+    write_shard(&shard_path(dir.path(), 2), &rows, &other, place).unwrap();
+    let error = refusal(dir.path());
     assert!(error.contains("`top_p` is 0.95 in the one and 0.5 in the other"), "{error}");
     assert!(error.contains("responses-00000.parquet` and `"), "{error}");
+}
+
+#[test]
+fn missing_shards_are_named_unless_they_may_be_missing() {
+    let (dir, rows) = three_shards();
+    let whole = read_dir(dir.path(), Incomplete::Refused).unwrap();
+    fs::remove_file(shard_path(dir.path(), 1)).unwrap();
+    let error = read_dir(dir.path(), Incomplete::Refused).unwrap_err().to_string();
+    assert!(error.ends_with("of 3 shards it lacks `responses-00001.parquet`"), "{error}");
+    let part = read_dir(dir.path(), Incomplete::Allowed).unwrap();
+    assert_eq!(part.rows, [&rows[..3], &rows[5..]].concat());
+    assert_eq!((part.num_shards(), part.num_shards_planned), (2, 3));
+    assert_ne!(part.hash, whole.hash);
+
+    let many = tempfile::tempdir().unwrap();
+    for (count, more) in [(100, 96), (usize::MAX, usize::MAX - 4)] {
+        write_nth(many.path(), 4, count, &rows);
+        let error = read_dir(many.path(), Incomplete::Refused).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("`responses-00002.parquet` and {more} more")), "{error}");
+    }
+}
+
+#[test]
+fn shards_that_are_not_what_their_name_says_are_named() {
+    let path = |dir: &tempfile::TempDir, index| shard_path(dir.path(), index);
+    let (dir, rows) = three_shards();
+    fs::copy(path(&dir, 0), path(&dir, 1)).unwrap();
+    let error = refusal(dir.path());
+    let copy = "responses-00001.parquet` holds the rows of `responses-00000.parquet`: it is a copy";
+    assert!(error.contains(copy), "{error}");
+
+    let (dir, _) = three_shards();
+    fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
+    assert!(refusal(dir.path()).contains("responses-00003.parquet` holds the rows of `"));
+    write_nth(dir.path(), 3, 3, &rows);
+    let error = refusal(dir.path());
+    assert!(error.contains("responses-00003.parquet` is one too many: there are 3"), "{error}");
+    write_nth(dir.path(), 3, 4, &rows);
+    let error = refusal(dir.path());
+    let other = "00003.parquet` is one of 4 shards, and `responses-00000.parquet` one of 3; remove";
+    assert!(error.contains(other), "{error}");
+
+    let (dir, _) = three_shards();
+    fs::copy(path(&dir, 2), dir.path().join("responses-2.parquet")).unwrap();
+    let error = refusal(dir.path());
+    let name = "responses-2.parquet` is named like shard 2, which is `responses-00002.parquet`";
+    assert!(error.contains(name), "{error}");
+
+    let (dir, rows) = three_shards();
+    write_shard(&path(&dir, 1), &rows[3..5], &provenance(), None).unwrap();
+    let error = refusal(dir.path());
+    assert!(
+        error.contains("00001.parquet`: its provenance") && error.contains(".shard`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rows_that_are_there_twice_are_named() {
+    let (dir, rows) = three_shards();
+    write_nth(dir.path(), 2, 3, &rows[4..]);
+    let error = refusal(dir.path());
+    let both = "responses-00001.parquet` and `";
+    assert!(error.contains(both) && error.contains("both have a row `set#4`"), "{error}");
+    write_nth(dir.path(), 2, 3, &[rows[5].clone(), rows[6].clone(), rows[5].clone()]);
+    let error = refusal(dir.path());
+    assert!(error.contains("00002.parquet` has two rows with the id `set#5`"), "{error}");
+}
+
+#[test]
+fn the_hash_is_of_the_rows_and_of_nothing_else() {
+    let (dir, rows) = three_shards();
+    let hash = || read_dir(dir.path(), Incomplete::Refused).unwrap().hash;
+    let whole = hash();
+    // Other tools store the same rows otherwise.
+    let mut entries = fields_to_entries(provenance().fields());
+    entries.push(("draftsmith.shard".to_owned(), r#"{"index":0,"count":3}"#.to_owned()));
+    entries.push(("pandas".to_owned(), "{}".to_owned()));
+    let bytes = fs::read(shard_path(dir.path(), 0)).unwrap();
+    write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3], write::to_array).unwrap();
+    assert_ne!(fs::read(shard_path(dir.path(), 0)).unwrap(), bytes);
+    assert_eq!(hash(), whole);
+    let check = |change: fn(&mut ResponseRow)| {
+        let mut rows = rows[3..5].to_vec();
+        change(&mut rows[1]);
+        write_nth(dir.path(), 1, 3, &rows);
+        assert_ne!(hash(), whole);
+    };
+    check(|row| row.prompt_ids[0] += 1);
+    check(|row| row.response_target_log_prob[1] = -7.0);
+    check(|row| row.draft.as_mut().unwrap().draft_top_log_prob[0] = -7.0);
+    check(|row| row.draft = None);
+    check(|row| row.finish_reason = FinishReason::Length);
+    // What leaves one list goes into the next.
+    check(|row| {
+        let last = row.prompt_ids.pop().unwrap();
+        row.id.push(char::from_u32(last % 128).unwrap());
+    });
+    write_nth(dir.path(), 1, 3, &rows[3..5]);
+    assert_eq!(hash(), whole);
 }
 
 #[test]
@@ -169,7 +294,7 @@ fn broken_rows_are_not_written() {
     let path = shard_path(dir.path(), 0);
     let mut rows = sample_rows();
     rows[1].response_ids.push(1);
-    let error = write_shard(&path, &rows, &provenance()).unwrap_err().to_string();
+    let error = write_shard(&path, &rows, &provenance(), None).unwrap_err().to_string();
     assert!(error.starts_with("row `set#1`: column `response_target_log_prob` has 5"), "{error}");
     assert!(!path.exists());
 }
@@ -197,7 +322,7 @@ fn tables_that_break_the_schema_are_told() {
     let read = |change: &dyn Fn(&mut Table)| {
         let mut table = table();
         change(&mut table);
-        table.write(&path, provenance().to_entries());
+        table.write(&path, fields_to_entries(provenance().fields()));
         read_shard(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
     let check = |change: &dyn Fn(&mut Table), expected: &str| {
@@ -265,18 +390,20 @@ fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
     let path = shard_path(dir.path(), 0);
     let mut rows = sample_rows();
     rows[2].draft.as_mut().unwrap().draft_ids[1] = 4096;
-    write_shard(&path, &rows, &provenance()).unwrap();
+    write_nth(dir.path(), 0, 1, &rows);
     for known in [None, Some(4097)] {
         assert_eq!(read_shard(&path, known).unwrap().0, rows);
-        assert_eq!(read_dir(dir.path(), known).unwrap().0, rows);
     }
+    let data = read_dir(dir.path(), Incomplete::Refused).unwrap();
+    assert_eq!(data.rows, rows);
+    data.check_tokens(4097).unwrap();
     let expected = format!(
         "`{}`: row `set#2`: column `draft_ids` has token 4096 at 1, but the model that is to read \
          it has 4096 tokens; build the data again",
         path.display()
     );
     assert_eq!(read_shard(&path, Some(4096)).unwrap_err().to_string(), expected);
-    assert_eq!(read_dir(dir.path(), Some(4096)).unwrap_err().to_string(), expected);
+    assert_eq!(data.check_tokens(4096).unwrap_err().to_string(), expected);
 }
 
 #[test]
@@ -292,7 +419,7 @@ fn files_without_provenance_are_told() {
 fn cut_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
-    write_shard(&path, &sample_rows(), &provenance()).unwrap();
+    write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
     check_cut_files(&path, |path| read_shard(path, None));
 }
 
@@ -300,7 +427,7 @@ fn cut_files_are_errors() {
 fn flipped_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
-    write_shard(&path, &sample_rows(), &provenance()).unwrap();
+    write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
     check_flipped_bytes(
         &path,
         4,

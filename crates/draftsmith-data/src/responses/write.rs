@@ -6,14 +6,15 @@ use arrow_array::ArrayRef;
 use arrow_array::types::{Float32Type, UInt32Type};
 use arrow_schema::ArrowError;
 
+use super::header::{ShardHeader, ShardPlace};
 use super::row::{DraftColumns, ResponseRow};
 use super::schema::COLUMNS;
 use crate::columns::{Column, lists, texts, write_rows};
 use crate::error::DataError;
 use crate::provenance::Provenance;
 
-/// Writes rows as one shard, whole or not at all. Floats are stored as they are: call
-/// [`ResponseRow::round_stored`] first to keep the file small.
+/// Writes rows as one shard, whole or not at all, or, without a place, as a file of its own. Floats
+/// are stored as they are: call [`ResponseRow::round_stored`] first to keep the file small.
 ///
 /// # Errors
 /// If a row breaks its own rules ([`ResponseRow::validate`]), or the file cannot be written.
@@ -21,14 +22,16 @@ pub fn write_shard(
     path: &Path,
     rows: &[ResponseRow],
     provenance: &Provenance,
+    place: Option<ShardPlace>,
 ) -> Result<(), DataError> {
     for row in rows {
         row.validate()?;
     }
-    write_rows(path, &COLUMNS, provenance.to_entries(), rows, to_array)
+    let header = ShardHeader { provenance: provenance.clone(), place };
+    write_rows(path, &COLUMNS, header.to_entries(), rows, to_array)
 }
 
-fn to_array(rows: &[ResponseRow], column: Column) -> Result<ArrayRef, ArrowError> {
+pub(super) fn to_array(rows: &[ResponseRow], column: Column) -> Result<ArrayRef, ArrowError> {
     let ids = |list: fn(&ResponseRow) -> &Vec<u32>| {
         lists::<UInt32Type>(column, rows.iter().map(|row| Some(list(row))))
     };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::provenance::{
-    Difference, Provenance, fields_difference, fields_from_entries, fields_of, fields_to_entries,
+    Difference, Provenance, fields_differences, fields_from_entries, fields_of, fields_to_entries,
 };
 
 /// Everything that a rollouts file depends on. Hashes are hex SHA-256.
@@ -25,8 +25,11 @@ pub struct RolloutProvenance {
     pub max_length: u32,
     /// The most tokens that a prompt and its response may have together.
     pub context: u32,
-    /// The tokens that end a response.
-    pub eos_token_ids: Vec<u32>,
+    /// Hash of the data whose responses these are ([`DataSet::hash`]); `None` where the target
+    /// answered prompts anew.
+    ///
+    /// [`DataSet::hash`]: crate::DataSet::hash
+    pub data: Option<String>,
 }
 
 /// The acceptance head that predicted the candidates.
@@ -48,11 +51,11 @@ struct OwnFields {
     head: Option<RolloutHead>,
     max_length: u32,
     context: u32,
-    eos_token_ids: Vec<u32>,
+    data: Option<String>,
 }
 
 /// The names of the fields of [`OwnFields`].
-const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "eos_token_ids"];
+const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "data"];
 
 /// How the tokens of responses and rollouts were chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,10 +94,10 @@ impl RolloutProvenance {
         }
     }
 
-    /// The first field, in the order of declaration, in which `self` and `other` differ.
+    /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
-    pub fn difference(&self, other: &Self) -> Option<Difference> {
-        fields_difference(self.fields(), &other.fields())
+    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+        fields_differences(self.fields(), &other.fields())
     }
 
     /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.
@@ -114,10 +117,10 @@ impl RolloutProvenance {
             fields.into_iter().partition(|(key, _)| OWN_FIELDS.contains(&key.as_str()));
         let own: OwnFields =
             serde_json::from_value(Value::Object(own)).map_err(|e| e.to_string())?;
-        let OwnFields { drafter, set, head, max_length, context, eos_token_ids } = own;
+        let OwnFields { drafter, set, head, max_length, context, data } = own;
         let responses =
             serde_json::from_value(Value::Object(of_responses)).map_err(|e| e.to_string())?;
-        Ok(Self { responses, drafter, set, head, max_length, context, eos_token_ids })
+        Ok(Self { responses, drafter, set, head, max_length, context, data })
     }
 
     /// Checks that there was a drafter and that it was asked for candidates.
@@ -137,14 +140,14 @@ impl RolloutProvenance {
     /// The fields and their values, as they stand in the metadata.
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
-        let mut fields = fields_of(&self.responses);
+        let mut fields = self.responses.fields();
         fields.extend(fields_of(&OwnFields {
             drafter: self.drafter.clone(),
             set: self.set.clone(),
             head: self.head.clone(),
             max_length: self.max_length,
             context: self.context,
-            eos_token_ids: self.eos_token_ids.clone(),
+            data: self.data.clone(),
         }));
         fields
     }

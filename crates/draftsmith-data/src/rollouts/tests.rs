@@ -26,7 +26,7 @@ fn provenance(with_head: bool) -> RolloutProvenance {
         head: with_head.then(|| RolloutHead { hash: "ee".into(), looks_ahead: true }),
         max_length: MAX_LENGTH as u32,
         context: 4096,
-        eos_token_ids: vec![2, 7],
+        data: with_head.then(|| "ff".into()),
     }
 }
 
@@ -230,15 +230,17 @@ fn small_rows() -> Vec<RolloutRow> {
 #[test]
 fn differences_of_provenance_are_named() {
     let one = provenance(true);
-    assert_eq!(one.difference(&one.clone()), None);
+    assert_eq!(one.differences(&one.clone()), []);
     let mut other = provenance(false);
-    let difference = one.difference(&other).unwrap();
+    let differences = one.differences(&other);
     assert_eq!(
-        difference.to_string(),
+        differences[0].to_string(),
         "`head` is {\"hash\":\"ee\",\"looks_ahead\":true} in the one and null in the other"
     );
     other.responses.temperature = 0.0;
-    assert_eq!(one.difference(&other).unwrap().key, "temperature");
+    let differences = one.differences(&other);
+    let keys: Vec<_> = differences.iter().map(|difference| difference.key.as_str()).collect();
+    assert_eq!(keys, ["temperature", "head", "data"]);
     assert_eq!(one.decoding(), RolloutDecoding::Sampled);
     assert_eq!(other.decoding(), RolloutDecoding::Greedy);
 }

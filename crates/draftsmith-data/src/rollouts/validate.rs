@@ -61,7 +61,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
     let problem = if ids.len() > most {
         format!("has {} tokens, the provenance's `max_length` is {max_length}", ids.len())
     } else {
-        let end = ids.iter().position(|id| provenance.eos_token_ids.contains(id));
+        let end = ids.iter().position(|id| provenance.responses.eos_token_ids.contains(id));
         match end {
             Some(end) if end + 1 < ids.len() => format!("continues after the end token at {end}"),
             None if ids.len() < most => {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use draftsmith_data::{
     PromptFile, Provenance, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow,
-    write_rollouts, write_shard,
+    ShardPlace, write_rollouts, write_shard,
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -211,6 +211,8 @@ fn provenance() -> Provenance {
         draft: Some("bb".to_owned()),
         tokenizer: "cc".to_owned(),
         chat_template: None,
+        special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
+        eos_token_ids: vec![2],
         prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
         limit: Some(6),
         existing_responses: false,
@@ -224,7 +226,8 @@ fn provenance() -> Provenance {
 
 fn responses() -> Result<Vec<Seed>> {
     let rows = state::response_rows(96);
-    parquet_seeds(|path| Ok(write_shard(path, &rows, &provenance())?))
+    let place = Some(ShardPlace { index: 0, count: 2 });
+    parquet_seeds(|path| Ok(write_shard(path, &rows, &provenance(), place)?))
 }
 
 fn rollouts() -> Result<Vec<Seed>> {
@@ -256,7 +259,7 @@ fn rollouts() -> Result<Vec<Seed>> {
         head: Some(RolloutHead { hash: "ee".to_owned(), looks_ahead: true }),
         max_length: 2,
         context: 64,
-        eos_token_ids: vec![2],
+        data: Some("ff".to_owned()),
     };
     parquet_seeds(|path| Ok(write_rollouts(path, &rows, &provenance)?))
 }

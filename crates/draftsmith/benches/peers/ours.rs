@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{ChatFormat, Prompts, ResponseRow, TextTokenizer, read_dir};
+use draftsmith_data::{ChatFormat, Incomplete, Prompts, ResponseRow, TextTokenizer, read_dir};
 use draftsmith_decode::{
     Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
 };
@@ -73,7 +73,7 @@ impl Ours {
         let mut ours =
             Self { root, recipe, seed, target, draft, limits, prompts, data_dir, rows, scratch };
         let (built, _) = ours.build_data(None)?;
-        (ours.rows, _) = read_dir(&built.data_dir, None)?;
+        ours.rows = read_dir(&built.data_dir, Incomplete::Refused)?.rows;
         ours.data_dir = built.data_dir;
         Ok(ours)
     }

@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
-use draftsmith_data::{ResponseRow, read_dir};
+use draftsmith_data::{Incomplete, ResponseRow, read_dir};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{
     AdapterTraining, Clipping, ExitLayers, HeadTraining, OptimizerSettings, Schedule, StepExamples,
@@ -120,7 +120,7 @@ fn main() -> Result<ExitCode> {
         .with_context(|| format!("cannot read `{}`", arguments.recipe.display()))?;
     let recipe: toml::Table = toml::from_str(&recipe)?;
     let seed = recipe.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64;
-    let (rows, _) = read_dir(&from_root(&arguments.data), None)?;
+    let rows = read_dir(&from_root(&arguments.data), Incomplete::Refused)?.rows;
     let wanted = |what| arguments.only.is_none_or(|only| only == what);
     let mut is_same = true;
     if wanted(What::Head) {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
-    FinishReason, Prompt, Provenance, ResponseRow, read_provenance, shard_path, shard_paths,
+    FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
     write_shard,
 };
 use draftsmith_decode::{Finish, Limits, ModelSession, decode_plain};
@@ -19,6 +19,7 @@ use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use crate::built_data::{data_provenance, told};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_turns};
@@ -26,7 +27,7 @@ use crate::device::DeviceChoice;
 use crate::pair::Pair;
 use crate::prompts::FirstPrompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
-use crate::workspace::{TextHashes, Workspace};
+use crate::workspace::Workspace;
 
 /// Prompts (whole conversations) a shard.
 const PROMPTS_PER_SHARD: usize = 32;
@@ -58,7 +59,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         sources.iter_mut().try_for_each(|source| source.skip_long(pair, console))?;
     }
     let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
-    let provenance = provenance(recipe, data, workspace)?;
+    let provenance = data_provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
     let present = present_shards(&dir, &provenance, num_shards)?;
@@ -92,7 +93,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         };
         let rows: Vec<ResponseRow> = rows.into_iter().flatten().collect();
         num_new_tokens += rows.iter().map(|row| row.response_ids.len()).sum::<usize>();
-        write_shard(&shard_path(&dir, index), &rows, &provenance)?;
+        let place = ShardPlace { index, count: num_shards };
+        workspace.forget(&dir);
+        write_shard(&shard_path(&dir, index), &rows, &provenance, Some(place))?;
         num_done += chunk.len();
     }
     progress.finish();
@@ -113,52 +116,33 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     Ok(built)
 }
 
-fn provenance(recipe: &Recipe, data: &DataRecipe, workspace: &Workspace) -> Result<Provenance> {
-    let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?.clone();
-    Ok(Provenance {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        target: workspace.target_hash()?.to_owned(),
-        draft: workspace.draft_hash()?.map(str::to_owned),
-        tokenizer,
-        chat_template,
-        prompts: workspace.prompt_files(&data.prompts)?,
-        limit: data.num_prompts.map(|n| n as u64),
-        existing_responses: data.responses == Responses::Existing,
-        temperature: data.temperature,
-        top_p: data.top_p,
-        top_k: data.top_k.map(|k| k as u32),
-        max_new_tokens: data.max_new_tokens as u64,
-        seed: recipe.seed,
-    })
-}
-
 /// Which shards are there already.
 ///
 /// # Errors
-/// If one cannot be read or was made with other settings.
+/// If one cannot be read, is not what its name says, or was made with other settings.
 fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Result<Vec<bool>> {
-    let mut present = vec![false; num_shards];
-    if !dir.is_dir() || shard_paths(dir).is_err() {
-        return Ok(present);
+    if !has_shards(dir) {
+        return Ok(vec![false; num_shards]);
     }
-    for path in shard_paths(dir)? {
-        let found = read_provenance(&path)?;
-        if let Some(difference) = found.difference(provenance) {
-            bail!(
-                "`{}` was built with `{}` = {}, the recipe now has {}; \
-                 hint: delete the Parquet files in `{}`, or give the recipe another `name`",
-                path.display(),
-                difference.key,
-                difference.left,
-                difference.right,
-                dir.display()
-            );
-        }
-        if let Some(index) = (0..num_shards).find(|i| shard_path(dir, *i) == path) {
-            present[index] = true;
-        }
+    let shards = ShardSet::find(dir)?;
+    let differences = shards.provenance.differences(provenance);
+    if !differences.is_empty() {
+        bail!(
+            "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
+             recipe another `name`",
+            dir.display(),
+            told(&differences)
+        );
     }
-    Ok(present)
+    if shards.count != num_shards {
+        bail!(
+            "the data in `{}` has {} shards, but these prompts make {num_shards}; hint: delete the \
+             Parquet files there",
+            dir.display(),
+            shards.count
+        );
+    }
+    Ok((0..num_shards).map(|index| shards.present.contains_key(&index)).collect())
 }
 
 /// Checks every prompt's first turn, so that one that cannot be used is an error before any work.

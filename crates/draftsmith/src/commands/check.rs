@@ -181,7 +181,6 @@ fn check(
     };
     let prompts = choice.of_all(&sources, pair, console)?;
     let exports = Exports::read_export(kind, dir, &workspace)?;
-    check_target(arguments, &workspace, &exports)?;
     let drafter = match exports.adapters.first() {
         Some(adapter) => {
             DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
@@ -263,27 +262,6 @@ fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathB
          hint: give them with `--prompts FILE`",
     )?;
     Ok(evaluate.prompts.clone())
-}
-
-/// Checks the target that the draft's head names; those of an adapter and its head were checked when
-/// they were read.
-fn check_target(
-    arguments: &CheckArguments,
-    workspace: &Workspace,
-    exports: &Exports,
-) -> Result<()> {
-    let Some(hash) = exports.head.as_ref().and_then(|head| head.config.target_hash.as_ref()) else {
-        return Ok(());
-    };
-    let target_hash = workspace.target_hash()?;
-    if hash != target_hash {
-        bail!(
-            "the head in `{}` was trained for another target (hash {hash}, this one's is \
-             {target_hash}); hint: train it again, or point `models.target` at the target it belongs to",
-            arguments.export.display()
-        );
-    }
-    Ok(())
 }
 
 fn max_new_tokens(recipe: &Recipe) -> usize {

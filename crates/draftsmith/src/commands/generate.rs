@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::console::{Console, Interrupted};
 use crate::decoders::drafters_of;
 use crate::device::on_pool;
-use crate::exports::{AdapterExport, ExportKind, Exports, HeadExport, read_adapter_head};
+use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -140,12 +140,7 @@ fn generate(
     let workspace =
         Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?;
     let pair = workspace.pair()?;
-    let head = match (&arguments.head, &pair.draft) {
-        (Some(dir), Some(draft)) => {
-            Some(HeadExport::read(dir, draft.shape().hidden_size, &workspace)?)
-        }
-        _ => None,
-    };
+    let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
     let mut adapters = Vec::new();
     if let Some(dir) = &arguments.adapter {
         let mut adapter = AdapterExport::without_head(dir, &workspace)?;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    ChatTemplate, Provenance, ResponseRow, TextTokenizer, is_rollouts_path, read_dir,
-    read_rollout_provenance, read_rollouts, read_shard, rollouts_paths, shard_paths,
+    ChatTemplate, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards, is_rollouts_path,
+    read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use draftsmith_theory::acceptance_prob;
@@ -35,11 +35,14 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
             rollouts(path)?
         } else {
             let (rows, provenance) = read_shard(path, None)?;
-            dataset(&rows, &provenance, 1)?
+            dataset(&rows, &provenance)
         }
-    } else if path.is_dir() && shard_paths(path).is_ok() {
-        let (rows, provenance) = read_dir(path, None)?;
-        let mut shown = dataset(&rows, &provenance, shard_paths(path)?.len())?;
+    } else if has_shards(path) {
+        let data = read_dir(path, Incomplete::Allowed)?;
+        let mut shown = dataset(&data.rows, &data.provenance);
+        shown["num_shards"] = json!(data.num_shards());
+        shown["num_shards_planned"] = json!(data.num_shards_planned);
+        shown["hash"] = json!(data.hash);
         let recorded = rollouts_paths(path)?;
         if !recorded.is_empty() {
             shown["rollouts"] = all_rollouts(&recorded)?;
@@ -84,7 +87,7 @@ fn model(dir: &Path) -> Result<Value> {
     let tokenizer = dir.join("tokenizer.json").is_file();
     let (known, tokenizer_hash) = if tokenizer {
         let tokenizer = TextTokenizer::from_model_dir(dir)?;
-        (json!(tokenizer.vocab_size()), json!(tokenizer.hash()))
+        (json!(tokenizer.vocab_size()), json!(tokenizer.hash()?))
     } else {
         (Value::Null, Value::Null)
     };
@@ -164,7 +167,7 @@ fn head(dir: &Path) -> Result<Value> {
     }))
 }
 
-fn dataset(rows: &[ResponseRow], provenance: &Provenance, num_shards: usize) -> Result<Value> {
+fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
     let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
     let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     sources.sort_unstable();
@@ -180,9 +183,8 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance, num_shards: usize) -> 
     };
     let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
     let is_raw = (provenance.temperature, provenance.top_p, provenance.top_k) == (1.0, 1.0, None);
-    Ok(json!({
+    json!({
         "kind": "responses",
-        "num_shards": num_shards,
         "num_rows": rows.len(),
         "sources": sources,
         "num_prompt_tokens": rows.iter().map(|row| row.prompt_ids.len()).sum::<usize>(),
@@ -202,7 +204,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance, num_shards: usize) -> 
         "by_entropy": acceptance::by_entropy(&drafted, is_raw),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
-    }))
+    })
 }
 
 /// Rollouts files by name, without their provenance.

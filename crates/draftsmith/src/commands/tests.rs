@@ -348,7 +348,7 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     refused(&fewer, draft, &["`limit` = 2", again]);
     let share =
         changed(|r| r.adapter.as_mut().expect("a section").optimizer.validation_fraction = 0.1);
-    refused(&share, draft, &["`prompts` = ", again]);
+    refused(&share, draft, &["`prompts[0]` = ", again]);
     let cooler = changed(|r| r.evaluate.as_mut().expect("a section").temperature = 0.5);
     refused(&cooler, draft, &["`temperature` = 1.0", again]);
     let greedy = |recipe: &Recipe| {

@@ -4,8 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
+use anyhow::{Context, Result};
+use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
 use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, Section, TrainingRun, train_adapters,
@@ -13,7 +13,7 @@ use draftsmith_train::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::built_data::built_rows;
+use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
 use crate::training::check_devices;
@@ -59,20 +59,8 @@ pub(crate) fn run(
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
     let (section, optimizer) = (Section::Adapter, &settings.optimizer);
     check_devices(console, COMMAND, section, workspace.devices(), settings.dtype, optimizer)?;
-    let (rows, provenance) = built_rows(recipe, workspace.target_shape()?.vocab_size)?;
-    let target_dir = &recipe.models.target;
-    let target_hash = workspace.target_hash()?;
-    if provenance.target != target_hash {
-        bail!(
-            "the data in `{}` was built with another target (hash {}) than `{}` (hash \
-             {target_hash}): build it again",
-            recipe.data_dir().display(),
-            provenance.target,
-            target_dir.display()
-        );
-    }
-    let stage =
-        Stage { recipe, settings, workspace, rows: &rows, provenance: &provenance, console };
+    let data = built_data(recipe, workspace, workspace.target_shape()?.vocab_size)?;
+    let stage = Stage { recipe, settings, workspace, data: &data, console };
     let mut outcomes = stage.adapters(steps_left)?;
     if recipe.adapter_head.is_some() {
         for outcome in &mut outcomes {
@@ -92,8 +80,7 @@ struct Stage<'a> {
     recipe: &'a Recipe,
     settings: &'a AdapterTraining,
     workspace: &'a Workspace,
-    rows: &'a [ResponseRow],
-    provenance: &'a Provenance,
+    data: &'a DataSet,
     console: &'a Console,
 }
 
@@ -136,8 +123,8 @@ impl Stage<'_> {
             workspace: self.workspace,
             console: self.console,
             command: COMMAND,
-            rows: self.rows,
-            provenance: self.provenance,
+            data: self.data,
+            provenance: &self.data.provenance,
             training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
@@ -146,7 +133,7 @@ impl Stage<'_> {
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
-            train_adapters(target, self.rows, &settings, self.recipe.seed, run)
+            train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
         match written {
             Some(written) if !written.interrupted => {
@@ -161,10 +148,8 @@ impl Stage<'_> {
         let mut settings = serde_json::to_value(self.settings)?;
         // One adapter does not depend on which others are trained beside it.
         settings["exit_layer"] = json!(exit_layer);
-        let all = json!({
-            "adapter": settings, "seed": self.recipe.seed, "data": self.provenance
-        });
-        Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
+        let settings = json!({ "adapter": settings, "seed": self.recipe.seed });
+        fingerprint(settings, self.data, &self.data.provenance)
     }
 
     /// The head of the adapter in `dir`, if the recipe's `[adapter_head]` asks for one.
@@ -184,11 +169,11 @@ impl Stage<'_> {
             recipe: self.recipe,
             workspace: self.workspace,
             drafter: HeadDrafter::Adapter { dir, exit_layer: config.exit_layer },
-            rows: self.rows,
+            data: self.data,
             // Labels come from rollouts of the adapter, whoever drafted the data's.
             provenance: Provenance {
                 draft: Some(self.workspace.adapter_hash(dir, &config)?),
-                ..self.provenance.clone()
+                ..self.data.provenance.clone()
             },
             console: self.console,
         };

@@ -5,10 +5,10 @@
 //! for one. A head that is there already is not trained again, whatever is trained beside it: each
 //! is what it would be alone.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use draftsmith_train::Section;
 
-use crate::built_data::built_rows;
+use crate::built_data::built_data;
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_sweep_table;
@@ -30,26 +30,10 @@ pub(crate) fn run(
     )?;
     let (section, optimizer) = (Section::Head, &settings.optimizer);
     check_devices(console, "train-head", section, workspace.devices(), settings.dtype, optimizer)?;
-    let draft_dir = recipe.need_draft("train-head")?;
-    let data_dir = recipe.data_dir();
-    let (rows, provenance) = built_rows(recipe, workspace.vocab_size()?)?;
-    let draft_hash = workspace.draft_hash()?.context("there is a draft")?.to_owned();
-    match &provenance.draft {
-        Some(hash) if *hash == draft_hash => {}
-        Some(hash) => bail!(
-            "the data in `{}` was labelled with another draft (hash {hash}) than `{}` \
-             (hash {draft_hash}): build it again",
-            data_dir.display(),
-            draft_dir.display()
-        ),
-        None => bail!(
-            "the data in `{}` was built without a draft, so there is nothing to learn from; \
-             hint: set `models.draft`, delete the directory and build it again",
-            data_dir.display()
-        ),
-    }
-    let drafter = HeadDrafter::Draft;
-    let trainer = HeadTrainer { recipe, workspace, drafter, rows: &rows, provenance, console };
+    recipe.need_draft("train-head")?;
+    let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
+    let (drafter, provenance) = (HeadDrafter::Draft, data.provenance.clone());
+    let trainer = HeadTrainer { recipe, workspace, drafter, data: &data, provenance, console };
     let mut heads = Vec::new();
     for pass in settings.passes() {
         let exported = trainer.pass(&pass, steps_left)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_data::{
     PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance, hash_bytes,
-    read_provenance, read_rollouts, rollouts_path, shard_paths, write_rollouts,
+    read_rollouts, rollouts_path, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{Decoding, DrafterId, Recording};
@@ -15,10 +15,11 @@ use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
+use crate::built_data::{built_data, told};
 use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::workspace::{TextHashes, Workspace};
+use crate::workspace::Workspace;
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +59,6 @@ pub(crate) struct RolloutFiles<'a> {
     drafters: Vec<Drafting>,
     validation_prompts: Vec<PromptFile>,
     test_prompts: Vec<PromptFile>,
-    eos_token_ids: Vec<u32>,
     vocab_size: usize,
     context: usize,
 }
@@ -79,22 +79,8 @@ impl<'a> RolloutFiles<'a> {
     /// If the recipe lacks a section, or one of its files cannot be read.
     pub(crate) fn of(recipe: &'a Recipe, workspace: &Workspace) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("record")?;
-        let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?.clone();
-        let responses = Provenance {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            target: workspace.target_hash()?.to_owned(),
-            draft: None,
-            tokenizer,
-            chat_template,
-            prompts: Vec::new(),
-            limit: None,
-            existing_responses: false,
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: None,
-            max_new_tokens: evaluate.max_new_tokens as u64,
-            seed: recipe.seed,
-        };
+        let provenance = workspace.provenance(recipe.seed, evaluate.max_new_tokens)?;
+        let responses = Provenance { draft: None, ..provenance };
         Ok(Self {
             recipe,
             evaluate,
@@ -103,10 +89,9 @@ impl<'a> RolloutFiles<'a> {
             drafters: drafters(recipe, evaluate, workspace)?,
             validation_prompts: match &tune.prompts {
                 Some(paths) => workspace.prompt_files(paths)?,
-                None => vec![held_out_prompts(recipe)?],
+                None => vec![held_out_prompts(recipe, workspace)?],
             },
             test_prompts: workspace.prompt_files(&evaluate.prompts)?,
-            eos_token_ids: workspace.target_shape()?.eos_token_ids.clone(),
             vocab_size: workspace.target_shape()?.vocab_size,
             context: workspace.context()?,
         })
@@ -143,15 +128,15 @@ impl<'a> RolloutFiles<'a> {
             Ok(read) => read,
             Err(error) => return Ok(FileState::Stale(error.to_string())),
         };
-        Ok(match provenance.difference(&expected) {
-            None => FileState::Whole(RecordedSet::new(&rows, &provenance)?),
-            Some(difference) => FileState::Stale(format!(
-                "`{}` was recorded with `{}` = {}, which is {} now",
+        let differences = provenance.differences(&expected);
+        Ok(if differences.is_empty() {
+            FileState::Whole(RecordedSet::new(&rows, &provenance)?)
+        } else {
+            FileState::Stale(format!(
+                "`{}` was recorded with {}",
                 path.display(),
-                difference.key,
-                difference.left,
-                difference.right
-            )),
+                told(&differences)
+            ))
         })
     }
 
@@ -201,7 +186,7 @@ impl<'a> RolloutFiles<'a> {
             head: drafting.head.clone(),
             max_length: self.tune.max_length as u32,
             context: self.context as u32,
-            eos_token_ids: self.eos_token_ids.clone(),
+            data: None,
         })
     }
 }
@@ -218,24 +203,9 @@ pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
 }
 
 /// What stands for a prompt file where prompts are those that training held out.
-fn held_out_prompts(recipe: &Recipe) -> Result<PromptFile> {
-    let dir = recipe.data_dir();
-    let paths = shard_paths(&dir).with_context(|| {
-        format!(
-            "the prompts that training held out are in `{}`; \
-             hint: run `draftsmith build-data` with this recipe first, or set `tune.prompts`",
-            dir.display()
-        )
-    })?;
-    let provenance = paths.first().map(|path| read_provenance(path)).transpose()?;
-    // A shard is a function of its provenance and place, so these decide the rows, without reading
-    // them.
-    let shards: Vec<_> = paths.iter().map(|path| path.file_name()).collect();
-    let all = json!({
-        "provenance": provenance,
-        "shards": format!("{shards:?}"),
-        "share": held_out_share(recipe),
-    });
+fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
+    let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
+    let all = json!({ "rows": data.hash, "share": held_out_share(recipe) });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 

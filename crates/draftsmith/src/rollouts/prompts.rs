@@ -1,18 +1,20 @@
 //! Which prompts are recorded: those that rules are chosen on, and those that `evaluate` measures
 //! with.
 
+use std::sync::Arc;
+
 use anyhow::{Result, bail};
-use draftsmith_data::{Prompt, Provenance, ResponseRow};
+use draftsmith_data::{DataSet, Prompt, ResponseRow};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use super::files::held_out_share;
-use crate::built_data::built_rows;
+use crate::built_data::built_data;
 use crate::console::Console;
 use crate::pair::Pair;
 use crate::prompts::{PromptChoice, Source, read_sources, spread};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::workspace::{TextHashes, Workspace};
+use crate::workspace::Workspace;
 
 /// A prompt to be recorded.
 pub(crate) enum SetPrompt {
@@ -27,14 +29,14 @@ pub(crate) enum SetSources {
     /// Files, of each of which at most so many prompts are taken.
     Files(Vec<Source>, Option<usize>),
     /// The built data, of which at most so many prompts are taken.
-    HeldOut(Vec<ResponseRow>, Box<Provenance>, Option<usize>),
+    HeldOut(Arc<DataSet>, Option<usize>),
 }
 
 impl SetSources {
     /// Reads them.
     ///
     /// # Errors
-    /// If a file is missing or broken, or there is no built data.
+    /// If a file is missing or broken, or there is no built data of the recipe's models and settings.
     pub(crate) fn read(recipe: &Recipe, set: PromptSet, workspace: &Workspace) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("record")?;
         Ok(match (set, &tune.prompts) {
@@ -44,17 +46,17 @@ impl SetSources {
             (PromptSet::Validation, Some(paths)) => {
                 Self::Files(read_sources(paths)?, tune.num_prompts)
             }
-            (PromptSet::Validation, None) => {
-                let (rows, provenance) = built_rows(recipe, workspace.vocab_size()?)?;
-                Self::HeldOut(rows, Box::new(provenance), tune.num_prompts)
-            }
+            (PromptSet::Validation, None) => Self::HeldOut(
+                built_data(recipe, workspace, workspace.vocab_size()?)?,
+                tune.num_prompts,
+            ),
         })
     }
 
     /// The prompts of the set, spread evenly over each file or the held-out ones.
     ///
     /// # Errors
-    /// If one does not fit the models' context, or the built data is of another tokenizer.
+    /// If one does not fit the models' context, or training held out none.
     pub(crate) fn choose(
         self,
         recipe: &Recipe,
@@ -70,9 +72,8 @@ impl SetSources {
                 let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
                 Ok(prompts.map(SetPrompt::Conversation).collect())
             }
-            Self::HeldOut(rows, provenance, num_prompts) => {
-                check_provenance(recipe, &provenance, workspace)?;
-                held_out(recipe, evaluate, rows, num_prompts, pair)
+            Self::HeldOut(data, num_prompts) => {
+                held_out(recipe, evaluate, &data.rows, num_prompts, pair)
             }
         }
     }
@@ -103,33 +104,19 @@ pub(crate) fn validation_prompts(
         .collect()
 }
 
-/// Checks that the prompts of built data are what the models would read.
-fn check_provenance(recipe: &Recipe, provenance: &Provenance, workspace: &Workspace) -> Result<()> {
-    let TextHashes { tokenizer, chat_template } = workspace.text_hashes()?;
-    if provenance.tokenizer != *tokenizer || provenance.chat_template != *chat_template {
-        bail!(
-            "the prompts in `{}` were written for another tokenizer or chat template than those of \
-             `{}`; hint: build the data again, or set `tune.prompts`",
-            recipe.data_dir().display(),
-            recipe.models.target.display()
-        );
-    }
-    Ok(())
-}
-
 /// The prompts that training held out.
 fn held_out(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
-    rows: Vec<ResponseRow>,
+    rows: &[ResponseRow],
     num_prompts: Option<usize>,
     pair: &Pair,
 ) -> Result<Vec<SetPrompt>> {
     let (num_rows, share) = (rows.len(), held_out_share(recipe));
     let mut prompts: Vec<(String, Vec<u32>)> = rows
-        .into_iter()
+        .iter()
         .filter(|row| is_held_out(row, share))
-        .map(|row| (row.id, row.prompt_ids))
+        .map(|row| (row.id.clone(), row.prompt_ids.clone()))
         .collect();
     if evaluate.skip_long_prompts {
         prompts.retain(|(_, prompt_ids)| prompt_ids.len() < pair.context());

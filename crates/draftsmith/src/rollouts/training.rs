@@ -4,13 +4,12 @@
 //! Recorded under the data's own sampling, without a head, since this is what heads are made of. A
 //! file is whole or absent, and one of other data, models or settings is recorded again.
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow, read_rollouts,
-    rollouts_path, write_rollouts,
+    DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
+    read_rollouts, rollouts_path, write_rollouts,
 };
 use draftsmith_theory::{Decoding, DrafterId, Recording, Sampling, SeededDraws};
 use draftsmith_train::RecordedRollouts;
@@ -37,17 +36,17 @@ pub(crate) struct TrainingRollouts {
 }
 
 impl TrainingRollouts {
-    /// Reads the rollouts of `max_length` candidates along `responses`, or records them: those of
-    /// the adapter in `adapter_dir`, or else the draft's. `provenance` is the data's, with the hash
-    /// of that drafter.
+    /// Reads the rollouts of `max_length` candidates along the responses of `data`, or records them:
+    /// those of the adapter in `adapter_dir`, or else the draft's. `provenance` is the data's, with
+    /// the hash of that drafter.
     ///
     /// # Errors
-    /// If the responses are not the target's own, it is another target than the recipe's, a model
-    /// cannot be read or fails, or the file cannot be written.
+    /// If the responses are not the target's own, a model cannot be read or fails, or the file cannot
+    /// be written.
     pub(crate) fn read_or_record(
         recipe: &Recipe,
         adapter_dir: Option<&Path>,
-        responses: &[ResponseRow],
+        data: &DataSet,
         provenance: &Provenance,
         max_length: usize,
         workspace: &Workspace,
@@ -59,13 +58,6 @@ impl TrainingRollouts {
                  existing ones; hint: set `data.responses` to `generate`, or, of a draft's head, other \
                  `head.labels`",
                 recipe.data_dir().display()
-            );
-        }
-        if workspace.target_hash()? != provenance.target {
-            bail!(
-                "the data in `{}` was built with another target than `{}`; hint: build it again",
-                recipe.data_dir().display(),
-                recipe.models.target.display()
             );
         }
         let pair = match adapter_dir {
@@ -87,13 +79,13 @@ impl TrainingRollouts {
             head: None,
             max_length: max_length as u32,
             context: pair.context() as u32,
-            eos_token_ids: pair.target.shape().eos_token_ids.clone(),
+            data: Some(data.hash.clone()),
         };
         let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());
         if path.exists() {
             match read_rollouts(&path, Some(pair.target.shape().vocab_size)) {
-                Ok((rows, found)) if found == expected && are_of(&rows, responses, pair) => {
+                Ok((rows, found)) if found == expected => {
                     return Ok(Self { rows, is_greedy });
                 }
                 _ => console.note(format!(
@@ -102,6 +94,7 @@ impl TrainingRollouts {
                 )),
             }
         }
+        let responses = &data.rows;
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
         let recorder = Recorder {
@@ -125,14 +118,6 @@ impl TrainingRollouts {
     pub(crate) fn recorded(&self) -> RecordedRollouts<'_> {
         RecordedRollouts { rows: &self.rows, is_greedy: self.is_greedy }
     }
-}
-
-/// Whether rollouts are there of all responses and no others: data may have been built further
-/// since.
-fn are_of(rows: &[RolloutRow], responses: &[ResponseRow], pair: &Pair) -> bool {
-    let found: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-    let usable = responses.iter().filter(|response| is_usable(response, pair));
-    usable.map(|response| response.id.as_str()).collect::<HashSet<_>>() == found
 }
 
 /// Whether there is a position at which the drafter can propose something.

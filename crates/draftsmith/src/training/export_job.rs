@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use draftsmith_data::{Provenance, ResponseRow};
+use draftsmith_data::{DataSet, Provenance};
 use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
 use draftsmith_train::{Ending, TrainError, Trained, TrainingRun};
@@ -14,8 +14,9 @@ use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
 use super::resumable::{Resumable, StepsLeft};
+use crate::built_data::trained_on;
 use crate::console::Console;
-use crate::exports::found_adapter_head;
+use crate::exports::{TRAINED_ON, found_adapter_head};
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
@@ -133,8 +134,8 @@ pub(crate) struct ExportJob<'a> {
     pub(crate) console: &'a Console,
     /// The command, which notes begin with.
     pub(crate) command: &'static str,
-    pub(crate) rows: &'a [ResponseRow],
-    /// Of the rows, with the hash of what drafted their labels.
+    pub(crate) data: &'a DataSet,
+    /// Of the data, with the hash of what drafted their labels.
     pub(crate) provenance: &'a Provenance,
     /// Where the state of training goes.
     pub(crate) training_dir: PathBuf,
@@ -171,10 +172,9 @@ impl ExportJob<'_> {
             self.command,
             self.training_dir.clone(),
             &fingerprints.join("\n"),
-            self.rows,
         )?;
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
-        let data = (self.rows, self.provenance);
+        let data = (self.data.rows.as_slice(), self.provenance);
         let Some(trained) = resumable.train(steps_left, progress, data, train)? else {
             return Ok(None);
         };
@@ -201,6 +201,7 @@ impl ExportJob<'_> {
         };
         let Trained { model, mut config, scores, best_epoch, .. } = trained;
         config.name_models(self.provenance);
+        config.training().insert(TRAINED_ON.to_owned(), trained_on(self.data));
         if !interrupted {
             config.training().insert("fingerprint".to_owned(), json!(fingerprint));
         }

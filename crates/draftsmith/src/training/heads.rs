@@ -2,7 +2,7 @@
 //! trained side by side, and what is there is not trained again.
 
 use anyhow::Result;
-use draftsmith_data::{Provenance, ResponseRow, hash_bytes};
+use draftsmith_data::{DataSet, Provenance};
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
 use serde_json::json;
 
@@ -10,6 +10,7 @@ pub(crate) use super::drafter::HeadDrafter;
 use super::export_job::{ExportJob, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use super::resumable::StepsLeft;
+use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
@@ -20,7 +21,7 @@ pub(crate) struct HeadTrainer<'a> {
     pub(crate) recipe: &'a Recipe,
     pub(crate) workspace: &'a Workspace,
     pub(crate) drafter: HeadDrafter<'a>,
-    pub(crate) rows: &'a [ResponseRow],
+    pub(crate) data: &'a DataSet,
     /// Of the data, with the hash of what drafted the labels.
     pub(crate) provenance: Provenance,
     pub(crate) console: &'a Console,
@@ -63,9 +64,9 @@ impl HeadTrainer<'_> {
             false => self.drafter.head_dir(self.recipe),
         };
         // Heads of a sweep and alone have the same fingerprint: they have the same weights. It names
-        // the settings, the seed, and everything that the data depends on.
-        let all = json!({ "head": settings, "seed": self.recipe.seed, "data": self.provenance });
-        Ok(Planned { dir, fingerprint: hash_bytes(serde_json::to_string(&all)?.as_bytes()) })
+        // the settings, the seed, the data's rows and everything that they depend on.
+        let settings = json!({ "head": settings, "seed": self.recipe.seed });
+        Ok(Planned { dir, fingerprint: fingerprint(settings, self.data, &self.provenance)? })
     }
 
     /// Trains heads side by side.
@@ -92,14 +93,14 @@ impl HeadTrainer<'_> {
         }
         let rollouts = self.rollouts(first)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
-        let data = HeadData { rows: self.rows, rollouts: recorded };
+        let data = HeadData { rows: &self.data.rows, rollouts: recorded };
         let frozen = self.drafter.load(self.workspace, first.dtype)?;
         let job = ExportJob {
             recipe: self.recipe,
             workspace: self.workspace,
             console: self.console,
             command: self.drafter.command(),
-            rows: self.rows,
+            data: self.data,
             provenance: &self.provenance,
             training_dir,
             num_epochs: first.optimizer.num_epochs,
@@ -125,7 +126,7 @@ impl HeadTrainer<'_> {
             HeadLabels::Rollouts => TrainingRollouts::read_or_record(
                 self.recipe,
                 self.drafter.adapter_dir(),
-                self.rows,
+                self.data,
                 &self.provenance,
                 settings.rollout_length,
                 self.workspace,

@@ -29,16 +29,14 @@ pub(super) struct Resumable<'a> {
 
 impl<'a> Resumable<'a> {
     /// Finds what an earlier run left in `checkpoint_dir` and says so. `fingerprint` names all that
-    /// the training depends on, but for how many of the rows were built.
+    /// the training depends on.
     pub(super) fn find(
         console: &'a Console,
         command: &'static str,
         checkpoint_dir: PathBuf,
         fingerprint: &str,
-        rows: &[ResponseRow],
     ) -> Result<Self> {
-        let ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-        let fingerprint = hash_bytes(format!("{fingerprint}\n{}", ids.join("\n")).as_bytes());
+        let fingerprint = hash_bytes(fingerprint.as_bytes());
         let num_steps_before = match Resumption::find(&checkpoint_dir, &fingerprint)? {
             Resumption::Nothing => 0,
             Resumption::After(num_steps) => {
@@ -116,7 +114,7 @@ impl<'a> Resumable<'a> {
         let batch: Vec<ResponseRow> =
             rows.iter().filter(|row| row_ids.contains(&row.id)).cloned().collect();
         let path = self.checkpoint_dir.join(NOT_FINITE);
-        match write_shard(&path, &batch, provenance) {
+        match write_shard(&path, &batch, provenance, None) {
             Ok(()) => anyhow!("{error}; they are saved in `{}`", path.display()),
             Err(unsaved) => anyhow!("{error}; they could not be saved: {unsaved}"),
         }

@@ -6,6 +6,7 @@ use arrow_buffer::NullBuffer;
 use super::*;
 use crate::columns::tests::{Table, check_cut_files, check_flipped_bytes, null_list, nullable};
 use crate::error::DataError;
+use crate::provenance::fields_to_entries;
 
 /// A table of one response of two tokens, to be broken before it is written.
 fn table() -> Table {
@@ -122,7 +123,7 @@ fn files_of_another_kind_are_told() {
     let told = format!("`{}`: its provenance cannot be used: ", path.display());
     let error = read(Vec::new());
     assert!(error.starts_with(&format!("{told}there is no `draftsmith.*` key")), "{error}");
-    let error = read(provenance_tests::provenance().to_entries());
+    let error = read(fields_to_entries(provenance_tests::provenance().fields()));
     assert_eq!(error, format!("{told}missing field `drafter`; build the data again"));
     let mut entries = provenance(true).to_entries();
     entries.retain(|(key, _)| key != "draftsmith.target");
