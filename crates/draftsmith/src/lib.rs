@@ -22,6 +22,7 @@ mod prompts;
 pub mod readers;
 mod recipe;
 mod report;
+mod responses;
 mod results;
 mod rollouts;
 mod statistics;

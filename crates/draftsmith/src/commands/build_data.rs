@@ -6,15 +6,15 @@
 
 mod labels;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
     FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
     write_shard,
 };
-use draftsmith_decode::{Finish, Limits, ModelSession, decode_plain};
+use draftsmith_decode::{Finish, Generation, Limits, ModelSession};
 use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -22,11 +22,12 @@ use serde::Serialize;
 use crate::built_data::{data_provenance, told};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, answer_turns};
+use crate::conversation::{Turn, answer_named, answer_side_by_side};
 use crate::device::DeviceChoice;
 use crate::pair::Pair;
 use crate::prompts::FirstPrompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
+use crate::responses::Responder;
 use crate::workspace::Workspace;
 
 /// Prompts (whole conversations) a shard.
@@ -69,42 +70,42 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     recipe.write_beside(&dir)?;
     let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
     let num_present = present.iter().filter(|p| **p).count();
-    let labeller = Labeller { pair, data, seed: recipe.seed, decoding: data.decoding() };
-    let mut num_new_tokens = 0;
-    let mut num_done = 0;
-    for (index, chunk) in prompts.chunks(PROMPTS_PER_SHARD).enumerate() {
-        if present[index] {
-            num_done += chunk.len();
-            progress.skip_to(num_done as u64);
-            continue;
-        }
-        let build = |prompt: &&Prompt| -> Result<Vec<ResponseRow>> {
-            if console.is_interrupted() {
-                return Err(Interrupted.into());
-            }
-            let rows = labeller.rows(prompt)?;
-            progress.advance(1);
-            Ok(rows)
-        };
-        let rows: Vec<Vec<ResponseRow>> = if DeviceChoice::is_cpu(workspace.device()) {
-            chunk.par_iter().map(build).collect::<Result<_>>()?
-        } else {
-            chunk.iter().map(build).collect::<Result<_>>()?
-        };
-        let rows: Vec<ResponseRow> = rows.into_iter().flatten().collect();
-        num_new_tokens += rows.iter().map(|row| row.response_ids.len()).sum::<usize>();
-        let place = ShardPlace { index, count: num_shards };
+    let decoding = data.decoding();
+    let labeller =
+        Labeller { pair, data, seed: recipe.seed, decoding, progress: &progress, console };
+    let (there, missing): (Vec<_>, Vec<_>) =
+        prompts.chunks(PROMPTS_PER_SHARD).enumerate().partition(|(index, _)| present[*index]);
+    progress.skip_to(there.iter().map(|(_, chunk)| chunk.len() as u64).sum());
+    let build = |(index, chunk): &(usize, &[&Prompt])| -> Result<usize> {
+        let rows = labeller.rows(chunk)?;
+        let place = ShardPlace { index: *index, count: num_shards };
         workspace.forget(&dir);
-        write_shard(&shard_path(&dir, index), &rows, &provenance, Some(place))?;
-        num_done += chunk.len();
-    }
+        write_shard(&shard_path(&dir, *index), &rows, &provenance, Some(place))?;
+        Ok(rows.iter().map(|row| row.response_ids.len()).sum())
+    };
+    // Each thread takes a shard after the other. One that is left without helps the others, a
+    // forward at a time: so shards are no work of the pool's own, which whoever waits for half a
+    // forward might pick up.
+    let waiting = Mutex::new(missing.iter());
+    let build_some = |_| -> Result<usize> {
+        let mut num_new_tokens = 0;
+        loop {
+            let next = waiting.lock().expect("nobody panics while holding it").next();
+            let Some(shard) = next else { return Ok(num_new_tokens) };
+            num_new_tokens += build(shard)?;
+        }
+    };
+    let num_threads =
+        if DeviceChoice::is_cpu(workspace.device()) { rayon::current_num_threads() } else { 1 };
+    let num_new_tokens: Vec<usize> =
+        (0..num_threads).into_par_iter().with_max_len(1).map(build_some).collect::<Result<_>>()?;
     progress.finish();
     let built = BuiltData {
         data_dir: dir,
         num_shards,
         num_shards_kept: num_present,
         num_prompts: prompts.len(),
-        num_new_tokens,
+        num_new_tokens: num_new_tokens.iter().sum(),
     };
     console.note(format!(
         "build-data: {} shards in `{}`, {} of them there before",
@@ -167,39 +168,92 @@ struct Labeller<'a> {
     data: &'a DataRecipe,
     seed: u64,
     decoding: Decoding,
+    progress: &'a Progress,
+    console: &'a Console,
 }
 
+/// A response, and why it ended.
+type Response = (Vec<u32>, FinishReason);
+
 impl Labeller<'_> {
-    /// The rows of one conversation, one an assistant turn.
-    fn rows(&self, prompt: &Prompt) -> Result<Vec<ResponseRow>> {
-        let (rows, _) = answer_turns(
+    /// The rows of conversations, one an assistant turn, in order.
+    fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
+        let mut num_left = prompts.len() as u64;
+        let answered = answer_side_by_side(
             self.pair,
-            prompt,
+            prompts,
             |row: &ResponseRow| &row.response_ids,
-            |turn| self.row(prompt, turn),
+            |turns| {
+                let responses = self.responses(prompts, &turns)?;
+                let label = |((of_prompt, turn), response): ((usize, Turn), Response)| {
+                    if self.console.is_interrupted() {
+                        return Err(Interrupted.into());
+                    }
+                    let prompt = prompts[of_prompt];
+                    let is_last = turn.number + 1 == prompt.turns.len();
+                    let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
+                    if is_last {
+                        self.progress.advance(1);
+                        num_left -= 1;
+                    }
+                    Ok(row)
+                };
+                turns.into_iter().zip(responses).map(label).collect()
+            },
         )?;
-        Ok(rows)
+        // Those that outgrew the context.
+        self.progress.advance(num_left);
+        Ok(answered.into_iter().flat_map(|(rows, _)| rows).collect())
     }
 
-    fn row(&self, prompt: &Prompt, turn: Turn) -> Result<ResponseRow> {
-        let Turn { number, id, prompt_ids } = turn;
-        let existing = prompt.turns[number].response.as_deref();
-        let existing = existing.filter(|_| self.data.responses == Responses::Existing);
-        let context = self.pair.context();
-        let mut target = ModelSession::new(&self.pair.target, context, "target");
-        let (response_ids, finish_reason) = match existing {
-            Some(text) => self.existing_response(text, context - prompt_ids.len())?,
-            None => self.generate(&id, &prompt_ids, &mut target)?,
+    /// What answers each turn: the file's own response, or the target's.
+    fn responses(&self, prompts: &[&Prompt], turns: &[(usize, Turn)]) -> Result<Vec<Response>> {
+        if self.data.responses == Responses::Existing {
+            return turns
+                .iter()
+                .map(|(of_prompt, Turn { number, id, prompt_ids })| {
+                    let text = prompts[*of_prompt].turns[*number].response.as_deref();
+                    let text = text.with_context(|| format!("prompt `{id}` has no response"))?;
+                    self.existing_response(text, self.pair.context() - prompt_ids.len())
+                })
+                .collect();
+        }
+        let responder = Responder {
+            target: &self.pair.target,
+            context: self.pair.context(),
+            decoding: self.decoding,
+            limits: Limits {
+                max_new_tokens: self.data.max_new_tokens,
+                eos_token_ids: self.pair.target.shape().eos_token_ids.clone(),
+            },
+            console: self.console,
         };
+        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);
+        let mut prompts: Vec<(&[u32], SeededDraws)> =
+            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
+        let generations = responder.respond(&mut prompts)?;
+        let response = |generation: Generation| {
+            let finish = match generation.finish {
+                Finish::Eos => FinishReason::Eos,
+                Finish::Length | Finish::Stopped => FinishReason::Length,
+            };
+            (generation.token_ids, finish)
+        };
+        Ok(generations.into_iter().map(response).collect())
+    }
+
+    fn row(&self, prompt: &Prompt, turn: Turn, response: Response) -> Result<ResponseRow> {
+        let Turn { id, prompt_ids, .. } = turn;
+        let (response_ids, finish_reason) = response;
+        let context = self.pair.context();
         let mut ids = prompt_ids.clone();
         ids.extend(&response_ids);
         // The logits after the last prompt token and every response token but the last.
         let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
-        let target_logits = target.score(read, from)?;
-        let draft_logits = match &self.pair.draft {
-            Some(draft) => Some(ModelSession::new(draft, context, "draft").score(read, from)?),
-            None => None,
-        };
+        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
+        let target_logits = score(&self.pair.target, "target")?;
+        let draft_logits =
+            self.pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
         let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
         let labels = labels::label(
             &self.decoding,
@@ -221,30 +275,8 @@ impl Labeller<'_> {
         Ok(row)
     }
 
-    fn generate(
-        &self,
-        id: &str,
-        prompt_ids: &[u32],
-        target: &mut ModelSession<'_>,
-    ) -> Result<(Vec<u32>, FinishReason)> {
-        let limits = Limits {
-            max_new_tokens: self.data.max_new_tokens,
-            eos_token_ids: self.pair.target.shape().eos_token_ids.clone(),
-        };
-        let mut draws = SeededDraws::new(self.seed, &[id, "response"]);
-        let generation =
-            decode_plain(target, &self.decoding, prompt_ids, &limits, &mut draws, &mut |_| {
-                ControlFlow::Continue(())
-            })?;
-        let finish = match generation.finish {
-            Finish::Eos => FinishReason::Eos,
-            Finish::Length | Finish::Stopped => FinishReason::Length,
-        };
-        Ok((generation.token_ids, finish))
-    }
-
     /// A response from the file, ended as the target would end it, cut where it does not fit.
-    fn existing_response(&self, text: &str, room: usize) -> Result<(Vec<u32>, FinishReason)> {
+    fn existing_response(&self, text: &str, room: usize) -> Result<Response> {
         let mut ids = self.pair.tokenizer.encode(text, false)?;
         ids.extend(self.pair.target.shape().eos_token_ids.first());
         let most = room.min(self.data.max_new_tokens);

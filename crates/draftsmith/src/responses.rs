@@ -1,0 +1,110 @@
+//! The target's own responses to many prompts, several at once.
+//!
+//! A forward reads all weights whether it computes one row or sixteen, so sequences that need
+//! nothing of each other go side by side. Each gets the tokens that it would get alone: a row's
+//! result does not depend on the rows beside it, and draws are keyed by the response's id.
+
+use std::ops::ControlFlow;
+
+use anyhow::Result;
+use draftsmith_decode::{Generation, Limits, ModelSession, NoDrafter, Request, decode_many};
+use draftsmith_model::CausalLm;
+use draftsmith_theory::{Decoding, SeededDraws};
+
+use crate::console::{Console, Interrupted};
+
+/// Sequences that one forward decodes side by side. More bring little: products are then as fast as
+/// the processor multiplies.
+const SEQUENCES_AT_ONCE: usize = 16;
+
+/// How a target responds.
+pub(crate) struct Responder<'a> {
+    pub(crate) target: &'a CausalLm,
+    /// The longest sequence that every model beside it can read too.
+    pub(crate) context: usize,
+    pub(crate) decoding: Decoding,
+    pub(crate) limits: Limits,
+    pub(crate) console: &'a Console,
+}
+
+impl Responder<'_> {
+    /// Responses to prompts, in their order; each prompt comes with the draws of its response.
+    ///
+    /// # Errors
+    /// If a prompt is empty or does not fit, the model fails, or Ctrl-C is met.
+    pub(crate) fn respond(&self, prompts: &mut [(&[u32], SeededDraws)]) -> Result<Vec<Generation>> {
+        let longest = prompts.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0);
+        // Room for the longest, and not for all that the model could read, times the slots.
+        let room = longest.saturating_add(self.limits.max_new_tokens).min(self.context);
+        let num_slots = prompts.len().clamp(1, SEQUENCES_AT_ONCE);
+        let mut session = ModelSession::with_slots(self.target, room, num_slots, "target");
+        let requests = prompts.iter_mut().map(|(prompt, draws)| Request {
+            prompt,
+            decoding: self.decoding,
+            limits: &self.limits,
+            rule: None,
+            draws,
+        });
+        let responses = decode_many(&mut session, &mut NoDrafter, requests, &mut |_, _| {
+            if self.console.is_interrupted() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        // Some may have been broken off.
+        if self.console.is_interrupted() { Err(Interrupted.into()) } else { Ok(responses) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use burn::tensor::Device;
+    use draftsmith_theory::Sampling;
+
+    use super::*;
+    use crate::workspace::Workspace;
+
+    #[test]
+    fn a_response_is_the_same_whatever_is_answered_beside_it() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/draft");
+        let workspace = Workspace::new(&dir, None, vec![Device::flex()]);
+        let pair = workspace.target_alone().expect("it is committed");
+        let sampling = Sampling { temperature: 1.0, top_p: 0.95, top_k: None };
+        // More than go side by side, of lengths that end at different times.
+        let prompts: Vec<Vec<u32>> = (0..SEQUENCES_AT_ONCE as u32 + 5)
+            .map(|nth| (0..3 + nth * 7 % 40).map(|at| 3 + (at * 31 + nth * 17) % 400).collect())
+            .collect();
+        let console = Console::silent();
+        for decoding in [Decoding::Greedy, Decoding::Sampled(sampling)] {
+            let responder = Responder {
+                target: &pair.target,
+                context: pair.context(),
+                decoding,
+                limits: Limits {
+                    max_new_tokens: 30,
+                    eos_token_ids: pair.target.shape().eos_token_ids.clone(),
+                },
+                console: &console,
+            };
+            let draws = |nth: usize| SeededDraws::new(7, &[&nth.to_string()]);
+            let mut all: Vec<(&[u32], SeededDraws)> = prompts
+                .iter()
+                .enumerate()
+                .map(|(nth, prompt)| (prompt.as_slice(), draws(nth)))
+                .collect();
+            let together = responder.respond(&mut all).expect("finite");
+            assert_eq!(together.len(), prompts.len());
+            for (nth, (prompt, together)) in prompts.iter().zip(&together).enumerate() {
+                let mut one = [(prompt.as_slice(), draws(nth))];
+                let alone = responder.respond(&mut one).expect("finite").remove(0);
+                assert_eq!(alone.token_ids, together.token_ids, "{decoding:?}, prompt {nth}");
+                assert_eq!(alone.finish, together.finish);
+            }
+            let lens = together.iter().map(|one| one.token_ids.len());
+            assert!(lens.collect::<std::collections::BTreeSet<_>>().len() > 1, "lengths differ");
+        }
+    }
+}
