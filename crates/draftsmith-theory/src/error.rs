@@ -3,8 +3,6 @@
 //! Settings and measurements come from outside and are answered with an error; slices of the wrong
 //! length are bugs of the caller and panic where they are met.
 
-use crate::DrafterId;
-
 /// An invalid setting, or measurements that do not determine the answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TheoryError {
@@ -52,8 +50,8 @@ pub enum TheoryError {
     /// Costs that do not say what a drafter's forwards take.
     #[error("what a forward of the drafter `{drafter}` costs is not known")]
     NoDraftPrice {
-        /// The drafter.
-        drafter: DrafterId,
+        /// The drafter's name.
+        drafter: String,
     },
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]

@@ -115,7 +115,7 @@ impl RoundCosts {
     /// If it is not known.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
-        known.ok_or(TheoryError::NoDraftPrice { drafter })
+        known.ok_or_else(|| TheoryError::NoDraftPrice { drafter: drafter.to_string() })
     }
 
     /// The same with another t_draft of a drafter.
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(RoundCosts::of_rounds(&[round(1, 4), round(2, 8)]), None);
         // A price for one of them is none for the round.
         let one = RoundCosts::new(draft(0.009), vec![0.1]).expect("times");
-        let refused = TheoryError::NoDraftPrice { drafter: EXIT };
+        let refused = TheoryError::NoDraftPrice { drafter: EXIT.to_string() };
         assert_eq!(one.seconds(&rounds), Err(refused.clone()));
         assert_eq!(one.line(EXIT), Err(refused));
     }
