@@ -15,7 +15,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-pub(crate) use read::{TableRow, bad_provenance, entries, guard, open, read_rows};
+pub(crate) use read::{TableRow, bad_provenance, check_encodings, entries, guard, open, read_rows};
 pub(crate) use write::{flags, lists, numbers, texts, write_rows};
 
 /// The zstd level. A table is small and written once: the optimal parser of the high levels takes

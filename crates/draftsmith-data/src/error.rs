@@ -243,6 +243,19 @@ pub enum DataError {
         /// The type that is needed.
         expected: String,
     },
+    /// Texts of a column are encoded in a way that is not read.
+    #[error(
+        "`{path}`: column `{column}` is encoded as {encoding}, which is not read; \
+         write the file with plain or dictionary encoding"
+    )]
+    Encoding {
+        /// The file.
+        path: PathBuf,
+        /// The column's path.
+        column: String,
+        /// The encoding, as Parquet names it.
+        encoding: String,
+    },
     /// A value is null, or not one of those that may be.
     #[error("`{path}`: row {row}, column `{column}` {problem}; build the data again")]
     ColumnValue {

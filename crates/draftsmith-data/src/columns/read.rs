@@ -2,13 +2,18 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Encoding, Type as PhysicalType};
+use parquet::column::page::PageReader;
 use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::Column;
 use crate::caught::caught;
@@ -68,6 +73,8 @@ pub(crate) fn read_rows<T>(
     read_row: impl Fn(&TableRow<'_>) -> Result<T, DataError>,
 ) -> Result<Vec<T>, DataError> {
     let mask = check_schema(path, &builder, columns)?;
+    check_encodings(path, builder.metadata(), &mask)?;
+    check_pages(path, builder.metadata(), &mask)?;
     let claimed = builder.metadata().file_metadata().num_rows();
     let mut reader =
         guard(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?;
@@ -83,6 +90,67 @@ pub(crate) fn read_rows<T>(
         return Err(DataError::Parquet { path: path.to_path_buf(), problem });
     }
     Ok(rows)
+}
+
+/// Checks that no text is to be read that stands in pages of [`is_refused`]'s encodings, as far as
+/// the footer says so.
+pub(crate) fn check_encodings(
+    path: &Path,
+    metadata: &ParquetMetaData,
+    mask: &ProjectionMask,
+) -> Result<(), DataError> {
+    for (_, column) in texts(metadata, mask) {
+        if let Some(encoding) = column.encodings().find(|encoding| is_refused(*encoding)) {
+            return Err(DataError::Encoding {
+                path: path.to_path_buf(),
+                column: column.column_path().string(),
+                encoding: encoding.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The same of the pages themselves, which are unpacked for it.
+fn check_pages(
+    path: &Path,
+    metadata: &ParquetMetaData,
+    mask: &ProjectionMask,
+) -> Result<(), DataError> {
+    let file = Arc::new(File::open(path).map_err(|e| DataError::io("read", path, e))?);
+    for (group, column) in texts(metadata, mask) {
+        guard(path, || {
+            let num_rows = usize::try_from(group.num_rows())?;
+            let mut pages = SerializedPageReader::new(file.clone(), column, num_rows, None)?;
+            while let Some(page) = pages.get_next_page()? {
+                if is_refused(page.encoding()) {
+                    let problem = format!("its footer knows of no {} pages", page.encoding());
+                    return Err(ParquetError::General(problem));
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The chunks of text columns that are read.
+fn texts<'a>(
+    metadata: &'a ParquetMetaData,
+    mask: &'a ProjectionMask,
+) -> impl Iterator<Item = (&'a RowGroupMetaData, &'a ColumnChunkMetaData)> {
+    metadata.row_groups().iter().flat_map(|group| {
+        let read = group.columns().iter().enumerate().filter(|(leaf, column)| {
+            mask.leaf_included(*leaf) && column.column_type() == PhysicalType::BYTE_ARRAY
+        });
+        read.map(move |(_, column)| (group, column))
+    })
+}
+
+/// Whether pages of texts in an encoding are not read: the reader (parquet 60.1) allocates as many
+/// lengths as such a page claims to have, and aborts if it claims too many.
+fn is_refused(encoding: Encoding) -> bool {
+    matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
 
 /// Checks that every column is there with its type; gives the mask that selects them.

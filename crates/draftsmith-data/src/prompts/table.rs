@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::forms::KEYS;
 use super::record::{MOST_BYTES, Record};
-use crate::columns::guard;
+use crate::columns::{check_encodings, guard};
 use crate::error::{DataError, Place};
 
 /// Rows decoded at a time: few, since each may be as long as a record may be.
@@ -54,6 +54,7 @@ impl Rows {
         let texts = fields.iter().enumerate().filter(|(_, field)| is_text(field));
         let texts: Vec<usize> = texts.map(|(index, _)| index).collect();
         let mask = ProjectionMask::roots(builder.parquet_schema(), texts);
+        check_encodings(path, builder.metadata(), &mask)?;
         for group in builder.metadata().row_groups() {
             for (leaf, column) in group.columns().iter().enumerate() {
                 let (packed, unpacked) = (column.compressed_size(), column.uncompressed_size());

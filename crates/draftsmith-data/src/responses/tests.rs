@@ -7,8 +7,11 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Float32Array, StringArray, UInt32Array};
 use arrow_buffer::NullBuffer;
 use arrow_schema::{DataType, Field};
+use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
+use parquet::file::properties::WriterProperties;
+use parquet::schema::types::ColumnPath;
 
 use super::schema::COLUMNS;
 use super::*;
@@ -404,6 +407,39 @@ fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
     );
     assert_eq!(read_shard(&path, Some(4096)).unwrap_err().to_string(), expected);
     assert_eq!(data.check_tokens(4096).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn texts_in_pages_that_claim_any_memory_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = shard_path(dir.path(), 0);
+    write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
+    let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(&path).unwrap()).unwrap();
+    let entries = builder.metadata().file_metadata().key_value_metadata().cloned();
+    let (schema, batches) = (builder.schema().clone(), builder.build().unwrap());
+    let batches: Vec<_> = batches.map(|batch| batch.unwrap()).collect();
+    let check = |encoding, expected: Option<&str>| {
+        let properties = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_key_value_metadata(entries.clone())
+            .set_column_encoding(ColumnPath::from("source"), encoding);
+        let file = File::create(&path).unwrap();
+        let mut writer =
+            ArrowWriter::try_new(file, schema.clone(), Some(properties.build())).unwrap();
+        batches.iter().for_each(|batch| writer.write(batch).unwrap());
+        writer.close().unwrap();
+        let found = read_shard(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string());
+        match expected {
+            None => assert_eq!(found.unwrap(), sample_rows()),
+            Some(expected) => {
+                let error = found.unwrap_err();
+                assert!(error.contains(expected), "{error}");
+            }
+        }
+    };
+    check(Encoding::PLAIN, None);
+    check(Encoding::DELTA_BYTE_ARRAY, Some("column `source` is encoded as DELTA_BYTE_ARRAY"));
+    check(Encoding::DELTA_LENGTH_BYTE_ARRAY, Some("DELTA_LENGTH_BYTE_ARRAY, which is not read"));
 }
 
 #[test]

@@ -296,7 +296,9 @@ fn rewritten(
         let (path, encoding) = (
             column.path().clone(),
             match column.physical_type() {
-                Type::BYTE_ARRAY | Type::BOOLEAN => continue,
+                Type::BOOLEAN => continue,
+                // The other encodings of texts are refused.
+                Type::BYTE_ARRAY => Encoding::PLAIN,
                 Type::FLOAT | Type::DOUBLE => Encoding::BYTE_STREAM_SPLIT,
                 _ => Encoding::DELTA_BINARY_PACKED,
             },
@@ -352,12 +354,12 @@ fn prompts() -> Result<Vec<Seed>> {
 /// What tuning leaves in an export.
 fn tuned(drafter: &str) -> serde_json::Value {
     let config = json!({ "stop_rule": "fixed_length", "candidate_length": 3 });
-    json!({ "greedy": rule(drafter, config), "sampled": null })
+    json!({ "greedy": rule(drafter, 0.0, config), "sampled": null })
 }
 
-fn rule(drafter: &str, config: serde_json::Value) -> serde_json::Value {
+fn rule(drafter: &str, temperature: f64, config: serde_json::Value) -> serde_json::Value {
     json!({
-        "drafter": drafter, "config": config, "temperature": 0.0, "top_p": 1.0,
+        "drafter": drafter, "config": config, "temperature": temperature, "top_p": 1.0,
         "expected_gain": { "value": 0.25, "low": 0.0, "high": 0.5 },
         "expected_acceptance_rate": { "value": 0.5, "low": 0.25, "high": 0.75 },
         "best_fixed_length": 3,
@@ -383,7 +385,7 @@ fn heads() -> Vec<Seed> {
     });
     let mut sampled = own.clone();
     sampled["tuned"] = json!({ "greedy": null,
-        "sampled": rule("draft", json!({ "stop_rule": "rejection_threshold", "stop_threshold": 0.5,
+        "sampled": rule("draft", 0.8, json!({ "stop_rule": "rejection_threshold", "stop_threshold": 0.5,
             "bounds": { "min": 1, "max": 8 } })) });
     [own, sampled].map(|config| Seed::new(Form::Json, config.to_string())).to_vec()
 }
