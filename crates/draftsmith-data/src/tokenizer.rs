@@ -20,6 +20,12 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What a directory may hold instead: SentencePiece's model, GPT-2's, BERT's and Mistral's files.
 const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 
+/// More bytes than a token or a pattern has. The library overflows the stack while it drops a token
+/// of many (a Unigram model's tree is as deep as it is long).
+const MOST_TEXT_BYTES: usize = 4096;
+/// The key of the one text that is longer: a table.
+const TABLE: &[u8] = b"precompiled_charsmap";
+
 /// A model's tokenizer.
 #[derive(Debug, Clone)]
 pub struct TextTokenizer {
@@ -44,6 +50,10 @@ impl TextTokenizer {
                 _ => DataError::io("read", &path, e),
             }
         })?;
+        if let Some(length) = longest_text(&bytes).filter(|length| *length > MOST_TEXT_BYTES) {
+            let problem = format!("it has a text of {length} bytes, which no token has");
+            return Err(DataError::Tokenizer { path, action: "load the tokenizer", problem });
+        }
         let tokenizer = guard(&path, "load the tokenizer", || {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
             tokenizer.with_padding(None).with_truncation(None)?;
@@ -151,6 +161,25 @@ impl TextTokenizer {
         tokens.sort();
         tokens.into_iter().map(|(token, id)| (id, token)).collect()
     }
+}
+
+/// The bytes of the longest text in JSON, apart from a table.
+fn longest_text(json: &[u8]) -> Option<usize> {
+    let (mut rest, mut last, mut longest) = (json, &json[..0], None);
+    while let Some(start) = rest.iter().position(|byte| *byte == b'"') {
+        rest = &rest[start + 1..];
+        let mut end = 0;
+        while end < rest.len() && rest[end] != b'"' {
+            end += if rest[end] == b'\\' { 2 } else { 1 };
+        }
+        let end = end.min(rest.len());
+        if last != TABLE {
+            longest = longest.max(Some(end));
+        }
+        last = &rest[..end];
+        rest = rest.get(end + 1..).unwrap_or_default();
+    }
+    longest
 }
 
 /// Runs a step of the tokenizer library, naming the file in its error. The library (tokenizers

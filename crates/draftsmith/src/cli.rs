@@ -10,6 +10,7 @@ use burn::tensor::Device;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use draftsmith_data::Incomplete;
+use draftsmith_data::is_panic_caught;
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
@@ -293,15 +294,14 @@ struct Training {
     _lock: RecipeLock,
 }
 
-/// Keeps the panics of the Parquet reader off stderr: `draftsmith-data` catches them, where a file
-/// is corrupt, and turns them into errors that name the file. Those of the dashboard, where its
+/// Keeps off stderr the panics of libraries that `draftsmith-data` catches, where a file is corrupt,
+/// and turns into errors that name the file. Those of the dashboard, where its
 /// terminal was closed, go nowhere, and training goes on.
 fn hook_panics() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         leave_closed_terminals();
-        let caught = info.location().is_some_and(|place| place.file().contains("/parquet-"));
-        if !caught {
+        if !is_panic_caught() {
             hook(info);
         }
     }));

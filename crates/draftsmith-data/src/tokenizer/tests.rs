@@ -122,6 +122,17 @@ fn streams_hold_back_characters_that_are_not_whole() {
 }
 
 #[test]
+fn streams_do_not_hold_back_for_ever() {
+    for json in [byte_level(), sentence_piece()] {
+        let (_dir, tokenizer) = load(&json);
+        let broken = tokenizer.encode("é", false).unwrap()[..1].repeat(300);
+        let texts = stream(&tokenizer, &broken, true);
+        assert!(texts.len() > 3, "{texts:?}");
+        assert_eq!(texts.concat(), tokenizer.decode(&broken, true).unwrap());
+    }
+}
+
+#[test]
 fn streams_keep_spaces_between_words_and_drop_the_first() {
     let (_dir, tokenizer) = load(&sentence_piece());
     let hello = tokenizer.encode("hello", false).unwrap();
@@ -245,4 +256,16 @@ fn missing_and_broken_files_are_named() {
         std::fs::write(dir.path().join(TOKENIZER_FILE), broken).unwrap();
         assert!(load().contains("tokenizer.json`: cannot load the tokenizer: "), "{broken}");
     }
+    let long = "a".repeat(4097);
+    std::fs::write(dir.path().join(TOKENIZER_FILE), format!("{{\"vocab\": [\"\\\"{long}")).unwrap();
+    assert!(load().contains("it has a text of 4099 bytes, which no token has"), "{}", load());
+}
+
+#[test]
+fn the_longest_text_is_none_of_the_table() {
+    assert_eq!(longest_text(b"{}"), None);
+    assert_eq!(longest_text(br#"{"a": "", "b"cd": 1}"#), Some(5));
+    let table = br#"{"precompiled_charsmap": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "a": "bc"}"#;
+    assert_eq!(longest_text(table), Some("precompiled_charsmap".len()));
+    assert_eq!(longest_text(br#"""#), Some(1));
 }

@@ -6,6 +6,11 @@ use crate::error::DataError;
 /// What a decoder writes for bytes that are not (yet) a character.
 const REPLACEMENT: char = '\u{fffd}';
 
+/// So many ids are held back at most. A character has four bytes, but tokens may end in the midst of
+/// one for a while; text that stays broken longer is given out as it is, since each id costs what
+/// those that are held back cost.
+const MOST_HELD_BACK: usize = 64;
+
 /// Turns ids into text increments; what all of them and [`Self::finish`] give together is what
 /// decoding all ids at once gives. (SentencePiece's byte tokens are the one exception: a decoder
 /// gives up a whole run of them if its last character is broken, but characters before that one
@@ -36,12 +41,13 @@ impl<'a> TextStream<'a> {
     pub fn push(&mut self, id: u32) -> Result<Option<String>, DataError> {
         self.window.push(id);
         let added = self.added_text()?;
-        if added.is_empty() || added.ends_with(REPLACEMENT) {
+        let is_held_back = added.is_empty() || added.ends_with(REPLACEMENT);
+        if is_held_back && self.window.len() - self.num_given < MOST_HELD_BACK {
             return Ok(None);
         }
         self.window.drain(..self.num_given);
         self.num_given = self.window.len();
-        Ok(Some(added))
+        Ok(Some(added).filter(|added| !added.is_empty()))
     }
 
     /// Ends the stream; gives what was held back, with U+FFFD for a character that was never
