@@ -59,7 +59,7 @@ fn shards_that_are_missing_are_refused_unless_they_may_be_missing() {
         let ran = place.run(&[reader, "small.toml"]);
         ran.fails_naming(&named);
     }
-    assert!(!place.path("checkpoints").exists(), "trained on a part");
+    assert!(!place.path("checkpoints/small").exists(), "trained on a part");
     // It can be looked at.
     let shown = place.run(&["inspect", "data/small", "--json"]).json();
     assert_eq!((&shown["num_shards"], &shown["num_shards_planned"]), (&json!(2), &json!(3)));
@@ -133,7 +133,7 @@ fn shards_that_are_copies_or_too_many_are_named() {
     copy(1, "data/small/responses-1.parquet");
     all(&["responses-1.parquet` is named like shard 1"]);
     std::fs::remove_file(place.path("data/small/responses-1.parquet")).unwrap();
-    assert!(!place.path("checkpoints").exists());
+    assert!(!place.path("checkpoints/small").exists());
     place.run(&["train-head", "small.toml"]).ok();
 }
 
@@ -165,7 +165,7 @@ fn settings_that_data_and_stage_share_are_refused_with_the_difference() {
             ran.fails_naming(&["data/small", difference, " now", "hint: "]);
         }
     }
-    assert!(!place.path("checkpoints").exists());
+    assert!(!place.path("checkpoints/small").exists());
     // Several trainings may share data, each with a seed of its own.
     place.run(&["train-head", "small.toml", "--seed", "5"]).ok();
 

@@ -58,7 +58,7 @@ flip() { # FILE FROM TO
     printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$at" conv=notrunc status=none
 }
 flip_weight() { local size; size=$(stat -Lc %s "$1"); flip "$1" $((size / 2)) "$size"; }
-tree() { find data checkpoints -type f -exec sha256sum {} + | sort -k2; }
+tree() { find data checkpoints -type f ! -name '.*.lock' -exec sha256sum {} + | sort -k2; }
 
 draftsmith build-data faults.toml
 shards=$(find data/faults -name 'responses-*.parquet' | wc -l)
