@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, RmsNorm};
+use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -24,14 +24,16 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::attention::Positions;
 use crate::decoder::layer::DecoderLayer;
-use crate::decoder::rope::Rope;
+use crate::decoder::norm::Norm;
+use crate::decoder::soft_cap::soft_capped;
 use crate::decoder::source::{Drawn, WeightSource};
 use crate::error::ModelError;
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::precision::cast_parameters;
+use crate::rope::Reach;
 use crate::rows::Rows;
 use crate::shape::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec, MlpNames, MlpSpec};
+use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use packed_adapter::PackedAdapter;
 
 /// What an adapter's tensors are called, as Kangaroo's are: a one-layer Llama's without the first
@@ -121,10 +123,13 @@ pub struct AdapterConfig {
 #[derive(Module, Debug)]
 pub struct Adapter {
     layer: DecoderLayer,
-    norm: RmsNorm,
+    norm: Norm,
     /// `[hidden, vocab]`; `None` where the target's serves.
     lm_head: Option<Linear>,
-    rope: Rope,
+    #[module(skip)]
+    logit_soft_cap: Option<f32>,
+    #[module(skip)]
+    reaches: Vec<Reach>,
     /// The same once more, for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedAdapter>>,
@@ -143,10 +148,10 @@ impl AdapterConfig {
             return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
         let shape = ModelShape { num_layers: 1, ..target.shape.clone() };
-        let mut model = ModelConfig::llama(shape, target.spec.mlp.width);
-        model.spec.norm_epsilon = target.spec.norm_epsilon;
-        model.spec.rope = target.spec.rope.clone();
-        model.spec.tie_word_embeddings = target.spec.tie_word_embeddings;
+        let mut model = ModelConfig { shape, ..target.clone() };
+        // It looks as far as any of the target's layers does.
+        let window = model.spec.window.filter(|window| !window.layers.contains(&false));
+        model.spec.window = window.map(|window| WindowSpec { layers: vec![true], ..window });
         let architecture = AdapterArchitecture::Attention;
         Ok(Self { exit_layer, architecture, model, target_hash: None, training: Map::new() })
     }
@@ -162,16 +167,18 @@ impl AdapterConfig {
             AdapterArchitecture::MlpOnly => Some(MlpSpec {
                 width: self.model.shape.hidden_size,
                 bias: false,
+                activation: Activation::Silu,
                 names: MlpNames {
                     norm: "input_layernorm",
                     gate: None,
                     up: "mlp.fc1",
                     down: "mlp.fc2",
+                    post_norm: None,
                 },
             }),
         };
         let attention = self.architecture.has_attention().then(|| spec.attention.clone());
-        LayerSpec { norm_epsilon: spec.norm_epsilon, attention, mlp }
+        LayerSpec { attention, mlp, ..spec.layer(0) }
     }
 
     /// Its own LM head, if it has one.
@@ -214,9 +221,10 @@ impl AdapterConfig {
         let ModelConfig { shape, spec, .. } = &self.model;
         Ok(Adapter {
             layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
-            norm: source.norm(NORM, shape.hidden_size, spec.norm_epsilon)?,
+            norm: source.norm("", NORM, shape.hidden_size, &spec.norm)?,
             lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
-            rope: Rope::new(&spec.rope, shape),
+            logit_soft_cap: spec.logit_soft_cap,
+            reaches: Reach::all_of(spec, shape),
             packed: None,
             shape: shape.clone(),
         })
@@ -228,7 +236,8 @@ impl AdapterConfig {
     pub fn num_parameters(&self) -> usize {
         let shape = &self.model.shape;
         let head = self.own_head().map_or(0, |head| head.num_parameters());
-        self.layer().num_parameters(shape) + head + shape.hidden_size
+        let norm = self.model.spec.norm.num_parameters(shape.hidden_size);
+        self.layer().num_parameters(shape) + head + norm
     }
 
     /// Checks that the adapter fits a target.
@@ -281,8 +290,8 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// The same adapter, its parts with the weights of the target's layer `number` (its biases are
-    /// left out), and its last norm with those of the target's. The MLP of "MLP only" stays as it
+    /// The same adapter, its parts with the weights of the target's layer `number`, and its last norm
+    /// with those of the target's. The MLP of "MLP only" stays as it
     /// is: no layer has one like it.
     ///
     /// # Panics
@@ -290,11 +299,11 @@ impl Adapter {
     pub fn with_layer_of(self, target: &CausalLm, number: usize) -> Self {
         let device = self.device();
         let (layer, norm) = target.layer_and_norm(number);
-        let linear = |from: &Linear| copied_linear(from.weight.val(), &device);
-        let norm_of = |from: &RmsNorm| RmsNorm {
-            gamma: copied(from.gamma.val(), &device),
-            epsilon: from.epsilon,
+        let linear = |from: &Linear| {
+            let bias = from.bias.as_ref().map(|bias| copied(bias.val(), &device));
+            Linear { bias, ..copied_linear(from.weight.val(), &device) }
         };
+        let norm_of = |from: &Norm| from.map(|weights| copied(weights, &device));
         let layer = self.layer.with_parts_of(&layer, norm_of, linear);
         Self { layer, norm: norm_of(&norm), ..self }
     }
@@ -315,7 +324,7 @@ impl Adapter {
     }
 
     fn device(&self) -> Device {
-        self.norm.gamma.val().device()
+        self.norm.gamma().device()
     }
 
     /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
@@ -353,6 +362,7 @@ impl Adapter {
         let rows = normed.clone().into_tensor(&self.device());
         let [batch, seq, width] = rows.dims();
         let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
+        let logits = soft_capped(logits, self.logit_soft_cap);
         normed.with_place(logits.reshape([batch, seq, self.shape.vocab_size]))
     }
 
@@ -363,7 +373,7 @@ impl Adapter {
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
     /// - output: the same, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.rope, &features, &self.device());
+        let positions = Positions::whole(&self.reaches, &features, &self.device());
         self.run(features, &positions, None)
     }
 
@@ -383,7 +393,8 @@ impl Adapter {
             None => {
                 let features = place.into_tensor(&self.device());
                 let runs = cache.extend(0..1, runs);
-                let positions = Positions::following(&self.rope, runs, &features, &self.device());
+                let positions =
+                    Positions::following(&self.reaches, runs, &features, &self.device());
                 let normed = self.run(features, &positions, Some(cache.layer_mut(0)));
                 slots.rows(normed)
             }
@@ -403,7 +414,8 @@ impl Adapter {
             None => {
                 let runs = cache.extend(0..1, runs);
                 let features = place.into_tensor(&self.device());
-                let positions = Positions::following(&self.rope, runs, &features, &self.device());
+                let positions =
+                    Positions::following(&self.reaches, runs, &features, &self.device());
                 self.layer.fill(features, &positions, cache.layer_mut(0));
             }
         }

@@ -15,14 +15,15 @@ use std::ops::Range;
 use std::path::Path;
 
 use burn::module::Module;
-use burn::nn::RmsNorm;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_files::write_whole;
 use serde_json::json;
 
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
+use crate::decoder::norm::Norm;
+use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{self, Storage};
@@ -111,7 +112,7 @@ impl CausalLm {
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
             let is_tied_head = config.spec.tie_word_embeddings && name == tied_head;
-            name.ends_with("rotary_emb.inv_freq") || is_tied_head
+            config.spec.names.ignored.iter().any(|end| name.ends_with(end)) || is_tied_head
         });
         reader.finish()?;
         Ok(Self { weights, config })
@@ -182,7 +183,7 @@ impl CausalLm {
     }
 
     /// One layer, and the final norm: what an adapter can begin with.
-    pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, RmsNorm) {
+    pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
         match &self.weights {
             Weights::Tensors(decoder) => (decoder.layers()[number].clone(), decoder.norm().clone()),
             Weights::Packed(packed) => {
@@ -218,10 +219,7 @@ impl CausalLm {
     /// The root of the mean square of all numbers of the embeddings.
     pub fn embedding_size(&self) -> f32 {
         match &self.weights {
-            Weights::Tensors(decoder) => {
-                let table = decoder.embedding().cast(FloatDType::F32);
-                table.square().mean().sqrt().into_scalar::<f32>()
-            }
+            Weights::Tensors(decoder) => decoder.embedding_size(),
             Weights::Packed(packed) => packed.embedding_size(),
         }
     }
@@ -317,7 +315,7 @@ impl CausalLm {
         }
     }
 
-    /// Applies the final RMSNorm. Its output is what heads and Hugging Face's
+    /// Applies the final norm. Its output is what heads and Hugging Face's
     /// `hidden_states[-1]` mean by the final hidden state.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.weights {
@@ -334,10 +332,13 @@ impl CausalLm {
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
-        rows.matmul(self.lm_head_weight()).reshape([batch, seq, self.shape().vocab_size])
+        let logits = rows.matmul(self.lm_head_weight());
+        let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
+        logits.reshape([batch, seq, self.shape().vocab_size])
     }
 
-    /// The LM head as a matrix, for losses that take it in chunks; it has no bias.
+    /// The LM head as a matrix, for losses that take it in chunks; it has no bias. Logits may have
+    /// a soft cap behind it: [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`

@@ -1,10 +1,13 @@
 //! What a checkpoint states about its model: the architecture, its sizes, and the [`DecoderSpec`]
 //! that the model is built after.
 //!
-//! They stand in `config.json`, whose keys are the architecture's: `config/llama.rs` knows Llama's.
-//! The tokens that end a response are those of `generation_config.json` where it names some.
+//! They stand in `config.json`: `config/keys.rs` has its keys, `config/families.rs` what each family
+//! makes of them, `config/json.rs` writes them. The tokens that end a response are those of
+//! `generation_config.json` where it names some.
 
-mod llama;
+mod families;
+mod json;
+mod keys;
 mod rope;
 mod sizes;
 #[cfg(test)]
@@ -12,18 +15,35 @@ mod tests;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
+use self::keys::TokenIds;
 use crate::error::{ModelError, read_json};
 use crate::shape::ModelShape;
-use crate::spec::DecoderSpec;
+use crate::spec::{
+    AttentionSpec, DecoderSpec, MlpSpec, ModelNames, NormForm, NormSpec, RopeConfig, RopeScaling,
+};
 
 /// A family of models: how `config.json` and the weights are to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama, and what is published under its name.
+    /// Llama, and what is published under its name: Vicuna, Llama 2 and 3.
     Llama,
+    /// Mistral, with a window over the last tokens or without.
+    Mistral,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3.
+    Qwen3,
+    /// Phi-3, Phi-3.5 and Phi-4.
+    Phi3,
+    /// Gemma 2.
+    Gemma2,
+    /// Gemma 3, as far as it reads text.
+    Gemma3,
+    /// GPT-NeoX and Pythia.
+    GptNeox,
 }
 
 /// A model without its weights.
@@ -39,19 +59,42 @@ pub struct ModelConfig {
 
 impl Architecture {
     /// All that can be read.
-    pub const ALL: [Self; 1] = [Self::Llama];
+    pub const ALL: [Self; 8] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Phi3,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::GptNeox,
+    ];
 
     /// As `config.json` names it.
     pub fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-        }
+        self.names().0
     }
 
     /// As people call it.
     pub fn name(self) -> &'static str {
+        self.names().1
+    }
+
+    /// As transformers calls its class.
+    fn class(self) -> &'static str {
+        self.names().2
+    }
+
+    fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Llama => "Llama",
+            Self::Llama => ("llama", "Llama", "LlamaForCausalLM"),
+            Self::Mistral => ("mistral", "Mistral", "MistralForCausalLM"),
+            Self::Qwen2 => ("qwen2", "Qwen2", "Qwen2ForCausalLM"),
+            Self::Qwen3 => ("qwen3", "Qwen3", "Qwen3ForCausalLM"),
+            Self::Phi3 => ("phi3", "Phi-3", "Phi3ForCausalLM"),
+            Self::Gemma2 => ("gemma2", "Gemma 2", "Gemma2ForCausalLM"),
+            Self::Gemma3 => ("gemma3_text", "Gemma 3", "Gemma3ForCausalLM"),
+            Self::GptNeox => ("gpt_neox", "GPT-NeoX", "GPTNeoXForCausalLM"),
         }
     }
 }
@@ -67,24 +110,32 @@ struct GenerationConfig {
     eos_token_id: Option<TokenIds>,
 }
 
-/// One id, or a list of them.
-#[derive(Deserialize, Serialize, Clone)]
-#[serde(untagged, expecting = "is no token id, nor a list of them")]
-enum TokenIds {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-impl TokenIds {
-    fn into_vec(self) -> Vec<u32> {
-        match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        }
-    }
-}
-
 impl ModelConfig {
+    /// A Llama with an MLP of width `mlp_width`. All else is as most have it: an LM head of its own,
+    /// no biases, ε = 1e-5, and a rotation of base 10,000.
+    pub fn llama(shape: ModelShape, mlp_width: usize) -> Self {
+        let spec = DecoderSpec {
+            norm: NormSpec { form: NormForm::Rms, epsilon: 1e-5 },
+            attention: AttentionSpec::llama(false),
+            mlp: MlpSpec::llama(mlp_width, false),
+            is_parallel: false,
+            rope: RopeConfig { theta: 10_000.0, width: None, scaling: RopeScaling::None },
+            window: None,
+            embedding_scale: None,
+            logit_soft_cap: None,
+            tie_word_embeddings: false,
+            names: ModelNames::LLAMA,
+        };
+        Self { architecture: Architecture::Llama, shape, spec }
+    }
+
+    /// The same, with the embedding matrix as its LM head or not.
+    #[must_use]
+    pub fn with_tied_embeddings(mut self, tied: bool) -> Self {
+        self.spec.tie_word_embeddings = tied;
+        self
+    }
+
     /// Reads `config.json` and, for the tokens that end a response, `generation_config.json` of a
     /// checkpoint directory.
     ///
@@ -93,9 +144,7 @@ impl ModelConfig {
     /// it does not allow.
     pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let mut config = match read_architecture(&path)? {
-            Architecture::Llama => llama::read(&path)?,
-        };
+        let mut config = families::read(read_architecture(&path)?, &path)?;
         let generation_path = dir.join("generation_config.json");
         if generation_path.exists() {
             let generation: GenerationConfig = read_json(&generation_path)?;
@@ -108,17 +157,14 @@ impl ModelConfig {
 
     /// `config.json`, for weights stored as `dtype`.
     pub fn to_json(&self, dtype: &str) -> Value {
-        match self.architecture {
-            Architecture::Llama => llama::to_json(self, dtype),
-        }
+        json::to_json(self, dtype)
     }
 
     /// The number of parameters, a tied LM head counted once.
     pub fn num_parameters(&self) -> usize {
-        let ModelShape { vocab_size, hidden_size, num_layers, .. } = self.shape;
-        let num_tables = if self.spec.tie_word_embeddings { 1 } else { 2 };
-        let layers = num_layers * self.spec.layer().num_parameters(&self.shape);
-        num_tables * vocab_size * hidden_size + layers + hidden_size
+        // Layers differ in what they look at, not in their weights.
+        let layer = self.spec.layer(0).num_parameters(&self.shape);
+        self.spec.num_parameters_outside(&self.shape) + self.shape.num_layers * layer
     }
 }
 

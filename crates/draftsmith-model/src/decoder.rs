@@ -8,29 +8,30 @@
 pub(crate) mod attention;
 pub(crate) mod layer;
 pub(crate) mod mlp;
+pub(crate) mod norm;
 pub(crate) mod packing;
 pub(crate) mod rope;
+pub(crate) mod soft_cap;
 pub(crate) mod source;
 
 use std::ops::Range;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, RmsNorm};
-use burn::tensor::{Device, Int, Tensor, module::embedding};
+use burn::nn::{Initializer, Linear};
+use burn::tensor::{Device, FloatDType, Int, Tensor, module::embedding};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
+use crate::rope::Reach;
 use crate::rows::Run;
 use crate::spec::LinearSpec;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader};
 use attention::Positions;
 use layer::DecoderLayer;
-use rope::Rope;
-use source::{
-    Drawn, Stored, WeightSource, linear, named_linear, named_norm, parameter, transposed,
-};
+use norm::Norm;
+use source::{Drawn, Stored, WeightSource, linear, named_linears, parameter, transposed};
 
 /// Embedding, layers, final norm and LM head.
 #[derive(Module, Debug)]
@@ -38,25 +39,35 @@ pub(crate) struct Decoder {
     /// `[vocab, hidden]`
     embedding: Param<Tensor<2>>,
     layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
+    norm: Norm,
     /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A model that
     /// was read has its own contiguous copy, tied or not.
     lm_head: Option<Linear>,
-    rope: Rope,
+    #[module(skip)]
+    embedding_scale: Option<f32>,
+    #[module(skip)]
+    reaches: Vec<Reach>,
 }
 
 impl Decoder {
     /// A decoder of such parts, frozen: a tied one has a contiguous copy of its LM head.
     pub(crate) fn new(
+        config: &ModelConfig,
         embedding: Tensor<2>,
         layers: Vec<DecoderLayer>,
-        norm: RmsNorm,
+        norm: Norm,
         lm_head: Tensor<2>,
-        rope: Rope,
     ) -> Self {
         let lm_head = Some(Linear { weight: Param::from_tensor(lm_head), bias: None });
         let embedding = Param::from_tensor(embedding);
-        Self { embedding, layers, norm, lm_head, rope }
+        Self {
+            embedding,
+            layers,
+            norm,
+            lm_head,
+            embedding_scale: config.spec.embedding_scale,
+            reaches: Reach::all_of(&config.spec, &config.shape),
+        }
     }
 
     /// Random weights: normal, standard deviation 0.02, as transformers has it; the projections into
@@ -70,10 +81,9 @@ impl Decoder {
             normal(std).init([linear.inputs, linear.outputs], device)
         };
         let mut source = Drawn { device, matrix };
-        let layer = spec.layer();
         let layers = (0..shape.num_layers).map(|number| {
-            let Ok(layer) =
-                DecoderLayer::build(&layer, shape, &spec.names.layer(number), &mut source);
+            let (layer, name) = (spec.layer(number), spec.names.layer(number));
+            let Ok(layer) = DecoderLayer::build(&layer, shape, &name, &mut source);
             layer
         });
         let layers = layers.collect();
@@ -81,13 +91,14 @@ impl Decoder {
             let Ok(head) = source.linear("", &spec.lm_head(shape));
             head
         });
-        let Ok(norm) = source.norm(spec.names.norm, shape.hidden_size, spec.norm_epsilon);
+        let Ok(norm) = source.norm("", spec.names.norm, shape.hidden_size, &spec.norm);
         Self {
             embedding: normal(0.02).init([shape.vocab_size, shape.hidden_size], device),
             layers,
             norm,
             lm_head,
-            rope: Rope::new(&spec.rope, shape),
+            embedding_scale: spec.embedding_scale,
+            reaches: Reach::all_of(spec, shape),
         }
     }
 
@@ -115,17 +126,18 @@ impl Decoder {
         } else {
             Some(linear(transposed(&embedding, vocab, hidden), [hidden, vocab], None, device))
         };
-        let layer_spec = spec.layer();
         let mut layers = Vec::new();
         for number in 0..shape.num_layers {
-            let name = spec.names.layer(number);
-            let layer = DecoderLayer::build(&layer_spec, shape, &name, &mut source)?;
+            let (layer, name) = (spec.layer(number), spec.names.layer(number));
+            let layer = DecoderLayer::build(&layer, shape, &name, &mut source)?;
             layers.push(cast_parameters(layer, dtype.float_dtype()));
         }
-        let norm = source.norm(spec.names.norm, hidden, spec.norm_epsilon)?;
-        let rope = Rope::new(&spec.rope, shape);
+        let norm = source.norm("", spec.names.norm, hidden, &spec.norm)?;
         let embedding = parameter(embedding, [vocab, hidden], device);
-        Ok(Self { embedding, layers, norm, lm_head, rope }.in_dtype(dtype))
+        let embedding_scale = spec.embedding_scale;
+        let reaches = Reach::all_of(spec, shape);
+        let read = Self { embedding, layers, norm, lm_head, embedding_scale, reaches };
+        Ok(read.in_dtype(dtype))
     }
 
     /// The tensors as a checkpoint keeps them.
@@ -133,13 +145,12 @@ impl Decoder {
         let ModelConfig { shape, spec, .. } = config;
         let embedding = format!("{}.weight", spec.names.embedding);
         let mut tensors = vec![NamedTensor::from_tensor(&embedding, self.embedding.val())];
-        let layer_spec = spec.layer();
         for (number, layer) in self.layers.iter().enumerate() {
-            tensors.extend(layer.named(&layer_spec, shape, &spec.names.layer(number)));
+            tensors.extend(layer.named(&spec.layer(number), shape, &spec.names.layer(number)));
         }
-        tensors.push(named_norm(spec.names.norm, &self.norm));
+        tensors.extend(self.norm.named(&spec.norm, spec.names.norm));
         if let Some(head) = self.lm_head.as_ref().filter(|_| !spec.tie_word_embeddings) {
-            tensors.extend(named_linear(spec.names.lm_head, head));
+            tensors.extend(named_linears("", [(spec.lm_head(shape), head)]));
         }
         tensors
     }
@@ -163,13 +174,15 @@ impl Decoder {
         &self.layers
     }
 
-    pub(crate) fn norm(&self) -> &RmsNorm {
+    pub(crate) fn norm(&self) -> &Norm {
         &self.norm
     }
 
-    /// `[vocab, hidden]`
-    pub(crate) fn embedding(&self) -> Tensor<2> {
-        self.embedding.val()
+    /// The root of the mean square of all numbers of the embeddings.
+    pub(crate) fn embedding_size(&self) -> f32 {
+        let table = self.embedding.val().cast(FloatDType::F32);
+        let size = table.square().mean().sqrt().into_scalar::<f32>();
+        size * self.embedding_scale.unwrap_or(1.0)
     }
 
     /// The LM head's weights, `[hidden, vocab]`.
@@ -182,7 +195,11 @@ impl Decoder {
 
     /// Looks up token embeddings: `[batch, seq]` to `[batch, seq, hidden]`.
     pub(crate) fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        embedding(self.embedding.val(), ids)
+        let embedded = embedding(self.embedding.val(), ids);
+        match self.embedding_scale {
+            Some(scale) => embedded * scale,
+            None => embedded,
+        }
     }
 
     /// Runs layers on new tokens, which follow those that the cache holds of their sequences.
@@ -198,7 +215,7 @@ impl Decoder {
     ) -> Tensor<3> {
         let device = self.device();
         let runs = cache.extend(layers.clone(), runs);
-        let positions = Positions::following(&self.rope, runs, &hidden, &device);
+        let positions = Positions::following(&self.reaches, runs, &hidden, &device);
         let run = |hidden, number: usize| {
             self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
         };
@@ -214,7 +231,7 @@ impl Decoder {
     ) {
         let (last, device) = (self.layers.len() - 1, self.device());
         let runs = cache.extend(last..last + 1, runs);
-        let positions = Positions::following(&self.rope, runs, &hidden, &device);
+        let positions = Positions::following(&self.reaches, runs, &hidden, &device);
         self.layers[last].fill(hidden, &positions, cache.layer_mut(last));
     }
 
@@ -223,7 +240,7 @@ impl Decoder {
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.rope, &hidden, &self.device());
+        let positions = Positions::whole(&self.reaches, &hidden, &self.device());
         let layers = self.layers[layers].iter();
         layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }

@@ -33,8 +33,8 @@ pub enum ModelError {
     },
     /// The directory holds no weights.
     #[error(
-        "`{path}` has neither `model.safetensors` nor `model.safetensors.index.json`: \
-         point at a Hugging Face checkpoint directory with safetensors weights"
+        "`{path}` has neither `model.safetensors` nor `model.safetensors.index.json`, and no \
+         `pytorch_model.bin` or its index: point at a Hugging Face checkpoint directory with weights"
     )]
     NoWeights {
         /// The directory.
@@ -69,6 +69,17 @@ pub enum ModelError {
     Changed {
         /// The file.
         path: PathBuf,
+    },
+    /// A file of PyTorch's is cut short, or holds more than tensors.
+    #[error(
+        "`{path}` cannot be read as what `torch.save` writes of a model: {problem}; hint: fetch it \
+         again, or save it as safetensors"
+    )]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
     },
     /// A tensor that the architecture needs is not there.
     #[error("`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json")]

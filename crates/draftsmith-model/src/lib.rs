@@ -29,13 +29,17 @@ pub use acceptance_head::{
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
+pub use decoder::soft_cap::soft_capped;
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use packed::Storage;
 pub use rows::{Rows, Run};
 pub use shape::ModelShape;
-pub use spec::{AttentionSpec, DecoderSpec, MlpSpec, RopeConfig, RopeScaling};
+pub use spec::{
+    Activation, AttentionSpec, DecoderSpec, MlpSpec, NormForm, NormSpec, RopeConfig, RopeScaling,
+    WindowSpec,
+};
 pub use weights::{
     NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, weight_files,
     write_safetensors,

@@ -17,6 +17,7 @@ mod attention;
 mod blocks;
 mod buffers;
 mod kernel;
+mod norm;
 mod read;
 mod sharing;
 mod steps;
@@ -25,55 +26,26 @@ mod weights;
 
 use std::ops::Range;
 
-use burn::nn::{Linear, RmsNorm};
+use burn::nn::Linear;
 use rayon::prelude::*;
 
-pub(crate) use attention::PackedAttention;
+pub(crate) use attention::{AttentionForm, PackedAttention};
 pub(crate) use buffers::{PackedLayerCache, Scratch};
+pub(crate) use norm::PackedNorm;
 pub(crate) use read::Packing;
 pub use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
+use norm::add_normed;
+
 use crate::placed::{PlacedRows, PlacedRun};
-use crate::rope::RopeTable;
+use crate::rope::Reach;
+use crate::spec::Activation;
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
 /// of them, and score more keys that they may not see.
 const MAX_ROWS_A_BLOCK: usize = 64;
-
-/// A norm's scale and its ε.
-#[derive(Debug)]
-pub(crate) struct PackedNorm {
-    pub(crate) gamma: Vec<f32>,
-    epsilon: f32,
-}
-
-impl PackedNorm {
-    pub(crate) fn of(norm: &RmsNorm) -> Self {
-        Self { gamma: values(norm.gamma.val()), epsilon: norm.epsilon as f32 }
-    }
-
-    /// Numbers of a row.
-    pub(crate) fn width(&self) -> usize {
-        self.gamma.len()
-    }
-
-    /// Norms rows in place.
-    pub(crate) fn forward(&self, x: &mut [f32]) {
-        vectorized(
-            #[inline(always)]
-            || steps::rms_norm(x, &self.gamma, self.epsilon),
-        );
-    }
-
-    /// Writes normed rows to `output`, in place of what it holds.
-    fn forward_into(&self, x: &[f32], output: &mut Vec<f32>) {
-        output.clear();
-        output.extend_from_slice(x);
-        self.forward(output);
-    }
-}
 
 /// Packs layers that read the same input side by side, as one matrix.
 pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
@@ -105,19 +77,46 @@ pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
 pub(crate) struct PackedLayer {
     pub(crate) attention: PackedAttention,
     pub(crate) mlp: PackedMlp,
+    /// Whether the MLP reads what attention reads.
+    pub(crate) is_parallel: bool,
 }
 
 impl PackedLayer {
-    fn forward(
+    /// Adds the layer to rows; `slots` has its memory of each slot.
+    pub(crate) fn forward(
         &self,
         x: &mut [f32],
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
-        rope: &RopeTable,
+        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        self.attention.forward(x, rows, slots, rope, scratch);
-        self.mlp.forward(x, scratch);
+        let mut projected = std::mem::take(&mut scratch.projected);
+        self.attention.project(x, rows, reaches, scratch, &mut projected);
+        self.attention.write(&projected, rows, slots);
+        self.finish(x, &projected, rows, slots, reaches, scratch);
+        scratch.projected = projected;
+    }
+
+    /// Adds to rows what attention and the MLP make of them, once their queries are known and their
+    /// keys and values written.
+    fn finish(
+        &self,
+        x: &mut [f32],
+        projected: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &[PackedLayerCache],
+        reaches: &[Reach],
+        scratch: &mut Scratch,
+    ) {
+        // Queries were made of the rows already, so that the MLP can read them first.
+        if self.is_parallel {
+            self.mlp.forward(x, scratch);
+        }
+        self.attention.attend(x, projected, rows, slots, reaches, scratch);
+        if !self.is_parallel {
+            self.mlp.forward(x, scratch);
+        }
     }
 }
 
@@ -134,11 +133,11 @@ pub(crate) fn forward_sequences(
     x: &mut [f32],
     wanted: &[Range<usize>],
     are_last: bool,
-    rope: &RopeTable,
+    reaches: &[Reach],
 ) {
     let Some(first) = layers.first() else { return };
     let attention = &first.attention;
-    let (kv_heads, head_dim) = (attention.num_kv_heads, attention.head_dim);
+    let AttentionForm { num_kv_heads: kv_heads, head_dim, .. } = attention.form;
     let width = attention.norm.width();
     let sequences = x.par_chunks_mut(x.len() / wanted.len()).zip(wanted).with_max_len(1);
     sequences.for_each(|(x, wanted)| {
@@ -152,13 +151,13 @@ pub(crate) fn forward_sequences(
             let (only_seen, x) = x[..wanted.end * width].split_at_mut(start * width);
             if !only_seen.is_empty() {
                 let run = placed(0, start);
-                layer.attention.fill(only_seen, run[..].into(), slots, rope, scratch);
+                layer.attention.fill(only_seen, run[..].into(), slots, reaches, scratch);
             }
             let num_rows = x.len() / width;
             let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_A_BLOCK).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
-                layer.forward(rows, run[..].into(), slots, rope, scratch);
+                layer.forward(rows, run[..].into(), slots, reaches, scratch);
                 start += run[0].num_rows;
             }
         }
@@ -171,18 +170,18 @@ pub(crate) fn forward_layers<'a>(
     x: &mut [f32],
     rows: PlacedRows<'_>,
     caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-    rope: &RopeTable,
+    reaches: &[Reach],
     scratch: &mut Scratch,
 ) {
     let num_rows = x.len() / layers[0].attention.norm.width();
     if num_rows > MAX_ROWS_A_BLOCK {
-        return scratch.blocks.forward_layers(layers, x, rows, caches, rope);
+        return scratch.blocks.forward_layers(layers, x, rows, caches, reaches);
     }
     if scratch.sharing.shares(layers, x) {
-        return scratch.sharing.forward_layers(layers, x, rows, caches, rope);
+        return scratch.sharing.forward_layers(layers, x, rows, caches, reaches);
     }
     for (layer, slots) in layers.iter().zip(caches) {
-        layer.forward(x, rows, slots, rope, scratch);
+        layer.forward(x, rows, slots, reaches, scratch);
     }
 }
 
@@ -192,66 +191,57 @@ pub(crate) struct PackedMlp {
     pub(crate) norm: PackedNorm,
     /// Gate and up, side by side; up alone where there is no gate.
     pub(crate) gate_up: PackedWeights,
-    is_gated: bool,
+    pub(crate) is_gated: bool,
+    pub(crate) activation: Activation,
     pub(crate) down: PackedWeights,
-    width: usize,
+    /// Of what it gives, before that is added.
+    pub(crate) post_norm: Option<PackedNorm>,
 }
 
 impl PackedMlp {
-    /// An MLP of a gate, unless it has none, up and down.
-    pub(crate) fn new(norm: &RmsNorm, gate: Option<&Linear>, [up, down]: [&Linear; 2]) -> Self {
-        Self {
-            norm: PackedNorm::of(norm),
-            gate_up: pack(&gate.into_iter().chain([up]).collect::<Vec<_>>()),
-            is_gated: gate.is_some(),
-            down: pack(&[down]),
-            width: down.weight.dims()[0],
-        }
-    }
-
     /// Adds the MLP of rows to them.
     pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
         let Scratch { normed, wide, narrow, threads, .. } = scratch;
         self.norm.forward_into(x, normed);
         self.gate_up.multiply(normed, wide, *threads);
         let between = if self.is_gated {
+            let width = self.down.num_inputs();
             vectorized(
                 #[inline(always)]
-                || steps::gated(wide, self.width, normed),
+                || match self.activation {
+                    Activation::Silu => steps::gated(wide, width, normed, steps::silu),
+                    Activation::Gelu => steps::gated(wide, width, normed, steps::gelu),
+                    Activation::GeluTanh => steps::gated(wide, width, normed, steps::gelu_tanh),
+                },
             );
             normed
         } else {
             vectorized(
                 #[inline(always)]
-                || steps::silu(wide),
+                || match self.activation {
+                    Activation::Silu => steps::activate(wide, steps::silu),
+                    Activation::Gelu => steps::activate(wide, steps::gelu),
+                    Activation::GeluTanh => steps::activate(wide, steps::gelu_tanh),
+                },
             );
             wide
         };
         self.down.multiply(between, narrow, *threads);
-        vectorized(
-            #[inline(always)]
-            || steps::add(x, narrow),
-        );
+        add_normed(x, narrow, self.post_norm.as_ref());
     }
 }
 
-impl PackedAttention {
-    /// Attention of `num_heads` heads of queries and `num_kv_heads` of keys.
-    pub(crate) fn new(
-        norm: &RmsNorm,
-        [query, key, value, output]: [&Linear; 4],
-        num_heads: usize,
-        num_kv_heads: usize,
-    ) -> Self {
-        Self {
-            norm: PackedNorm::of(norm),
-            qkv: pack(&[query, key, value]),
-            output: pack(&[output]),
-            num_heads,
-            num_kv_heads,
-            head_dim: query.weight.dims()[1] / num_heads,
-        }
-    }
+/// Multiplies rows with a number.
+pub(crate) fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// `cap · tanh(x / cap)` of all numbers, in place.
+pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
+    vectorized(
+        #[inline(always)]
+        || steps::soft_cap(x, cap),
+    );
 }
 
 /// Adds `silu(y)` to `x`: the residual step of an acceptance head.

@@ -5,11 +5,14 @@
 //! chunks, each as long as all before it. A chunk stays where it is once it is there, so that
 //! sessions and threads share a table without waiting for each other.
 
+mod frequencies;
+
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::shape::ModelShape;
-use crate::spec::{RopeConfig, RopeScaling};
+use crate::spec::{DecoderSpec, RopeConfig};
+use frequencies::inverse_frequencies;
 
 /// Positions of the first chunk.
 const FIRST: usize = 1024;
@@ -17,26 +20,62 @@ const FIRST: usize = 1024;
 /// Chunks enough for any position: each doubles the table.
 const NUM_CHUNKS: usize = usize::BITS as usize - FIRST.ilog2() as usize + 1;
 
+/// Which tokens a layer's queries look at, and how they are rotated. A copy shares its table.
+#[derive(Debug, Clone)]
+pub(crate) struct Reach {
+    pub(crate) rope: Arc<RopeTable>,
+    /// How many of the last tokens, where it is not all.
+    pub(crate) window: Option<usize>,
+    /// Whether scores have a soft cap, which fused attention does not know.
+    pub(crate) is_capped: bool,
+}
+
 /// The cosines and sines of every position.
 #[derive(Debug)]
 pub(crate) struct RopeTable {
     /// Radians a position, one for each pair of channels.
     frequencies: Vec<f32>,
+    /// What cosines and sines are multiplied with.
+    factor: f32,
     /// Of each position the cosines, then the sines.
     chunks: [OnceLock<Box<[f32]>>; NUM_CHUNKS],
 }
 
-impl RopeTable {
-    /// The table of a model, of which nothing is computed yet.
-    pub(crate) fn new(config: &RopeConfig, shape: &ModelShape) -> Self {
-        let frequencies = inverse_frequencies(config, shape.head_dim);
-        let frequencies = frequencies.into_iter().map(|frequency| frequency as f32).collect();
-        Self { frequencies, chunks: [const { OnceLock::new() }; NUM_CHUNKS] }
+impl Reach {
+    /// Those of a model's layers, as [`LayerSpec::reach`](crate::spec::LayerSpec::reach) counts
+    /// them: of layers that look at all tokens, and of those with a window, where there are any.
+    pub(crate) fn all_of(spec: &DecoderSpec, shape: &ModelShape) -> Vec<Self> {
+        let rope = Arc::new(RopeTable::new(&spec.rope, shape));
+        let is_capped = spec.attention.soft_cap.is_some();
+        let in_window = spec.window.as_ref().map(|window| {
+            let own = window.rope.as_ref().map(|own| Arc::new(RopeTable::new(own, shape)));
+            let rope = own.unwrap_or_else(|| rope.clone());
+            Self { rope, window: Some(window.size), is_capped }
+        });
+        [Self { rope: rope.clone(), window: None, is_capped }]
+            .into_iter()
+            .chain(in_window)
+            .collect()
     }
 
-    /// The pairs of channels that are rotated.
-    pub(crate) fn num_pairs(&self) -> usize {
-        self.frequencies.len()
+    /// The first position that a token looks at.
+    #[inline(always)]
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
+        match self.window {
+            Some(window) => (position + 1).saturating_sub(window),
+            None => 0,
+        }
+    }
+}
+
+impl RopeTable {
+    /// The table of a model, of which nothing is computed yet.
+    fn new(config: &RopeConfig, shape: &ModelShape) -> Self {
+        let width = config.width.unwrap_or(shape.head_dim);
+        let (frequencies, factor) = inverse_frequencies(config, width);
+        let frequencies = frequencies.into_iter().map(|frequency| frequency as f32).collect();
+        let chunks = [const { OnceLock::new() }; NUM_CHUNKS];
+        Self { frequencies, factor: factor as f32, chunks }
     }
 
     /// The cosines and the sines of a position.
@@ -57,8 +96,8 @@ impl RopeTable {
             for ((frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
                 // transformers multiplies in f32; the same product here keeps long contexts equal.
                 let angle = f64::from(position as f32 * frequency);
-                *cos = angle.cos() as f32;
-                *sin = angle.sin() as f32;
+                *cos = angle.cos() as f32 * self.factor;
+                *sin = angle.sin() as f32 * self.factor;
             }
         }
         rows.into()
@@ -81,40 +120,10 @@ fn positions_of(chunk: usize) -> Range<usize> {
         _ => FIRST << (chunk - 1)..FIRST << chunk,
     }
 }
-/// Radians a position, one for each pair of channels.
-fn inverse_frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f64> {
-    let base = (0..head_dim / 2)
-        .map(|i| config.theta.powf(-2.0 * i as f64 / head_dim as f64))
-        .collect::<Vec<f64>>();
-    match config.scaling {
-        RopeScaling::None => base,
-        RopeScaling::Linear { factor } => base.into_iter().map(|f| f / factor).collect(),
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings: original,
-        } => base
-            .into_iter()
-            .map(|frequency| {
-                let wavelength = 2.0 * std::f64::consts::PI / frequency;
-                if wavelength > original / low_freq_factor {
-                    return frequency / factor;
-                }
-                if wavelength < original / high_freq_factor {
-                    return frequency;
-                }
-                let smooth = (original / wavelength - low_freq_factor)
-                    / (high_freq_factor - low_freq_factor);
-                (1.0 - smooth) * frequency / factor + smooth * frequency
-            })
-            .collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::RopeScaling;
 
     fn table() -> RopeTable {
         let shape = ModelShape {
@@ -128,7 +137,8 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         };
-        RopeTable::new(&RopeConfig { theta: 100.0, scaling: RopeScaling::None }, &shape)
+        let plain = RopeConfig { theta: 100.0, width: None, scaling: RopeScaling::None };
+        RopeTable::new(&plain, &shape)
     }
 
     #[test]

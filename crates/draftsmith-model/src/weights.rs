@@ -1,17 +1,24 @@
-//! Weight files: reading safetensors, one file or a sharded index, tensor by tensor; writing them
-//! whole or not at all.
+//! Weight files: reading safetensors and PyTorch's, one file or a sharded index, tensor by tensor;
+//! writing safetensors, whole or not at all.
 //!
-//! `weights/read.rs` reads and hashes, `weights/write.rs` writes, `weights/checksum.rs` holds exports
-//! to what was written. Which tensors a model has, and
-//! under which names, is each model's business.
+//! `weights/files.rs` finds the files, `weights/header.rs` and `weights/torch.rs` find the tensors in
+//! them, `weights/read.rs` reads and hashes, `weights/write.rs` writes, `weights/checksum.rs` holds
+//! exports to what was written. Which tensors a model has, and under which names, is each model's
+//! business.
 
 mod checksum;
+mod files;
+mod header;
 mod read;
+mod stored;
 #[cfg(test)]
 mod tests;
+mod torch;
 mod write;
 
 pub(crate) use checksum::{check_weights, write_config};
-pub use read::{WeightReader, hash_model_dir, read_metadata, weight_files};
+pub use files::weight_files;
+pub use header::read_metadata;
+pub use read::{WeightReader, hash_model_dir};
 pub(crate) use write::pretty;
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

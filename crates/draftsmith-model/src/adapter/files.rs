@@ -11,12 +11,11 @@ use burn::tensor::Device;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, LM_HEAD, NORM, PackedAdapter};
+use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, NORM, PackedAdapter};
 use crate::config::ModelConfig;
-use crate::decoder::source::{Stored, named_linear, named_norm};
+use crate::decoder::source::{Stored, named_linears};
 use crate::error::{ModelError, read_json};
 use crate::packed;
-use crate::rope::RopeTable;
 use crate::shape::ModelShape;
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
@@ -81,12 +80,12 @@ impl Adapter {
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
         let mut adapter = config.build(&mut Stored { reader: &mut reader, device })?;
-        reader.ignore(|name| name.ends_with("rotary_emb.inv_freq"));
+        let ignored = config.model.spec.names.ignored;
+        reader.ignore(|name| ignored.iter().any(|end| name.ends_with(end)));
         reader.finish()?;
         check_weights(dir)?;
         if packed::runs_on(device) {
-            let rope = RopeTable::new(&config.model.spec.rope, &config.model.shape);
-            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter, rope)));
+            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter)));
         }
         Ok((config, adapter))
     }
@@ -115,8 +114,8 @@ impl Adapter {
     /// The tensors as a checkpoint keeps them.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
         let mut tensors = self.layer.named(&config.layer(), &self.shape, LAYER);
-        tensors.push(named_norm(NORM, &self.norm));
-        tensors.extend(self.lm_head.iter().flat_map(|head| named_linear(LM_HEAD, head)));
+        tensors.extend(self.norm.named(&config.model.spec.norm, NORM));
+        tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
         tensors
     }
 }

@@ -4,29 +4,51 @@ use super::Adapter;
 use crate::decoder::attention::Attention;
 use crate::decoder::mlp::Mlp;
 use crate::kv_cache::KvCache;
-use crate::packed::{self, PackedAttention, PackedMlp, PackedNorm, PackedWeights, Threads};
-use crate::rope::RopeTable;
+use crate::packed::{
+    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Threads,
+};
+use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
 
 /// The weights once more, packed: the tensors are there to be written and trained further.
 #[derive(Debug)]
 pub(super) struct PackedAdapter {
-    attention: Option<PackedAttention>,
-    mlp: Option<PackedMlp>,
+    parts: Parts,
     norm: PackedNorm,
     lm_head: Option<PackedWeights>,
-    rope: RopeTable,
+    logit_soft_cap: Option<f32>,
+    reaches: Vec<Reach>,
+}
+
+/// What of a layer it has.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are a few adapters")]
+enum Parts {
+    Attention(PackedAttention),
+    Mlp(PackedMlp),
+    Both(PackedLayer),
 }
 
 impl PackedAdapter {
-    pub(super) fn of(adapter: &Adapter, rope: RopeTable) -> Self {
+    pub(super) fn of(adapter: &Adapter) -> Self {
         let layer = &adapter.layer;
+        let (attention, mlp) =
+            (layer.attention().map(Attention::packed), layer.mlp().map(Mlp::packed));
+        let is_parallel = layer.is_parallel();
+        let parts = match (attention, mlp) {
+            (Some(attention), None) => Parts::Attention(attention),
+            (None, Some(mlp)) => Parts::Mlp(mlp),
+            (Some(attention), Some(mlp)) => {
+                Parts::Both(PackedLayer { attention, mlp, is_parallel })
+            }
+            (None, None) => unreachable!("an adapter has a part"),
+        };
         Self {
-            attention: layer.attention().map(Attention::packed),
-            mlp: layer.mlp().map(Mlp::packed),
-            norm: PackedNorm::of(&adapter.norm),
+            parts,
+            norm: adapter.norm.packed(),
             lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
-            rope,
+            logit_soft_cap: adapter.logit_soft_cap,
+            reaches: adapter.reaches.clone(),
         }
     }
 
@@ -38,15 +60,19 @@ impl PackedAdapter {
         cache: &mut KvCache,
     ) -> HostRows {
         let x = &mut rows.values;
-        if let Some(attention) = &self.attention {
+        if let Parts::Mlp(mlp) = &self.parts {
+            cache.extend(0..1, runs);
+            mlp.forward(x, cache.scratch_mut());
+        } else {
             let (rows, mut memory, scratch) = cache.extend_packed(0..1, runs);
             let slots = memory.next().expect("an adapter's cache has one layer");
-            attention.forward(x, rows, slots, &self.rope, scratch);
-        } else {
-            cache.extend(0..1, runs);
-        }
-        if let Some(mlp) = &self.mlp {
-            mlp.forward(x, cache.scratch_mut());
+            match &self.parts {
+                Parts::Attention(attention) => {
+                    attention.forward(x, rows, slots, &self.reaches, scratch);
+                }
+                Parts::Both(layer) => layer.forward(x, rows, slots, &self.reaches, scratch),
+                Parts::Mlp(_) => unreachable!("handled above"),
+            }
         }
         self.norm.forward(x);
         rows
@@ -59,13 +85,15 @@ impl PackedAdapter {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let Some(attention) = &self.attention else {
+        let (Parts::Attention(attention) | Parts::Both(PackedLayer { attention, .. })) =
+            &self.parts
+        else {
             cache.extend(0..1, runs);
             return;
         };
         let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
         let slots = memory.next().expect("an adapter's cache has one layer");
-        attention.fill(&rows.values, placed, slots, &self.rope, scratch);
+        attention.fill(&rows.values, placed, slots, &self.reaches, scratch);
     }
 
     /// Logits by its own LM head; `None` where it has none.
@@ -73,6 +101,9 @@ impl PackedAdapter {
         let lm_head = self.lm_head.as_ref()?;
         let mut values = Vec::new();
         lm_head.multiply(&normed.values, &mut values, Threads::All);
+        if let Some(cap) = self.logit_soft_cap {
+            packed::soft_cap(&mut values, cap);
+        }
         Some(HostRows { values, width: lm_head.num_outputs() })
     }
 }

@@ -12,9 +12,25 @@ use crate::error::read_json;
 use crate::rows::HostRows;
 use crate::weights::WeightReader;
 
+/// Targets whose layers differ: biases, norms of heads, norms behind a part, soft caps, partial
+/// rotation, LayerNorms, parallel parts, windows.
+const TARGETS: [&str; 8] = [
+    "llama-v5-untied-f32",
+    "llama-v4-tied-bf16",
+    "mistral-window-f16",
+    "qwen2-sharded-bf16",
+    "qwen3-bf16",
+    "gemma2-bf16",
+    "phi3-longrope-bf16",
+    "gpt-neox-sharded-bin-f16",
+];
+
 fn target() -> CausalLm {
-    let dir =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
+    target_of(TARGETS[0])
+}
+
+fn target_of(name: &str) -> CausalLm {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
     CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
 }
 
@@ -24,14 +40,19 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(1.0_f32, |most, b| most.max(b.abs()));
     for (a, b) in found.iter().zip(expected) {
-        // Sums in another order, of numbers near 1.
-        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
+        // Sums in another order.
+        assert!((a - b).abs() < 1e-5 * scale, "{a} for {b}");
     }
 }
 
 fn config_of(architecture: AdapterArchitecture) -> AdapterConfig {
-    let config = AdapterConfig::new(target().config(), 1).expect("a valid exit layer");
+    config_for(&target(), architecture)
+}
+
+fn config_for(target: &CausalLm, architecture: AdapterArchitecture) -> AdapterConfig {
+    let config = AdapterConfig::new(target.config(), 1).expect("a valid exit layer");
     AdapterConfig { architecture, ..config }
 }
 
@@ -49,8 +70,16 @@ impl ModuleMapper for RandomNorms {
 
 /// A directory with a random adapter for the fixture.
 fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConfig, Adapter) {
+    written_for(&target(), architecture)
+}
+
+/// The same for another target.
+fn written_for(
+    target: &CausalLm,
+    architecture: AdapterArchitecture,
+) -> (tempfile::TempDir, AdapterConfig, Adapter) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut config = config_of(architecture);
+    let mut config = config_for(target, architecture);
     config.target_hash = Some("abc".to_owned());
     config.training.insert("seed".to_owned(), 7.into());
     let adapter = config.init(&Device::flex()).map(&mut RandomNorms);
@@ -60,7 +89,12 @@ fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConf
 
 #[test]
 fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
-    let target = target();
+    for name in TARGETS {
+        an_adapter_round_trips(&target_of(name));
+    }
+}
+
+fn an_adapter_round_trips(target: &CausalLm) {
     let device = Device::flex();
     let ids: Vec<i32> = (0..30).map(|i| i * 7 % 40).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 30]), &device);
@@ -69,7 +103,7 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
     let on_device: Rows = features.clone().into();
     let on_host: Rows = HostRows { values: values(features.clone()), width }.into();
     for architecture in AdapterArchitecture::ALL {
-        let (dir, config, adapter) = written(architecture);
+        let (dir, config, adapter) = written_for(target, architecture);
         let (read_config, read) =
             Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
         assert_eq!(read_config, config);
@@ -83,7 +117,7 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
             let forward = |from: usize, to: usize, cache: &mut KvCache| {
                 let rows = adapter.forward_cached(features.slice(from..to), cache);
                 assert_eq!(cache.len(0, 0), to);
-                let [logits] = Rows::to_host([adapter.logits(&rows, &target)]).expect("brought");
+                let [logits] = Rows::to_host([adapter.logits(&rows, target)]).expect("brought");
                 (values(rows.into_tensor(&device)), logits)
             };
             let mut cache = adapter.new_cache(30, 1);
@@ -118,7 +152,8 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
         }
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
         let expected = Tensor::<1>::from_floats(expected.as_slice(), &device).reshape([30, width]);
-        let expected = values(expected.matmul(head));
+        let cap = target.config().spec.logit_soft_cap;
+        let expected = values(soft_capped(expected.matmul(head), cap));
         for logits in all_logits {
             assert_close(&logits, &expected);
         }
@@ -126,26 +161,34 @@ fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
 }
 
 #[test]
-fn the_parts_are_those_of_a_llama_layer() {
-    let target = target();
+fn the_parts_are_those_of_a_targets_layer() {
+    for name in TARGETS {
+        the_parts_are_those_of_a_layer(&target_of(name));
+    }
+}
+
+fn the_parts_are_those_of_a_layer(target: &CausalLm) {
     let features = || Tensor::<3>::random([2, 9, 32], Distribution::Default, &Device::flex());
     let [_, _, width] = features().dims();
     assert_eq!(width, target.shape().hidden_size);
     let adapter = |architecture| {
-        config_of(architecture)
+        config_for(target, architecture)
             .init(&Device::flex())
-            .with_layer_of(&target, 1)
-            .with_head_of(&target)
+            .with_layer_of(target, 1)
+            .with_head_of(target)
     };
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
     let positions =
-        Positions::whole(&adapter(AdapterArchitecture::GatedMlp).rope, &x, &Device::flex());
+        Positions::whole(&adapter(AdapterArchitecture::GatedMlp).reaches, &x, &Device::flex());
     let (layer, _) = target.layer_and_norm(1);
     let attention = layer.attention().expect("a model's layer has both");
     let attended = x.clone() + attention.forward(x.clone(), &positions, None);
     let mlp = layer.mlp().expect("a model's layer has both");
-    let with_mlp = |h: Tensor<3>| h.clone() + mlp.forward(h);
+    let with_mlp = |h: Tensor<3>| {
+        let read = if layer.is_parallel() { x.clone() } else { h.clone() };
+        h + mlp.forward(read)
+    };
     for (architecture, expected) in [
         (AdapterArchitecture::Attention, attended.clone()),
         (AdapterArchitecture::AttentionWithHead, attended.clone()),
@@ -159,25 +202,40 @@ fn the_parts_are_those_of_a_llama_layer() {
 
 #[test]
 fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
-    let target = target();
+    for name in TARGETS {
+        first_weights_are_its_layers(&target_of(name));
+    }
+}
+
+fn first_weights_are_its_layers(target: &CausalLm) {
     let (layer, norm) = target.layer_and_norm(2);
     for device in [Device::flex(), Device::flex().autodiff()] {
         for architecture in AdapterArchitecture::ALL {
-            let drawn = config_of(architecture).init(&device);
-            let adapter = drawn.clone().with_layer_of(&target, 2).with_head_of(&target);
+            let drawn = config_for(target, architecture).init(&device);
+            let adapter = drawn.clone().with_layer_of(target, 2).with_head_of(target);
             assert_eq!(adapter.device(), device);
-            let same = |found: Tensor<2>, expected: Tensor<2>| {
-                assert_eq!(values(found), values(expected));
+            let same = |found: &Linear, expected: &Linear| {
+                assert_eq!(values(found.weight.val()), values(expected.weight.val()));
+                let bias = |linear: &Linear| linear.bias.as_ref().map(|bias| values(bias.val()));
+                assert_eq!(bias(found), bias(expected));
             };
-            let same_norm = |found: &RmsNorm, expected: &RmsNorm| {
-                assert_eq!(values(found.gamma.val()), values(expected.gamma.val()));
-                assert_eq!(found.epsilon, expected.epsilon);
+            let same_norm = |found: &Norm, expected: &Norm| {
+                assert_eq!(values(found.gamma()), values(expected.gamma()));
+                assert_eq!(found.beta().map(values), expected.beta().map(values));
+                assert_eq!(found.epsilon(), expected.epsilon());
             };
             if let (Some(found), Some(expected)) = (adapter.layer.attention(), layer.attention()) {
-                same_norm(found.norm(), expected.norm());
+                let all = |(before, heads, behind)| {
+                    let heads: Option<&[Norm; 2]> = heads;
+                    [before].into_iter().chain(heads.into_iter().flatten()).chain(behind)
+                };
+                let norms: (Vec<&Norm>, Vec<&Norm>) =
+                    (all(found.norms()).collect(), all(expected.norms()).collect());
+                assert_eq!(norms.0.len(), norms.1.len());
+                norms.0.into_iter().zip(norms.1).for_each(|(a, b)| same_norm(a, b));
                 let pairs = found.projections().into_iter();
                 for (found, expected) in pairs.zip(expected.projections()) {
-                    same(found.weight.val(), expected.weight.val());
+                    same(found, expected);
                 }
             }
             if let Some(found) = adapter.layer.mlp() {
@@ -187,18 +245,22 @@ fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
                     _ => layer.mlp(),
                 };
                 let expected = expected.expect("it has one");
-                same_norm(found.norm(), expected.norm());
+                same_norm(found.norms().0, expected.norms().0);
+                assert_eq!(found.norms().1.is_some(), expected.norms().1.is_some());
+                for (found, expected) in found.norms().1.into_iter().zip(expected.norms().1) {
+                    same_norm(found, expected);
+                }
                 let (gate, up_and_down) = found.projections();
                 let (expected_gate, expected) = expected.projections();
                 assert_eq!(gate.is_some(), expected_gate.is_some());
                 let pairs = gate.into_iter().chain(up_and_down);
                 for (found, expected) in pairs.zip(expected_gate.into_iter().chain(expected)) {
-                    same(found.weight.val(), expected.weight.val());
+                    same(found, expected);
                 }
             }
             same_norm(&adapter.norm, &norm);
             if let Some(head) = adapter.own_head() {
-                same(head, target.lm_head_weight());
+                assert_eq!(values(head), values(target.lm_head_weight()));
             }
             assert_eq!(adapter.num_parameters(), drawn.num_parameters());
         }
@@ -344,7 +406,7 @@ fn the_papers_mlp_is_two_matrices_in_the_residual_stream() {
     let x = Tensor::<3>::random([1, 5, 32], Distribution::Default, &Device::flex());
     let mlp = adapter.layer.mlp().expect("it has one");
     let (None, [first, second]) = mlp.projections() else { panic!("it has no gate") };
-    let normed = mlp.norm().forward(x.clone()).reshape([5, 32]);
+    let normed = mlp.norms().0.forward(x.clone()).reshape([5, 32]);
     let between = silu(normed.matmul(first.weight.val()));
     let output = between.matmul(second.weight.val()).reshape([1, 5, 32]);
     let expected = values(adapter.norm.forward(x.clone() + output));

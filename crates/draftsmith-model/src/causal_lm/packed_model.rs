@@ -5,18 +5,17 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use burn::module::Module;
-use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor};
 
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
+use crate::decoder::norm::Norm;
 use crate::decoder::packing::{Unpacked, unpacked_linear, unpacked_norm};
-use crate::decoder::rope::Rope;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Storage, Threads};
-use crate::rope::RopeTable;
+use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
@@ -35,7 +34,10 @@ struct Weights {
     layers: Vec<PackedLayer>,
     norm: PackedNorm,
     lm_head: PackedWeights,
-    rope: RopeTable,
+    /// What embeddings are multiplied with, where they are.
+    embedding_scale: Option<f32>,
+    logit_soft_cap: Option<f32>,
+    reaches: Vec<Reach>,
     /// The LM head as a tensor once more, from when a training first asks for it: its losses take
     /// products with the matrix's transpose too, which packed weights are not made for.
     lm_head_tensor: OnceLock<Tensor<2>>,
@@ -59,15 +61,16 @@ impl PackedModel {
         } else {
             (Some(table), packing.linears("", &[spec.lm_head(shape)])?)
         };
-        let layer_spec = spec.layer();
-        let layer = |number| packing.layer(&layer_spec, shape, &spec.names.layer(number));
+        let layer = |number| packing.layer(&spec.layer(number), shape, &spec.names.layer(number));
         let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
         let weights = Weights {
             embedding,
             layers,
-            norm: packing.norm(spec.names.norm, shape.hidden_size, spec.norm_epsilon)?,
+            norm: packing.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?,
             lm_head,
-            rope: RopeTable::new(&spec.rope, shape),
+            embedding_scale: spec.embedding_scale,
+            logit_soft_cap: spec.logit_soft_cap,
+            reaches: Reach::all_of(spec, shape),
             lm_head_tensor: OnceLock::new(),
         };
         Ok(Self { weights: Arc::new(weights) })
@@ -79,8 +82,7 @@ impl PackedModel {
         let embedding = unpacked_linear(self.embedding(), all, device).weight.val().transpose();
         let layers = (0..config.shape.num_layers).map(|n| self.layer(n, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
-        let rope = Rope::new(&config.spec.rope, &config.shape);
-        Decoder::new(embedding, layers, self.norm(config, device), lm_head, rope)
+        Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }
 
     /// A layer as tensors in f32.
@@ -90,15 +92,15 @@ impl PackedModel {
         config: &ModelConfig,
         device: &Device,
     ) -> DecoderLayer {
-        let (shape, spec) = (&config.shape, config.spec.layer());
+        let (shape, spec) = (&config.shape, config.spec.layer(number));
         let mut source = Unpacked::new(&self.weights.layers[number], &spec, shape, device);
         let Ok(layer) = DecoderLayer::build(&spec, shape, "", &mut source);
         layer
     }
 
     /// The final norm as a tensor.
-    pub(super) fn norm(&self, config: &ModelConfig, device: &Device) -> RmsNorm {
-        unpacked_norm(&self.weights.norm, config.spec.norm_epsilon, device)
+    pub(super) fn norm(&self, config: &ModelConfig, device: &Device) -> Norm {
+        unpacked_norm(&self.weights.norm, &config.spec.norm, device)
     }
 
     /// The LM head as a tensor, `[hidden, vocab]`.
@@ -120,6 +122,9 @@ impl PackedModel {
         for id in ids {
             embedding.read_output(*id as usize, &mut values);
         }
+        if let Some(scale) = self.weights.embedding_scale {
+            packed::scale(&mut values, scale);
+        }
         HostRows { values, width }
     }
 
@@ -131,7 +136,8 @@ impl PackedModel {
             embedding.read_output(id, &mut row);
             sum += row.iter().map(|x| f64::from(x * x)).sum::<f64>();
         }
-        (sum / (embedding.num_outputs() * row.len()) as f64).sqrt() as f32
+        let size = (sum / (embedding.num_outputs() * row.len()) as f64).sqrt() as f32;
+        size * self.weights.embedding_scale.unwrap_or(1.0)
     }
 
     /// Runs layers on rows, which are those of the slots in `runs`.
@@ -143,8 +149,8 @@ impl PackedModel {
         cache: &mut KvCache,
     ) {
         let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
-        let Weights { layers: all, rope, .. } = &*self.weights;
-        packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, rope, scratch);
+        let Weights { layers: all, reaches, .. } = &*self.weights;
+        packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
     }
 
     /// Reads rows into the cache of the last layer alone, for their keys and values.
@@ -154,11 +160,11 @@ impl PackedModel {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let Weights { layers, rope, .. } = &*self.weights;
+        let Weights { layers, reaches, .. } = &*self.weights;
         let last = layers.len() - 1;
         let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
         let slots = caches.next().expect("the last layer has a cache");
-        layers[last].attention.fill(&hidden.values, rows, slots, rope, scratch);
+        layers[last].attention.fill(&hidden.values, rows, slots, reaches, scratch);
     }
 
     pub(super) fn normed(&self, mut hidden: HostRows) -> HostRows {
@@ -169,6 +175,9 @@ impl PackedModel {
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
         let (mut values, lm_head) = (Vec::new(), &self.weights.lm_head);
         lm_head.multiply(&normed.values, &mut values, Threads::All);
+        if let Some(cap) = self.weights.logit_soft_cap {
+            packed::soft_cap(&mut values, cap);
+        }
         HostRows { values, width: lm_head.num_outputs() }
     }
 
@@ -180,8 +189,8 @@ impl PackedModel {
         x: &mut [f32],
         wanted: &[Range<usize>],
     ) {
-        let Weights { layers: all, rope, .. } = &*self.weights;
+        let Weights { layers: all, reaches, .. } = &*self.weights;
         let are_last = layers.end == all.len();
-        packed::forward_sequences(&all[layers], x, wanted, are_last, rope);
+        packed::forward_sequences(&all[layers], x, wanted, are_last, reaches);
     }
 }

@@ -3,72 +3,189 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::Architecture;
+use super::keys::{Keys, RopeKeys, fail, positive};
 use crate::error::ModelError;
+use crate::shape::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// `rope_parameters`, or `rope_scaling`.
-#[derive(Deserialize)]
-pub(super) struct RopeKeys {
-    rope_theta: Option<f64>,
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<f64>,
+/// How a model's layers rotate, and those with a window, where that differs.
+pub(super) struct Ropes {
+    pub(super) full: RopeConfig,
+    pub(super) in_window: Option<RopeConfig>,
 }
 
-/// Joins the two layouts' keys.
+/// Joins the layouts' keys.
 pub(super) fn read(
-    top_level_theta: Option<f64>,
-    keys: Option<RopeKeys>,
+    architecture: Architecture,
+    keys: &Keys,
+    shape: &ModelShape,
     path: &Path,
-) -> Result<RopeConfig, ModelError> {
-    let fail = |key, problem: String| ModelError::Config { path: path.to_path_buf(), key, problem };
-    let theta = keys.as_ref().and_then(|keys| keys.rope_theta).or(top_level_theta);
-    let theta = theta.unwrap_or(10_000.0);
-    if theta.is_nan() || theta <= 0.0 || theta.is_infinite() {
-        return Err(fail("rope_theta", format!("is {theta}, expected a positive number")));
+) -> Result<Ropes, ModelError> {
+    let none = RopeKeys::default();
+    let parameters = keys.rope_parameters.as_ref();
+    let of_all = parameters.map(|all| all.full_attention.as_ref().unwrap_or(&all.of_all));
+    let of_all = of_all.or(keys.rope_scaling.as_ref()).unwrap_or(&none);
+    let (theta, default_theta, share) = match architecture {
+        Architecture::GptNeox => {
+            (keys.rotary_emb_base, 10_000.0, Some(keys.rotary_pct.unwrap_or(0.25)))
+        }
+        Architecture::Gemma3 => (keys.rope_theta, 1e6, keys.partial_rotary_factor),
+        _ => (keys.rope_theta, 10_000.0, keys.partial_rotary_factor),
+    };
+    let reading = Reading { architecture, keys, shape, path };
+    let full = reading.one(of_all, theta.unwrap_or(default_theta), share)?;
+    if architecture != Architecture::Gemma3 {
+        return Ok(Ropes { full, in_window: None });
     }
-    let Some(keys) = keys else { return Ok(RopeConfig { theta, scaling: RopeScaling::None }) };
-    let need = |key: &'static str, value: Option<f64>| match value {
-        Some(value) if value > 0.0 && value.is_finite() => Ok(value),
-        Some(value) => Err(fail(key, format!("is {value}, expected a positive number"))),
-        None => Err(fail(key, "is missing, expected a positive number".to_owned())),
-    };
-    let scaling = match keys.rope_type.as_deref() {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => {
-            RopeScaling::Linear { factor: need("rope_parameters.factor", keys.factor)? }
+    let in_window = parameters.and_then(|all| all.sliding_attention.as_ref()).unwrap_or(&none);
+    let theta = keys.rope_local_base_freq.unwrap_or(10_000.0);
+    let in_window = Some(reading.one(in_window, theta, share)?);
+    Ok(Ropes { full, in_window })
+}
+
+/// What rotary keys are read beside.
+#[derive(Clone, Copy)]
+struct Reading<'a> {
+    architecture: Architecture,
+    keys: &'a Keys,
+    shape: &'a ModelShape,
+    path: &'a Path,
+}
+
+impl Reading<'_> {
+    /// One rotation; `theta` and `share`, of a head's channels, are those of the outer keys.
+    fn one(
+        self,
+        rope: &RopeKeys,
+        theta: f64,
+        share: Option<f64>,
+    ) -> Result<RopeConfig, ModelError> {
+        let path = self.path;
+        let theta = positive(path, "rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
+        let share = rope.partial_rotary_factor.or(share).unwrap_or(1.0);
+        let head_dim = self.shape.head_dim;
+        let width = (head_dim as f64 * share) as usize;
+        if !(share > 0.0 && share <= 1.0) || width < 2 || !width.is_multiple_of(2) {
+            let problem =
+                format!("is {share}: of {head_dim} channels, an even number of them must turn");
+            return Err(fail(path, "partial_rotary_factor", problem));
         }
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: need("rope_parameters.factor", keys.factor)?,
-            low_freq_factor: need("rope_parameters.low_freq_factor", keys.low_freq_factor)?,
-            high_freq_factor: need("rope_parameters.high_freq_factor", keys.high_freq_factor)?,
-            original_max_position_embeddings: need(
-                "rope_parameters.original_max_position_embeddings",
-                keys.original_max_position_embeddings,
-            )?,
-        },
-        Some(other) => {
-            return Err(fail(
-                "rope_parameters.rope_type",
-                format!("is `{other}`: `default`, `linear` and `llama3` are known"),
-            ));
-        }
-    };
-    Ok(RopeConfig { theta, scaling })
+        let scaling = self.scaling(rope, width)?;
+        Ok(RopeConfig { theta, width: (width < head_dim).then_some(width), scaling })
+    }
+
+    fn scaling(self, rope: &RopeKeys, width: usize) -> Result<RopeScaling, ModelError> {
+        let Self { architecture, keys, shape, path } = self;
+        let need = |key, value| positive(path, key, value);
+        let factor = || need("rope_parameters.factor", rope.factor);
+        let context = shape.context as f64;
+        // A Phi has it beside the rotary keys, and means that.
+        let beside = keys.original_max_position_embeddings;
+        let beside = beside.filter(|_| architecture == Architecture::Phi3);
+        let original = beside.or(rope.original_max_position_embeddings).unwrap_or(context);
+        let original = need("rope_parameters.original_max_position_embeddings", Some(original))?;
+        // Where there is no factor, it is how much longer contexts became.
+        let stretch = rope.factor.unwrap_or(context / original);
+        let stretch = || need("rope_parameters.factor", Some(stretch));
+        let name = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
+        Ok(match name {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: factor()? },
+            "dynamic" => RopeScaling::Dynamic { factor: factor()? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: need("rope_parameters.low_freq_factor", rope.low_freq_factor)?,
+                high_freq_factor: need("rope_parameters.high_freq_factor", rope.high_freq_factor)?,
+                original_max_position_embeddings: original,
+            },
+            // What Phi-3's first files called LongRoPE.
+            "longrope" | "su" => self.long_rope(rope, width, original, stretch()?)?,
+            "yarn" if architecture == Architecture::Phi3 => {
+                self.long_rope(rope, width, original, stretch()?)?
+            }
+            "yarn" => {
+                let factor = stretch()?;
+                let attention_factor =
+                    match (rope.attention_factor, rope.mscale, rope.mscale_all_dim) {
+                        (Some(given), ..) => given,
+                        (None, Some(a), Some(b)) if a != 0.0 && b != 0.0 => {
+                            magnitude(factor, a) / magnitude(factor, b)
+                        }
+                        _ => magnitude(factor, 1.0),
+                    };
+                let or =
+                    |value: Option<f64>, default| value.filter(|v| *v != 0.0).unwrap_or(default);
+                RopeScaling::Yarn {
+                    factor,
+                    beta_fast: need("rope_parameters.beta_fast", Some(or(rope.beta_fast, 32.0)))?,
+                    beta_slow: need("rope_parameters.beta_slow", Some(or(rope.beta_slow, 1.0)))?,
+                    truncate: rope.truncate.unwrap_or(true),
+                    attention_factor: need(
+                        "rope_parameters.attention_factor",
+                        Some(attention_factor),
+                    )?,
+                    original_max_position_embeddings: original,
+                }
+            }
+            other => {
+                let known = "`default`, `linear`, `dynamic`, `llama3`, `yarn` and `longrope` are \
+                             known";
+                return Err(fail(
+                    path,
+                    "rope_parameters.rope_type",
+                    format!("is `{other}`: {known}"),
+                ));
+            }
+        })
+    }
+
+    fn long_rope(
+        self,
+        rope: &RopeKeys,
+        width: usize,
+        original: f64,
+        stretch: f64,
+    ) -> Result<RopeScaling, ModelError> {
+        let factors = |key, factors: &Option<Vec<f64>>| {
+            let factors = factors.clone().unwrap_or_default();
+            let is_good = factors.iter().all(|factor| *factor > 0.0 && factor.is_finite());
+            if factors.len() == width / 2 && is_good {
+                return Ok(factors);
+            }
+            let problem = format!("has {} numbers, expected {}, above 0", factors.len(), width / 2);
+            Err(fail(self.path, key, problem))
+        };
+        let default =
+            if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
+        let attention_factor = rope.attention_factor.unwrap_or(default);
+        let key = "rope_parameters.attention_factor";
+        Ok(RopeScaling::LongRope {
+            short_factor: factors("rope_parameters.short_factor", &rope.short_factor)?,
+            long_factor: factors("rope_parameters.long_factor", &rope.long_factor)?,
+            attention_factor: positive(self.path, key, Some(attention_factor))?,
+            original_max_position_embeddings: original,
+        })
+    }
+}
+
+/// YaRN's factor of cosines and sines.
+fn magnitude(stretch: f64, scale: f64) -> f64 {
+    if stretch <= 1.0 { 1.0 } else { 0.1 * scale * stretch.ln() + 1.0 }
 }
 
 /// `rope_parameters`.
-pub(super) fn to_json(rope: &RopeConfig) -> Value {
-    match &rope.scaling {
-        RopeScaling::None => json!({"rope_type": "default", "rope_theta": rope.theta}),
+pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
+    let theta = rope.theta;
+    let mut json = match &rope.scaling {
+        RopeScaling::None => json!({"rope_type": "default", "rope_theta": theta}),
         RopeScaling::Linear { factor } => {
-            json!({"rope_type": "linear", "rope_theta": rope.theta, "factor": factor})
+            json!({"rope_type": "linear", "rope_theta": theta, "factor": factor})
+        }
+        RopeScaling::Dynamic { factor } => {
+            json!({"rope_type": "dynamic", "rope_theta": theta, "factor": factor})
         }
         RopeScaling::Llama3 {
             factor,
@@ -76,9 +193,37 @@ pub(super) fn to_json(rope: &RopeConfig) -> Value {
             high_freq_factor,
             original_max_position_embeddings,
         } => json!({
-            "rope_type": "llama3", "rope_theta": rope.theta, "factor": factor,
+            "rope_type": "llama3", "rope_theta": theta, "factor": factor,
             "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_max_position_embeddings,
         }),
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+            attention_factor,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "yarn", "rope_theta": theta, "factor": factor,
+            "beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate,
+            "attention_factor": attention_factor,
+            "original_max_position_embeddings": original_max_position_embeddings,
+        }),
+        RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            attention_factor,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "longrope", "rope_theta": theta,
+            "short_factor": short_factor, "long_factor": long_factor,
+            "attention_factor": attention_factor,
+            "original_max_position_embeddings": original_max_position_embeddings,
+        }),
+    };
+    if let Some(width) = rope.width {
+        json["partial_rotary_factor"] = (width as f64 / shape.head_dim as f64).into();
     }
+    json
 }

@@ -2,6 +2,7 @@
 //! says why.
 
 use super::*;
+use crate::spec::Activation;
 use crate::weights::pretty;
 
 const SIZES: &str = r#""vocab_size":64,"hidden_size":32,
@@ -53,8 +54,16 @@ fn bad_values_name_file_and_key() {
         (r#","num_key_value_heads":3"#, "num_key_value_heads"),
         (r#","num_key_value_heads":0"#, "num_key_value_heads"),
         (r#","head_dim":7"#, "head_dim"),
-        (r#","hidden_act":"gelu""#, "hidden_act"),
-        (r#","rope_scaling":{"type":"yarn","factor":2.0}"#, "rope_type"),
+        (r#","hidden_act":"relu""#, "hidden_act"),
+        (r#","rope_scaling":{"type":"mrope","factor":2.0}"#, "rope_type"),
+        (r#","rope_scaling":{"type":"dynamic"}"#, "factor"),
+        (r#","rope_scaling":{"type":"yarn","factor":-1.0}"#, "factor"),
+        (r#","rope_scaling":{"type":"longrope","short_factor":[1.0]}"#, "short_factor"),
+        (r#","partial_rotary_factor":0.2"#, "partial_rotary_factor"),
+        (r#","quantization_config":{"quant_method":"awq"}"#, "quantization_config"),
+        (r#","use_bidirectional_attention":true"#, "use_bidirectional_attention"),
+        (r#","rms_norm_eps":0.0"#, "rms_norm_eps"),
+        (r#","num_hidden_layers":100000"#, "num_hidden_layers"),
         (r#","rope_scaling":{"type":"linear"}"#, "factor"),
         (r#","max_position_embeddings":99999999999999"#, "max_position_embeddings"),
     ] {
@@ -74,9 +83,11 @@ fn an_unknown_architecture_is_told_which_are_known() {
     }
     assert_eq!(of("").expect("reads").architecture, Architecture::Llama);
     // Before its other keys are looked at: they are another family's.
-    let refused = read_json_object(r#"{"model_type":"gpt_neox","n_embd":8}"#);
+    let refused = read_json_object(r#"{"model_type":"gpt2","n_embd":8}"#);
     let message = refused.expect_err("refused").to_string();
-    for part in ["config.json", "`model_type`", "`gpt_neox`", "can be read: `llama`"] {
+    let known = "can be read: `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
+                 `gpt_neox`";
+    for part in ["config.json", "`model_type`", "`gpt2`", known] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
 }
@@ -89,5 +100,138 @@ fn the_embedded_models_are_written_as_they_stand() {
         let file = std::fs::read_to_string(dir.join("config.json")).expect("it is committed");
         let config = ModelConfig::from_model_dir(&dir).expect("reads");
         assert_eq!(pretty(&config.to_json("bfloat16")), file, "{name}");
+    }
+}
+
+/// What the Hub has, in the layout of transformers 4, with what does not matter here left out.
+const PUBLISHED: [(&str, &str); 9] = [
+    (
+        "mistral",
+        r#""head_dim":8,"num_key_value_heads":2,"sliding_window":4096,"rope_theta":10000.0,
+        "rms_norm_eps":1e-05,"max_position_embeddings":32768"#,
+    ),
+    (
+        "qwen2",
+        r#""num_key_value_heads":2,"sliding_window":32768,"max_window_layers":21,
+        "use_sliding_window":false,"rope_theta":1000000.0,"tie_word_embeddings":true"#,
+    ),
+    (
+        "qwen2",
+        r#""num_key_value_heads":2,"sliding_window":64,"max_window_layers":1,
+        "use_sliding_window":true,"rope_scaling":{"type":"yarn","factor":4.0,
+        "original_max_position_embeddings":32768}"#,
+    ),
+    (
+        "qwen3",
+        r#""head_dim":128,"num_key_value_heads":2,"attention_bias":false,"sliding_window":null,
+        "use_sliding_window":false,"rope_theta":1000000,"rope_scaling":null"#,
+    ),
+    (
+        "phi3",
+        r#""sliding_window":262144,"max_position_embeddings":131072,"partial_rotary_factor":0.75,
+        "original_max_position_embeddings":4096,
+        "rope_scaling":{"type":"longrope","short_factor":[1.0,1.5,2.0],"long_factor":[1,2,9.5]}"#,
+    ),
+    (
+        "gemma2",
+        r#""head_dim":256,"num_key_value_heads":2,"hidden_act":"gelu_pytorch_tanh",
+        "hidden_activation":"gelu_pytorch_tanh","attn_logit_softcapping":50.0,
+        "final_logit_softcapping":30.0,"query_pre_attn_scalar":144,"sliding_window":4096"#,
+    ),
+    (
+        "gemma3_text",
+        r#""head_dim":256,"num_key_value_heads":1,"hidden_activation":"gelu_pytorch_tanh",
+        "attn_logit_softcapping":null,"final_logit_softcapping":null,"query_pre_attn_scalar":256,
+        "rope_local_base_freq":10000,"rope_theta":1000000,"rope_scaling":null,
+        "sliding_window":512,"sliding_window_pattern":2"#,
+    ),
+    (
+        "gpt_neox",
+        r#""hidden_act":"gelu","rotary_pct":0.25,"rotary_emb_base":10000,
+        "use_parallel_residual":true,"layer_norm_eps":1e-05"#,
+    ),
+    (
+        "gpt_neox",
+        r#""hidden_act":"gelu_fast","rotary_pct":1.0,"use_parallel_residual":false,
+        "attention_bias":false,"layer_norm_eps":1e-05,"tie_word_embeddings":true"#,
+    ),
+];
+
+fn published(nth: usize) -> ModelConfig {
+    let (model_type, extra) = PUBLISHED[nth];
+    let text = format!(r#"{{"model_type":"{model_type}",{SIZES},{extra}}}"#);
+    read_json_object(&text).expect("reads")
+}
+
+#[test]
+fn what_is_written_of_any_family_reads_back() {
+    for (nth, (model_type, _)) in PUBLISHED.into_iter().enumerate() {
+        let config = published(nth);
+        let written = config.to_json("bfloat16");
+        let read = read_json_object(&written.to_string()).expect("reads back");
+        assert_eq!(read, config, "{model_type}");
+        assert_eq!(read.to_json("bfloat16"), written);
+    }
+}
+
+#[test]
+fn the_familys_own_keys_and_defaults_are_read() {
+    let [mistral, qwen2, windowed, qwen3, phi3, gemma2, gemma3, pythia, serial] =
+        std::array::from_fn(published);
+    let window = |config: &ModelConfig| {
+        let window = config.spec.window.as_ref();
+        window.map(|window| (window.size, window.layers.clone()))
+    };
+    assert_eq!(window(&mistral), Some((4096, vec![true, true])));
+    assert_eq!(window(&qwen2), None, "it is named, and not used");
+    assert_eq!(window(&windowed), Some((64, vec![false, true])));
+    assert_eq!(window(&qwen3), None);
+    assert_eq!(window(&gemma2), Some((4096, vec![true, false])));
+    assert_eq!(window(&gemma3), Some((512, vec![true, false])));
+    assert!(qwen2.spec.attention.qkv_bias && !qwen2.spec.attention.output_bias);
+    assert_eq!((qwen3.shape.head_dim, gemma2.shape.head_dim), (128, 256));
+    let RopeScaling::Yarn { factor, attention_factor, beta_fast, .. } = windowed.spec.rope.scaling
+    else {
+        panic!("it is stretched")
+    };
+    assert_eq!((factor, beta_fast), (4.0, 32.0));
+    assert!((attention_factor - (0.1 * 4.0_f64.ln() + 1.0)).abs() < 1e-12);
+    // Of a Phi the sequences that are read are those with the short factors.
+    assert_eq!((phi3.shape.context, phi3.spec.rope.width), (4096, Some(6)));
+    let RopeScaling::LongRope { attention_factor, .. } = phi3.spec.rope.scaling else {
+        panic!("it is stretched")
+    };
+    assert!((attention_factor - (1.0 + 32.0_f64.ln() / 4096.0_f64.ln()).sqrt()).abs() < 1e-12);
+    assert!(gemma2.spec.tie_word_embeddings && gemma3.spec.tie_word_embeddings);
+    assert_eq!(
+        (gemma2.spec.attention.soft_cap, gemma2.spec.logit_soft_cap),
+        (Some(50.0), Some(30.0))
+    );
+    assert_eq!((gemma3.spec.attention.soft_cap, gemma3.spec.logit_soft_cap), (None, None));
+    let local = gemma3.spec.window.as_ref().and_then(|window| window.rope.as_ref());
+    assert_eq!((gemma3.spec.rope.theta, local.expect("its own").theta), (1e6, 1e4));
+    assert_eq!((pythia.spec.rope.width, serial.spec.rope.width), (Some(2), None));
+    assert!(pythia.spec.is_parallel && !serial.spec.is_parallel);
+    assert!(pythia.spec.attention.output_bias && !serial.spec.attention.output_bias);
+    assert_eq!(serial.spec.mlp.activation, Activation::GeluTanh);
+}
+
+#[test]
+fn what_a_family_does_not_compute_is_refused_by_its_key() {
+    for (model_type, extra, key) in [
+        ("gemma3_text", r#""attn_logit_softcapping":50.0"#, "attn_logit_softcapping"),
+        ("gemma3_text", r#""sliding_window_pattern":0"#, "sliding_window_pattern"),
+        ("gemma3_text", r#""use_bidirectional_attention":true"#, "use_bidirectional_attention"),
+        ("gemma2", r#""layer_types":["full_attention"]"#, "layer_types"),
+        ("gemma2", r#""layer_types":["full_attention","chunked_attention"]"#, "layer_types"),
+        ("gemma2", r#""final_logit_softcapping":-1.0"#, "final_logit_softcapping"),
+        ("mistral", r#""sliding_window":0"#, "sliding_window"),
+        ("gpt_neox", r#""rotary_pct":0.01"#, "partial_rotary_factor"),
+        ("gpt_neox", r#""layer_norm_eps":0.0"#, "layer_norm_eps"),
+        ("phi3", r#""rope_scaling":{"type":"su","short_factor":[1.0]}"#, "short_factor"),
+    ] {
+        let text = format!(r#"{{"model_type":"{model_type}",{SIZES},{extra}}}"#);
+        let message = read_json_object(&text).expect_err("refused").to_string();
+        assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
 }

@@ -10,42 +10,53 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::nn::{Linear, RmsNorm};
+use burn::nn::Linear;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
-use super::rope::{Rope, RopeWindow};
+use super::norm::Norm;
+use super::rope::RopeWindow;
+use super::soft_cap::soft_capped;
 use super::source::WeightSource;
 use crate::kv_cache::LayerCache;
+use crate::packed::AttentionForm;
 use crate::placed::PlacedRun;
+use crate::rope::Reach;
 use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 
 /// One layer's attention behind its norm.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    norm: RmsNorm,
+    norm: Norm,
     query: Linear,
     key: Linear,
     value: Linear,
     output: Linear,
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_dim: usize,
+    /// Of each head's query and key, before they are rotated.
+    head_norms: Option<[Norm; 2]>,
+    post_norm: Option<Norm>,
+    #[module(skip)]
+    form: AttentionForm,
 }
 
-/// What the layers of one forward share.
+/// What the layers of one forward share: for each reach of the model what its layers' queries look
+/// at.
 #[derive(Debug, Clone)]
-pub(crate) struct Positions {
+pub(crate) struct Positions(Vec<View>);
+
+/// What the queries of some layers look at, and how they are rotated.
+#[derive(Debug, Clone)]
+struct View {
     rope: RopeWindow,
     seen: Seen,
 }
 
 /// What queries look at.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "there is one a forward")]
+#[expect(clippy::large_enum_variant, reason = "there is one a forward and reach")]
 enum Seen {
     /// Whole sequences.
     Whole(Mask),
@@ -55,21 +66,23 @@ enum Seen {
     Cached(Vec<(PlacedRun, Mask)>),
 }
 
-/// How a query is kept from what follows it: added to the scores, `[1, 1, seq, all]`, 0 where a
-/// query may look, a large negative number where it may not. `None` where it may look everywhere.
+/// How a query is kept from what follows it, and from what lies before its window: added to the
+/// scores, `[1, 1, seq, all]`, 0 where a query may look, a large negative number where it may not.
+/// `None` where it may look everywhere.
 type Mask = Option<Tensor<4>>;
 
 /// Added to scores that must not be seen: softmax turns it into exactly 0.
 const MASKED: f32 = -1e30;
 
 /// The mask of `seq` tokens that follow `start` others.
-fn causal_mask(start: usize, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
-    if seq == 1 {
+fn mask_of(reach: &Reach, start: usize, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
+    let all = start + seq;
+    if seq == 1 && reach.first_seen(start) == 0 {
         return None;
     }
-    let all = start + seq;
     let mut mask = vec![0.0; seq * all];
     for (query, row) in mask.chunks_exact_mut(all).enumerate() {
+        row[..reach.first_seen(start + query)].fill(MASKED);
         row[start + query + 1..].fill(MASKED);
     }
     let mask = TensorData::new(mask, [1, 1, seq, all]);
@@ -77,22 +90,27 @@ fn causal_mask(start: usize, seq: usize, dtype: FloatDType, device: &Device) -> 
 }
 
 impl Positions {
-    /// The rotary tables and mask of whole sequences, on the layers' device: what they read may be a
+    /// The rotary tables and masks of whole sequences, on the layers' device: what they read may be a
     /// constant to what is trained.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
-    pub(crate) fn whole(rope: &Rope, hidden: &Tensor<3>, device: &Device) -> Self {
+    pub(crate) fn whole(reaches: &[Reach], hidden: &Tensor<3>, device: &Device) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
         let [_, seq, _] = hidden.dims();
         let all = PlacedRun { slot: 0, start: 0, num_rows: seq };
-        let rope = rope.window(&[all], dtype, device);
-        let seen = if dtype == FloatDType::BF16 && !device.is_autodiff() {
-            Seen::Fused
-        } else {
-            Seen::Whole(causal_mask(0, seq, dtype, device))
+        let view = |reach: &Reach| {
+            let rope = RopeWindow::new(&reach.rope, &[all], dtype, device);
+            let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
+            let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
+            let seen = if may_fuse && is_causal && !reach.is_capped {
+                Seen::Fused
+            } else {
+                Seen::Whole(mask_of(reach, 0, seq, dtype, device))
+            };
+            View { rope, seen }
         };
-        Self { rope, seen }
+        Self(reaches.iter().map(view).collect())
     }
 
     /// The rotary tables and masks of new tokens behind those that a cache holds, on the layers'
@@ -101,16 +119,18 @@ impl Positions {
     /// # Shapes
     /// - hidden: `[1, rows, hidden]`, in the type that the layers compute in
     pub(crate) fn following(
-        rope: &Rope,
+        reaches: &[Reach],
         runs: &[PlacedRun],
         hidden: &Tensor<3>,
         device: &Device,
     ) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
-        let rope = rope.window(runs, dtype, device);
-        let mask = |run: &PlacedRun| causal_mask(run.start, run.num_rows, dtype, device);
-        let seen = Seen::Cached(runs.iter().map(|run| (*run, mask(run))).collect());
-        Self { rope, seen }
+        let view = |reach: &Reach| {
+            let rope = RopeWindow::new(&reach.rope, runs, dtype, device);
+            let mask = |run: &PlacedRun| mask_of(reach, run.start, run.num_rows, dtype, device);
+            View { rope, seen: Seen::Cached(runs.iter().map(|run| (*run, mask(run))).collect()) }
+        };
+        Self(reaches.iter().map(view).collect())
     }
 }
 
@@ -124,21 +144,29 @@ impl Attention {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let [query, key, value, output] = spec.linears(shape);
-        let norm = format!("{name}.{}", spec.names.norm);
+        let mut norm = |part, width| source.norm(name, part, width, &layer.norm);
+        let mut head_norms = None;
+        if let Some([query, key]) = spec.names.head_norms {
+            head_norms = Some([norm(query, shape.head_dim)?, norm(key, shape.head_dim)?]);
+        }
+        let post_norm =
+            spec.names.post_norm.map(|part| norm(part, shape.hidden_size)).transpose()?;
         Ok(Self {
-            norm: source.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            norm: norm(spec.names.norm, shape.hidden_size)?,
+            head_norms,
+            post_norm,
             query: source.linear(name, &query)?,
             key: source.linear(name, &key)?,
             value: source.linear(name, &value)?,
             output: source.linear(name, &output)?,
-            num_heads: shape.num_heads,
-            num_kv_heads: shape.num_kv_heads,
-            head_dim: shape.head_dim,
+            form: AttentionForm::new(spec, layer, shape),
         })
     }
 
-    pub(crate) fn norm(&self) -> &RmsNorm {
-        &self.norm
+    /// The norm before it, those of queries and keys, and that of what it gives: as far as there are
+    /// any.
+    pub(crate) fn norms(&self) -> (&Norm, Option<&[Norm; 2]>, Option<&Norm>) {
+        (&self.norm, self.head_norms.as_ref(), self.post_norm.as_ref())
     }
 
     /// The projections of queries, keys, values and the output.
@@ -146,28 +174,29 @@ impl Attention {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// The numbers of heads of queries and of keys.
-    pub(crate) fn num_heads(&self) -> (usize, usize) {
-        (self.num_heads, self.num_kv_heads)
+    /// What it computes besides.
+    pub(crate) fn form(&self) -> AttentionForm {
+        self.form
     }
 
     /// The same attention of other weights, each made of the one here.
-    pub(super) fn map(
-        &self,
-        norm: impl Fn(&RmsNorm) -> RmsNorm,
+    pub(super) fn with_weights_of(
+        self,
+        other: &Self,
+        norm: impl Fn(&Norm) -> Norm,
         linear: impl Fn(&Linear) -> Linear,
     ) -> Self {
-        let [query, key, value, output] = self.projections().map(linear);
-        let Self { num_heads, num_kv_heads, head_dim, .. } = *self;
+        let [query, key, value, output] = other.projections().map(linear);
         Self {
-            norm: norm(&self.norm),
+            norm: norm(&other.norm),
+            head_norms: other.head_norms.as_ref().map(|both| both.each_ref().map(&norm)),
+            post_norm: other.post_norm.as_ref().map(&norm),
             query,
             key,
             value,
             output,
-            num_heads,
-            num_kv_heads,
-            head_dim,
+            // An adapter's reach is its own.
+            form: self.form,
         }
     }
 
@@ -186,17 +215,23 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
+        let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
+        let View { rope, seen } = &positions.0[reach];
         let x = self.norm.forward(x);
-        let q = self.heads(&self.query, self.num_heads, x.clone());
-        let (k, v) = self.keys_and_values(x, positions);
+        let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
+        let (k, v) = self.keys_and_values(x, rope);
         // The scores' scale is the queries' as well, and fewer numbers.
-        let scale = 1.0 / (self.head_dim as f32).sqrt();
-        let mixed = match &positions.seen {
-            Seen::Fused => self.mix_fused(positions.rope.rotate(q, 1.0), k, v),
-            Seen::Whole(mask) => self.mix(positions.rope.rotate(q, scale), k, v, mask),
+        let mixed = match seen {
+            Seen::Fused => {
+                // The backend scales by 1 / √head_dim.
+                let rest = scale * (head_dim as f32).sqrt();
+                let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
+                self.mix_fused(rope.rotate(q, rest), k, v)
+            }
+            Seen::Whole(mask) => self.mix(rope.rotate(q, scale), k, v, mask),
             Seen::Cached(runs) => {
                 let cache = cache.expect("positions behind a cache's come with it");
-                let q = positions.rope.rotate(q, scale);
+                let q = rope.rotate(q, scale);
                 let mut mixed = Vec::with_capacity(runs.len());
                 for ((run, mask), rows) in runs.iter().zip(rows_of(runs)) {
                     let (k, v) = cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
@@ -205,8 +240,12 @@ impl Attention {
                 if mixed.len() == 1 { mixed.swap_remove(0) } else { Tensor::cat(mixed, 2) }
             }
         };
-        let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, self.num_heads * self.head_dim]);
-        project(&self.output, mixed).reshape([batch, seq, hidden])
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, num_heads * head_dim]);
+        let output = project(&self.output, mixed).reshape([batch, seq, hidden]);
+        match &self.post_norm {
+            Some(norm) => norm.forward(output),
+            None => output,
+        }
     }
 
     /// The values that each query mixes from those it may look at.
@@ -217,14 +256,15 @@ impl Attention {
     /// - output: `[batch, heads, seq, head_dim]`
     fn mix(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: &Mask) -> Tensor<4> {
         let ([batch, seq, heads, head_dim], all) = (q.dims(), k.dims()[2]);
-        let rows = heads / self.num_kv_heads * seq;
+        let AttentionForm { num_kv_heads, soft_cap, .. } = self.form;
+        let rows = heads / num_kv_heads * seq;
         let dtype = q.dtype();
-        let q = q.swap_dims(1, 2).reshape([batch, self.num_kv_heads, rows, head_dim]);
-        let mut scores = q.matmul(k.swap_dims(2, 3));
+        let q = q.swap_dims(1, 2).reshape([batch, num_kv_heads, rows, head_dim]);
+        let mut scores = soft_capped(q.matmul(k.swap_dims(2, 3)), soft_cap);
         if let Some(mask) = mask {
             scores = (scores.reshape([batch, heads, seq, all]) + Tensor::clone(mask)).reshape([
                 batch,
-                self.num_kv_heads,
+                num_kv_heads,
                 rows,
                 all,
             ]);
@@ -236,12 +276,13 @@ impl Attention {
     /// The same of whole sequences, by the backend, which scales.
     fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         let [batch, seq, heads, head_dim] = q.dims();
-        let groups = heads / self.num_kv_heads;
+        let num_kv_heads = self.form.num_kv_heads;
+        let groups = heads / num_kv_heads;
         let repeated = |x: Tensor<4>| {
             if groups == 1 {
                 return x;
             }
-            x.reshape([batch, self.num_kv_heads, 1, seq, head_dim])
+            x.reshape([batch, num_kv_heads, 1, seq, head_dim])
                 .repeat_dim(2, groups)
                 .reshape([batch, heads, seq, head_dim])
         };
@@ -254,24 +295,34 @@ impl Attention {
     /// # Shapes
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
-        let (k, v) = self.keys_and_values(self.norm.forward(x), positions);
-        let Seen::Cached(runs) = &positions.seen else { panic!("positions behind a cache's") };
+        let View { rope, seen } = &positions.0[self.form.reach];
+        let (k, v) = self.keys_and_values(self.norm.forward(x), rope);
+        let Seen::Cached(runs) = seen else { panic!("positions behind a cache's") };
         for ((run, _), rows) in runs.iter().zip(rows_of(runs)) {
             cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
         }
     }
 
     /// Of normed x, `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
-    fn keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> (Tensor<4>, Tensor<4>) {
-        let k = self.heads(&self.key, self.num_kv_heads, x.clone());
-        let v = self.heads(&self.value, self.num_kv_heads, x);
-        (positions.rope.rotate(k, 1.0).swap_dims(1, 2), v.swap_dims(1, 2))
+    fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> (Tensor<4>, Tensor<4>) {
+        let num_kv_heads = self.form.num_kv_heads;
+        let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
+        let v = self.heads(&self.value, num_kv_heads, x);
+        (rope.rotate(k, 1.0).swap_dims(1, 2), v.swap_dims(1, 2))
     }
 
     /// A projection cut into heads, `[batch, seq, heads, head_dim]`.
     fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
-        project(linear, x).reshape([batch, seq, num_heads, self.head_dim])
+        project(linear, x).reshape([batch, seq, num_heads, self.form.head_dim])
+    }
+
+    /// Heads by their norm, if they have one: that of queries or of keys.
+    fn normed(&self, nth: usize, heads: Tensor<4>) -> Tensor<4> {
+        match &self.head_norms {
+            Some(norms) => norms[nth].forward(heads),
+            None => heads,
+        }
     }
 }
 

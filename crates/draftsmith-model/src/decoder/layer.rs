@@ -2,22 +2,25 @@
 //! layers have both, an adapter's may leave one out.
 
 use burn::module::Module;
-use burn::nn::{Linear, RmsNorm};
+use burn::nn::Linear;
 use burn::tensor::Tensor;
 
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
-use super::source::{WeightSource, named_linear, named_norm};
+use super::norm::Norm;
+use super::source::{WeightSource, named_linears};
 use crate::kv_cache::LayerCache;
 use crate::shape::ModelShape;
-use crate::spec::LayerSpec;
+use crate::spec::{AttentionSpec, LayerSpec};
 use crate::weights::NamedTensor;
 
-/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; a part that is left out adds nothing.
+/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` where both read the
+/// same; a part that is left out adds nothing.
 #[derive(Module, Debug)]
 pub(crate) struct DecoderLayer {
     attention: Option<Attention>,
     mlp: Option<Mlp>,
+    is_parallel: bool,
 }
 
 impl DecoderLayer {
@@ -33,7 +36,7 @@ impl DecoderLayer {
             attention.map(|part| Attention::build(part, spec, shape, name, source)).transpose()?;
         let mlp = spec.mlp.as_ref();
         let mlp = mlp.map(|part| Mlp::build(part, spec, shape, name, source)).transpose()?;
-        Ok(Self { attention, mlp })
+        Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
     }
 
     /// The tensors as a checkpoint keeps them under `name`.
@@ -44,19 +47,30 @@ impl DecoderLayer {
         name: &str,
     ) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
-        if let (Some(part), Some(spec)) = (&self.attention, &spec.attention) {
-            tensors.push(named_norm(&format!("{name}.{}", spec.names.norm), part.norm()));
-            for (linear, spec) in part.projections().into_iter().zip(spec.linears(shape)) {
-                tensors.extend(named_linear(&spec.name_in(name), linear));
+        let norm = |norm: &Norm, part: &str| norm.named(&spec.norm, &format!("{name}.{part}"));
+        if let (Some(part), Some(AttentionSpec { names, .. })) = (&self.attention, &spec.attention)
+        {
+            let linears = spec.attention.iter().flat_map(|spec| spec.linears(shape));
+            let (before, of_heads, behind) = part.norms();
+            tensors.extend(norm(before, names.norm));
+            tensors.extend(named_linears(name, linears.zip(part.projections())));
+            for (own, name) in of_heads.into_iter().flatten().zip(names.head_norms.iter().flatten())
+            {
+                tensors.extend(norm(own, name));
+            }
+            for (own, name) in behind.into_iter().zip(names.post_norm) {
+                tensors.extend(norm(own, name));
             }
         }
         if let (Some(part), Some(spec)) = (&self.mlp, &spec.mlp) {
-            tensors.push(named_norm(&format!("{name}.{}", spec.names.norm), part.norm()));
+            let (before, behind) = part.norms();
             let (gate, up_and_down) = part.projections();
             let (gate_spec, specs) = spec.linears(shape);
-            let linears = gate.into_iter().chain(up_and_down);
-            for (linear, spec) in linears.zip(gate_spec.into_iter().chain(specs)) {
-                tensors.extend(named_linear(&spec.name_in(name), linear));
+            let specs = gate_spec.into_iter().chain(specs);
+            tensors.extend(norm(before, spec.names.norm));
+            tensors.extend(named_linears(name, specs.zip(gate.into_iter().chain(up_and_down))));
+            for (own, name) in behind.into_iter().zip(spec.names.post_norm) {
+                tensors.extend(norm(own, name));
             }
         }
         tensors
@@ -72,41 +86,47 @@ impl DecoderLayer {
         self.mlp.as_ref()
     }
 
+    /// Whether the MLP reads what attention reads.
+    pub(crate) fn is_parallel(&self) -> bool {
+        self.is_parallel
+    }
+
     /// The layer whose parts are those of `other` as far as both have them in one form, each norm
     /// and linear layer made of the other's.
     pub(crate) fn with_parts_of(
         self,
         other: &Self,
-        norm: impl Fn(&RmsNorm) -> RmsNorm,
+        norm: impl Fn(&Norm) -> Norm,
         linear: impl Fn(&Linear) -> Linear,
     ) -> Self {
         let attention = self.attention.map(|own| match &other.attention {
-            Some(attention) => attention.map(&norm, &linear),
+            Some(attention) => own.with_weights_of(attention, &norm, &linear),
             None => own,
         });
-        let is_gated = |mlp: &Mlp| mlp.projections().0.is_some();
         let mlp = self.mlp.map(|own| match &other.mlp {
-            Some(mlp) if is_gated(mlp) == is_gated(&own) => mlp.map(&norm, &linear),
+            Some(mlp) if mlp.is_like(&own) => mlp.map(&norm, &linear),
             _ => own,
         });
-        Self { attention, mlp }
+        Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn forward(
         &self,
-        mut hidden: Tensor<3>,
+        hidden: Tensor<3>,
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
+        let mut output = hidden.clone();
         if let Some(attention) = &self.attention {
-            hidden = hidden.clone() + attention.forward(hidden, positions, cache);
+            output = output + attention.forward(hidden.clone(), positions, cache);
         }
         if let Some(mlp) = &self.mlp {
-            hidden = hidden.clone() + mlp.forward(hidden);
+            let read = if self.is_parallel { hidden } else { output.clone() };
+            output = output + mlp.forward(read);
         }
-        hidden
+        output
     }
 
     /// Writes the keys and values of new tokens, of which nothing else is computed.

@@ -1,20 +1,25 @@
 //! An MLP behind its norm, gated or not.
 
 use burn::module::Module;
-use burn::nn::{Linear, RmsNorm};
-use burn::tensor::{Tensor, activation::silu};
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu, silu};
 
+use super::norm::Norm;
 use super::source::WeightSource;
 use crate::shape::ModelShape;
-use crate::spec::{LayerSpec, MlpSpec};
+use crate::spec::{Activation, LayerSpec, MlpSpec};
 
-/// `down(silu(gate(x)) ∘ up(x))` of normed x, or `down(silu(up(x)))` without a gate.
+/// `down(activation(gate(x)) ∘ up(x))` of normed x, or `down(activation(up(x)))` without a gate.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
-    norm: RmsNorm,
+    norm: Norm,
     gate: Option<Linear>,
     up: Linear,
     down: Linear,
+    post_norm: Option<Norm>,
+    #[module(skip)]
+    activation: Activation,
 }
 
 impl Mlp {
@@ -27,17 +32,20 @@ impl Mlp {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let (gate, [up, down]) = spec.linears(shape);
-        let norm = format!("{name}.{}", spec.names.norm);
+        let mut norm = |part| source.norm(name, part, shape.hidden_size, &layer.norm);
         Ok(Self {
-            norm: source.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            norm: norm(spec.names.norm)?,
+            post_norm: spec.names.post_norm.map(norm).transpose()?,
             gate: gate.map(|gate| source.linear(name, &gate)).transpose()?,
             up: source.linear(name, &up)?,
             down: source.linear(name, &down)?,
+            activation: spec.activation,
         })
     }
 
-    pub(crate) fn norm(&self) -> &RmsNorm {
-        &self.norm
+    /// The norm before it and, if there is one, that of what it gives.
+    pub(crate) fn norms(&self) -> (&Norm, Option<&Norm>) {
+        (&self.norm, self.post_norm.as_ref())
     }
 
     /// The projections: the gate, if there is one, then up and down.
@@ -45,17 +53,29 @@ impl Mlp {
         (self.gate.as_ref(), [&self.up, &self.down])
     }
 
+    pub(crate) fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Whether the other has the same parts.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
+        form(self) == form(other)
+    }
+
     /// The same MLP of other weights, each made of the one here.
     pub(crate) fn map(
         &self,
-        norm: impl Fn(&RmsNorm) -> RmsNorm,
+        norm: impl Fn(&Norm) -> Norm,
         linear: impl Fn(&Linear) -> Linear,
     ) -> Self {
         Self {
             norm: norm(&self.norm),
+            post_norm: self.post_norm.as_ref().map(norm),
             gate: self.gate.as_ref().map(&linear),
             up: linear(&self.up),
             down: linear(&self.down),
+            activation: self.activation,
         }
     }
 
@@ -64,10 +84,26 @@ impl Mlp {
     pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = self.norm.forward(x).reshape([batch * seq, hidden]);
-        let wide = match &self.gate {
-            Some(gate) => silu(gate.forward(x.clone())) * self.up.forward(x),
-            None => silu(self.up.forward(x)),
+        let activated = |x: Tensor<2>| match self.activation {
+            Activation::Silu => silu(x),
+            Activation::Gelu => gelu(x),
+            Activation::GeluTanh => gelu_tanh(x),
         };
-        self.down.forward(wide).reshape([batch, seq, hidden])
+        let wide = match &self.gate {
+            Some(gate) => activated(gate.forward(x.clone())) * self.up.forward(x),
+            None => activated(self.up.forward(x)),
+        };
+        let output = self.down.forward(wide).reshape([batch, seq, hidden]);
+        match &self.post_norm {
+            Some(norm) => norm.forward(output),
+            None => output,
+        }
     }
+}
+
+/// [`Activation::GeluTanh`]. burn's own takes a power of negative numbers, which devices may refuse.
+fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
+    let cubed = x.clone() * x.clone() * x.clone();
+    let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+    x * (inner.tanh() + 1.0) * 0.5
 }

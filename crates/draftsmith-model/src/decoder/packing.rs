@@ -7,28 +7,53 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use burn::module::Param;
-use burn::nn::{Linear, RmsNorm};
-use burn::tensor::{Device, TensorData};
+use burn::nn::Linear;
+use burn::tensor::Device;
 
 use super::attention::Attention;
 use super::mlp::Mlp;
+use super::norm::Norm;
 use super::source::{WeightSource, linear};
-use crate::packed::{PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights};
+use crate::packed::{
+    PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, pack, values,
+};
 use crate::shape::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec};
+use crate::spec::{LayerSpec, LinearSpec, NormForm, NormSpec};
+
+impl Norm {
+    pub(crate) fn packed(&self) -> PackedNorm {
+        let (gamma, beta) = (values(self.gamma()), self.beta().map(values));
+        PackedNorm { gamma, beta, epsilon: self.epsilon() as f32 }
+    }
+}
 
 impl Attention {
     pub(crate) fn packed(&self) -> PackedAttention {
-        let (num_heads, num_kv_heads) = self.num_heads();
-        PackedAttention::new(self.norm(), self.projections(), num_heads, num_kv_heads)
+        let [query, key, value, output] = self.projections();
+        let (norm, head_norms, post_norm) = self.norms();
+        PackedAttention {
+            norm: norm.packed(),
+            qkv: pack(&[query, key, value]),
+            head_norms: head_norms.map(|both| both.each_ref().map(Norm::packed)),
+            output: pack(&[output]),
+            post_norm: post_norm.map(Norm::packed),
+            form: self.form(),
+        }
     }
 }
 
 impl Mlp {
     pub(crate) fn packed(&self) -> PackedMlp {
-        let (gate, up_and_down) = self.projections();
-        PackedMlp::new(self.norm(), gate, up_and_down)
+        let (gate, [up, down]) = self.projections();
+        let (norm, post_norm) = self.norms();
+        PackedMlp {
+            norm: norm.packed(),
+            gate_up: pack(&gate.into_iter().chain([up]).collect::<Vec<_>>()),
+            is_gated: gate.is_some(),
+            activation: self.activation(),
+            down: pack(&[down]),
+            post_norm: post_norm.map(Norm::packed),
+        }
     }
 }
 
@@ -52,19 +77,19 @@ pub(crate) fn unpacked_linear(
     linear(weight, [num_inputs, num_outputs], bias, device)
 }
 
-/// A norm as a tensor on `device`.
-pub(crate) fn unpacked_norm(packed: &PackedNorm, epsilon: f64, device: &Device) -> RmsNorm {
-    let gamma = TensorData::new(packed.gamma.clone(), [packed.gamma.len()]);
-    RmsNorm { gamma: Param::from_data(gamma, device), epsilon }
+/// A norm as tensors on `device`.
+pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Device) -> Norm {
+    // Both are as they are multiplied with.
+    let form = if spec.form == NormForm::RmsPlusOne { NormForm::Rms } else { spec.form };
+    let spec = NormSpec { form, ..*spec };
+    Norm::new(&spec, packed.gamma.clone(), packed.beta.clone(), device)
 }
 
 /// A packed layer, by the names of its spec.
 pub(crate) struct Unpacked<'a> {
-    layer: &'a PackedLayer,
-    /// By name, where each matrix stands.
-    linears: Vec<(&'static str, &'a PackedWeights, Range<usize>)>,
-    /// What the attention's norm is called.
-    attention_norm: &'static str,
+    /// Where each matrix stands; those that a checkpoint keeps in one tensor share a name.
+    linears: Vec<(LinearSpec, &'a PackedWeights, Range<usize>)>,
+    norms: Vec<(&'static str, &'a PackedNorm)>,
     device: &'a Device,
 }
 
@@ -78,22 +103,29 @@ impl<'a> Unpacked<'a> {
         device: &'a Device,
     ) -> Self {
         let both = spec.attention.as_ref().zip(spec.mlp.as_ref());
-        let (attention, mlp) = both.expect("a model's layers have both parts");
+        let (attention_spec, mlp_spec) = both.expect("a model's layers have both parts");
+        let PackedLayer { attention, mlp, .. } = layer;
         let mut linears = Vec::new();
         let mut add = |weights: &'a PackedWeights, specs: &[LinearSpec]| {
             let mut start = 0;
             for spec in specs {
-                linears.push((spec.name, weights, start..start + spec.outputs));
+                linears.push((*spec, weights, start..start + spec.outputs));
                 start += spec.outputs;
             }
         };
-        let [query, key, value, output] = attention.linears(shape);
-        add(&layer.attention.qkv, &[query, key, value]);
-        add(&layer.attention.output, &[output]);
-        let (gate, [up, down]) = mlp.linears(shape);
-        add(&layer.mlp.gate_up, &gate.into_iter().chain([up]).collect::<Vec<_>>());
-        add(&layer.mlp.down, &[down]);
-        Self { layer, linears, attention_norm: attention.names.norm, device }
+        let [query, key, value, output] = attention_spec.linears(shape);
+        add(&attention.qkv, &[query, key, value]);
+        add(&attention.output, &[output]);
+        let (gate, [up, down]) = mlp_spec.linears(shape);
+        add(&mlp.gate_up, &gate.into_iter().chain([up]).collect::<Vec<_>>());
+        add(&mlp.down, &[down]);
+        let (of_attention, of_mlp) = (&attention_spec.names, &mlp_spec.names);
+        let mut norms = vec![(of_attention.norm, &attention.norm), (of_mlp.norm, &mlp.norm)];
+        norms.extend(of_attention.post_norm.into_iter().zip(&attention.post_norm));
+        norms.extend(of_mlp.post_norm.into_iter().zip(&mlp.post_norm));
+        let of_heads = attention.head_norms.iter().flatten();
+        norms.extend(of_attention.head_norms.into_iter().flatten().zip(of_heads));
+        Self { linears, norms, device }
     }
 }
 
@@ -101,17 +133,23 @@ impl WeightSource for Unpacked<'_> {
     type Error = Infallible;
 
     fn linear(&mut self, _: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {
-        let found = self.linears.iter().find(|(name, ..)| *name == spec.name);
+        let is_it = |own: &LinearSpec| (own.name, own.rows) == (spec.name, spec.rows);
+        let found = self.linears.iter().find(|(own, ..)| is_it(own));
         let (_, weights, outputs) = found.expect("a layer has the matrices of its spec");
         let linear = unpacked_linear(weights, outputs.clone(), self.device);
         // Matrices side by side share a bias, of zeros for those that have none.
         Ok(Linear { bias: linear.bias.filter(|_| spec.has_bias), ..linear })
     }
 
-    fn norm(&mut self, name: &str, _: usize, epsilon: f64) -> Result<RmsNorm, Infallible> {
-        let PackedLayer { attention, mlp } = self.layer;
-        let is_attention = name.ends_with(self.attention_norm);
-        let norm = if is_attention { &attention.norm } else { &mlp.norm };
-        Ok(unpacked_norm(norm, epsilon, self.device))
+    fn norm(
+        &mut self,
+        _: &str,
+        name: &'static str,
+        _: usize,
+        spec: &NormSpec,
+    ) -> Result<Norm, Infallible> {
+        let found = self.norms.iter().find(|(own, _)| *own == name);
+        let (_, norm) = found.expect("a layer has the norms of its spec");
+        Ok(unpacked_norm(norm, spec, self.device))
     }
 }

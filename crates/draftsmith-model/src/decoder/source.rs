@@ -6,11 +6,12 @@
 use std::convert::Infallible;
 
 use burn::module::Param;
-use burn::nn::{Initializer, Linear, RmsNorm, RmsNormConfig};
+use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::norm::Norm;
 use crate::error::ModelError;
-use crate::spec::LinearSpec;
+use crate::spec::{LinearSpec, NormForm, NormSpec};
 use crate::weights::{NamedTensor, WeightReader};
 
 /// Gives the weights of linear layers and norms.
@@ -20,8 +21,14 @@ pub(crate) trait WeightSource {
     /// A linear layer; `layer` is what its name begins with.
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Self::Error>;
 
-    /// A norm of rows of `width` numbers.
-    fn norm(&mut self, name: &str, width: usize, epsilon: f64) -> Result<RmsNorm, Self::Error>;
+    /// A norm of rows of `width` numbers, `name` behind what its layer's begin with.
+    fn norm(
+        &mut self,
+        layer: &str,
+        name: &'static str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<Norm, Self::Error>;
 }
 
 /// The tensors of a checkpoint.
@@ -35,20 +42,35 @@ impl WeightSource for Stored<'_> {
 
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
         let name = spec.name_in(layer);
-        let shape = [spec.inputs, spec.outputs];
-        let weight = self.reader.take(&format!("{name}.weight"), &[spec.outputs, spec.inputs])?;
+        let mut part = |name: String, shape: &[usize]| {
+            let mut values = Vec::new();
+            let strips = spec.rows.strips(spec.outputs);
+            let keep = |_, rows: &[f32]| values.extend_from_slice(rows);
+            self.reader.take_rows(&name, shape, strips, keep).map(|()| values)
+        };
+        let weight = part(format!("{name}.weight"), &[spec.rows.num_all, spec.inputs])?;
         let weight = transposed(&weight, spec.outputs, spec.inputs);
         let mut bias = None;
         if spec.has_bias {
-            bias = Some(self.reader.take(&format!("{name}.bias"), &[spec.outputs])?);
+            bias = Some(part(format!("{name}.bias"), &[spec.rows.num_all])?);
         }
-        Ok(linear(weight, shape, bias, self.device))
+        Ok(linear(weight, [spec.inputs, spec.outputs], bias, self.device))
     }
 
-    fn norm(&mut self, name: &str, width: usize, epsilon: f64) -> Result<RmsNorm, ModelError> {
-        let gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
-        let gamma = Param::from_data(TensorData::new(gamma, [width]), self.device);
-        Ok(RmsNorm { gamma, epsilon })
+    fn norm(
+        &mut self,
+        layer: &str,
+        name: &'static str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<Norm, ModelError> {
+        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
+        let weight = self.reader.take(&format!("{name}.weight"), &[width])?;
+        let mut bias = None;
+        if spec.form == NormForm::Layer {
+            bias = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
+        }
+        Ok(Norm::new(spec, weight, bias, self.device))
     }
 }
 
@@ -66,23 +88,51 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for Drawn<'_, F> {
         Ok(Linear { weight: (self.matrix)(spec), bias })
     }
 
-    fn norm(&mut self, _: &str, width: usize, epsilon: f64) -> Result<RmsNorm, Infallible> {
-        Ok(RmsNormConfig::new(width).with_epsilon(epsilon).init(self.device))
+    fn norm(
+        &mut self,
+        _: &str,
+        _: &'static str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<Norm, Infallible> {
+        Ok(Norm::ones(spec, width, self.device))
     }
 }
 
-/// A linear layer's tensors as a checkpoint keeps them.
-pub(crate) fn named_linear(name: &str, linear: &Linear) -> impl Iterator<Item = NamedTensor> {
-    let weight =
-        NamedTensor::from_tensor(&format!("{name}.weight"), linear.weight.val().transpose());
-    let bias = linear.bias.as_ref();
-    let bias = bias.map(|bias| NamedTensor::from_tensor(&format!("{name}.bias"), bias.val()));
-    [weight].into_iter().chain(bias)
-}
-
-/// A norm's tensor as a checkpoint keeps it.
-pub(crate) fn named_norm(name: &str, norm: &RmsNorm) -> NamedTensor {
-    NamedTensor::from_tensor(&format!("{name}.weight"), norm.gamma.val())
+/// Linear layers' tensors as a checkpoint keeps them under `layer`: those that share one lie in it.
+pub(crate) fn named_linears<'a>(
+    layer: &str,
+    linears: impl IntoIterator<Item = (LinearSpec, &'a Linear)>,
+) -> Vec<NamedTensor> {
+    let mut tensors: Vec<NamedTensor> = Vec::new();
+    let mut add = |name: String, spec: &LinearSpec, values: Vec<f32>| {
+        let row_len = values.len() / spec.outputs;
+        let found = tensors.iter().position(|tensor| tensor.name == name);
+        let place = found.unwrap_or_else(|| {
+            let shape = match name.ends_with(".bias") {
+                true => vec![spec.rows.num_all],
+                false => vec![spec.rows.num_all, spec.inputs],
+            };
+            let values = vec![0.0; spec.rows.num_all * row_len];
+            tensors.push(NamedTensor { name, shape, values });
+            tensors.len() - 1
+        });
+        let mut rest = values.as_slice();
+        for rows in spec.rows.strips(spec.outputs) {
+            let (strip, others) = rest.split_at(rows.len() * row_len);
+            tensors[place].values[rows.start * row_len..rows.end * row_len].copy_from_slice(strip);
+            rest = others;
+        }
+    };
+    for (spec, linear) in linears {
+        let name = spec.name_in(layer);
+        let weight = NamedTensor::from_tensor("", linear.weight.val().transpose());
+        add(format!("{name}.weight"), &spec, weight.values);
+        if let Some(bias) = &linear.bias {
+            add(format!("{name}.bias"), &spec, NamedTensor::from_tensor("", bias.val()).values);
+        }
+    }
+    tensors
 }
 
 /// `[rows, columns]` values as `[columns, rows]`.

@@ -8,12 +8,15 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::buffers::{PackedLayerCache, Scratch};
 use super::kernel::{Shape, multiply_panels};
-use super::steps::{add, rotate, softmax};
+use super::norm::{PackedNorm, add_normed};
+use super::steps::{self, rotate, softmax};
 use super::storage::LINE;
 use super::weights::PackedWeights;
-use super::{PackedNorm, vectorized};
 use crate::placed::{PlacedRows, PlacedRun};
-use crate::rope::RopeTable;
+use crate::rope::{Reach, RopeTable};
+use crate::shape::ModelShape;
+use crate::spec::{AttentionSpec, LayerSpec};
+use crate::vectors::vectorized;
 
 /// One layer's attention behind its norm, as the CPU reads it.
 #[derive(Debug)]
@@ -21,18 +24,42 @@ pub(crate) struct PackedAttention {
     pub(crate) norm: PackedNorm,
     /// Queries, keys and values of a token, side by side.
     pub(crate) qkv: PackedWeights,
+    /// Of each head's query and key, before they are rotated.
+    pub(crate) head_norms: Option<[PackedNorm; 2]>,
     pub(crate) output: PackedWeights,
-    pub(super) num_heads: usize,
-    pub(super) num_kv_heads: usize,
-    pub(super) head_dim: usize,
+    /// Of what it gives, before that is added.
+    pub(crate) post_norm: Option<PackedNorm>,
+    pub(crate) form: AttentionForm,
 }
 
-impl PackedAttention {
+/// What an attention computes besides its products.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttentionForm {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// What scores are multiplied with.
+    pub(crate) scale: f32,
+    pub(crate) soft_cap: Option<f32>,
+    /// Which of the model's reaches it has.
+    pub(crate) reach: usize,
+}
+
+impl AttentionForm {
+    /// The form of a layer's attention.
+    pub(crate) fn new(spec: &AttentionSpec, layer: &LayerSpec, shape: &ModelShape) -> Self {
+        let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *shape;
+        let (scale, soft_cap, reach) = (spec.scale(shape), spec.soft_cap, layer.reach);
+        Self { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach }
+    }
+
     /// Numbers of a row's queries, and of its keys or its values.
     fn widths(&self) -> (usize, usize) {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
+}
 
+impl PackedAttention {
     /// Writes the keys and values of new tokens, whose attention nobody reads; `slots` has this
     /// layer's memory of each slot.
     pub(crate) fn fill(
@@ -40,13 +67,13 @@ impl PackedAttention {
         x: &[f32],
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
-        rope: &RopeTable,
+        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        let mut projected = std::mem::take(&mut scratch.wide);
-        self.project(x, rows, rope, scratch, &mut projected);
+        let mut projected = std::mem::take(&mut scratch.projected);
+        self.project(x, rows, reaches, scratch, &mut projected);
         self.write(&projected, rows, slots);
-        scratch.wide = projected;
+        scratch.projected = projected;
     }
 
     /// Adds the attention of new tokens to their hidden states; `slots` has this layer's memory of
@@ -56,14 +83,14 @@ impl PackedAttention {
         x: &mut [f32],
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
-        rope: &RopeTable,
+        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        let mut projected = std::mem::take(&mut scratch.wide);
-        self.project(x, rows, rope, scratch, &mut projected);
+        let mut projected = std::mem::take(&mut scratch.projected);
+        self.project(x, rows, reaches, scratch, &mut projected);
         self.write(&projected, rows, slots);
-        self.attend(x, &projected, rows, slots, scratch);
-        scratch.wide = projected;
+        self.attend(x, &projected, rows, slots, reaches, scratch);
+        scratch.projected = projected;
     }
 
     /// Queries, keys and values of rows, each normed before and rotated to its position, queries
@@ -72,7 +99,7 @@ impl PackedAttention {
         &self,
         x: &[f32],
         rows: PlacedRows<'_>,
-        rope: &RopeTable,
+        reaches: &[Reach],
         scratch: &mut Scratch,
         projected: &mut Vec<f32>,
     ) {
@@ -80,25 +107,30 @@ impl PackedAttention {
         self.qkv.multiply(&scratch.normed, projected, scratch.threads);
         vectorized(
             #[inline(always)]
-            || self.rotate(projected, rows, rope),
+            || self.rotate(projected, rows, &reaches[self.form.reach].rope),
         );
     }
 
     #[inline(always)]
     fn rotate(&self, projected: &mut [f32], rows: PlacedRows<'_>, rope: &RopeTable) {
-        let (q_width, kv_width) = self.widths();
-        // The scores' scale is the queries' as well, and fewer numbers.
-        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        let AttentionForm { head_dim, scale, .. } = self.form;
+        let (q_width, kv_width) = self.form.widths();
         let mut projected = projected.chunks_exact_mut(q_width + 2 * kv_width);
         for PlacedRun { start, num_rows, .. } in rows.runs() {
             for position in start..start + num_rows {
                 let Some(row) = projected.next() else { return };
                 let (cos, sin) = rope.at(position);
                 let (q, kv) = row.split_at_mut(q_width);
-                for query in q.chunks_exact_mut(self.head_dim) {
+                let k = &mut kv[..kv_width];
+                if let Some([query_norm, key_norm]) = &self.head_norms {
+                    query_norm.apply(q);
+                    key_norm.apply(k);
+                }
+                // The scores' scale is the queries' as well, and fewer numbers.
+                for query in q.chunks_exact_mut(head_dim) {
                     rotate(query, cos, sin, scale);
                 }
-                for key in kv[..kv_width].chunks_exact_mut(self.head_dim) {
+                for key in k.chunks_exact_mut(head_dim) {
                     rotate(key, cos, sin, 1.0);
                 }
             }
@@ -115,14 +147,15 @@ impl PackedAttention {
         vectorized(
             #[inline(always)]
             || {
-                let (q_width, kv_width) = self.widths();
+                let AttentionForm { num_kv_heads, head_dim, .. } = self.form;
+                let (q_width, kv_width) = self.form.widths();
                 let mut projected = projected.chunks_exact(q_width + 2 * kv_width);
                 for PlacedRun { slot, start, num_rows } in rows.runs() {
                     for position in start..start + num_rows {
                         let Some(row) = projected.next() else { return };
                         let (keys, values) = row[q_width..].split_at(kv_width);
-                        for head in 0..self.num_kv_heads {
-                            let channels = head * self.head_dim..(head + 1) * self.head_dim;
+                        for head in 0..num_kv_heads {
+                            let channels = head * head_dim..(head + 1) * head_dim;
                             let (key, value) = (&keys[channels.clone()], &values[channels]);
                             slots[slot].write(head, position, key, value);
                         }
@@ -140,20 +173,20 @@ impl PackedAttention {
         projected: &[f32],
         rows: PlacedRows<'_>,
         slots: &[PackedLayerCache],
+        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        Arch::new().dispatch(Mix { attention: self, projected, rows, slots, scratch });
+        let reach = &reaches[self.form.reach];
+        Arch::new().dispatch(Mix { form: self.form, reach, projected, rows, slots, scratch });
         self.output.multiply(&scratch.heads, &mut scratch.narrow, scratch.threads);
-        vectorized(
-            #[inline(always)]
-            || add(x, &scratch.narrow),
-        );
+        add_normed(x, &mut scratch.narrow, self.post_norm.as_ref());
     }
 }
 
 /// From queries to the mixtures of values that they see, in `scratch.heads`.
 struct Mix<'a> {
-    attention: &'a PackedAttention,
+    form: AttentionForm,
+    reach: &'a Reach,
     projected: &'a [f32],
     rows: PlacedRows<'a>,
     slots: &'a [PackedLayerCache],
@@ -166,10 +199,10 @@ impl WithSimd for Mix<'_> {
     /// Slot by slot: a token looks at its own sequence alone.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { attention, projected, rows, slots, scratch } = self;
+        let Self { form, reach, projected, rows, slots, scratch } = self;
         let Scratch { queries, scores, mixed, heads, .. } = scratch;
-        let (head_dim, kv_heads) = (attention.head_dim, attention.num_kv_heads);
-        let (q_width, kv_width) = attention.widths();
+        let AttentionForm { num_heads, num_kv_heads: kv_heads, head_dim, soft_cap, .. } = form;
+        let (q_width, kv_width) = form.widths();
         let row_width = q_width + 2 * kv_width;
         heads.resize(projected.len() / row_width * q_width, 0.0);
         let mut first = 0;
@@ -178,8 +211,11 @@ impl WithSimd for Mix<'_> {
             let projected = &projected[first * row_width..(first + num_rows) * row_width];
             let heads = &mut heads[first * q_width..(first + num_rows) * q_width];
             first += num_rows;
-            let all = (start + num_rows).next_multiple_of(LINE);
-            let group = attention.num_heads / kv_heads;
+            // What no row sees is not scored, in whole lines: where a row's sums begin changes
+            // nothing, since they begin with zeros.
+            let before = reach.first_seen(start) / LINE * LINE;
+            let all = (start + num_rows).next_multiple_of(LINE) - before;
+            let group = num_heads / kv_heads;
             for kv_head in 0..kv_heads {
                 // The queries that share this head's keys, row by row.
                 queries.clear();
@@ -188,18 +224,24 @@ impl WithSimd for Mix<'_> {
                     queries.extend_from_slice(of_group);
                 }
                 scores.resize(num_rows * group * all, 0.0);
-                let keys = &cache.keys[kv_head * cache.capacity / LINE * head_dim..];
-                let keys = &keys[..all / LINE * head_dim];
+                let keys = (kv_head * cache.capacity + before) / LINE * head_dim;
+                let keys = &cache.keys[keys..][..all / LINE * head_dim];
                 let shape = Shape { inputs: head_dim, stride: head_dim, outputs: all };
                 multiply_panels(simd, queries, keys, shape, scores);
+                if let Some(cap) = soft_cap {
+                    steps::soft_cap(scores, cap);
+                }
                 for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
-                    softmax(scores, start + i / group + 1);
+                    let position = start + i / group;
+                    let first = reach.first_seen(position) - before;
+                    softmax(scores, first, position + 1 - before);
                 }
                 mixed.resize(num_rows * group * head_dim, 0.0);
                 let num_panels = head_dim.div_ceil(LINE);
                 let values = &cache.values[kv_head * num_panels * cache.capacity..];
+                let values = &values[before..num_panels * cache.capacity];
                 let shape = Shape { inputs: all, stride: cache.capacity, outputs: head_dim };
-                multiply_panels(simd, scores, &values[..num_panels * cache.capacity], shape, mixed);
+                multiply_panels(simd, scores, values, shape, mixed);
                 for (row, mixed) in
                     heads.chunks_exact_mut(q_width).zip(mixed.chunks_exact(group * head_dim))
                 {

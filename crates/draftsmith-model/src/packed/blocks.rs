@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::buffers::{Blocks, PackedLayerCache, Scratch};
 use super::{MAX_ROWS_A_BLOCK, PackedLayer, Threads};
 use crate::placed::PlacedRows;
-use crate::rope::RopeTable;
+use crate::rope::Reach;
 
 /// Fewer rows are not cut apart for more threads.
 const MIN_ROWS_A_BLOCK: usize = 16;
@@ -32,7 +32,7 @@ impl Blocks {
         x: &mut [f32],
         rows: PlacedRows<'_>,
         caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-        rope: &RopeTable,
+        reaches: &[Reach],
     ) {
         let Some(first) = layers.first() else { return };
         let width = first.attention.norm.width();
@@ -52,17 +52,16 @@ impl Blocks {
             })
             .collect();
         for (layer, slots) in layers.iter().zip(caches) {
-            let PackedLayer { attention, mlp } = layer;
+            let attention = &layer.attention;
             for_each(&mut blocks, &mut self.scratches, |block, scratch| {
-                attention.project(block.x, block.rows, rope, scratch, block.projected);
+                attention.project(block.x, block.rows, reaches, scratch, block.projected);
             });
             for block in &blocks {
                 attention.write(block.projected, block.rows, slots);
             }
             let slots = &*slots;
             for_each(&mut blocks, &mut self.scratches, |block, scratch| {
-                attention.attend(block.x, block.projected, block.rows, slots, scratch);
-                mlp.forward(block.x, scratch);
+                layer.finish(block.x, block.projected, block.rows, slots, reaches, scratch);
             });
         }
     }

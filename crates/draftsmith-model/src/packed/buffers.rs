@@ -18,6 +18,8 @@ pub(crate) struct PackedLayerCache {
 /// Buffers that the layers of a forward share.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// Queries, keys and values.
+    pub(super) projected: Vec<f32>,
     pub(super) normed: Vec<f32>,
     pub(super) wide: Vec<f32>,
     pub(super) narrow: Vec<f32>,

@@ -73,7 +73,8 @@ macro_rules! pass_of_shape {
         [$(($rows:literal: $($panels:literal)+))+],
         ($simd:ident, $x:ident, $lines:ident, $shape:ident, $column:ident, $output:ident)
     ) => {
-        match ($x.len() / $shape.inputs, $lines.len() / $shape.stride) {
+        // The last panel may end where nothing more is read of it.
+        match ($x.len() / $shape.inputs, $lines.len().div_ceil($shape.stride)) {
             $($(($rows, $panels) => {
                 pass::<S, L, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output);
             })+)+

@@ -6,10 +6,12 @@
 
 use safetensors::Dtype;
 
-use super::{PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage};
+use super::{
+    AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
+};
 use crate::error::ModelError;
 use crate::shape::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormForm, NormSpec};
 use crate::weights::WeightReader;
 
 /// The tensors of a checkpoint, to be packed.
@@ -34,7 +36,7 @@ impl Packing<'_> {
         let storage = self.storage.unwrap_or(storage_of(stored));
         // Before there is room for them: the shapes are a `config.json`'s, and may be any.
         for spec in specs {
-            self.reader.check(&name(spec, "weight"), &[spec.outputs, inputs])?;
+            self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
         let outputs = specs.iter().map(|spec| spec.outputs).sum();
         let mut packed = PackedWeights::zeros(storage, inputs, outputs);
@@ -43,7 +45,8 @@ impl Packing<'_> {
             let first = bias.len();
             self.reader.take_rows(
                 &name(spec, "weight"),
-                &[spec.outputs, inputs],
+                &[spec.rows.num_all, inputs],
+                spec.rows.strips(spec.outputs),
                 |row, rows| {
                     let start = first + row;
                     let outputs = start..start + rows.len() / inputs;
@@ -52,8 +55,13 @@ impl Packing<'_> {
             )?;
             bias.resize(first + spec.outputs, 0.0);
             if spec.has_bias {
-                let own = self.reader.take(&name(spec, "bias"), &[spec.outputs])?;
-                bias[first..].copy_from_slice(&own);
+                let own = &mut bias[first..];
+                self.reader.take_rows(
+                    &name(spec, "bias"),
+                    &[spec.rows.num_all],
+                    spec.rows.strips(spec.outputs),
+                    |row, rows| own[row..][..rows.len()].copy_from_slice(rows),
+                )?;
             }
         }
         if specs.iter().any(|spec| spec.has_bias) {
@@ -62,14 +70,22 @@ impl Packing<'_> {
         Ok(packed)
     }
 
+    /// A norm of rows of `width` numbers, `name` behind what its layer's begin with.
     pub(crate) fn norm(
         &mut self,
+        layer: &str,
         name: &str,
         width: usize,
-        epsilon: f64,
+        spec: &NormSpec,
     ) -> Result<PackedNorm, ModelError> {
-        let gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
-        Ok(PackedNorm { gamma, epsilon: epsilon as f32 })
+        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
+        let mut gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
+        gamma.iter_mut().for_each(|gamma| *gamma += spec.offset());
+        let mut beta = None;
+        if spec.form == NormForm::Layer {
+            beta = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
+        }
+        Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
     }
 
     /// The layer that checkpoints call `name`.
@@ -87,6 +103,7 @@ impl Packing<'_> {
         Ok(PackedLayer {
             attention: self.attention(attention, spec, shape, name)?,
             mlp: self.mlp(mlp, spec, shape, name)?,
+            is_parallel: spec.is_parallel,
         })
     }
 
@@ -98,14 +115,20 @@ impl Packing<'_> {
         name: &str,
     ) -> Result<PackedAttention, ModelError> {
         let [query, key, value, output] = spec.linears(shape);
-        let norm = format!("{name}.{}", spec.names.norm);
+        let mut norm = |part, width| self.norm(name, part, width, &layer.norm);
+        let mut head_norms = None;
+        if let Some([query, key]) = spec.names.head_norms {
+            head_norms = Some([norm(query, shape.head_dim)?, norm(key, shape.head_dim)?]);
+        }
+        let post_norm =
+            spec.names.post_norm.map(|part| norm(part, shape.hidden_size)).transpose()?;
         Ok(PackedAttention {
-            norm: self.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            norm: norm(spec.names.norm, shape.hidden_size)?,
+            head_norms,
+            post_norm,
             qkv: self.linears(name, &[query, key, value])?,
             output: self.linears(name, &[output])?,
-            num_heads: shape.num_heads,
-            num_kv_heads: shape.num_kv_heads,
-            head_dim: shape.head_dim,
+            form: AttentionForm::new(spec, layer, shape),
         })
     }
 
@@ -117,14 +140,15 @@ impl Packing<'_> {
         name: &str,
     ) -> Result<PackedMlp, ModelError> {
         let (gate, [up, down]) = spec.linears(shape);
-        let norm = format!("{name}.{}", spec.names.norm);
+        let mut norm = |part| self.norm(name, part, shape.hidden_size, &layer.norm);
         let gate_up: Vec<LinearSpec> = gate.into_iter().chain([up]).collect();
         Ok(PackedMlp {
-            norm: self.norm(&norm, shape.hidden_size, layer.norm_epsilon)?,
+            norm: norm(spec.names.norm)?,
+            post_norm: spec.names.post_norm.map(norm).transpose()?,
             gate_up: self.linears(name, &gate_up)?,
             is_gated: gate.is_some(),
+            activation: spec.activation,
             down: self.linears(name, &[down])?,
-            width: down.inputs,
         })
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::buffers::{PackedLayerCache, Scratch, Sharing};
 use super::{PackedLayer, Threads};
 use crate::placed::PlacedRows;
-use crate::rope::RopeTable;
+use crate::rope::Reach;
 
 /// Rows from which on two threads share them: below, starting the second costs more than it saves.
 const ROWS_FOR_TWO: usize = 6;
@@ -45,7 +45,7 @@ impl Sharing {
         x: &mut [f32],
         rows: PlacedRows<'_>,
         mut caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-        rope: &RopeTable,
+        reaches: &[Reach],
     ) {
         let width = layers[0].attention.norm.width();
         // The second half's queries see more keys, so the first half is the larger.
@@ -63,7 +63,7 @@ impl Sharing {
             for (number, (layer, cache)) in layers.iter().zip(caches.iter().flatten()).enumerate() {
                 before(number);
                 let mut slots = cache.lock().unwrap_or_else(PoisonError::into_inner);
-                layer.forward(x, rows, &mut slots, rope, scratch);
+                layer.forward(x, rows, &mut slots, reaches, scratch);
                 drop(slots);
                 after(number);
             }

@@ -43,23 +43,93 @@ pub(super) fn rms_norm(x: &mut [f32], gamma: &[f32], epsilon: f32) {
     }
 }
 
-/// `silu(gate) ∘ up` of rows that hold a gate and, behind it, what it gates.
+/// `(x − mean) / sqrt(variance + ε) ∘ γ + β`, row by row, into `x`.
 #[inline(always)]
-pub(super) fn gated(gate_up: &[f32], width: usize, output: &mut Vec<f32>) {
-    output.resize(gate_up.len() / 2, 0.0);
-    for (row, output) in gate_up.chunks_exact(2 * width).zip(output.chunks_exact_mut(width)) {
-        let (gate, up) = row.split_at(width);
+pub(super) fn layer_norm(x: &mut [f32], gamma: &[f32], beta: &[f32], epsilon: f32) {
+    let width = gamma.len();
+    let beta = &beta[..width];
+    for row in x.chunks_exact_mut(width) {
+        let mut strands = [0.0_f32; STRANDS];
+        let (chunks, rest) = row.as_chunks::<STRANDS>();
+        strands[..rest.len()].copy_from_slice(rest);
+        for chunk in chunks {
+            for i in 0..STRANDS {
+                strands[i] += chunk[i];
+            }
+        }
+        let mean = sum(strands) / width as f32;
         for i in 0..width {
-            output[i] = gate[i] * sigmoid(gate[i]) * up[i];
+            row[i] -= mean;
+        }
+        let scale = 1.0 / (sum_of_squares(row) / width as f32 + epsilon).sqrt();
+        for i in 0..width {
+            row[i] = row[i] * scale * gamma[i] + beta[i];
         }
     }
 }
 
-/// `silu(x)`, into `x`.
+/// `x · sigmoid(x)`
 #[inline(always)]
-pub(super) fn silu(x: &mut [f32]) {
+pub(super) fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// `x · Φ(x)`. The error function is Abramowitz and Stegun's 7.1.26, off by 1.5e-7 at most.
+#[inline(always)]
+pub(super) fn gelu(x: f32) -> f32 {
+    const SERIES: [f32; 4] = [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+    let y = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / 0.327_591_1_f32.mul_add(y, 1.0);
+    let mut series = 1.061_405_4;
+    for term in SERIES {
+        series = t.mul_add(series, term);
+    }
+    // Half of 1 − erf(|x| / √2): what lies beyond |x| on one side.
+    let tail = 0.5 * series * t * exp(-y * y);
+    if x < 0.0 { x * tail } else { x - x * tail }
+}
+
+/// `x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))`, where `½ (1 + tanh(y)) = sigmoid(2y)`.
+#[inline(always)]
+pub(super) fn gelu_tanh(x: f32) -> f32 {
+    const TWICE_ROOT: f32 = 1.595_769;
+    x * sigmoid(TWICE_ROOT * x * (0.044_715 * x).mul_add(x, 1.0))
+}
+
+/// `cap · tanh(x / cap)`, into `x`.
+#[inline(always)]
+pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
+    let twice = 2.0 / cap;
     for i in 0..x.len() {
-        x[i] *= sigmoid(x[i]);
+        // tanh(y) = (1 − e⁻²ʸ) / (1 + e⁻²ʸ) of |y|, where no exponential grows.
+        let small = exp(-x[i].abs() * twice);
+        let size = cap * ((1.0 - small) / (1.0 + small));
+        x[i] = if x[i] < 0.0 { -size } else { size };
+    }
+}
+
+/// `activation(gate) ∘ up` of rows that hold a gate and, behind it, what it gates.
+#[inline(always)]
+pub(super) fn gated(
+    gate_up: &[f32],
+    width: usize,
+    output: &mut Vec<f32>,
+    activation: impl Fn(f32) -> f32,
+) {
+    output.resize(gate_up.len() / 2, 0.0);
+    for (row, output) in gate_up.chunks_exact(2 * width).zip(output.chunks_exact_mut(width)) {
+        let (gate, up) = row.split_at(width);
+        for i in 0..width {
+            output[i] = activation(gate[i]) * up[i];
+        }
+    }
+}
+
+/// `activation(x)`, into `x`.
+#[inline(always)]
+pub(super) fn activate(x: &mut [f32], activation: impl Fn(f32) -> f32) {
+    for i in 0..x.len() {
+        x[i] = activation(x[i]);
     }
 }
 
@@ -107,25 +177,31 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     sum(strands)
 }
 
-/// Rotates one head's query or key to its position, in the half-split layout, and scales it.
+/// Rotates the first channels of one head's query or key to its position, in the half-split layout,
+/// and scales all.
 #[inline(always)]
 pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
     let half = cos.len();
     let (first, second) = head.split_at_mut(half);
-    let (second, sin) = (&mut second[..half], &sin[..half]);
+    let (second, rest) = second.split_at_mut(half);
+    let sin = &sin[..half];
     for i in 0..half {
         let (x, y) = (first[i], second[i]);
         first[i] = (x * cos[i] - y * sin[i]) * scale;
         second[i] = (y * cos[i] + x * sin[i]) * scale;
     }
+    for i in 0..rest.len() {
+        rest[i] *= scale;
+    }
 }
 
-/// Turns the first `len` scores into probabilities, and the others into 0.
+/// Turns the scores from `first` to before `len` into probabilities, and the others into 0.
 ///
 /// # Panics
 /// Unless the scores come in whole strands.
 #[inline(always)]
-pub(super) fn softmax(scores: &mut [f32], len: usize) {
+pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
+    scores[..first].fill(f32::NEG_INFINITY);
     scores[len..].fill(f32::NEG_INFINITY);
     let (strands, []) = scores.as_chunks_mut::<STRANDS>() else {
         panic!("scores come in whole strands");
@@ -147,7 +223,8 @@ pub(super) fn softmax(scores: &mut [f32], len: usize) {
             chunk[i] = exp(chunk[i] - highest);
         }
     }
-    // What lies behind the last score that is seen is next to nothing, and here nothing.
+    // What lies around the scores that are seen is next to nothing, and here nothing.
+    seen.as_flattened_mut()[..first].fill(0.0);
     seen.as_flattened_mut()[len..].fill(0.0);
     let mut total = [0.0_f32; STRANDS];
     for chunk in seen.iter() {
@@ -169,17 +246,54 @@ mod tests {
 
     #[test]
     fn hidden_scores_have_no_share() {
-        for len in [1, 3, 8, 11, 16, 24] {
+        for (first, len) in [(0, 1), (0, 3), (0, 8), (5, 11), (10, 16), (3, 24), (23, 24)] {
             let mut scores = [50.0; 24];
-            for (i, score) in scores[..len].iter_mut().enumerate() {
+            for (i, score) in scores[first..len].iter_mut().enumerate() {
                 *score = 0.5 * i as f32;
             }
-            softmax(&mut scores, len);
-            assert!((scores[..len].iter().sum::<f32>() - 1.0).abs() < 1e-6);
-            for pair in scores[..len].windows(2) {
+            softmax(&mut scores, first, len);
+            assert!((scores[first..len].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            for pair in scores[first..len].windows(2) {
                 assert!((pair[1] / pair[0] - 0.5_f32.exp()).abs() < 1e-5);
             }
-            assert!(scores[len..].iter().all(|score| *score == 0.0));
+            assert!(scores[..first].iter().chain(&scores[len..]).all(|score| *score == 0.0));
+        }
+    }
+
+    #[test]
+    fn activations_and_caps_are_what_they_are_in_64_bits() {
+        for i in -1200..=1200 {
+            let x = i as f32 / 100.0;
+            let exact = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (exact + 0.044_715 * exact.powi(3));
+            let expected = 0.5 * exact * (1.0 + inner.tanh());
+            assert!((f64::from(gelu_tanh(x)) - expected).abs() < 2e-6, "{x}");
+            // Φ by its integral from 0, in small steps (Simpson).
+            let num_steps = 400;
+            let density = |y: f64| (-0.5 * y * y).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            let step = exact / f64::from(num_steps);
+            let integral: f64 = (0..num_steps)
+                .map(|n| {
+                    let at = |offset: f64| density((f64::from(n) + offset) * step);
+                    (at(0.0) + 4.0 * at(0.5) + at(1.0)) * step / 6.0
+                })
+                .sum();
+            assert!((f64::from(gelu(x)) - exact * (0.5 + integral)).abs() < 2e-6, "{x}");
+            let mut capped = [x];
+            soft_cap(&mut capped, 3.0);
+            assert!((f64::from(capped[0]) - 3.0 * (exact / 3.0).tanh()).abs() < 1e-6, "{x}");
+        }
+    }
+
+    #[test]
+    fn a_layer_norm_leaves_mean_and_deviation_to_its_weights() {
+        let mut rows: Vec<f32> = (0..22).map(|i| (i * i % 17) as f32 + 100.0).collect();
+        let (gamma, beta) = ([2.0; 11], [-1.0; 11]);
+        layer_norm(&mut rows, &gamma, &beta, 1e-9);
+        for row in rows.chunks(11) {
+            let mean = row.iter().sum::<f32>() / 11.0;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 11.0;
+            assert!((mean + 1.0).abs() < 1e-5 && (variance - 4.0).abs() < 1e-4, "{row:?}");
         }
     }
 
@@ -188,5 +302,9 @@ mod tests {
         let mut head = [3.0, 0.0, 4.0, 1.0];
         rotate(&mut head, &[0.0, 1.0], &[1.0, 0.0], 2.0);
         assert_eq!(head, [-8.0, 0.0, 6.0, 2.0]);
+        // Channels that are not rotated are scaled.
+        let mut head = [3.0, 4.0, 5.0];
+        rotate(&mut head, &[0.0], &[1.0], 2.0);
+        assert_eq!(head, [-8.0, 6.0, 10.0]);
     }
 }

@@ -13,7 +13,7 @@ mod on_host;
 mod tests;
 
 use burn::tensor::{FloatDType, Tensor};
-use draftsmith_model::{CausalLm, vectors};
+use draftsmith_model::{CausalLm, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
 /// What is minimised, as the mean over supervised tokens: of the target's distribution p and the
@@ -39,6 +39,8 @@ pub enum DistillationLoss {
 pub(crate) struct LmHead {
     /// `[hidden, vocab]`
     weight: Tensor<2>,
+    /// Of its logits, and of those of an adapter's own head.
+    soft_cap: Option<f32>,
 }
 
 /// An adapter's outputs at a batch's tokens.
@@ -117,7 +119,8 @@ impl Teacher {
 impl LmHead {
     /// The head of a target that does not record autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
-        Self { weight: target.lm_head_weight() }
+        let soft_cap = target.config().spec.logit_soft_cap;
+        Self { weight: target.lm_head_weight(), soft_cap }
     }
 
     /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))
@@ -143,10 +146,18 @@ impl LmHead {
         let mut gradients = Vec::new();
         let mut heads_gradient: Option<Tensor<2>> = None;
         for (hidden, teacher) in chunks(hidden, teacher, loss_chunk) {
-            let teacher = Teacher::new(logits(teacher, &self.weight), loss);
-            let logits = logits(hidden.clone(), &students_head);
+            let teacher = Teacher::new(self.logits(teacher, &self.weight), loss);
+            let logits = self.logits(hidden.clone(), &students_head);
+            let slopes = self.soft_cap.map(|cap| {
+                // The slope of a cap at a logit behind it: 1 − tanh².
+                (logits.clone() / cap).square().neg() + 1.0
+            });
             let (loss, gradient) = teacher.loss_and_gradient(logits, token_share);
             losses.push(loss);
+            let gradient = match slopes {
+                Some(slopes) => gradient * slopes,
+                None => gradient,
+            };
             let gradient = gradient.cast(self.weight.dtype());
             if own_head.is_some() {
                 let more = hidden.transpose().matmul(gradient.clone()).cast(FloatDType::F32);
@@ -180,8 +191,8 @@ impl LmHead {
         let device = hidden.device();
         let students_head = own_head.unwrap_or_else(|| self.weight.clone());
         let sums = chunks(hidden, teacher, loss_chunk).map(|(student, teacher)| {
-            let student = logits(student, &students_head);
-            let teacher = logits(teacher, &self.weight);
+            let student = self.logits(student, &students_head);
+            let teacher = self.logits(teacher, &self.weight);
             if vectors::reach(&device) {
                 let [_, vocab_size] = student.dims();
                 let [student, teacher] = [student, teacher].map(vectors::values);
@@ -194,15 +205,15 @@ impl LmHead {
         });
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
-}
 
-/// An LM head's logits of hidden states, in f32.
-///
-/// # Shapes
-/// - hidden: `[tokens, hidden]`, in the head's type
-/// - head: `[hidden, vocab]`
-fn logits(hidden: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
-    hidden.matmul(head.clone()).cast(FloatDType::F32)
+    /// An LM head's logits of hidden states, in f32.
+    ///
+    /// # Shapes
+    /// - hidden: `[tokens, hidden]`, in the head's type
+    /// - head: `[hidden, vocab]`
+    fn logits(&self, hidden: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
+        soft_capped(hidden.matmul(head.clone()).cast(FloatDType::F32), self.soft_cap)
+    }
 }
 
 /// Both, cut into the same runs of tokens.

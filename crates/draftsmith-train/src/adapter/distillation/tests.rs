@@ -65,12 +65,18 @@ fn the_head_that_was_read_is_the_targets() {
 
 #[test]
 fn value_and_gradient_are_those_of_autodiff_whatever_the_chunk() {
-    let target = tiny_draft(HIDDEN, 64);
-    let head = LmHead::of(&target);
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    for soft_cap in [None, Some(0.8)] {
+        value_and_gradient_are_those_of_autodiff(&LmHead { soft_cap, ..head.clone() });
+    }
+}
+
+fn value_and_gradient_are_those_of_autodiff(head: &LmHead) {
     let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
     for loss in LOSSES {
         let leaf = student.clone().autodiff().require_grad();
-        let logits = |hidden: Tensor<2>| hidden.matmul(head.weight.clone());
+        let logits =
+            |hidden: Tensor<2>| soft_capped(hidden.matmul(head.weight.clone()), head.soft_cap);
         let expected = direct(loss, logits(leaf.clone()), logits(teacher.clone()));
         let gradient = leaf.grad(&expected.backward()).unwrap();
         // Otherwise the comparison shows little.
@@ -88,14 +94,21 @@ fn value_and_gradient_are_those_of_autodiff_whatever_the_chunk() {
 #[test]
 fn a_head_of_its_own_has_the_gradient_of_autodiff_too() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    for soft_cap in [None, Some(1.5)] {
+        an_own_head_has_the_gradient_of_autodiff(&LmHead { soft_cap, ..head.clone() });
+    }
+}
+
+fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
     let [_, vocab_size] = head.weight.dims();
     let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
     let own_head = random(HIDDEN, vocab_size, "own") * 0.3;
     for loss in LOSSES {
         let leaves = [student.clone(), own_head.clone()].map(|leaf| leaf.autodiff().require_grad());
         let [hidden, own] = leaves.clone();
-        let logits = hidden.matmul(own);
-        let expected = direct(loss, logits, teacher.clone().matmul(head.weight.clone()));
+        let logits = soft_capped(hidden.matmul(own), head.soft_cap);
+        let targets = soft_capped(teacher.clone().matmul(head.weight.clone()), head.soft_cap);
+        let expected = direct(loss, logits, targets);
         let grads = expected.backward();
         let [of_hidden, of_head] = leaves.map(|leaf| leaf.grad(&grads).unwrap());
         assert!(of_head.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");

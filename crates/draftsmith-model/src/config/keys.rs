@@ -1,0 +1,171 @@
+//! The keys of a `config.json`, before defaults and checks. Families share most of them, and each
+//! reads those it has: a key of another family's is not looked at, as transformers does not.
+
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use crate::error::{ModelError, read_json};
+use crate::spec::Activation;
+
+#[derive(Deserialize)]
+pub(super) struct Keys {
+    pub(super) vocab_size: usize,
+    pub(super) hidden_size: usize,
+    pub(super) intermediate_size: usize,
+    pub(super) num_hidden_layers: usize,
+    pub(super) num_attention_heads: usize,
+    pub(super) num_key_value_heads: Option<usize>,
+    pub(super) head_dim: Option<usize>,
+    pub(super) max_position_embeddings: Option<usize>,
+    pub(super) rms_norm_eps: Option<f64>,
+    pub(super) layer_norm_eps: Option<f64>,
+    pub(super) hidden_act: Option<String>,
+    pub(super) hidden_activation: Option<String>,
+    pub(super) rope_theta: Option<f64>,
+    pub(super) rope_scaling: Option<RopeKeys>,
+    pub(super) rope_parameters: Option<RopeParameters>,
+    pub(super) rope_local_base_freq: Option<f64>,
+    pub(super) partial_rotary_factor: Option<f64>,
+    pub(super) rotary_pct: Option<f64>,
+    pub(super) rotary_emb_base: Option<f64>,
+    pub(super) original_max_position_embeddings: Option<f64>,
+    pub(super) tie_word_embeddings: Option<bool>,
+    pub(super) attention_bias: Option<bool>,
+    pub(super) mlp_bias: Option<bool>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) sliding_window: Given<usize>,
+    pub(super) use_sliding_window: Option<bool>,
+    pub(super) max_window_layers: Option<usize>,
+    pub(super) sliding_window_pattern: Option<usize>,
+    pub(super) layer_types: Option<Vec<String>>,
+    pub(super) query_pre_attn_scalar: Option<f64>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) attn_logit_softcapping: Given<f32>,
+    #[serde(default, deserialize_with = "given")]
+    pub(super) final_logit_softcapping: Given<f32>,
+    pub(super) use_parallel_residual: Option<bool>,
+    use_bidirectional_attention: Option<Value>,
+    quantization_config: Option<Value>,
+    pub(super) bos_token_id: Option<u32>,
+    pub(super) eos_token_id: Option<TokenIds>,
+}
+
+/// `rope_parameters`, or `rope_scaling`.
+#[derive(Deserialize, Default)]
+pub(super) struct RopeKeys {
+    pub(super) rope_theta: Option<f64>,
+    pub(super) partial_rotary_factor: Option<f64>,
+    pub(super) rope_type: Option<String>,
+    /// As older files call it; some have both.
+    pub(super) r#type: Option<String>,
+    pub(super) factor: Option<f64>,
+    pub(super) low_freq_factor: Option<f64>,
+    pub(super) high_freq_factor: Option<f64>,
+    pub(super) original_max_position_embeddings: Option<f64>,
+    pub(super) beta_fast: Option<f64>,
+    pub(super) beta_slow: Option<f64>,
+    pub(super) mscale: Option<f64>,
+    pub(super) mscale_all_dim: Option<f64>,
+    pub(super) truncate: Option<bool>,
+    pub(super) attention_factor: Option<f64>,
+    pub(super) short_factor: Option<Vec<f64>>,
+    pub(super) long_factor: Option<Vec<f64>>,
+}
+
+/// `rope_parameters`: of all layers, or of each kind.
+#[derive(Deserialize)]
+pub(super) struct RopeParameters {
+    pub(super) full_attention: Option<RopeKeys>,
+    pub(super) sliding_attention: Option<RopeKeys>,
+    #[serde(flatten)]
+    pub(super) of_all: RopeKeys,
+}
+
+/// A key that `null` and absence say different things of: the outer `None` is absence.
+pub(super) type Given<T> = Option<Option<T>>;
+
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Given<T>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+/// One id, or a list of them.
+#[derive(Deserialize, Serialize, Clone)]
+#[serde(untagged, expecting = "is no token id, nor a list of them")]
+pub(super) enum TokenIds {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    pub(super) fn into_vec(self) -> Vec<u32> {
+        match self {
+            Self::One(id) => vec![id],
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+/// An error of a key.
+pub(super) fn fail(path: &Path, key: &'static str, problem: String) -> ModelError {
+    ModelError::Config { path: path.to_path_buf(), key, problem }
+}
+
+/// What a key must have: a number above 0.
+pub(super) fn positive(
+    path: &Path,
+    key: &'static str,
+    value: Option<f64>,
+) -> Result<f64, ModelError> {
+    match value {
+        Some(value) if value > 0.0 && value.is_finite() => Ok(value),
+        Some(value) => Err(fail(path, key, format!("is {value}, expected a positive number"))),
+        None => Err(fail(path, key, "is missing, expected a positive number".to_owned())),
+    }
+}
+
+impl Keys {
+    /// Reads the keys, and refuses what no family computes here.
+    pub(super) fn read(path: &Path) -> Result<Self, ModelError> {
+        let keys: Self = read_json(path)?;
+        if keys.quantization_config.is_some() {
+            let problem = "is there: quantised weights cannot be read; hint: give the checkpoint \
+                           that they were made of, in f32, bf16 or f16";
+            return Err(fail(path, "quantization_config", problem.to_owned()));
+        }
+        match &keys.use_bidirectional_attention {
+            None | Some(Value::Bool(false)) => Ok(keys),
+            Some(other) => {
+                let problem = format!("is {other}: models that look ahead do not generate text");
+                Err(fail(path, "use_bidirectional_attention", problem))
+            }
+        }
+    }
+
+    /// What an MLP applies.
+    pub(super) fn activation(
+        path: &Path,
+        key: &'static str,
+        name: &str,
+    ) -> Result<Activation, ModelError> {
+        match name {
+            "silu" | "swish" => Ok(Activation::Silu),
+            "gelu" => Ok(Activation::Gelu),
+            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+            other => {
+                let known = "`silu`, `gelu` and `gelu_pytorch_tanh` are known";
+                Err(fail(path, key, format!("is `{other}`: {known}")))
+            }
+        }
+    }
+}
+
+/// As `config.json` names it.
+pub(super) fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    }
+}

@@ -1,0 +1,81 @@
+//! The norms of rows: root mean square or LayerNorm.
+
+use burn::module::{Module, Param};
+use burn::nn::RmsNorm;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData, module::layer_norm};
+
+use crate::spec::{NormForm, NormSpec};
+use crate::weights::NamedTensor;
+
+/// A norm with its weights, as what rows are multiplied with: where a checkpoint keeps them without
+/// the 1, it is added.
+#[derive(Module, Debug)]
+pub(crate) struct Norm {
+    gamma: Param<Tensor<1>>,
+    /// What is added: of a LayerNorm, which this makes it.
+    beta: Option<Param<Tensor<1>>>,
+    epsilon: f64,
+}
+
+impl Norm {
+    /// A norm of such weights as a checkpoint keeps them, and such biases, if it is a LayerNorm.
+    pub(crate) fn new(
+        spec: &NormSpec,
+        mut weight: Vec<f32>,
+        bias: Option<Vec<f32>>,
+        device: &Device,
+    ) -> Self {
+        let width = weight.len();
+        weight.iter_mut().for_each(|weight| *weight += spec.offset());
+        let parameter = |values| Param::from_data(TensorData::new(values, [width]), device);
+        Self { gamma: parameter(weight), beta: bias.map(parameter), epsilon: spec.epsilon }
+    }
+
+    /// One that neither multiplies nor adds.
+    pub(crate) fn ones(spec: &NormSpec, width: usize, device: &Device) -> Self {
+        let bias = (spec.form == NormForm::Layer).then(|| vec![0.0; width]);
+        Self::new(spec, vec![1.0 - spec.offset(); width], bias, device)
+    }
+
+    /// What rows are multiplied with.
+    pub(crate) fn gamma(&self) -> Tensor<1> {
+        self.gamma.val()
+    }
+
+    /// What is added to them, if anything.
+    pub(crate) fn beta(&self) -> Option<Tensor<1>> {
+        self.beta.as_ref().map(Param::val)
+    }
+
+    /// What is added before the root is taken.
+    pub(crate) fn epsilon(&self) -> f64 {
+        self.epsilon
+    }
+
+    /// The tensors as a checkpoint keeps them under `name`.
+    pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
+        let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
+        weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
+        let bias = self.beta().map(|beta| NamedTensor::from_tensor(&format!("{name}.bias"), beta));
+        [weight].into_iter().chain(bias).collect()
+    }
+
+    /// The same norm of other weights, each made of the one here.
+    pub(crate) fn map(&self, copied: impl Fn(Tensor<1>) -> Param<Tensor<1>>) -> Self {
+        let (gamma, beta) = (copied(self.gamma()), self.beta().map(&copied));
+        Self { gamma, beta, epsilon: self.epsilon }
+    }
+
+    /// Norms the last dimension.
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let Some(beta) = self.beta() else {
+            let norm = RmsNorm { gamma: self.gamma.clone(), epsilon: self.epsilon };
+            return norm.forward(x);
+        };
+        // Means and deviations are f32's, as in an RMSNorm.
+        let dtype = FloatDType::from(x.dtype());
+        let x = x.cast(FloatDType::F32);
+        let (gamma, beta) = (self.gamma().cast(FloatDType::F32), beta.cast(FloatDType::F32));
+        layer_norm(x, gamma, Some(beta), self.epsilon).cast(dtype)
+    }
+}

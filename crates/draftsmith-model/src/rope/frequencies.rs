@@ -1,0 +1,70 @@
+//! How fast each pair of channels turns, after `rope_theta` and what stretches it.
+//!
+//! transformers computes frequencies in f32, most of them as `1 / theta^(2i / width)`. Here they are
+//! computed in f64 and rounded once, which differs by a unit in the last place at most.
+
+use crate::spec::{RopeConfig, RopeScaling};
+
+/// Radians a position of each pair of the `width` channels that turn, and what cosines and sines
+/// are multiplied with.
+pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64>, f64) {
+    let exponent = |pair: usize| 2.0 * pair as f64 / width as f64;
+    let base = (0..width / 2).map(|pair| config.theta.powf(-exponent(pair)));
+    match &config.scaling {
+        // A base that grows behind the context is the plain one before it.
+        RopeScaling::None | RopeScaling::Dynamic { .. } => (base.collect(), 1.0),
+        RopeScaling::Linear { factor } => (base.map(|f| f / factor).collect(), 1.0),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: original,
+        } => {
+            let stretched = |frequency: f64| {
+                let wavelength = 2.0 * std::f64::consts::PI / frequency;
+                if wavelength > original / low_freq_factor {
+                    return frequency / factor;
+                }
+                if wavelength < original / high_freq_factor {
+                    return frequency;
+                }
+                let smooth = (original / wavelength - low_freq_factor)
+                    / (high_freq_factor - low_freq_factor);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            };
+            (base.map(stretched).collect(), 1.0)
+        }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+            attention_factor,
+            original_max_position_embeddings: original,
+        } => {
+            // The channel that turns so many times in the pre-training's context.
+            let channel_of = |turns: f64| {
+                width as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln()
+                    / (2.0 * config.theta.ln())
+            };
+            let (mut low, mut high) = (channel_of(*beta_fast), channel_of(*beta_slow));
+            if *truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            let (low, mut high) = (low.max(0.0), high.min(width as f64 - 1.0));
+            if low == high {
+                // transformers' way around a division by zero.
+                high += 0.001;
+            }
+            let stretched = |(pair, frequency): (usize, f64)| {
+                let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                frequency / factor * divided + frequency * (1.0 - divided)
+            };
+            (base.enumerate().map(stretched).collect(), *attention_factor)
+        }
+        RopeScaling::LongRope { short_factor, attention_factor, .. } => {
+            let divided = base.zip(short_factor).map(|(frequency, factor)| frequency / factor);
+            (divided.collect(), *attention_factor)
+        }
+    }
+}

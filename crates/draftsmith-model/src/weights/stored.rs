@@ -1,0 +1,78 @@
+//! A tensor in a file: its type and shape, and where its numbers lie, one row after the other.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use crate::error::ModelError;
+
+/// Of a tensor so much is read at once.
+const READ_BYTES: usize = 1 << 20;
+
+/// What a file says of a tensor, as far as the file bears it out.
+#[derive(Debug, Clone)]
+pub(super) struct StoredTensor {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    /// Where in the file its first number is.
+    pub(super) start: u64,
+}
+
+impl StoredTensor {
+    /// Reads some rows, a few at a time, widened to f32.
+    pub(super) fn read_rows(
+        &self,
+        mut file: &File,
+        path: &Path,
+        name: &str,
+        rows: Range<usize>,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
+        let io = |e| ModelError::io("read", path, e);
+        let width = match self.dtype {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            other => {
+                return Err(ModelError::Dtype {
+                    path: path.to_path_buf(),
+                    tensor: name.to_owned(),
+                    dtype: format!("{other:?}"),
+                });
+            }
+        };
+        let row_bytes = self.shape.iter().skip(1).product::<usize>() * width;
+        let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1);
+        let mut num_left = rows.len() * row_bytes;
+        let mut bytes = vec![0_u8; (rows_at_once * row_bytes).min(num_left)];
+        let mut values = Vec::with_capacity(bytes.len() / width);
+        let start = self.start + (rows.start * row_bytes) as u64;
+        file.seek(SeekFrom::Start(start)).map_err(io)?;
+        let mut row = 0;
+        while num_left > 0 {
+            let bytes = &mut bytes[..num_left.min(rows_at_once * row_bytes)];
+            file.read_exact(bytes).map_err(io)?;
+            values.clear();
+            match self.dtype {
+                Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16_of(*b))),
+                Dtype::BF16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16_of(*b))),
+                _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+            }
+            each(row, &values);
+            row += rows_at_once;
+            num_left -= bytes.len();
+        }
+        Ok(())
+    }
+}
+
+fn f16_of(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+fn bf16_of(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).to_f32()
+}

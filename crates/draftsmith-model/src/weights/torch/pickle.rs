@@ -1,0 +1,397 @@
+//! The pickle of a state dictionary, as far as `torch.save` writes one: names and tensors.
+//!
+//! A pickle is a program for a stack machine, and Python's runs whatever it names. This one makes
+//! numbers, texts, tuples, lists, dictionaries and tensors, knows the functions that tensors are
+//! rebuilt with by name, and refuses everything else by name. Containers lie in a table and are
+//! referred to, so that no pickle nests deeper than the stack or grows beyond its own length.
+
+use std::collections::HashMap;
+
+use safetensors::Dtype;
+
+/// What a pickle says of a tensor.
+#[derive(Debug, Clone)]
+pub(super) struct TorchTensor {
+    /// The name of its bytes in the archive.
+    pub(super) storage: String,
+    pub(super) dtype: Dtype,
+    /// Numbers of the storage before its first.
+    pub(super) offset: usize,
+    pub(super) shape: Vec<usize>,
+}
+
+#[derive(Debug, Clone)]
+enum Value {
+    None,
+    /// A truth value or a floating-point number, which no tensor depends on.
+    Other,
+    Int(i64),
+    Text(usize),
+    /// Of the values in `sequences`.
+    Sequence(usize),
+    /// Of the pairs in `dicts`.
+    Dict(usize),
+    Global(Global),
+    /// A storage's type, and its name among the texts.
+    Storage(Dtype, usize),
+    /// Of the tensors.
+    Tensor(usize),
+}
+
+/// What a pickle may name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Global {
+    OrderedDict,
+    RebuildTensor,
+    RebuildParameter,
+    Storage(Dtype),
+}
+
+impl Global {
+    fn of(module: &str, name: &str) -> Option<Self> {
+        Some(match (module, name) {
+            ("collections", "OrderedDict") => Self::OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2") => Self::RebuildTensor,
+            ("torch._utils", "_rebuild_parameter") => Self::RebuildParameter,
+            ("torch", "FloatStorage") => Self::Storage(Dtype::F32),
+            ("torch", "HalfStorage") => Self::Storage(Dtype::F16),
+            ("torch", "BFloat16Storage") => Self::Storage(Dtype::BF16),
+            ("torch", "DoubleStorage") => Self::Storage(Dtype::F64),
+            ("torch", "LongStorage") => Self::Storage(Dtype::I64),
+            ("torch", "IntStorage") => Self::Storage(Dtype::I32),
+            ("torch", "ShortStorage") => Self::Storage(Dtype::I16),
+            ("torch", "CharStorage") => Self::Storage(Dtype::I8),
+            ("torch", "ByteStorage") => Self::Storage(Dtype::U8),
+            ("torch", "BoolStorage") => Self::Storage(Dtype::BOOL),
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Machine<'a> {
+    rest: &'a [u8],
+    stack: Vec<Value>,
+    /// Lengths of the stack that were marked.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value>,
+    texts: Vec<String>,
+    sequences: Vec<Vec<Value>>,
+    dicts: Vec<Vec<(Value, Value)>>,
+    tensors: Vec<TorchTensor>,
+}
+
+/// The tensors of a state dictionary, by name.
+pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, TorchTensor)>, String> {
+    let mut machine = Machine { rest: pickle, ..Machine::default() };
+    let Value::Dict(all) = machine.run()? else {
+        return Err("it holds no dictionary of tensors".to_owned());
+    };
+    let mut tensors = Vec::with_capacity(machine.dicts[all].len());
+    for (name, value) in &machine.dicts[all] {
+        let Value::Text(name) = name else { return Err("a tensor's name is no text".to_owned()) };
+        let name = machine.texts[*name].clone();
+        let Value::Tensor(tensor) = value else {
+            return Err(format!("its `{name}` is no tensor: it is no state dictionary"));
+        };
+        tensors.push((name, machine.tensors[*tensor].clone()));
+    }
+    Ok(tensors)
+}
+
+impl Machine<'_> {
+    fn run(&mut self) -> Result<Value, String> {
+        loop {
+            let [op] = self.bytes()?;
+            match op {
+                // PROTO, FRAME: what follows is read as it comes.
+                0x80 => drop(self.bytes::<1>()?),
+                0x95 => drop(self.bytes::<8>()?),
+                b'.' => return self.pop(),
+                b'(' => self.marks.push(self.stack.len()),
+                b'N' => self.stack.push(Value::None),
+                0x88 | 0x89 => self.stack.push(Value::Other),
+                b'G' => {
+                    self.bytes::<8>()?;
+                    self.stack.push(Value::Other);
+                }
+                b'J' => {
+                    let int = i64::from(i32::from_le_bytes(self.bytes()?));
+                    self.stack.push(Value::Int(int));
+                }
+                b'K' => {
+                    let int = i64::from(u8::from_le_bytes(self.bytes()?));
+                    self.stack.push(Value::Int(int));
+                }
+                b'M' => {
+                    let int = i64::from(u16::from_le_bytes(self.bytes()?));
+                    self.stack.push(Value::Int(int));
+                }
+                0x8a => self.long()?,
+                b'X' => {
+                    let len = u32::from_le_bytes(self.bytes()?);
+                    self.text(len as usize)?;
+                }
+                0x8c => {
+                    let [len] = self.bytes()?;
+                    self.text(len.into())?;
+                }
+                b'}' => self.new_dict(),
+                b']' | b')' => self.new_sequence(Vec::new()),
+                b't' => {
+                    let values = self.since_mark()?;
+                    self.new_sequence(values);
+                }
+                0x85..=0x87 => {
+                    let start = self.stack.len().checked_sub(usize::from(op - 0x84));
+                    let values = self.stack.split_off(start.ok_or_else(underflow)?);
+                    self.new_sequence(values);
+                }
+                b'a' => {
+                    let value = self.pop()?;
+                    self.append(vec![value])?;
+                }
+                b'e' => {
+                    let values = self.since_mark()?;
+                    self.append(values)?;
+                }
+                b's' => {
+                    let (value, key) = (self.pop()?, self.pop()?);
+                    self.set_items(vec![key, value])?;
+                }
+                b'u' => {
+                    let values = self.since_mark()?;
+                    self.set_items(values)?;
+                }
+                b'q' => {
+                    let [place] = self.bytes()?;
+                    self.remember(place.into())?;
+                }
+                b'r' => {
+                    let place = u32::from_le_bytes(self.bytes()?);
+                    self.remember(place)?;
+                }
+                0x94 => self.remember(self.memo.len() as u32)?,
+                b'h' => {
+                    let [place] = self.bytes()?;
+                    self.recall(place.into())?;
+                }
+                b'j' => {
+                    let place = u32::from_le_bytes(self.bytes()?);
+                    self.recall(place)?;
+                }
+                b'c' => {
+                    let (module, name) = (self.line()?, self.line()?);
+                    self.global(&module, &name)?;
+                }
+                0x93 => {
+                    let (name, module) = (self.pop_text()?, self.pop_text()?);
+                    self.global(&module, &name)?;
+                }
+                b'Q' => self.storage()?,
+                b'R' => self.call()?,
+                // BUILD: attributes of a dictionary (`_metadata`), which say nothing of tensors.
+                b'b' => {
+                    self.pop()?;
+                    if !matches!(self.stack.last(), Some(Value::Dict(_))) {
+                        return Err("it sets attributes of what is no dictionary".to_owned());
+                    }
+                }
+                other => {
+                    return Err(format!(
+                        "its pickle has the instruction {other:#04x}, which no \
+                                        state dictionary needs"
+                    ));
+                }
+            }
+        }
+    }
+
+    fn bytes<const NUM: usize>(&mut self) -> Result<[u8; NUM], String> {
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or_else(cut_short)?;
+        self.rest = rest;
+        Ok(*bytes)
+    }
+
+    /// A signed number of up to eight bytes.
+    fn long(&mut self) -> Result<(), String> {
+        let [len] = self.bytes()?;
+        let (bytes, rest) = self.rest.split_at_checked(len.into()).ok_or_else(cut_short)?;
+        self.rest = rest;
+        if bytes.len() > 8 {
+            return Err("it has a number of more than 64 bits".to_owned());
+        }
+        let fill = if bytes.last().is_some_and(|last| *last >= 0x80) { 0xff } else { 0 };
+        let mut all = [fill; 8];
+        all[..bytes.len()].copy_from_slice(bytes);
+        self.stack.push(Value::Int(i64::from_le_bytes(all)));
+        Ok(())
+    }
+
+    fn text(&mut self, len: usize) -> Result<(), String> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(cut_short)?;
+        self.rest = rest;
+        let text = str::from_utf8(bytes).map_err(|_| "a text is not UTF-8".to_owned())?;
+        self.texts.push(text.to_owned());
+        self.stack.push(Value::Text(self.texts.len() - 1));
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let end = self.rest.iter().position(|byte| *byte == b'\n').ok_or_else(cut_short)?;
+        let (line, rest) = self.rest.split_at(end);
+        self.rest = &rest[1..];
+        Ok(String::from_utf8_lossy(line).into_owned())
+    }
+
+    fn pop(&mut self) -> Result<Value, String> {
+        self.stack.pop().ok_or_else(underflow)
+    }
+
+    fn pop_text(&mut self) -> Result<String, String> {
+        match self.pop()? {
+            Value::Text(text) => Ok(self.texts[text].clone()),
+            _ => Err("a name is no text".to_owned()),
+        }
+    }
+
+    fn since_mark(&mut self) -> Result<Vec<Value>, String> {
+        let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len());
+        Ok(self.stack.split_off(mark.ok_or_else(underflow)?))
+    }
+
+    fn new_dict(&mut self) {
+        self.dicts.push(Vec::new());
+        self.stack.push(Value::Dict(self.dicts.len() - 1));
+    }
+
+    fn new_sequence(&mut self, values: Vec<Value>) {
+        self.sequences.push(values);
+        self.stack.push(Value::Sequence(self.sequences.len() - 1));
+    }
+
+    fn append(&mut self, values: Vec<Value>) -> Result<(), String> {
+        let Some(Value::Sequence(list)) = self.stack.last() else {
+            return Err("it appends to what is no list".to_owned());
+        };
+        self.sequences[*list].extend(values);
+        Ok(())
+    }
+
+    fn set_items(&mut self, values: Vec<Value>) -> Result<(), String> {
+        let Some(Value::Dict(dict)) = self.stack.last() else {
+            return Err("it sets items of what is no dictionary".to_owned());
+        };
+        let dict = &mut self.dicts[*dict];
+        let mut values = values.into_iter();
+        while let Some(key) = values.next() {
+            dict.push((key, values.next().ok_or_else(underflow)?));
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, place: u32) -> Result<(), String> {
+        let value = self.stack.last().ok_or_else(underflow)?;
+        self.memo.insert(place, value.clone());
+        Ok(())
+    }
+
+    fn recall(&mut self, place: u32) -> Result<(), String> {
+        let value = self.memo.get(&place).ok_or("it recalls what it never remembered")?;
+        self.stack.push(value.clone());
+        Ok(())
+    }
+
+    fn global(&mut self, module: &str, name: &str) -> Result<(), String> {
+        let Some(global) = Global::of(module, name) else {
+            return Err(format!("its pickle names `{module}.{name}`: tensors alone are read"));
+        };
+        self.stack.push(Value::Global(global));
+        Ok(())
+    }
+
+    /// The values of a tuple.
+    fn pop_tuple(&mut self) -> Result<Vec<Value>, String> {
+        match self.pop()? {
+            Value::Sequence(values) => Ok(self.sequences[values].clone()),
+            _ => Err("arguments are no tuple".to_owned()),
+        }
+    }
+
+    /// `('storage', type, name, device, length)`: bytes of the archive.
+    fn storage(&mut self) -> Result<(), String> {
+        match self.pop_tuple()?.as_slice() {
+            [Value::Text(_), Value::Global(Global::Storage(dtype)), Value::Text(name), ..] => {
+                self.stack.push(Value::Storage(*dtype, *name));
+                Ok(())
+            }
+            _ => Err("a reference is to no storage".to_owned()),
+        }
+    }
+
+    fn call(&mut self) -> Result<(), String> {
+        let arguments = self.pop_tuple()?;
+        let Value::Global(function) = self.pop()? else {
+            return Err("it calls what is no function".to_owned());
+        };
+        match (function, arguments.as_slice()) {
+            (Global::OrderedDict, []) => self.new_dict(),
+            (Global::RebuildParameter, [tensor @ Value::Tensor(_), ..]) => {
+                self.stack.push(tensor.clone());
+            }
+            (
+                Global::RebuildTensor,
+                [
+                    Value::Storage(dtype, storage),
+                    Value::Int(offset),
+                    Value::Sequence(shape),
+                    Value::Sequence(strides),
+                    ..,
+                ],
+            ) => {
+                let offset = size(&Value::Int(*offset))?;
+                let shape = self.sizes(*shape)?;
+                if !is_contiguous(&shape, &self.sizes(*strides)?) {
+                    return Err("a tensor's rows do not lie one after the other; hint: save it \
+                                once more, with `.contiguous()`"
+                        .to_owned());
+                }
+                let (dtype, storage) = (*dtype, self.texts[*storage].clone());
+                self.tensors.push(TorchTensor { storage, dtype, offset, shape });
+                self.stack.push(Value::Tensor(self.tensors.len() - 1));
+            }
+            (function, _) => return Err(format!("it calls {function:?} with other arguments")),
+        }
+        Ok(())
+    }
+
+    fn sizes(&self, sequence: usize) -> Result<Vec<usize>, String> {
+        self.sequences[sequence].iter().map(size).collect()
+    }
+}
+
+fn size(value: &Value) -> Result<usize, String> {
+    match value {
+        Value::Int(int) => usize::try_from(*int).map_err(|_| format!("a size is {int}")),
+        _ => Err("a size is no number".to_owned()),
+    }
+}
+
+/// Whether numbers lie row by row. Where a dimension is 1, nothing is stepped over.
+fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
+    let mut step = Some(1_usize);
+    let row_by_row = shape.iter().zip(strides).rev().all(|(dim, stride)| {
+        let is_next = *dim == 1 || step == Some(*stride);
+        step = step.and_then(|step| step.checked_mul(*dim));
+        is_next
+    });
+    shape.len() == strides.len() && (row_by_row || shape.contains(&0))
+}
+
+fn underflow() -> String {
+    "its pickle takes more than it has".to_owned()
+}
+
+fn cut_short() -> String {
+    "its pickle is cut short".to_owned()
+}
