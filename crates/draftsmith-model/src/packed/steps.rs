@@ -201,7 +201,10 @@ pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
 /// Unless the scores come in whole strands.
 #[inline(always)]
 pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
-    scores[..first].fill(f32::NEG_INFINITY);
+    // Few have a window, and filling nothing is a call.
+    if first > 0 {
+        scores[..first].fill(f32::NEG_INFINITY);
+    }
     scores[len..].fill(f32::NEG_INFINITY);
     let (strands, []) = scores.as_chunks_mut::<STRANDS>() else {
         panic!("scores come in whole strands");
@@ -224,7 +227,9 @@ pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
         }
     }
     // What lies around the scores that are seen is next to nothing, and here nothing.
-    seen.as_flattened_mut()[..first].fill(0.0);
+    if first > 0 {
+        seen.as_flattened_mut()[..first].fill(0.0);
+    }
     seen.as_flattened_mut()[len..].fill(0.0);
     let mut total = [0.0_f32; STRANDS];
     for chunk in seen.iter() {
