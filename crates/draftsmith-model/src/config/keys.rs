@@ -25,7 +25,7 @@ pub(super) struct Keys {
     pub(super) hidden_activation: Option<String>,
     pub(super) rope_theta: Option<f64>,
     pub(super) rope_scaling: Option<RopeKeys>,
-    pub(super) rope_parameters: Option<RopeParameters>,
+    pub(super) rope_parameters: Option<RopeKeys>,
     pub(super) rope_local_base_freq: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) rotary_pct: Option<f64>,
@@ -72,15 +72,10 @@ pub(super) struct RopeKeys {
     pub(super) attention_factor: Option<f64>,
     pub(super) short_factor: Option<Vec<f64>>,
     pub(super) long_factor: Option<Vec<f64>>,
-}
-
-/// `rope_parameters`: of all layers, or of each kind.
-#[derive(Deserialize)]
-pub(super) struct RopeParameters {
-    pub(super) full_attention: Option<RopeKeys>,
-    pub(super) sliding_attention: Option<RopeKeys>,
-    #[serde(flatten)]
-    pub(super) of_all: RopeKeys,
+    /// Of each kind of layers, where they differ. Not beside a flattened struct of the others, in
+    /// which errors would lose their key.
+    pub(super) full_attention: Option<Box<RopeKeys>>,
+    pub(super) sliding_attention: Option<Box<RopeKeys>>,
 }
 
 /// A key that `null` and absence say different things of: the outer `None` is absence.

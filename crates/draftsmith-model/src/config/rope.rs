@@ -26,7 +26,7 @@ pub(super) fn read(
 ) -> Result<Ropes, ModelError> {
     let none = RopeKeys::default();
     let parameters = keys.rope_parameters.as_ref();
-    let of_all = parameters.map(|all| all.full_attention.as_ref().unwrap_or(&all.of_all));
+    let of_all = parameters.map(|all| all.full_attention.as_deref().unwrap_or(all));
     let of_all = of_all.or(keys.rope_scaling.as_ref()).unwrap_or(&none);
     let (theta, default_theta, share) = match architecture {
         Architecture::GptNeox => {
@@ -40,7 +40,7 @@ pub(super) fn read(
     if architecture != Architecture::Gemma3 {
         return Ok(Ropes { full, in_window: None });
     }
-    let in_window = parameters.and_then(|all| all.sliding_attention.as_ref()).unwrap_or(&none);
+    let in_window = parameters.and_then(|all| all.sliding_attention.as_deref()).unwrap_or(&none);
     let theta = keys.rope_local_base_freq.unwrap_or(10_000.0);
     let in_window = Some(reading.one(in_window, theta, share)?);
     Ok(Ropes { full, in_window })
