@@ -264,7 +264,7 @@ fn missing_and_broken_files_are_named() {
 #[test]
 fn the_longest_text_is_none_of_the_table() {
     assert_eq!(longest_text(b"{}"), None);
-    assert_eq!(longest_text(br#"{"a": "", "b"cd": 1}"#), Some(5));
+    assert_eq!(longest_text(br#"{"a": "", "b\"cd": 1}"#), Some(5));
     let table = br#"{"precompiled_charsmap": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "a": "bc"}"#;
     assert_eq!(longest_text(table), Some("precompiled_charsmap".len()));
     assert_eq!(longest_text(br#"""#), Some(1));
