@@ -24,6 +24,7 @@ pub(crate) enum Form {
     Safetensors,
     Parquet,
     Gzip,
+    State,
 }
 
 /// A valid input that mutations begin with.
@@ -136,6 +137,7 @@ impl Mutator<'_> {
             Form::Safetensors if as_form => self.safetensors(bytes, num_changes),
             Form::Parquet if as_form => self.parquet(bytes, num_changes),
             Form::Gzip if as_form => self.gzip(bytes, num_changes),
+            Form::State if as_form => self.state(bytes, num_changes),
             _ => {
                 let mut bytes = bytes.to_vec();
                 (0..num_changes).for_each(|_| self.change(&mut bytes));

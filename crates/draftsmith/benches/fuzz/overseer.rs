@@ -11,7 +11,6 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use crate::seeds::Seeds;
 use crate::worker::{Counts, FAILED, HUNG, Told, Work};
 
 /// Of each kind of failure, so many inputs are kept.
@@ -35,7 +34,6 @@ pub(crate) struct Finding {
 /// Has all inputs read by `jobs` workers at a time. Inputs that fail are kept in `out`.
 pub(crate) fn run(work: &Work, jobs: u64, out: &Path) -> Result<Overseen> {
     let overseer = Overseer {
-        seeds: crate::seeds::of(work.reader)?,
         scratch: tempfile::tempdir()?,
         out: out.join(work.reader.name),
         overseen: Mutex::default(),
@@ -57,7 +55,6 @@ pub(crate) fn run(work: &Work, jobs: u64, out: &Path) -> Result<Overseen> {
 }
 
 struct Overseer {
-    seeds: Seeds,
     scratch: TempDir,
     out: PathBuf,
     overseen: Mutex<Overseen>,
@@ -76,9 +73,13 @@ impl Overseer {
             for line in BufReader::new(stdout).lines() {
                 let line = line?;
                 match serde_json::from_str(&line) {
-                    Ok(Told::Failed { number, kind, how }) => {
-                        self.found(&work, number, kind, &how)?
-                    }
+                    Ok(Told::Failed { number, kind, how }) => self.found(
+                        &work,
+                        number,
+                        kind,
+                        &how,
+                        &progress.with_extension(number.to_string()),
+                    )?,
                     Ok(Told::Counted(counts)) => self.change(|all| all.counts += counts)?,
                     Err(_) => bail!("a reader wrote to stdout: {line}"),
                 }
@@ -96,13 +97,19 @@ impl Overseer {
                 bail!("{}: {told}", work.reader.name);
             }
             let how = ending(status, &told);
-            self.found(&work, number, without_numbers(&how), &how)?;
+            self.found(
+                &work,
+                number,
+                without_numbers(&how),
+                &how,
+                &progress.with_extension("input"),
+            )?;
             work.from = number + 1;
         }
         Ok(())
     }
 
-    fn found(&self, work: &Work, number: u64, kind: String, how: &str) -> Result<()> {
+    fn found(&self, work: &Work, number: u64, kind: String, how: &str, input: &Path) -> Result<()> {
         let mut num_times = 0;
         self.change(|all| {
             let finding = all.findings.entry(kind).or_default();
@@ -115,7 +122,7 @@ impl Overseer {
         if num_times <= NUM_KEPT {
             std::fs::create_dir_all(&self.out)?;
             let path = self.out.join(format!("{}-{number}", work.seed));
-            std::fs::write(&path, work.input(&self.seeds, number))?;
+            std::fs::copy(input, &path)?;
             eprintln!("{}: {how}: `{}`", work.reader.name, path.display());
         }
         Ok(())

@@ -148,7 +148,7 @@ pub(crate) const READERS: [Reader; 15] = [
             draftsmith::readers::inspect(dir)
         },
     },
-    Reader { name: "state", file: "changed", prepare: state::save, read: state::resume },
+    Reader { name: "state", file: "state", prepare: |_| Ok(()), read: state::resume },
 ];
 
 /// The model whose files stand beside those that are changed.

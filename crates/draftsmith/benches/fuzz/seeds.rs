@@ -30,7 +30,7 @@ pub(crate) struct Seeds {
     pub(crate) words: Vec<&'static str>,
 }
 
-/// The seeds of a reader: the same in every run.
+/// The seeds of a reader: the same in every run, but for a training's state.
 pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let file = |form, path: &Path| -> Result<Seed> {
@@ -70,11 +70,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         }
         "head" => heads(),
         "adapter" => adapters()?,
-        "state" => {
-            let place = reader.place()?;
-            let files = state::files(place.path())?;
-            files.into_iter().map(|bytes| Seed::new(Form::Text, bytes)).collect()
-        }
+        "state" => vec![Seed::new(Form::State, state::trained()?)],
         name => unreachable!("`{name}` has seeds"),
     };
     let num_valid = seeds.len();

@@ -1,7 +1,7 @@
 //! The reader of training states: a head's training is resumed from a state of which one file was
 //! changed, with the checksums that the change would have if it had been saved.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
@@ -10,29 +10,33 @@ use draftsmith_data::{DraftColumns, FinishReason, ResponseRow, hash_bytes};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{HeadTraining, TrainingRun, train_heads};
 
-use super::{MODEL, copy_files, fixture, put};
+use super::{MODEL, fixture};
 
 /// What names the training whose state is changed.
 const FINGERPRINT: &str = "fuzz";
-/// Where its state is put, and where it stays as it was.
+/// Where its state is put.
 const TRAINING: &str = "training";
-const SAVED: &str = "saved";
-/// The files of a state: what it says of itself, then its records.
+/// The file in which a state tells of itself, and those of its records with the keys of their
+/// checksums.
 const STATE: &str = "state.toml";
 const RECORDS: [(&str, &str); 3] =
     [("model.bpk", "model"), ("optimizer.bpk", "optimizer"), ("best.bpk", "best")];
 
-/// Trains a head for an epoch and a step, and leaves its state.
-pub(crate) fn save(dir: &Path) -> Result<()> {
-    train(&dir.join(SAVED), 3)?;
-    let saved = state_dir(&dir.join(SAVED))?;
-    // The one number that differs from run to run.
-    let text = std::fs::read_to_string(saved.join(STATE))?;
-    let lines = text.lines().map(|line| match line.starts_with("seconds = ") {
-        true => "seconds = 0.25",
-        false => line,
-    });
-    put(&saved, STATE, with_checksum(&lines.skip(1).collect::<Vec<_>>().join("\n")))
+/// Trains a head for three epochs, and gives its state: each file behind a line with its name and
+/// length. No two are alike, since the parameters have other names each time.
+#[allow(dead_code, reason = "only who mutates needs it")]
+pub(crate) fn trained() -> Result<Vec<u8>> {
+    let dir = tempfile::tempdir()?;
+    train(dir.path(), 3)?;
+    let Some(state) = std::fs::read_dir(dir.path().join("checkpoint"))?.next() else {
+        bail!("the training left no state")
+    };
+    let state = state?.path();
+    let mut files = Vec::new();
+    for name in std::iter::once(STATE).chain(RECORDS.map(|(name, _)| name)) {
+        files.push((name.to_owned(), std::fs::read(state.join(name))?));
+    }
+    Ok(join(&files))
 }
 
 fn train(dir: &Path, num_steps: usize) -> Result<()> {
@@ -54,56 +58,52 @@ fn train(dir: &Path, num_steps: usize) -> Result<()> {
     Ok(())
 }
 
-/// The directory of a training's state.
-fn state_dir(training: &Path) -> Result<PathBuf> {
-    let Some(state) = std::fs::read_dir(training.join("checkpoint"))?.next() else {
-        bail!("the training left no state")
+/// The files of a state as one.
+pub(crate) fn join(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let file = |(name, bytes): &(String, Vec<u8>)| {
+        [format!("{name} {}\n", bytes.len()).as_bytes(), bytes].concat()
     };
-    Ok(state?.path())
+    files.iter().flat_map(file).collect()
 }
 
-fn with_checksum(text: &str) -> String {
-    format!("checksum = \"{}\"\n{text}", hash_bytes(text.as_bytes()))
+/// The files that [`join`] joined, as far as they are there.
+pub(crate) fn split(mut joined: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    while let Some(end) = joined.iter().position(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(&joined[..end]).into_owned();
+        let Some((name, length)) = line.split_once(' ') else { break };
+        let rest = &joined[end + 1..];
+        let length = length.parse().unwrap_or(rest.len()).min(rest.len());
+        files.push((name.to_owned(), rest[..length].to_vec()));
+        joined = &rest[length..];
+    }
+    files
 }
 
-/// A state's files as inputs: the name on the first line, then what is in it.
-#[allow(dead_code, reason = "only who mutates needs them")]
-pub(crate) fn files(place: &Path) -> Result<Vec<Vec<u8>>> {
-    let saved = state_dir(&place.join(SAVED))?;
-    let names = std::iter::once(STATE).chain(RECORDS.map(|(name, _)| name));
-    names
-        .map(|name| Ok([name.as_bytes(), b"\n", &std::fs::read(saved.join(name))?].concat()))
-        .collect()
-}
-
-/// Puts a changed file into a state whose checksums are those of its files, so that what reads
-/// behind them is reached, and resumes from it.
+/// Puts a state down with the checksums that its files have, so that what reads behind them is
+/// reached, and resumes from it.
 pub(crate) fn resume(dir: &Path) -> Result<()> {
-    let input = std::fs::read(dir.join("changed"))?;
-    let Some(end) = input.iter().position(|byte| *byte == b'\n') else { bail!("no name") };
-    let (name, changed) = (&input[..end], &input[end + 1..]);
-    let saved = state_dir(&dir.join(SAVED))?;
+    let files = split(&std::fs::read(dir.join("state"))?);
     let training = dir.join(TRAINING);
-    let state = training.join("checkpoint").join(saved.file_name().unwrap_or_default());
+    let state = training.join("checkpoint/epoch-1-step-0");
     let _ = std::fs::remove_dir_all(&training);
     std::fs::create_dir_all(&state)?;
-    copy_files(&saved, &state)?;
-    let mut text = std::fs::read_to_string(saved.join(STATE))?;
-    if name == STATE.as_bytes() {
-        text = String::from_utf8_lossy(changed).into_owned();
-    }
-    for (record, key) in RECORDS {
-        if name == record.as_bytes() {
-            let was = hash_bytes(&std::fs::read(saved.join(record))?);
-            put(&state, record, changed)?;
-            text = text.replace(
-                &format!("{key} = \"{was}\""),
-                &format!("{key} = \"{}\"", hash_bytes(changed)),
-            );
+    let file = |name: &str| files.iter().find(|(other, _)| other == name).map(|(_, bytes)| bytes);
+    let Some(text) = file(STATE) else { bail!("it has no `{STATE}`") };
+    let text = String::from_utf8_lossy(text);
+    // The first line is the checksum of the others.
+    let mut lines: Vec<String> = text.lines().skip(1).map(str::to_owned).collect();
+    for (name, key) in RECORDS {
+        let Some(record) = file(name) else { continue };
+        std::fs::write(state.join(name), record)?;
+        let key = format!("{key} = \"");
+        for line in lines.iter_mut().filter(|line| line.starts_with(&key)) {
+            *line = format!("{key}{}\"", hash_bytes(record));
         }
     }
-    let text = text.split_once('\n').map_or("", |(_, text)| text);
-    put(&state, STATE, with_checksum(text))?;
+    let text = lines.join("\n");
+    let text = format!("checksum = \"{}\"\n{text}", hash_bytes(text.as_bytes()));
+    std::fs::write(state.join(STATE), text)?;
     train(&training, 1)
 }
 

@@ -73,10 +73,12 @@ pub(crate) enum Told {
     Counted(Counts),
 }
 
-/// Reads inputs from `work.from` on, and puts down the number of each in `progress` before.
+/// Reads inputs from `work.from` on, and puts down the number of each in `progress` before, and the
+/// input itself beside it: under its number, where it failed and the worker goes on.
 pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
     // Readers also run on pools, whose stacks are this small; the main thread's is larger.
     let worker = thread::Builder::new().stack_size(2 << 20);
+    let input = progress.with_extension("input");
     let progress = File::create(progress).context("cannot put down progress")?;
     let begun = Instant::now();
     let millis = AtomicU64::new(0);
@@ -93,7 +95,7 @@ pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
         };
         scope.spawn(watch);
         let read = worker.spawn_scoped(scope, || {
-            let done = read_all(work, &progress, || {
+            let done = read_all(work, &progress, &input, || {
                 millis.store(begun.elapsed().as_millis() as u64, Ordering::Relaxed);
             });
             // The watch does not end by itself.
@@ -110,7 +112,7 @@ pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
 /// Counts are told so often.
 const TOLD_EVERY: u64 = 1000;
 
-fn read_all(work: Work, progress: &File, begin: impl Fn()) -> Result<()> {
+fn read_all(work: Work, progress: &File, kept: &Path, begin: impl Fn()) -> Result<()> {
     static PANIC: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
     std::panic::set_hook(Box::new(|info| {
         if let (Ok(mut panic), Some(place)) = (PANIC.lock(), info.location()) {
@@ -128,6 +130,7 @@ fn read_all(work: Work, progress: &File, begin: impl Fn()) -> Result<()> {
         progress.write_all_at(&number.to_le_bytes(), 0)?;
         begin();
         let input = work.input(&seeds, number);
+        std::fs::write(kept, &input)?;
         let begun = Instant::now();
         let (most_held, read) =
             allocator::peak(|| catch_unwind(AssertUnwindSafe(|| work.reader.read(&place, &input))));
@@ -152,6 +155,7 @@ fn read_all(work: Work, progress: &File, begin: impl Fn()) -> Result<()> {
             Ok(_) => None,
         };
         if let Some((kind, how)) = failed {
+            std::fs::rename(kept, kept.with_extension(number.to_string()))?;
             tell(&Told::Failed { number, kind, how })?;
         }
         if (number + 1).is_multiple_of(TOLD_EVERY) || number + 1 == work.end {

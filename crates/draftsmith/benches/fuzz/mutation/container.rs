@@ -1,5 +1,5 @@
 //! Changes within a frame that stays true, or nearly: a safetensors header behind its length, a
-//! Parquet footer before its own, and what gzip holds.
+//! Parquet footer before its own, what gzip holds, and a file of a training's state.
 
 use std::io::{Read, Write};
 
@@ -8,6 +8,7 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
 use super::{EDGES, Mutator};
+use crate::readers::state;
 
 /// The length of a Parquet footer, and the magic behind it.
 const FOOTER_TAIL: usize = 8;
@@ -46,6 +47,19 @@ impl Mutator<'_> {
         }
         let length = footer.len() as u32;
         [&pages[..], &footer, &length.to_le_bytes(), b"PAR1"].concat()
+    }
+
+    /// A training's state with one file changed.
+    pub(super) fn state(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
+        let mut files = state::split(bytes);
+        let at = self.below(files.len());
+        let Some((name, file)) = files.get_mut(at) else { return bytes.to_vec() };
+        if name.ends_with(".toml") {
+            *file = self.toml(file, num_changes);
+        } else {
+            (0..num_changes).for_each(|_| self.change(file));
+        }
+        state::join(&files)
     }
 
     /// What gzip holds, changed; and now and then, zeros without end.
