@@ -12,7 +12,7 @@ thread_local! {
 ///
 /// # Errors
 /// What the panic said.
-pub(crate) fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
+pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     let was_catching = IS_CATCHING.replace(true);
     let done = catch_unwind(AssertUnwindSafe(step));
     IS_CATCHING.set(was_catching);

@@ -20,7 +20,7 @@ mod rollouts;
 mod tokenizer;
 mod values;
 
-pub use caught::is_panic_caught;
+pub use caught::{caught, is_panic_caught};
 pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};

@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::Device;
 use burn_train::TrainStep;
+use draftsmith_data::caught;
 
 use crate::error::TrainError;
 use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, State, broken, record};
@@ -105,21 +106,26 @@ impl<L: Trainee> Member<L> {
     fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
         let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);
-        let failed =
-            |name: &'static str| move |e: RecordError| broken(&dir.join(name), e.to_string());
-        let best = match best {
-            Some(bytes) => {
-                let part = self.model.valid().part();
-                let read = ModuleRecord::from_bytes(record(bytes));
-                let read = read.and_then(|read| part.try_load_record(read));
-                Some(read.map_err(failed.clone()(BEST))?)
-            }
-            None => None,
-        };
-        let model = ModuleRecord::from_bytes(record(model))
-            .and_then(|read| self.model.clone().try_load_record(read))
-            .map_err(failed.clone()(MODEL))?;
-        let optimizer = self.optimizer.from_bytes(record(optimizer)).map_err(failed(OPTIMIZER))?;
+        let epochs = progress.epochs.len();
+        if progress.best.is_some() != best.is_some()
+            || progress.best.is_some_and(|place| place >= epochs)
+        {
+            let problem = format!("the best of its {epochs} epochs is {:?}", progress.best);
+            return Err(broken(&dir, problem));
+        }
+        let best = best.map(|bytes| {
+            let part = self.model.valid().part();
+            read(&dir.join(BEST), || {
+                ModuleRecord::from_bytes(record(bytes)).and_then(|read| part.try_load_record(read))
+            })
+        });
+        let best = best.transpose()?;
+        let whole = self.model.clone();
+        let model = read(&dir.join(MODEL), || {
+            ModuleRecord::from_bytes(record(model)).and_then(|read| whole.try_load_record(read))
+        })?;
+        let optimizer =
+            read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(record(optimizer)))?;
         let mut resumed = Self::new(name, model, optimizer);
         (resumed.progress, resumed.best) = (progress, best);
         Ok(resumed)
@@ -134,5 +140,13 @@ impl<L: Trainee> Member<L> {
             optimizer: self.optimizer.into_bytes()?.to_vec(),
             best: best.map(|bytes| bytes.to_vec()),
         })
+    }
+}
+
+/// Runs a step of burn's reading of a record (0.22), which panics on parameters without a name.
+fn read<T>(path: &Path, step: impl FnOnce() -> Result<T, RecordError>) -> Result<T, TrainError> {
+    match caught(step) {
+        Ok(read) => read.map_err(|error| broken(path, error.to_string())),
+        Err(panic) => Err(broken(path, panic)),
     }
 }

@@ -47,12 +47,21 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 15] = [
+pub(crate) const READERS: [Reader; 16] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
         prepare: |dir| copy_model(dir, &["config.json"]),
         read: weights,
+    },
+    Reader {
+        name: "torch-weights",
+        file: "pytorch_model.bin",
+        prepare: |dir| {
+            std::fs::copy(fixture(TORCH_MODEL).join("config.json"), dir.join("config.json"))?;
+            Ok(())
+        },
+        read: model,
     },
     Reader {
         name: "index",
@@ -151,6 +160,8 @@ pub(crate) const READERS: [Reader; 15] = [
     Reader { name: "state", file: "state", prepare: |_| Ok(()), read: state::resume },
 ];
 
+/// The model whose weights are of `torch.save`.
+pub(crate) const TORCH_MODEL: &str = "llama-yarn-bin-f32";
 /// The model whose files stand beside those that are changed.
 pub(crate) const MODEL: &str = "llama-v4-tied-bf16";
 

@@ -19,7 +19,7 @@ use parquet::file::properties::{WriterProperties, WriterVersion};
 use serde_json::json;
 
 use crate::mutation::{Form, Seed};
-use crate::readers::{MODEL, Reader, fixture, state};
+use crate::readers::{MODEL, Reader, TORCH_MODEL, fixture, state};
 
 /// What the inputs of a reader are made of.
 pub(crate) struct Seeds {
@@ -40,6 +40,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     };
     let mut seeds = match reader.name {
         "weights" => vec![file(Form::Safetensors, &fixture(MODEL).join(reader.file))?],
+        "torch-weights" => vec![file(Form::Text, &fixture(TORCH_MODEL).join(reader.file))?],
         "index" => vec![file(Form::Json, &fixture("llama-v5-sharded-f16").join(reader.file))?],
         "config" => configs()?,
         "generation-config" => [r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 7}"#]
@@ -90,6 +91,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
 fn words(reader: &Reader) -> &'static str {
     match reader.name {
         "weights" => include_str!("words/weights.txt"),
+        "torch-weights" => include_str!("words/torch-weights.txt"),
         "index" => include_str!("words/index.txt"),
         "config" => include_str!("words/config.txt"),
         "generation-config" => include_str!("words/generation-config.txt"),

@@ -237,10 +237,13 @@ fn rollouts(path: &Path) -> Result<Value> {
     Ok(shown)
 }
 
+/// What is wider is not aligned with: formatting panics at widths that no `u16` holds.
+const WIDEST: usize = 200;
+
 /// A JSON object as aligned `key  value` lines, nested objects indented.
 fn lines(value: &Value) -> String {
     fn write(object: &Map<String, Value>, indent: usize, out: &mut String) {
-        let width = object.keys().map(String::len).max().unwrap_or(0);
+        let width = object.keys().map(String::len).max().unwrap_or(0).min(WIDEST);
         for (key, value) in object {
             match value {
                 Value::Object(inner) if !inner.is_empty() => {
@@ -296,7 +299,8 @@ fn table(list: &[Value]) -> Option<Vec<String>> {
         let object = value.as_object().filter(|object| object.keys().eq(&rows[0]))?;
         rows.push(object.values().map(text).collect::<Option<_>>()?);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0).min(WIDEST);
     let line = |row: &Vec<String>| {
         let cells = row.iter().enumerate().map(|(at, cell)| format!("{cell:>0$}", width(at)));
         cells.collect::<Vec<_>>().join("  ")
@@ -320,5 +324,8 @@ mod tests {
             "bands\n    from  count   bound\n  0.0000     12       -\n  0.2500      3  0.5000\n\
              files  2, as `--json` tells\nids    [1,2]\n"
         );
+        let long = "k".repeat(70_000);
+        let shown = json!({ "a": [{ long.clone(): 1 }], long.clone(): 2 });
+        assert!(lines(&shown).contains(&format!("{long}  2\n")));
     }
 }
