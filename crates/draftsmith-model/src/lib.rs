@@ -41,6 +41,6 @@ pub use spec::{
     WindowSpec,
 };
 pub use weights::{
-    NamedTensor, WeightDtype, WeightReader, hash_model_dir, read_metadata, weight_files,
-    write_safetensors,
+    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, hash_model_dir, read_metadata,
+    weight_files, write_safetensors,
 };

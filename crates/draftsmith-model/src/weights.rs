@@ -17,7 +17,7 @@ mod torch;
 mod write;
 
 pub(crate) use checksum::{check_weights, write_config};
-pub use files::weight_files;
+pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, hash_model_dir};
 pub(crate) use write::pretty;

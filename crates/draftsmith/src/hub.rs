@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::hash_file;
+use draftsmith_model::{WEIGHT_NAMES, weight_files};
 use hf_hub::api::Progress as Watcher;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
@@ -29,11 +30,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 /// How often a download that broke off is resumed.
 const NUM_RETRIES: usize = 3;
-/// The shard index of weights in safetensors, and in PyTorch's files.
-const INDEXES: [&str; 2] = ["model.safetensors.index.json", "pytorch_model.bin.index.json"];
-/// Weights in one file.
-const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
-
 /// The directory of a model that is given as one, or by its name on the Hub.
 ///
 /// # Errors
@@ -257,7 +253,7 @@ impl Watcher for Teller<'_> {
 
 /// Downloads what is missing of a model, and returns its directory, one of `snapshots`.
 fn files_of(repo: &ApiRepo, snapshots: &Path, sender: &Sender<Event>) -> Result<PathBuf> {
-    let known = repo.info().map_err(explained)?;
+    let known = repo.info().map_err(refusal)?;
     let dir = snapshots.join(&known.sha);
     let known: BTreeSet<String> = known.siblings.into_iter().map(|file| file.rfilename).collect();
     let get = |name: &str| -> Result<PathBuf> {
@@ -267,7 +263,7 @@ fn files_of(repo: &ApiRepo, snapshots: &Path, sender: &Sender<Event>) -> Result<
         }
         let path = repo
             .download_with_progress(name, Teller(sender))
-            .map_err(explained)
+            .map_err(refusal)
             .with_context(|| format!("`{name}`"))?;
         check_hash(&path).with_context(|| format!("`{name}`"))?;
         if path.parent() != Some(&dir) {
@@ -279,16 +275,16 @@ fn files_of(repo: &ApiRepo, snapshots: &Path, sender: &Sender<Event>) -> Result<
     for name in small_files(&known) {
         get(name)?;
     }
-    let forms = WEIGHTS.into_iter().zip(INDEXES);
-    let mut forms = forms.filter(|(one, index)| known.contains(*one) || known.contains(*index));
-    match forms.next() {
+    let is_there = |(one, index): &(&str, &str)| known.contains(*one) || known.contains(*index);
+    match WEIGHT_NAMES.into_iter().find(is_there) {
         Some((one, _)) if known.contains(one) => drop(get(one)?),
         Some((_, index)) => {
-            for name in files_of_index(&get(index)?)? {
+            get(index)?;
+            for name in weight_files(&dir)? {
                 get(&name)?;
             }
         }
-        None => bail!("it has no `{}` and no `{}`", WEIGHTS[0], INDEXES[0]),
+        None => bail!("it has no `{}` and no `{}`", WEIGHT_NAMES[0].0, WEIGHT_NAMES[0].1),
     }
     Ok(dir)
 }
@@ -302,27 +298,10 @@ fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The files that a shard index names.
-fn files_of_index(path: &Path) -> Result<BTreeSet<String>> {
-    let read = || -> Result<BTreeSet<String>> {
-        let index: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
-        let files = index["weight_map"].as_object().context("it has no `weight_map`")?;
-        let names = files.values().map(|file| {
-            let name = file.as_str().filter(|name| !name.contains(['/', '\\']))?;
-            Some(name.to_owned())
-        });
-        names.collect::<Option<_>>().context("a value of `weight_map` is not a plain file name")
-    };
-    read().with_context(|| format!("cannot read `{}`", path.display()))
-}
-
 /// Whether a snapshot has all that a model is read from.
 fn is_whole(dir: &Path) -> bool {
     let has = |name: &str| dir.join(name).is_file();
-    let has_weights = WEIGHTS.into_iter().any(has)
-        || INDEXES.into_iter().any(|index| {
-            files_of_index(&dir.join(index)).is_ok_and(|files| files.iter().all(|f| has(f)))
-        });
+    let has_weights = weight_files(dir).is_ok_and(|files| files.iter().all(|file| has(file)));
     has("config.json") && has("tokenizer.json") && has_weights
 }
 
@@ -342,7 +321,7 @@ fn check_hash(path: &Path) -> Result<()> {
 }
 
 /// What the Hub refused, in its users' words.
-fn explained(error: ApiError) -> anyhow::Error {
+fn refusal(error: ApiError) -> anyhow::Error {
     let text = error.to_string();
     let why = |status: &str| text.contains(&format!("status: {status}"));
     if why("401") || why("403") {

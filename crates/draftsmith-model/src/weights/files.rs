@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 use crate::error::{ModelError, read_json};
 
 /// A file of all weights, and the index of where they are instead: the first that is there counts.
-const NAMES: [(&str, &str); 2] = [
+pub const WEIGHT_NAMES: [(&str, &str); 2] = [
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 ];
@@ -33,7 +33,7 @@ impl WeightFiles {
     /// # Errors
     /// If there are none, or the index is not one or names a file of another directory.
     pub(super) fn of_dir(dir: &Path) -> Result<Self, ModelError> {
-        for (single, index) in NAMES {
+        for (single, index) in WEIGHT_NAMES {
             if dir.join(single).exists() {
                 return Ok(Self::Single(single));
             }
