@@ -20,5 +20,6 @@ pub(crate) use checksum::{check_weights, write_config};
 pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, hash_model_dir};
+pub(crate) use stored::StoredRows;
 pub(crate) use write::pretty;
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

@@ -43,15 +43,11 @@ impl Packing<'_> {
         let mut bias = Vec::new();
         for spec in specs {
             let first = bias.len();
-            self.reader.take_rows(
+            self.reader.take_stored_rows(
                 &name(spec, "weight"),
                 &[spec.rows.num_all, inputs],
                 spec.rows.strips(spec.outputs),
-                |row, rows| {
-                    let start = first + row;
-                    let outputs = start..start + rows.len() / inputs;
-                    packed.set_outputs(outputs, |input, output| rows[output * inputs + input]);
-                },
+                |row, rows| packed.set_rows(first + row, rows),
             )?;
             bias.resize(first + spec.outputs, 0.0);
             if spec.has_bias {
@@ -155,11 +151,7 @@ impl Packing<'_> {
 
 /// The format that holds tensors of such types exactly, and packed together.
 fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
-    let mut formats = stored.map(|dtype| match dtype {
-        Some(Dtype::BF16) => Storage::Bf16,
-        Some(Dtype::F16) => Storage::F16,
-        _ => Storage::F32,
-    });
+    let mut formats = stored.map(|dtype| dtype.map_or(Storage::F32, Storage::of));
     let first = formats.next().unwrap_or(Storage::F32);
     if formats.all(|format| format == first) { first } else { Storage::F32 }
 }

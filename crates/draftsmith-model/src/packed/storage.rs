@@ -6,6 +6,7 @@
 
 use half::{bf16, f16};
 use pulp::Simd;
+use safetensors::Dtype;
 
 /// Outputs of a line.
 pub(crate) const LINE: usize = 16;
@@ -23,6 +24,21 @@ pub enum Storage {
     F16,
 }
 
+impl Storage {
+    /// The format that numbers of a file's type are kept in.
+    pub(super) fn of(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::BF16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+            _ => Self::F32,
+        }
+    }
+}
+
+/// Bytes of an output's weights in a line: as they lie in a file that has the output's weights one
+/// after the other.
+pub(crate) const LANE_BYTES: usize = 4;
+
 /// A line of stored weights.
 pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
     /// Numbers that a line is multiplied with: one for each input that it has weights of.
@@ -38,6 +54,9 @@ pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
 
     /// Stores a weight, rounded.
     fn set(&mut self, input: usize, output: usize, weight: f32);
+
+    /// Stores an output's weights of all the line's inputs, as a file has them.
+    fn set_lane(&mut self, output: usize, weights: [u8; LANE_BYTES]);
 
     fn get(&self, input: usize, output: usize) -> f32;
 
@@ -69,6 +88,11 @@ impl StoredLine for Line {
 
     fn set(&mut self, _input: usize, output: usize, weight: f32) {
         self.0[output] = weight;
+    }
+
+    #[inline(always)]
+    fn set_lane(&mut self, output: usize, weights: [u8; LANE_BYTES]) {
+        self.0[output] = f32::from_le_bytes(weights);
     }
 
     fn get(&self, _input: usize, output: usize) -> f32 {
@@ -120,6 +144,11 @@ macro_rules! line_of_two_inputs {
             let shift = 16 * input;
             let bits = u32::from(<$half>::from_f32(weight).to_bits()) << shift;
             self.0[output] = self.0[output] & !(0xffff << shift) | bits;
+        }
+
+        #[inline(always)]
+        fn set_lane(&mut self, output: usize, weights: [u8; LANE_BYTES]) {
+            self.0[output] = u32::from_le_bytes(weights);
         }
 
         fn get(&self, input: usize, output: usize) -> f32 {

@@ -14,7 +14,8 @@ use rayon::prelude::*;
 
 use super::MAX_ROWS_A_BLOCK;
 use super::kernel::{Shape, multiply_panels};
-use super::storage::{Bf16Line, F16Line, LINE, Line, Storage, StoredLine};
+use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+use crate::weights::StoredRows;
 
 /// Rows of a thread's block are a multiple of this: whole passes.
 const ROWS_A_PASS: usize = 6;
@@ -112,6 +113,28 @@ impl PackedWeights {
         for_lines!(&mut self.lines, lines => set_outputs(lines, inputs, outputs, weight));
     }
 
+    /// Stores the weights of outputs from `first` on, whose rows a file has, `[outputs, in]`; rounded
+    /// to the storage format if the file has another.
+    pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
+        let inputs = self.inputs;
+        if Storage::of(rows.dtype) == self.storage() {
+            for_lines!(&mut self.lines, lines => set_rows(lines, inputs, first, rows.bytes));
+            return;
+        }
+        let mut values = Vec::new();
+        rows.widen_into(&mut values);
+        let outputs = first..first + values.len() / inputs;
+        self.set_outputs(outputs, |input, output| values[output * inputs + input]);
+    }
+
+    fn storage(&self) -> Storage {
+        match self.lines {
+            Lines::F32(_) => Storage::F32,
+            Lines::Bf16(_) => Storage::Bf16,
+            Lines::F16(_) => Storage::F16,
+        }
+    }
+
     /// The number of inputs.
     pub(crate) fn num_inputs(&self) -> usize {
         self.inputs
@@ -203,6 +226,25 @@ fn set_outputs<L: StoredLine>(
     }
 }
 
+/// Transposes rows of outputs, as a file has them in the storage format, into lines.
+fn set_rows<L: StoredLine>(lines: &mut [L], inputs: usize, first: usize, rows: &[u8]) {
+    let stride = inputs.div_ceil(L::INPUTS);
+    let row_bytes = inputs * LANE_BYTES / L::INPUTS;
+    for (number, row) in rows.chunks_exact(row_bytes).enumerate() {
+        let (panel, output) = ((first + number) / LINE, (first + number) % LINE);
+        let panel = &mut lines[panel * stride..][..stride];
+        let (lanes, last) = row.as_chunks();
+        for (line, lane) in panel.iter_mut().zip(lanes) {
+            line.set_lane(output, *lane);
+        }
+        if !last.is_empty() {
+            let mut lane = [0; LANE_BYTES];
+            lane[..last.len()].copy_from_slice(last);
+            panel[stride - 1].set_lane(output, lane);
+        }
+    }
+}
+
 /// One output's weights by input.
 fn weights_of<L: StoredLine>(
     lines: &[L],
@@ -270,6 +312,7 @@ mod tests {
     use super::*;
     use burn::tensor::{Device, Distribution, Tensor};
     use half::{bf16, f16};
+    use safetensors::Dtype;
 
     fn random(rows: usize, columns: usize) -> Tensor<2> {
         let device = Device::flex();
@@ -356,6 +399,23 @@ mod tests {
                     };
                     assert_eq!(product(&found), product(&expected), "{storage:?}, {rows} rows");
                 }
+                let mut read = PackedWeights::zeros(storage, inputs, outputs);
+                let by_row = (0..outputs).flat_map(|o| (0..inputs).map(move |i| (i, o)));
+                let by_row = by_row.map(|(i, o)| weight[i * outputs + o]);
+                let bytes: Vec<u8> = match storage {
+                    Storage::F16 => by_row.flat_map(|w| f16::from_f32(w).to_le_bytes()).collect(),
+                    _ => by_row.flat_map(|w| bf16::from_f32(w).to_le_bytes()).collect(),
+                };
+                let dtype = if storage == Storage::F16 { Dtype::F16 } else { Dtype::BF16 };
+                let (start, rest) = bytes.split_at(2 * inputs * first);
+                read.set_rows(0, StoredRows { dtype, bytes: start });
+                read.set_rows(first, StoredRows { dtype, bytes: rest });
+                let (mut from_rows, mut expected) = (Vec::new(), Vec::new());
+                for output in 0..outputs {
+                    read.read_output(output, &mut from_rows);
+                    found.read_output(output, &mut expected);
+                }
+                assert_eq!(from_rows, expected, "{storage:?}, rows of a file");
                 let mut column = Vec::new();
                 found.read_output(outputs - 1, &mut column);
                 let expected = (0..inputs).map(|i| weight[i * outputs + outputs - 1]);

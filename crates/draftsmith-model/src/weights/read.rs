@@ -15,7 +15,7 @@ use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
 use super::files::{WeightFiles, weight_files};
-use super::stored::StoredTensor;
+use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
 
@@ -129,11 +129,30 @@ impl WeightReader {
         rows: impl IntoIterator<Item = Range<usize>>,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), ModelError> {
+        let mut values = Vec::new();
+        self.take_stored_rows(name, expected, rows, |row, stored| {
+            values.clear();
+            stored.widen_into(&mut values);
+            each(row, &values);
+        })
+    }
+
+    /// As [`WeightReader::take_rows`], with the rows as the file has them.
+    ///
+    /// # Errors
+    /// As [`WeightReader::take`].
+    pub(crate) fn take_stored_rows(
+        &mut self,
+        name: &str,
+        expected: &[usize],
+        rows: impl IntoIterator<Item = Range<usize>>,
+        mut each: impl FnMut(usize, StoredRows<'_>),
+    ) -> Result<(), ModelError> {
         let (OpenFile { path, file, .. }, stored) = self.check(name, expected)?;
         let mut first = 0;
         for rows in rows {
             let num_rows = rows.len();
-            stored.read_rows(file, path, name, rows, |row, values| each(first + row, values))?;
+            stored.read_rows(file, path, name, rows, |row, rows| each(first + row, rows))?;
             first += num_rows;
         }
         self.taken.insert(name.to_owned());

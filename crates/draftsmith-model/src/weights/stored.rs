@@ -13,6 +13,9 @@ use crate::error::ModelError;
 /// Of a tensor so much is read at once.
 const READ_BYTES: usize = 1 << 20;
 
+/// Rows that are read at once are a multiple of this: panels of packed weights are filled whole.
+const ROWS_AT_ONCE: usize = 16;
+
 /// What a file says of a tensor, as far as the file bears it out.
 #[derive(Debug, Clone)]
 pub(super) struct StoredTensor {
@@ -22,15 +25,34 @@ pub(super) struct StoredTensor {
     pub(super) start: u64,
 }
 
+/// Rows of a tensor as its file has them, one after the other: f32, bf16 or f16, little-endian.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoredRows<'a> {
+    pub(crate) dtype: Dtype,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl StoredRows<'_> {
+    /// Appends the numbers, widened to f32.
+    pub(crate) fn widen_into(self, values: &mut Vec<f32>) {
+        let bytes = self.bytes;
+        match self.dtype {
+            Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16_of(*b))),
+            Dtype::BF16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16_of(*b))),
+            _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+        }
+    }
+}
+
 impl StoredTensor {
-    /// Reads some rows, a few at a time, widened to f32.
+    /// Reads some rows, a few at a time.
     pub(super) fn read_rows(
         &self,
         mut file: &File,
         path: &Path,
         name: &str,
         rows: Range<usize>,
-        mut each: impl FnMut(usize, &[f32]),
+        mut each: impl FnMut(usize, StoredRows<'_>),
     ) -> Result<(), ModelError> {
         let io = |e| ModelError::io("read", path, e);
         let width = match self.dtype {
@@ -45,23 +67,16 @@ impl StoredTensor {
             }
         };
         let row_bytes = self.shape.iter().skip(1).product::<usize>() * width;
-        let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1);
+        let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1).next_multiple_of(ROWS_AT_ONCE);
         let mut num_left = rows.len() * row_bytes;
-        let mut bytes = vec![0_u8; (rows_at_once * row_bytes).min(num_left)];
-        let mut values = Vec::with_capacity(bytes.len() / width);
+        let mut bytes = vec![0_u8; rows_at_once.saturating_mul(row_bytes).min(num_left)];
         let start = self.start + (rows.start * row_bytes) as u64;
         file.seek(SeekFrom::Start(start)).map_err(io)?;
         let mut row = 0;
         while num_left > 0 {
-            let bytes = &mut bytes[..num_left.min(rows_at_once * row_bytes)];
+            let bytes = &mut bytes[..num_left.min(rows_at_once.saturating_mul(row_bytes))];
             file.read_exact(bytes).map_err(io)?;
-            values.clear();
-            match self.dtype {
-                Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16_of(*b))),
-                Dtype::BF16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16_of(*b))),
-                _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-            }
-            each(row, &values);
+            each(row, StoredRows { dtype: self.dtype, bytes });
             row += rows_at_once;
             num_left -= bytes.len();
         }

@@ -39,31 +39,32 @@ def read_settings(text):
     return {**settings, **settings.get("optimizer", {})}
 
 
-def serve(args, warm_up, work):
+def serve(args, warm_up, work, set_threads=torch.set_num_threads, versions=None):
     """Runs `work` once a line of stdin, or, without `--json`, once. `work` returns what it has done,
-    with the number of tokens as `num_tokens`; its seconds are added here."""
-    num_threads = best_threads(warm_up)
+    with the number of tokens as `num_tokens`; its seconds are added here, unless it tells them."""
+    num_threads = best_threads(warm_up, set_threads)
     if not args.json:
         seconds, done = timed(work)
+        seconds = done.get("seconds", seconds)
         print(f"{done['num_tokens'] / seconds:.0f} tokens/s, threads: {num_threads}")
         return
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    print(json.dumps({"num_threads": num_threads, **versions}), flush=True)
+    versions = versions or f"torch {torch.__version__}, transformers {transformers.__version__}"
+    print(json.dumps({"num_threads": num_threads, "versions": versions}), flush=True)
     for _ in sys.stdin:
         seconds, done = timed(work)
         print(json.dumps({"seconds": seconds, **done}), flush=True)
 
 
-def best_threads(warm_up):
+def best_threads(warm_up, set_threads):
     """Warms up with each number of threads and stays with the fastest: with steps as small as these
     a second thread can cost more than it brings, and the peer is to be measured at its best."""
     seconds = {}
     for num_threads in range(1, MAX_THREADS + 1):
-        torch.set_num_threads(num_threads)
+        set_threads(num_threads)
         warm_up()
         seconds[num_threads] = min(timed(warm_up)[0] for _ in range(2))
     best = min(seconds, key=seconds.get)
-    torch.set_num_threads(best)
+    set_threads(best)
     return best
 
 
@@ -75,11 +76,16 @@ def timed(work):
 
 
 def load(name):
-    """The embedded model of that name, in float32 and for inference."""
+    """The embedded model of that name, or one of a path, in float32 and for inference."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=torch.float32)
     return model.eval().requires_grad_(False)
+
+
+def ordinary_tokens(num_tokens):
+    """A prompt of ordinary tokens, the ids that our side takes (`timed.rs`)."""
+    return [270 + i * 37 % 300 for i in range(num_tokens)]
 
 
 def read_prompts(path, num_prompts):

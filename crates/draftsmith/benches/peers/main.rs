@@ -1,6 +1,6 @@
 //! The same work on the same checkpoints, beside transformers and torch on this machine:
-//! `cargo bench -p draftsmith --bench peers -- --python PATH`. What is compared, and how, is in
-//! `../README.md`.
+//! `cargo bench -p draftsmith --bench peers -- --python PATH`; or, with `--model DIR`, on a model of
+//! yours. What is compared, and how, is in `../README.md`.
 //!
 //! Each work is done in turn by us and by them, several times over; a ratio is that of two
 //! neighbours, so that what else the machine does weighs on both.
@@ -10,12 +10,15 @@ mod allocator;
 mod ours;
 mod table;
 mod theirs;
+mod timed;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use clap::Parser;
+use draftsmith_model::CausalLm;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -33,6 +36,11 @@ const EXIT_LAYER: usize = 2;
 const NUM_PROMPTS: usize = 12;
 /// Prompts to label: what both can do in seconds, and not too few for two threads to share.
 const NUM_LABEL_PROMPTS: usize = 24;
+/// Tokens of the long prompt that a model of the user's reads, of the short one that it decodes
+/// behind, and those that it decodes.
+const PROMPT_LEN: usize = 1000;
+const SHORT_PROMPT_LEN: usize = 16;
+const NUM_DECODED: usize = 64;
 /// The share of the processors' time that others may use before a comparison means little: a thread
 /// that waits for one that does not run can make either side many times slower.
 const MOST_BUSY: f64 = 0.05;
@@ -45,6 +53,12 @@ struct Arguments {
     /// A Python with torch, transformers, safetensors, numpy and pyarrow.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
+    /// A model to read a prompt with, and to decode with, instead of the works on the embedded pair.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// The same weights for llama.cpp to decode with; the Python needs `llama-cpp-python`.
+    #[arg(long, value_name = "FILE", requires = "model")]
+    gguf: Option<PathBuf>,
     /// How often each side does each work.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -81,11 +95,11 @@ impl Measurement {
 }
 
 /// Something that both can do.
-struct Work {
+struct Work<'a> {
     name: &'static str,
     /// The least ratio that we promise.
     bar: f64,
-    ours: fn(&Ours) -> Result<Measurement>,
+    ours: Box<dyn Fn() -> Result<Measurement> + 'a>,
     script: &'static str,
     flags: Vec<String>,
 }
@@ -109,17 +123,18 @@ fn main() -> Result<()> {
     }
     rayon::ThreadPoolBuilder::new().num_threads(NUM_THREADS).build_global()?;
     let busy_before = busy_share();
-    eprintln!("peers: building the data to train on");
-    let ours = Ours::prepare(NUM_PROMPTS)?;
-    let mut rows = Vec::new();
-    for work in works(&ours)? {
-        if work.name.contains(&arguments.only) {
-            let row = compare(&work, &ours, python, arguments.rounds);
-            let row = row.with_context(|| work.name)?;
-            eprintln!("peers: {}: ratio {:.2}", work.name, row.ratio());
-            rows.push(row);
+    // On a pooled thread, as the commands decode: a prefill is shared with a second one.
+    let rows = rayon::scope(|_| match &arguments.model {
+        Some(dir) => {
+            let model = CausalLm::from_model_dir(dir, &Device::flex())?;
+            compare_all(works_on(&model, dir, arguments.gguf.as_deref()), &arguments, python)
         }
-    }
+        None => {
+            eprintln!("peers: building the data to train on");
+            let ours = Ours::prepare(NUM_PROMPTS)?;
+            compare_all(works(&ours)?, &arguments, python)
+        }
+    })?;
     print_table(&rows, arguments.rounds);
     let busy = busy_before.into_iter().chain(busy_share()).fold(0.0, f64::max);
     if busy > MOST_BUSY {
@@ -131,10 +146,64 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn works(ours: &Ours) -> Result<Vec<Work>> {
-    let flags = |flags: &[(&str, String)]| -> Vec<String> {
-        flags.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]).collect()
+fn compare_all(works: Vec<Work<'_>>, arguments: &Arguments, python: &Path) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for work in works.iter().filter(|work| work.name.contains(&arguments.only)) {
+        let row = compare(work, python, arguments.rounds).with_context(|| work.name)?;
+        eprintln!("peers: {}: ratio {:.2}", work.name, row.ratio());
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// Command-line arguments of names and values.
+fn flags(flags: &[(&str, String)]) -> Vec<String> {
+    flags.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]).collect()
+}
+
+/// What is compared on a model of the user's.
+fn works_on<'a>(model: &'a CausalLm, dir: &Path, gguf: Option<&Path>) -> Vec<Work<'a>> {
+    let answered = |prompt: Vec<u32>, num_tokens, part: fn(&timed::Answer) -> (usize, Duration)| {
+        Box::new(move || {
+            let answer = timed::answer(model, &prompt, num_tokens)?;
+            let (num_tokens, time) = part(&answer);
+            Ok(Measurement {
+                prompt_ids: vec![prompt.clone()],
+                token_ids: vec![answer.token_ids],
+                ..Measurement::of(num_tokens, time)
+            })
+        })
     };
+    let mut works = vec![Work {
+        name: "a prompt of 1,000 tokens",
+        bar: 1.1,
+        ours: answered(timed::prompt(PROMPT_LEN), 1, |answer| (PROMPT_LEN, answer.to_first)),
+        script: "prefill.py",
+        flags: flags(&[
+            ("model", dir.display().to_string()),
+            ("num-tokens", PROMPT_LEN.to_string()),
+        ]),
+    }];
+    if let Some(gguf) = gguf {
+        works.push(Work {
+            name: "decoding (llama.cpp)",
+            bar: 1.3,
+            ours: answered(timed::prompt(SHORT_PROMPT_LEN), NUM_DECODED + 1, |answer| {
+                (answer.token_ids.len() - 1, answer.to_last)
+            }),
+            script: "llama_cpp_decode.py",
+            flags: flags(&[
+                ("gguf", gguf.display().to_string()),
+                ("prompt-len", SHORT_PROMPT_LEN.to_string()),
+                ("num-tokens", NUM_DECODED.to_string()),
+            ]),
+        });
+    }
+    works
+}
+
+/// What is compared on the embedded pair.
+fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
     let num_prompts = ("num-prompts", NUM_PROMPTS.to_string());
     let data = ("data", ours.data_dir().display().to_string());
     // As JSON, with every default: a script that read the recipe would not know those.
@@ -146,35 +215,35 @@ fn works(ours: &Ours) -> Result<Vec<Work>> {
         Work {
             name: "plain greedy decoding",
             bar: 4.0,
-            ours: Ours::plain,
+            ours: Box::new(|| ours.plain()),
             script: "decode.py",
             flags: flags(&[num_prompts]),
         },
         Work {
             name: "speculative greedy decoding",
             bar: 4.0,
-            ours: Ours::speculative,
+            ours: Box::new(|| ours.speculative()),
             script: "decode.py",
             flags: assisted,
         },
         Work {
             name: "labelled responses",
             bar: 4.0,
-            ours: |ours| ours.label(NUM_LABEL_PROMPTS),
+            ours: Box::new(|| ours.label(NUM_LABEL_PROMPTS)),
             script: "label.py",
             flags: flags(&[("num-prompts", NUM_LABEL_PROMPTS.to_string())]),
         },
         Work {
             name: "head training",
             bar: 1.5,
-            ours: Ours::train_head,
+            ours: Box::new(|| ours.train_head()),
             script: "train_head.py",
             flags: flags(&[data.clone(), settings(json!(ours.head_training()?))]),
         },
         Work {
             name: "adapter training",
             bar: 1.0,
-            ours: |ours| ours.train_adapter(NUM_ADAPTER_ROWS),
+            ours: Box::new(|| ours.train_adapter(NUM_ADAPTER_ROWS)),
             script: "train_adapter.py",
             flags: flags(&[
                 data,
@@ -187,22 +256,20 @@ fn works(ours: &Ours) -> Result<Vec<Work>> {
 }
 
 /// Both sides in turn, each first in every other round.
-fn compare(work: &Work, ours: &Ours, python: &Path, rounds: usize) -> Result<Row> {
+fn compare(work: &Work<'_>, python: &Path, rounds: usize) -> Result<Row> {
     let mut peer = Peer::start(python, work.script, &work.flags)?;
-    (work.ours)(ours)?;
+    (work.ours)()?;
     let mut pairs = Vec::with_capacity(rounds);
     for round in 0..rounds {
         pairs.push(if round % 2 == 0 {
-            let our = (work.ours)(ours)?;
+            let our = (work.ours)()?;
             (our, peer.measure()?)
         } else {
             let their = peer.measure()?;
-            ((work.ours)(ours)?, their)
+            ((work.ours)()?, their)
         });
     }
-    if let Some((_, their)) = pairs.first().filter(|(our, _)| !our.prompt_ids.is_empty())
-        && their.prompt_ids != ours.prompts()
-    {
+    if pairs.first().is_some_and(|(our, their)| our.prompt_ids != their.prompt_ids) {
         bail!("the two sides encode the prompts differently");
     }
     Ok(Row::new(work.name, work.bar, &pairs, &peer.hello))

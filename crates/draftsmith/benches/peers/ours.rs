@@ -83,11 +83,6 @@ impl Ours {
         &self.data_dir
     }
 
-    /// The ids of the prompts.
-    pub(crate) fn prompts(&self) -> &[Vec<u32>] {
-        &self.prompts
-    }
-
     /// Greedy decoding with the target alone.
     pub(crate) fn plain(&self) -> Result<Measurement> {
         let mut target = self.session();

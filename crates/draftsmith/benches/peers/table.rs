@@ -44,7 +44,7 @@ impl Row {
             bar,
             equal,
             num_threads: hello.num_threads,
-            versions: format!("torch {}, transformers {}", hello.torch, hello.transformers),
+            versions: hello.versions.clone(),
         }
     }
 
@@ -70,10 +70,10 @@ pub(crate) fn print_table(rows: &[Row], rounds: usize) {
             row.name, row.ours, row.theirs, row.num_threads, row.bar
         );
     }
-    if let Some(row) = rows.first() {
-        println!("\nMedians of {rounds} rounds; threads: theirs, the faster of 1 and 2.");
-        println!("Theirs: {}.", row.versions);
-    }
+    println!("\nMedians of {rounds} rounds; threads: theirs, the faster of 1 and 2.");
+    let mut versions: Vec<&str> = rows.iter().map(|row| row.versions.as_str()).collect();
+    versions.dedup();
+    println!("Theirs: {}.", versions.join("; "));
 }
 
 fn sorted(mut values: Vec<f64>) -> Vec<f64> {

@@ -15,8 +15,8 @@ use crate::Measurement;
 pub(crate) struct Hello {
     /// The number of threads that it found fastest.
     pub(crate) num_threads: usize,
-    pub(crate) torch: String,
-    pub(crate) transformers: String,
+    /// Of what it uses.
+    pub(crate) versions: String,
 }
 
 /// A script that waits to be asked.

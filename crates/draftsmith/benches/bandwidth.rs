@@ -1,0 +1,158 @@
+//! How near decoding comes to the memory's own speed, on a model of yours: reading memory with one
+//! and with two threads, loading the model, decoding with it, reading prompts.
+//! `cargo bench -p draftsmith --bench bandwidth -- --model DIR`
+//!
+//! A decoded token reads every weight once, so the memory's speed bounds decoding. All take turns in
+//! each round, so that what else the machine does weighs on all; a share is of neighbours.
+
+#[path = "../src/allocator.rs"]
+mod allocator;
+#[path = "peers/timed.rs"]
+mod timed;
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use clap::Parser;
+use draftsmith_model::{CausalLm, weight_files};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use self::timed::{answer, prompt};
+
+/// Memory that is read: more than caches hold, a machine's other tenants' shares included.
+const READ_BYTES: usize = 1 << 30;
+/// What a thread reads at a time.
+const CHUNK_BYTES: usize = 1 << 22;
+/// Tokens that are decoded behind a short prompt.
+const NEW_TOKENS: usize = 64;
+/// The prompts that are read.
+const PROMPTS: [usize; 2] = [250, 1000];
+
+/// Speeds on this machine's memory.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A model's directory, larger than the machine's caches.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// How often each is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// What cargo adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<()> {
+    // `cargo test --benches` runs benches too, but to see that they start.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    allocator::keep_freed_pages();
+    let arguments = Arguments::parse();
+    let Some(dir) = &arguments.model else {
+        eprintln!("bandwidth: skipped; hint: give a model with `-- --model DIR`");
+        return Ok(());
+    };
+    if arguments.rounds == 0 {
+        bail!("`--rounds` is 0, expected 1 or more");
+    }
+    // As the program does: from outside the pool, a forward's second thread starts too late.
+    rayon::scope(|_| measure(dir, arguments.rounds))
+}
+
+fn measure(dir: &Path, rounds: usize) -> Result<()> {
+    let load = || CausalLm::from_model_dir(dir, &Device::flex());
+    let model = load()?;
+    let file_bytes = weight_files(dir)?
+        .iter()
+        .map(|name| Ok(std::fs::metadata(dir.join(name))?.len()))
+        .sum::<Result<u64>>()? as f64;
+    let token_bytes = file_bytes * share_read(&model);
+    let memory = vec![1_u64; READ_BYTES / size_of::<u64>()];
+    let one = || memory.chunks(CHUNK_BYTES / 8).map(sum).fold(0, u64::wrapping_add);
+    let all = || memory.par_chunks(CHUNK_BYTES / 8).map(sum).reduce(|| 0, u64::wrapping_add);
+    let read_bytes = READ_BYTES as f64;
+    let num_threads = rayon::current_num_threads();
+    let names = [
+        "reading memory, one thread, GB/s".to_owned(),
+        format!("reading memory, {num_threads} threads, GB/s"),
+        "decoding, GB/s of weights".to_owned(),
+        format!("decoding, share of what {num_threads} threads read"),
+        "decoding, tokens/s".to_owned(),
+        "loading, MB/s".to_owned(),
+    ];
+    let names = names.into_iter();
+    let names = names.chain(PROMPTS.map(|len| format!("a prompt of {len}, tokens/s")));
+    let mut figures: Vec<Vec<f64>> = Vec::new();
+    for _ in 0..rounds {
+        let one = read_bytes / seconds(one) / 1e9;
+        let before = read_bytes / seconds(all) / 1e9;
+        let decoded = answer(&model, &prompt(16), NEW_TOKENS)?;
+        let tokens = (decoded.token_ids.len() - 1) as f64 / decoded.to_last.as_secs_f64();
+        // What is measured beside it, before and after.
+        let all = (before + read_bytes / seconds(all) / 1e9) / 2.0;
+        let weights = tokens * token_bytes / 1e9;
+        let mut round = vec![one, all, weights, weights / all, tokens];
+        round.push(file_bytes / seconds(load) / 1e6);
+        for len in PROMPTS {
+            let read = answer(&model, &prompt(len), 1)?.to_first.as_secs_f64();
+            round.push(len as f64 / read);
+        }
+        figures.push(round);
+    }
+    println!("{:<46}{:>9}{:>9}{:>9}", "", "least", "median", "most");
+    for (number, name) in names.enumerate() {
+        let mut values: Vec<f64> = figures.iter().map(|round| round[number]).collect();
+        values.sort_by(f64::total_cmp);
+        let (least, median) = (values[0], values[values.len() / 2]);
+        println!("{name:<46}{least:>9.2}{median:>9.2}{:>9.2}", values[values.len() - 1]);
+    }
+    println!("\n{rounds} rounds; the weights are {:.0} MB.", file_bytes / 1e6);
+    Ok(())
+}
+
+/// The share of the weights that a token reads: all but an embedding that is not the LM head too.
+fn share_read(model: &CausalLm) -> f64 {
+    let (shape, spec) = (model.shape(), &model.config().spec);
+    if spec.tie_word_embeddings {
+        return 1.0;
+    }
+    let table = shape.vocab_size * shape.hidden_size;
+    1.0 - table as f64 / model.config().num_parameters() as f64
+}
+
+fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
+    let begun = Instant::now();
+    black_box(work());
+    begun.elapsed().as_secs_f64()
+}
+
+/// The sum of numbers, with the widest registers that there are.
+fn sum(numbers: &[u64]) -> u64 {
+    struct Sum<'a>(&'a [u64]);
+    impl WithSimd for Sum<'_> {
+        type Output = u64;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) -> u64 {
+            let (registers, rest) = S::as_simd_u64s(self.0);
+            let (fours, last) = registers.as_chunks::<4>();
+            let mut sums = [simd.splat_u64s(0); 4];
+            for four in fours {
+                for (sum, register) in sums.iter_mut().zip(four) {
+                    *sum = simd.add_u64s(*sum, *register);
+                }
+            }
+            for register in last {
+                sums[0] = simd.add_u64s(sums[0], *register);
+            }
+            let lanes = sums.map(|sum| pulp::bytemuck::cast_slice(&[sum]).iter().sum::<u64>());
+            lanes.iter().chain(rest).sum()
+        }
+    }
+    Arch::new().dispatch(Sum(numbers))
+}
