@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
 use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 
+use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
 
@@ -61,23 +62,8 @@ impl Forward {
     }
 }
 
-/// A draft forward that has just been computed.
-pub(crate) struct Step {
-    /// The sequence's.
-    pub(crate) slot: usize,
-    /// What the LM head reads of the last token.
-    pub(crate) normed: Rows,
-    /// Its logits.
-    pub(crate) logits: Rows,
-    /// Tokens read, this forward's included.
-    pub(crate) num_read: usize,
-    /// Candidates of the round among them.
-    pub(crate) num_candidates: usize,
-    /// Whether the head's prediction is asked for.
-    pub(crate) needs_head: bool,
-    /// What errors call the drafter.
-    pub(crate) role: &'static str,
-}
+/// A step's logits, and what the head predicts for the candidate that it has read.
+type ReadStep = (Vec<f32>, Option<HeadEstimate>);
 
 impl<'m> Acceptance<'m> {
     /// The predictions of a head, or of none, for candidates in each of so many slots.
@@ -100,47 +86,88 @@ impl<'m> Acceptance<'m> {
         self.slots[slot].forwards.retain(|forward| forward.num_read <= len);
     }
 
-    /// Brings a forward's logits to the host, and with them what the head predicts for the
-    /// candidate that it has read, if that is when it predicts: one sync.
+    /// Brings the logits of steps to the host, and with them what the head predicts for the candidates
+    /// that they have read, if that is when it predicts: one sync. All that a step's tokens are has
+    /// been read.
+    ///
+    /// # Shapes
+    /// - normed: what the LM head reads of each step's last token, a row a step
+    /// - logits: its logits, likewise
     ///
     /// # Errors
     /// If a number is none, or the device fails.
     pub(crate) fn read(
         &mut self,
         model: &DrafterModel,
-        step: Step,
-    ) -> Result<(Vec<f32>, Option<HeadEstimate>), DecodeError> {
-        let Step { slot, normed, logits, num_read, num_candidates, needs_head, role } = step;
-        let head = self.head.filter(|_| needs_head);
+        normed: Rows,
+        logits: Rows,
+        steps: &[DraftStep<'_>],
+        role: &'static str,
+    ) -> Result<Vec<ReadStep>, DecodeError> {
         // The last token read is the candidate before the one now drafted: its own hidden state,
         // hence the head's prediction for it.
-        let predicts = |head: &&AcceptanceHead| num_candidates > 0 && !head.reads().looks_ahead();
-        let (logits, estimate) = match head.filter(predicts) {
+        let own_head = self.head;
+        let predicts = |step: &DraftStep<'_>| {
+            let head = own_head.filter(|_| step.needs.acceptance_prob && step.num_candidates > 0);
+            head.is_some_and(|head| !head.reads().looks_ahead())
+        };
+        let num_predicted = steps.iter().filter(|step| predicts(step)).count();
+        let (logits, predicted) = match self.head.filter(|_| num_predicted > 0) {
             Some(head) => {
-                let scalars = self.scalars(model, head, slot, num_read - 1);
-                let acceptance = head.acceptance_logits(&normed, None, &scalars);
+                let hidden = if num_predicted == steps.len() {
+                    normed.clone()
+                } else {
+                    let rows = (0..steps.len()).filter(|row| predicts(&steps[*row]));
+                    Rows::cat(rows.map(|row| normed.slice(row..row + 1)))
+                };
+                let of_steps = steps.iter().filter(|step| predicts(step));
+                let scalars: Vec<f32> = of_steps
+                    .flat_map(|step| self.scalars(model, head, step.slot, step.tokens.len() - 1))
+                    .collect();
+                let acceptance = head.acceptance_logits(&hidden, None, &scalars);
                 let [logits, acceptance] = to_host([logits, acceptance], role)?;
-                let prob = self.acceptance_prob(acceptance[0], num_read)?;
-                (logits, Some(HeadEstimate::OfRead(prob)))
+                (logits, acceptance)
             }
             None => {
                 let [logits] = to_host([logits], role)?;
-                (logits, None)
+                (logits, Vec::new())
             }
         };
-        check_logits(&logits, role, num_read)?;
-        if let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) {
-            // What came before a round's first candidate is asked about no more, nor what a head
-            // that looks ahead has predicted.
-            let slot = &mut self.slots[slot];
-            if num_candidates == 0 || head.reads().looks_ahead() {
-                slot.forwards.clear();
+        let mut predicted = predicted.into_iter();
+        let rows = match steps {
+            [_] => vec![logits],
+            _ => logits.chunks_exact(logits.len() / steps.len()).map(<[f32]>::to_vec).collect(),
+        };
+        let mut all = Vec::with_capacity(steps.len());
+        for ((row, step), logits) in steps.iter().enumerate().zip(rows) {
+            let num_read = step.tokens.len();
+            check_logits(&logits, role, num_read)?;
+            let mut estimate = None;
+            if predicts(step)
+                && let Some(logit) = predicted.next()
+            {
+                estimate = Some(HeadEstimate::OfRead(self.acceptance_prob(logit, num_read)?));
             }
-            let softmax = SoftmaxSummary::of(&logits);
-            slot.forwards.push(Forward { num_read, num_candidates, softmax });
-            slot.hidden = head.reads().looks_ahead().then_some(normed);
+            self.note_forward(step, &logits, &normed, row);
+            all.push((logits, estimate));
         }
-        Ok((logits, estimate))
+        Ok(all)
+    }
+
+    /// Keeps of a step what the head may yet be told.
+    fn note_forward(&mut self, step: &DraftStep<'_>, logits: &[f32], normed: &Rows, row: usize) {
+        let head = self.head.filter(|_| step.needs.acceptance_prob);
+        let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) else { return };
+        let (num_read, num_candidates) = (step.tokens.len(), step.num_candidates);
+        // What came before a round's first candidate is asked about no more, nor what a head that
+        // looks ahead has predicted.
+        let slot = &mut self.slots[step.slot];
+        if num_candidates == 0 || head.reads().looks_ahead() {
+            slot.forwards.clear();
+        }
+        let softmax = SoftmaxSummary::of(logits);
+        slot.forwards.push(Forward { num_read, num_candidates, softmax });
+        slot.hidden = head.reads().looks_ahead().then(|| normed.slice(row..row + 1));
     }
 
     /// What a head that looks ahead predicts for `candidate`, drawn from the last forward's `logits`;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use draftsmith_theory::{Decoding, Draws, StopRule};
 
-use crate::drafter::{Drafter, NoDrafter};
+use crate::drafter::{DraftRound, Drafter, NoDrafter};
 use crate::error::DecodeError;
 use crate::sequence::{Generation, Limits, Request, RoundTokens, Sequence, Stage};
 use crate::target::{Target, Verification};
@@ -66,7 +66,7 @@ fn decode_one<T: Target, D: Drafter<T> + ?Sized>(
     let mut sequence = begin(request, 0, target, drafter)?;
     loop {
         let draft_time = match sequence.stage() {
-            Stage::NeedsDraft => timed(|| sequence.draft(target, drafter))?,
+            Stage::NeedsDraft => timed(|| drafter.propose(target, &mut [sequence.draft_round()]))?,
             Stage::NeedsTarget => Duration::ZERO,
             Stage::Finished(_) => return Ok(sequence.into_generation()),
         };
@@ -82,12 +82,13 @@ fn decode_one<T: Target, D: Drafter<T> + ?Sized>(
     }
 }
 
-/// Decodes many sequences, as many side by side as the target has slots: draft phases one after the
-/// other, then one target forward over the proposals of all. A slot that comes free is given to the
+/// Decodes many sequences, as many side by side as the target has slots: a forward of the drafter is
+/// over all whose draft phases go on, and one of the target over the proposals of all. A slot that comes free is given to the
 /// next sequence. Each gets the tokens that it would get alone.
 ///
 /// `observe` sees every round's tokens with the number of its request, and may break that one off.
-/// The time of a shared forward is shared out by rows.
+/// The time of a shared forward of the target is shared out by rows, that of the draft phases by the
+/// forwards that each took part in.
 ///
 /// # Errors
 /// If a prompt is empty or does not fit, or a model fails.
@@ -115,21 +116,25 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
         if running.is_empty() {
             break;
         }
-        let mut draft_times = Vec::with_capacity(running.len());
-        for (_, sequence) in &mut running {
-            draft_times.push(match sequence.stage() {
-                Stage::NeedsDraft => timed(|| sequence.draft(target, drafter))?,
-                Stage::NeedsTarget | Stage::Finished(_) => Duration::ZERO,
-            });
-        }
+        let draft_time = timed(|| {
+            let rounds = running.iter_mut().map(|(_, sequence)| sequence);
+            let rounds = rounds.filter(|sequence| sequence.stage() == Stage::NeedsDraft);
+            let mut rounds: Vec<DraftRound<'_>> = rounds.map(Sequence::draft_round).collect();
+            if rounds.is_empty() { Ok(()) } else { drafter.propose(target, &mut rounds) }
+        })?;
+        let forwards_of =
+            |sequence: &Sequence<'_>| sequence.verification().proposal.forwards.total();
+        let num_forwards: usize = running.iter().map(|(_, sequence)| forwards_of(sequence)).sum();
+        let forward_time = draft_time.checked_div(num_forwards as u32).unwrap_or_default();
         let batch: Vec<Verification<'_>> =
             running.iter().map(|(_, sequence)| sequence.verification()).collect();
         let begun = Instant::now();
         let logits = target.verify(&batch)?;
         let row_time = begun.elapsed() / logits.num_rows() as u32;
         let mut first_row = 0;
-        for ((number, sequence), draft_time) in running.iter_mut().zip(draft_times) {
+        for (number, sequence) in &mut running {
             let num_rows = sequence.verification().proposal.num_rows();
+            let draft_time = forward_time * forwards_of(sequence) as u32;
             let own_time = timed(|| {
                 sequence.commit(target, drafter, &logits, first_row);
                 Ok(())

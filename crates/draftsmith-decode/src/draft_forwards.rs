@@ -2,10 +2,10 @@
 //! acceptance head, and the signals of a step.
 
 use draftsmith_model::{AcceptanceHead, DrafterModel, KvCache, Rows};
-use draftsmith_theory::{Calibration, DraftSignals, SignalNeeds};
+use draftsmith_theory::{Calibration, DraftSignals};
 
-use crate::acceptance::{Acceptance, Step};
-use crate::drafter::Drafted;
+use crate::acceptance::Acceptance;
+use crate::drafter::{DraftStep, Drafted};
 use crate::error::DecodeError;
 use crate::session::check_fits;
 use crate::target::committed_len;
@@ -71,32 +71,24 @@ impl<'m> DraftForwards<'m> {
         self.model.fill_cache(features, &mut self.cache);
     }
 
-    /// Reads features of the sequence in a slot up to its last token, the last of this round's
-    /// `num_candidates` candidates.
+    /// Reads features of sequences, in their slots, each up to its step's last token.
     ///
     /// # Errors
     /// If a number is none, or the device fails.
     pub(crate) fn draft(
         &mut self,
-        slot: usize,
         features: Rows,
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
         let normed = self.model.forward_cached(features, 1, &mut self.cache);
-        let step = Step {
-            slot,
-            logits: self.model.logits(&normed),
-            normed,
-            num_read: self.num_read(slot),
-            num_candidates,
-            needs_head: needs.acceptance_prob,
-            role: self.role,
-        };
-        let (mut logits, acceptance_prob) = self.acceptance.read(&self.model, step)?;
-        logits.resize(self.vocab_size, f32::NEG_INFINITY);
-        let signals = DraftSignals { acceptance_prob, ..needs.signals_of_logits(&logits) };
-        Ok(Drafted { logits, signals, num_forwards: 1 })
+        let logits = self.model.logits(&normed);
+        let read = self.acceptance.read(&self.model, normed, logits, steps, self.role)?;
+        let drafted = steps.iter().zip(read).map(|(step, (mut logits, acceptance_prob))| {
+            logits.resize(self.vocab_size, f32::NEG_INFINITY);
+            let signals = DraftSignals { acceptance_prob, ..step.needs.signals_of_logits(&logits) };
+            Drafted { logits, signals, num_forwards: 1 }
+        });
+        Ok(drafted.collect())
     }
 
     /// What a head that looks ahead predicts for a candidate of the last step in a slot.

@@ -2,8 +2,8 @@
 //! step.
 
 use draftsmith_theory::{
-    Decoding, DraftLimits, DraftSignals, DraftSteps, DrafterId, Drawn, DrawnFrom, Draws, Proposal,
-    SignalNeeds, StopRule, argmax, draft_phase, largest_prob,
+    CandidateSource, Decoding, DraftLimits, DraftPhase, DraftSignals, DrafterId, Drawn, DrawnFrom,
+    Draws, Proposal, SignalNeeds, StopRule, argmax, largest_prob,
 };
 
 use crate::error::DecodeError;
@@ -17,16 +17,12 @@ pub trait Drafter<T> {
     /// If the prompt does not fit or has unknown tokens.
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
-    /// Proposes tokens for a round.
+    /// Proposes tokens for a round of each of several sequences.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn propose(
-        &mut self,
-        target: &mut T,
-        slot: usize,
-        round: DraftRound<'_>,
-    ) -> Result<(), DecodeError>;
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>])
+    -> Result<(), DecodeError>;
 
     /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
     /// `path`, and forgets the rest.
@@ -38,6 +34,8 @@ pub trait Drafter<T> {
 
 /// A round to draft for.
 pub struct DraftRound<'a> {
+    /// The sequence's, another one than other rounds'.
+    pub slot: usize,
     /// The sequence that stands; proposed tokens are appended in the order of their nodes.
     pub tokens: &'a mut Vec<u32>,
     /// Empty, to be filled.
@@ -58,20 +56,16 @@ pub trait StepDrafter<T>: Drafter<T> {
     /// Its name.
     fn id(&self) -> DrafterId;
 
-    /// Reads what it has not read of `tokens`, the whole sequence with this round's
-    /// `num_candidates` candidates at its end, and returns what the next candidate is drawn from,
-    /// with the signals that are needed of it.
+    /// Takes a step of each of several sequences, in one forward: reads what it has not read of each,
+    /// and returns what its next candidate is drawn from.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn draft(
         &mut self,
         target: &mut T,
-        slot: usize,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError>;
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError>;
 
     /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the
     /// last [`draft`](Self::draft) in the slot, as predicted by an acceptance head that looks ahead
@@ -92,7 +86,20 @@ pub trait StepDrafter<T>: Drafter<T> {
     }
 }
 
-/// One step of drafting.
+/// A step to take.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftStep<'a> {
+    /// The sequence's, another one than other steps'.
+    pub slot: usize,
+    /// The whole sequence, with this round's candidates at its end.
+    pub tokens: &'a [u32],
+    /// How many those are.
+    pub num_candidates: usize,
+    /// The signals that are needed of the next candidate.
+    pub needs: SignalNeeds,
+}
+
+/// What a step gave.
 #[derive(Debug, Clone)]
 pub struct Drafted {
     /// Logits over the target's vocabulary.
@@ -103,59 +110,66 @@ pub struct Drafted {
     pub num_forwards: usize,
 }
 
-/// Proposes the chain of candidates that one draft phase draws.
+/// Proposes the chains of candidates that draft phases draw: a step of all phases at a time, as long
+/// as any goes on.
 ///
 /// # Errors
 /// If the drafter fails.
 pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     drafter: &mut D,
     target: &mut T,
-    slot: usize,
-    round: DraftRound<'_>,
+    rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let DraftRound { tokens, proposal, rule, limits, decoding, draws } = round;
-    let mut steps = ChainSteps { drafter, target, slot, proposal, decoding, draws, logits: vec![] };
-    draft_phase(&mut steps, rule, limits, tokens)?;
-    Ok(())
+    let mut phases: Vec<DraftPhase> =
+        rounds.iter_mut().map(|round| DraftPhase::begin(round.rule, round.limits)).collect();
+    loop {
+        let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
+        let steps_of = pairs.map(|(round, phase)| DraftStep {
+            slot: round.slot,
+            tokens: round.tokens,
+            num_candidates: phase.num_candidates(),
+            needs: phase.needs(),
+        });
+        let steps: Vec<DraftStep<'_>> = steps_of.collect();
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let drafted = drafter.draft(target, &steps)?;
+        let pairs = rounds.iter_mut().zip(&mut phases).filter(|(_, phase)| phase.needs_step());
+        for ((round, phase), drafted) in pairs.zip(drafted) {
+            let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
+            proposal.forwards.add(drafter.id(), drafted.num_forwards);
+            let (slot, logits, signals) = (*slot, &drafted.logits, drafted.signals);
+            let mut source =
+                ChainSource { drafter, target, slot, proposal, decoding, draws: *draws, logits };
+            phase.advance(&mut source, signals, *rule, *limits, tokens)?;
+        }
+    }
 }
 
-/// A drafter's forwards as the steps of a draft phase.
-struct ChainSteps<'a, T, D: ?Sized> {
+/// A step of a drafter, as what a draft phase draws from.
+struct ChainSource<'a, T, D: ?Sized> {
     drafter: &'a mut D,
     target: &'a mut T,
     slot: usize,
     proposal: &'a mut Proposal,
     decoding: &'a Decoding,
     draws: &'a mut dyn Draws,
-    /// Of the last step.
-    logits: Vec<f32>,
+    logits: &'a [f32],
 }
 
-impl<T, D: StepDrafter<T> + ?Sized> DraftSteps for ChainSteps<'_, T, D> {
+impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for ChainSource<'_, T, D> {
     type Error = DecodeError;
 
-    fn step(
-        &mut self,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<DraftSignals, DecodeError> {
-        let Drafted { logits, signals, num_forwards } =
-            self.drafter.draft(self.target, self.slot, tokens, num_candidates, needs)?;
-        self.logits = logits;
-        self.proposal.forwards.add(self.drafter.id(), num_forwards);
-        Ok(signals)
-    }
-
     fn draw(&mut self, needs: SignalNeeds) -> Drawn {
-        let probs = self.decoding.sampled_probs(&self.logits);
-        let drawn = draw(&self.logits, probs.as_deref(), needs, self.draws);
+        let probs = self.decoding.sampled_probs(self.logits);
+        let drawn = draw(self.logits, probs.as_deref(), needs, self.draws);
         self.proposal.push_next(drawn.token_id, probs.map_or(DrawnFrom::OneHot, DrawnFrom::Probs));
         drawn
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        self.drafter.predict_acceptance(self.target, self.slot, &self.logits, candidate)
+        self.drafter.predict_acceptance(self.target, self.slot, self.logits, candidate)
     }
 }
 
@@ -189,8 +203,7 @@ impl<T> Drafter<T> for NoDrafter {
     fn propose(
         &mut self,
         _target: &mut T,
-        _slot: usize,
-        _round: DraftRound<'_>,
+        _rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
         Ok(())
     }

@@ -40,11 +40,8 @@ impl Features {
             }
             start += rows;
         }
-        match runs.len() {
-            0 => panic!("there are no features from position {from} on"),
-            1 => runs.swap_remove(0),
-            _ => Rows::cat(&runs),
-        }
+        assert!(!runs.is_empty(), "there are no features from position {from} on");
+        Rows::cat(runs)
     }
 
     /// Lets go of positions before `position`, as far as whole runs lie before it.

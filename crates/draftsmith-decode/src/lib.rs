@@ -20,11 +20,11 @@ mod session;
 mod target;
 
 pub use decode::{decode_many, decode_plain, decode_speculative};
-pub use drafter::{DraftRound, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
+pub use drafter::{DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
 pub use error::DecodeError;
 pub use logits::Logits;
 pub use model_drafter::ModelDrafter;
-pub use record::{RecordOptions, record};
+pub use record::{RecordOptions, RecordRequest, record};
 pub use registry::{DrafterParts, Drafters, Drafting};
 pub use self_draft::SelfDraft;
 pub use separate_draft::SeparateDraft;

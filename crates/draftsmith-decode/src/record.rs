@@ -5,19 +5,21 @@
 //! response's token, or would be rejected, a draft phase runs on from that candidate, and is then
 //! rolled back.
 
+#[cfg(test)]
+mod tests;
+
+use std::ops::ControlFlow;
+
 use draftsmith_theory::{
-    Bounds, Decoding, DraftLimits, DraftSignals, DraftSteps, Drawn, Draws, HeadEstimate, Proposal,
-    RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds, StopRule, argmax,
-    draft_phase, largest_prob,
+    Bounds, CandidateSource, Decoding, DraftLimits, DraftPhase, DraftSignals, Drawn, Draws,
+    HeadEstimate, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds,
+    StopRule, argmax, largest_prob,
 };
 
-use crate::drafter::{StepDrafter, draw};
+use crate::drafter::{DraftStep, Drafted, StepDrafter, draw};
 use crate::error::DecodeError;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
-
-/// Where the one sequence is read.
-const SLOT: usize = 0;
 
 /// How responses are recorded.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,8 +35,19 @@ pub struct RecordOptions {
     pub has_head: bool,
 }
 
-/// Records what the drafter does along `response`, which the target gave to `prompt` under the same
-/// decoding and limits.
+/// A response to record.
+pub struct RecordRequest<'a> {
+    /// At least one token.
+    pub prompt: &'a [u32],
+    /// What the target gave to it, at least one token.
+    pub response: &'a [u32],
+    /// Its own.
+    pub draws: &'a mut dyn Draws,
+}
+
+/// Records what the drafter does along responses, which the target gave under the same decoding and
+/// limits: as many side by side as the target has slots, a place of each at a time. Each gets the
+/// recording that it would get alone.
 ///
 /// Greedy: what is recorded is what any round would meet. Sampled: a draw of what any round would
 /// meet, given the response (see [`Recordings`](draftsmith_theory::Recordings)).
@@ -42,97 +55,80 @@ pub struct RecordOptions {
 /// Acceptance labels are of the distributions as served; greedy, of the models' own at temperature
 /// 1.
 ///
+/// `observe` is told at each place how many responses are recorded whole, and may break off: then
+/// those are all that is returned.
+///
 /// # Errors
-/// If the prompt or the response is empty or does not fit, or a model fails.
-pub fn record<T: Target, D: StepDrafter<T> + ?Sized>(
+/// If a prompt or a response is empty or does not fit, or a model fails.
+pub fn record<'a, T: Target, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     drafter: &mut D,
     options: &RecordOptions,
-    prompt: &[u32],
-    response: &[u32],
-    draws: &mut dyn Draws,
-) -> Result<Recording, DecodeError> {
-    if prompt.is_empty() || response.is_empty() {
-        return Err(DecodeError::EmptyPrompt);
-    }
-    let context = target.context().min(drafter.context());
-    let limit =
-        prompt.len().saturating_add(options.limits.max_new_tokens).min(context) - prompt.len();
-    target.begin(SLOT, prompt)?;
-    drafter.begin(target, SLOT, prompt)?;
-    let mut recorder = Recorder { target, drafter, options, draws };
-    let needs = EverySignal { has_head: options.has_head }.needs();
-    let mut tokens = prompt.to_vec();
-    let mut places: Vec<RecordedPlace> = Vec::with_capacity(response.len());
-    for (at, &token) in response.iter().enumerate() {
-        let step = recorder.step(&tokens, at, needs)?;
-        if let Some(last) = places.last_mut() {
-            step.predicts_for(&mut last.candidate);
+    requests: impl IntoIterator<Item = RecordRequest<'a>>,
+    observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<Recording>, DecodeError> {
+    let mut waiting = requests.into_iter().enumerate();
+    let mut free: Vec<usize> = (0..target.num_slots()).rev().collect();
+    let mut running: Vec<Along<'a>> = Vec::with_capacity(free.len());
+    let mut recorded: Vec<(usize, Recording)> = Vec::new();
+    let mut recorder = Recorder { target, drafter, options };
+    loop {
+        while let Some(slot) = free.pop() {
+            let Some((number, request)) = waiting.next() else { break };
+            running.push(recorder.begin(number, request, slot)?);
         }
-        let verification =
-            Verification { slot: SLOT, tokens: &tokens, proposal: &Proposal::default() };
-        let target_logits = recorder.target.verify(&[verification])?;
-        let target_logits = target_logits.row(0);
-        let candidate = recorder.candidate(&step, token, target_logits)?;
-        // The last token that the limit allows is the target's own in any case.
-        let room = limit.saturating_sub(at + 1).min(options.max_length);
-        let rejected = (room > 0).then(|| recorder.rejected(&step, token, target_logits)).flatten();
-        let rollout = match rejected {
-            Some(rejected) => {
-                Some(recorder.roll_out(&mut tokens, step, rejected, target_logits, room)?)
-            }
-            None => None,
-        };
-        places.push(RecordedPlace { candidate, rollout });
-        tokens.push(token);
+        if running.is_empty() || observe(recorded.len()).is_break() {
+            break;
+        }
+        recorder.record_place(&mut running)?;
+        for along in running.extract_if(.., |along| along.at() == along.response.len()) {
+            free.push(along.slot);
+            recorded.push((along.number, Recording { places: along.places, limit: along.limit }));
+        }
     }
-    Ok(Recording { places, limit })
+    recorded.sort_by_key(|(number, _)| *number);
+    Ok(recorded.into_iter().map(|(_, recording)| recording).collect())
 }
 
-struct Recorder<'a, T, D: ?Sized> {
-    target: &'a mut T,
-    drafter: &'a mut D,
-    options: &'a RecordOptions,
+/// A response on its way.
+struct Along<'a> {
+    number: usize,
+    slot: usize,
+    response: &'a [u32],
     draws: &'a mut dyn Draws,
+    /// The most tokens that a response can have.
+    limit: usize,
+    /// The prompt and the response so far, with what is rolled out at its end.
+    tokens: Vec<u32>,
+    places: Vec<RecordedPlace>,
 }
 
-impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
-    /// A draft forward over all of `tokens`, behind `num_candidates` candidates.
-    fn step(
-        &mut self,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Step, DecodeError> {
-        let drafted = self.drafter.draft(self.target, SLOT, tokens, num_candidates, needs)?;
-        let probs = self.options.decoding.sampled_probs(&drafted.logits);
-        Ok(Step { logits: drafted.logits, signals: drafted.signals, probs })
+impl Along<'_> {
+    /// A draft forward over what there is.
+    fn step(&self, num_candidates: usize, needs: SignalNeeds) -> DraftStep<'_> {
+        DraftStep { slot: self.slot, tokens: &self.tokens, num_candidates, needs }
     }
 
-    /// A token as the candidate of the last draft forward.
-    fn candidate(
-        &mut self,
-        step: &Step,
-        token: u32,
-        target_logits: &[f32],
-    ) -> Result<RecordedCandidate, DecodeError> {
-        let mut candidate = step.candidate(token, target_logits, self.options);
-        candidate.predicted_acceptance_prob = self.predict_acceptance(step, token)?;
-        Ok(candidate)
+    /// What the target is to read, with a proposal at its end.
+    fn verification<'p>(&'p self, proposal: &'p Proposal) -> Verification<'p> {
+        Verification { slot: self.slot, tokens: &self.tokens, proposal }
     }
 
-    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward.
-    fn predict_acceptance(&mut self, step: &Step, token: u32) -> Result<Option<f64>, DecodeError> {
-        if !self.options.has_head {
-            return Ok(None);
-        }
-        self.drafter.predict_acceptance(self.target, SLOT, &step.logits, token)
+    /// Which of the response's tokens is next.
+    fn at(&self) -> usize {
+        self.places.len()
     }
 
-    /// The candidate that is drafted instead of the response's `token` and then rejected, if one
+    /// That token.
+    fn token(&self) -> u32 {
+        self.response[self.at()]
+    }
+
+    /// The candidate that is drafted instead of the response's next token and then rejected, if one
     /// is.
-    fn rejected(&mut self, step: &Step, token: u32, target_logits: &[f32]) -> Option<u32> {
-        let (Decoding::Sampled(sampling), Some(q)) = (self.options.decoding, &step.probs) else {
+    fn rejected(&mut self, step: &Step, target_logits: &[f32], decoding: &Decoding) -> Option<u32> {
+        let token = self.token();
+        let (Decoding::Sampled(sampling), Some(q)) = (decoding, &step.probs) else {
             let choice = argmax(&step.logits);
             return (choice != token).then_some(choice);
         };
@@ -147,93 +143,252 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         let something_left = residual.iter().any(|&weight| weight > 0.0);
         something_left.then(|| self.draws.categorical(&residual) as u32)
     }
+}
 
-    /// What is drafted from a `rejected` candidate of step `first` on, itself included: up to `room`
-    /// candidates, fewer where an end token comes. Target and drafter are then back at `tokens`.
+struct Recorder<'a, T, D: ?Sized> {
+    target: &'a mut T,
+    drafter: &'a mut D,
+    options: &'a RecordOptions,
+}
+
+impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
+    /// Starts a response in a slot.
+    fn begin<'r>(
+        &mut self,
+        number: usize,
+        request: RecordRequest<'r>,
+        slot: usize,
+    ) -> Result<Along<'r>, DecodeError> {
+        let RecordRequest { prompt, response, draws } = request;
+        if prompt.is_empty() || response.is_empty() {
+            return Err(DecodeError::EmptyPrompt);
+        }
+        let context = self.target.context().min(self.drafter.context());
+        let max_len = prompt.len().saturating_add(self.options.limits.max_new_tokens).min(context);
+        self.target.begin(slot, prompt)?;
+        self.drafter.begin(self.target, slot, prompt)?;
+        let (limit, tokens) = (max_len - prompt.len(), prompt.to_vec());
+        let places = Vec::with_capacity(response.len());
+        Ok(Along { number, slot, response, draws, limit, tokens, places })
+    }
+
+    /// Records the next place of each response.
+    fn record_place(&mut self, running: &mut [Along<'_>]) -> Result<(), DecodeError> {
+        let needs = EverySignal { has_head: self.options.has_head }.needs();
+        let steps = running.iter().map(|along| along.step(along.at(), needs));
+        let steps = self.step(&steps.collect::<Vec<_>>())?;
+        let nothing = Proposal::default();
+        let batch: Vec<Verification<'_>> =
+            running.iter().map(|along| along.verification(&nothing)).collect();
+        let target_logits = self.target.verify(&batch)?;
+        let mut rollouts = Vec::new();
+        for (number, (along, step)) in running.iter_mut().zip(steps).enumerate() {
+            if let Some(last) = along.places.last_mut() {
+                step.predicts_for(&mut last.candidate);
+            }
+            let target_logits = target_logits.row(number);
+            let mut candidate = step.candidate(along.token(), self.options);
+            candidate.target_log_prob = self.target_log_prob(&candidate, target_logits);
+            candidate.predicted_acceptance_prob =
+                self.predict_acceptance(along.slot, &step.logits, candidate.token_id)?;
+            // The last token that the limit allows is the target's own in any case.
+            let room = along.limit.saturating_sub(along.at() + 1).min(self.options.max_length);
+            let decoding = &self.options.decoding;
+            let rejected =
+                (room > 0).then(|| along.rejected(&step, target_logits, decoding)).flatten();
+            if let Some(rejected) = rejected {
+                let mut rollout = Rollout::begin(number, room, self.options);
+                self.advance(&mut rollout, along, &step, Some(rejected))?;
+                let first = &mut rollout.candidates[0];
+                first.target_log_prob = self.target_log_prob(first, target_logits);
+                rollouts.push(rollout);
+            }
+            along.places.push(RecordedPlace { candidate, rollout: None });
+        }
+        if !rollouts.is_empty() {
+            self.roll_out(&mut rollouts, running)?;
+        }
+        for along in running {
+            along.tokens.push(along.response[along.at() - 1]);
+        }
+        Ok(())
+    }
+
+    /// Lets the drafter draft on from rejected candidates: up to the room there is, or an end token.
+    /// Target and drafter are then back where they were.
     fn roll_out(
         &mut self,
-        tokens: &mut Vec<u32>,
-        first: Step,
-        rejected: u32,
-        target_logits: &[f32],
-        room: usize,
-    ) -> Result<Vec<RecordedCandidate>, DecodeError> {
-        let num_standing = tokens.len();
-        let limits = DraftLimits { room, eos_token_ids: &self.options.limits.eos_token_ids };
-        let mut rule = EverySignal { has_head: self.options.has_head };
-        let mut steps =
-            Rollout { recorder: self, rejected, steps: vec![first], predicted: Vec::new() };
-        draft_phase(&mut steps, &mut rule, limits, tokens)?;
-        let Rollout { steps, mut predicted, .. } = steps;
-        let drafted = tokens.split_off(num_standing);
-        if predicted.len() < drafted.len() {
-            // An end token, which no rule is asked about.
-            let (step, token) = (&steps[steps.len() - 1], drafted[drafted.len() - 1]);
-            predicted.push(self.predict_acceptance(step, token)?);
-        }
-        let mut rollout = vec![steps[0].candidate(rejected, target_logits, self.options)];
-        if let [read @ .., _] = drafted.as_slice()
-            && !read.is_empty()
-        {
-            tokens.extend_from_slice(read);
-            // Of the token before the rejected one the row is known.
-            let proposal = &Proposal::certain_chain(&read[1..]);
-            let rows = self.target.verify(&[Verification { slot: SLOT, tokens, proposal }])?;
-            tokens.truncate(num_standing);
-            for ((step, token), row) in steps[1..].iter().zip(&drafted[1..]).zip(rows.rows()) {
-                rollout.push(step.candidate(*token, row, self.options));
+        rollouts: &mut [Rollout],
+        running: &mut [Along<'_>],
+    ) -> Result<(), DecodeError> {
+        loop {
+            let going_on = rollouts.iter_mut().filter(|rollout| rollout.phase.needs_step());
+            let mut going_on: Vec<&mut Rollout> = going_on.collect();
+            if going_on.is_empty() {
+                break;
+            }
+            let steps: Vec<DraftStep<'_>> = going_on
+                .iter()
+                .map(|rollout| {
+                    let phase = &rollout.phase;
+                    running[rollout.number].step(phase.num_candidates(), phase.needs())
+                })
+                .collect();
+            for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
+                let last = rollout.candidates.last_mut().expect("one was rejected");
+                step.predicts_for(last);
+                self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
-        for (candidate, predicted) in rollout.iter_mut().zip(predicted) {
-            candidate.predicted_acceptance_prob = predicted;
+        // Of the token before the rejected one the row is known, and nothing follows the last one.
+        let proposals: Vec<Proposal> = rollouts
+            .iter()
+            .map(|rollout| {
+                let drafted = rollout.candidates.iter().map(|candidate| candidate.token_id);
+                let drafted: Vec<u32> = drafted.collect();
+                Proposal::certain_chain(drafted.get(1..drafted.len() - 1).unwrap_or(&[]))
+            })
+            .collect();
+        for rollout in &*rollouts {
+            running[rollout.number].tokens.pop();
         }
-        for (step, read) in steps[1..].iter().zip(&mut rollout) {
-            step.predicts_for(read);
+        let is_read = |rollout: &&Rollout| rollout.candidates.len() > 1;
+        let batch: Vec<Verification<'_>> = rollouts
+            .iter()
+            .zip(&proposals)
+            .filter(|(rollout, _)| is_read(rollout))
+            .map(|(rollout, proposal)| running[rollout.number].verification(proposal))
+            .collect();
+        if !batch.is_empty() {
+            let logits = self.target.verify(&batch)?;
+            let mut rows = logits.rows();
+            for rollout in rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1) {
+                for (candidate, row) in rollout.candidates[1..].iter_mut().zip(&mut rows) {
+                    candidate.target_log_prob = self.target_log_prob(candidate, row);
+                }
+            }
         }
-        self.target.commit(SLOT, num_standing, &[]);
-        self.drafter.commit(SLOT, num_standing, &[]);
-        Ok(rollout)
+        for rollout in rollouts {
+            let along = &mut running[rollout.number];
+            let num_standing = along.tokens.len() + 1 - rollout.candidates.len();
+            along.tokens.truncate(num_standing);
+            self.target.commit(along.slot, num_standing, &[]);
+            self.drafter.commit(along.slot, num_standing, &[]);
+            let place = along.places.last_mut().expect("a rollout is of a place");
+            place.rollout = Some(std::mem::take(&mut rollout.candidates));
+        }
+        Ok(())
+    }
+
+    /// Takes steps of the drafter.
+    fn step(&mut self, steps: &[DraftStep<'_>]) -> Result<Vec<Step>, DecodeError> {
+        let drafted = self.drafter.draft(self.target, steps)?.into_iter();
+        let step_of = |Drafted { logits, signals, .. }| {
+            let probs = self.options.decoding.sampled_probs(&logits);
+            Step { logits, signals, probs }
+        };
+        Ok(drafted.map(step_of).collect())
+    }
+
+    /// Goes on with a rollout behind a step: by the `rejected` candidate, if it is its first.
+    fn advance(
+        &mut self,
+        rollout: &mut Rollout,
+        along: &mut Along<'_>,
+        step: &Step,
+        rejected: Option<u32>,
+    ) -> Result<(), DecodeError> {
+        let Rollout { phase, rule, room, candidates, .. } = rollout;
+        let eos_token_ids = &self.options.limits.eos_token_ids;
+        let limits = DraftLimits { room: *room, eos_token_ids };
+        let (slot, draws) = (along.slot, &mut *along.draws);
+        let mut source = RolloutSource { recorder: self, slot, draws, step, rejected, candidates };
+        phase.advance(&mut source, step.signals, rule, limits, &mut along.tokens)?;
+        // An end token, which no rule is asked about.
+        if let Some(last) = candidates.last_mut()
+            && eos_token_ids.contains(&last.token_id)
+        {
+            last.predicted_acceptance_prob =
+                self.predict_acceptance(slot, &step.logits, last.token_id)?;
+        }
+        Ok(())
+    }
+
+    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward in
+    /// a slot.
+    fn predict_acceptance(
+        &mut self,
+        slot: usize,
+        logits: &[f32],
+        token: u32,
+    ) -> Result<Option<f64>, DecodeError> {
+        if !self.options.has_head {
+            return Ok(None);
+        }
+        self.drafter.predict_acceptance(self.target, slot, logits, token)
+    }
+
+    /// What the target gives a candidate.
+    fn target_log_prob(&self, candidate: &RecordedCandidate, target_logits: &[f32]) -> f64 {
+        served(&self.options.decoding).probs(target_logits)[candidate.token_id as usize].ln()
     }
 }
 
-/// The draft phase that begins with a rejected candidate, whose step has been taken.
-struct Rollout<'r, 'a, T, D: ?Sized> {
-    recorder: &'r mut Recorder<'a, T, D>,
-    rejected: u32,
-    steps: Vec<Step>,
-    /// What a head that looks ahead predicts of the candidates so far.
-    predicted: Vec<Option<f64>>,
+/// The distributions that labels are of.
+fn served(decoding: &Decoding) -> Sampling {
+    match decoding {
+        Decoding::Greedy => Sampling::default(),
+        Decoding::Sampled(sampling) => *sampling,
+    }
 }
 
-impl<T: Target, D: StepDrafter<T> + ?Sized> DraftSteps for Rollout<'_, '_, T, D> {
+/// What is drafted from a rejected candidate on, itself included.
+struct Rollout {
+    /// Which of the running responses.
+    number: usize,
+    phase: DraftPhase,
+    rule: EverySignal,
+    room: usize,
+    candidates: Vec<RecordedCandidate>,
+}
+
+impl Rollout {
+    fn begin(number: usize, room: usize, options: &RecordOptions) -> Self {
+        let mut rule = EverySignal { has_head: options.has_head };
+        let limits = DraftLimits { room, eos_token_ids: &options.limits.eos_token_ids };
+        let phase = DraftPhase::begin(&mut rule, limits);
+        Self { number, phase, rule, room, candidates: Vec::new() }
+    }
+}
+
+/// A step, as what a rollout draws from.
+struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
+    recorder: &'s mut Recorder<'a, T, D>,
+    slot: usize,
+    draws: &'r mut dyn Draws,
+    step: &'s Step,
+    rejected: Option<u32>,
+    candidates: &'s mut Vec<RecordedCandidate>,
+}
+
+impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_, '_, '_, T, D> {
     type Error = DecodeError;
 
-    fn step(
-        &mut self,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<DraftSignals, DecodeError> {
-        if num_candidates > 0 {
-            self.steps.push(self.recorder.step(tokens, num_candidates, needs)?);
-        }
-        Ok(self.steps[num_candidates].signals)
-    }
-
     fn draw(&mut self, needs: SignalNeeds) -> Drawn {
-        match self.steps.as_slice() {
-            [_] => Drawn { token_id: self.rejected, candidate_prob: None },
-            [.., step] => {
-                draw(&step.logits, step.probs.as_deref(), needs, &mut *self.recorder.draws)
-            }
-            [] => unreachable!("the first step is there"),
-        }
+        let drawn = match self.rejected {
+            Some(token_id) => Drawn { token_id, candidate_prob: None },
+            None => draw(&self.step.logits, self.step.probs.as_deref(), needs, self.draws),
+        };
+        self.candidates.push(self.step.candidate(drawn.token_id, self.recorder.options));
+        drawn
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let step = &self.steps[self.steps.len() - 1];
-        let predicted = self.recorder.predict_acceptance(step, candidate)?;
-        self.predicted.push(predicted);
+        let predicted =
+            self.recorder.predict_acceptance(self.slot, &self.step.logits, candidate)?;
+        if let Some(drawn) = self.candidates.last_mut() {
+            drawn.predicted_acceptance_prob = predicted;
+        }
         Ok(predicted)
     }
 }
@@ -279,21 +434,12 @@ impl Step {
         }
     }
 
-    /// A token as this forward's candidate.
-    fn candidate(
-        &self,
-        token_id: u32,
-        target_logits: &[f32],
-        options: &RecordOptions,
-    ) -> RecordedCandidate {
-        let served = match options.decoding {
-            Decoding::Greedy => Sampling::default(),
-            Decoding::Sampled(sampling) => sampling,
-        };
+    /// A token as this forward's candidate; what the target gives it is not known yet.
+    fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
         let draft_prob = match &self.probs {
             Some(probs) => probs[token],
-            None => served.probs(&self.logits)[token],
+            None => served(&options.decoding).probs(&self.logits)[token],
         };
         let given = "a drafter gives the signals that are needed";
         RecordedCandidate {
@@ -307,7 +453,7 @@ impl Step {
             entropy: self.signals.entropy.expect(given),
             predicted_acceptance_prob: None,
             draft_log_prob: draft_prob.ln(),
-            target_log_prob: served.probs(target_logits)[token].ln(),
+            target_log_prob: f64::NAN,
         }
     }
 }

@@ -20,13 +20,13 @@
 mod tests;
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel};
-use draftsmith_theory::{Calibration, DrafterId, SignalNeeds};
+use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
-use crate::session::ModelSession;
+use crate::session::{ModelSession, WantedFeatures};
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
@@ -89,7 +89,8 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
         self.forwards.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
-            self.forwards.fill(target.features(slot, prefix, 0));
+            let wanted = WantedFeatures { slot, tokens: prefix, from: 0 };
+            self.forwards.fill(target.features(&[wanted]));
         }
         Ok(())
     }
@@ -97,10 +98,9 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     fn propose(
         &mut self,
         target: &mut ModelSession<'m>,
-        slot: usize,
-        round: DraftRound<'_>,
+        rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        propose_chain(self, target, slot, round)
+        propose_chain(self, target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -117,21 +117,23 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
         DrafterId::SelfDraft { exit_layer: self.exit_layer }
     }
 
-    /// The adapter reads one position; two after a round whose candidates were all accepted,
-    /// because nothing was drafted from the last of them.
+    /// The adapter reads one position of each sequence; two after a round whose candidates were all
+    /// accepted, because nothing was drafted from the last of them.
     ///
     /// # Panics
-    /// If the target's session has no exit, or has not begun the same sequence.
+    /// If the target's session has no exit, or has not begun the same sequences.
     fn draft(
         &mut self,
         target: &mut ModelSession<'m>,
-        slot: usize,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
-        let features = target.features(slot, tokens, self.forwards.num_read(slot));
-        self.forwards.draft(slot, features, num_candidates, needs)
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        let wanted = steps.iter().map(|step| WantedFeatures {
+            slot: step.slot,
+            tokens: step.tokens,
+            from: self.forwards.num_read(step.slot),
+        });
+        let features = target.features(&wanted.collect::<Vec<_>>());
+        self.forwards.draft(features, steps)
     }
 
     /// # Panics

@@ -4,11 +4,11 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{AcceptanceHead, CausalLm};
-use draftsmith_theory::{Calibration, DrafterId, SignalNeeds};
+use draftsmith_model::{AcceptanceHead, CausalLm, Rows};
+use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 
@@ -62,10 +62,9 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
     fn propose(
         &mut self,
         target: &mut T,
-        slot: usize,
-        round: DraftRound<'_>,
+        rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        propose_chain(self, target, slot, round)
+        propose_chain(self, target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -82,19 +81,19 @@ impl<T> StepDrafter<T> for SeparateDraft<'_> {
         DrafterId::Draft
     }
 
-    /// The draft reads one position; two after a round whose candidates were all accepted, because
-    /// nothing was drafted from the last of them.
+    /// The draft reads one position of each sequence; two after a round whose candidates were all
+    /// accepted, because nothing was drafted from the last of them.
     fn draft(
         &mut self,
         _target: &mut T,
-        slot: usize,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
-        let new = &tokens[self.0.num_read(slot)..];
-        let features = self.0.model().features(new, None).in_slot(slot);
-        self.0.draft(slot, features, num_candidates, needs)
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        let features = steps.iter().map(|step| {
+            let new = &step.tokens[self.0.num_read(step.slot)..];
+            self.0.model().features(new, None).in_slot(step.slot)
+        });
+        let features = Rows::cat(features);
+        self.0.draft(features, steps)
     }
 
     /// # Panics

@@ -76,7 +76,7 @@ pub struct Request<'a> {
 /// What a sequence waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// [`Sequence::draft`].
+    /// A proposal for [`Sequence::draft_round`].
     NeedsDraft,
     /// A target forward over [`Sequence::verification`], then [`Sequence::commit`].
     NeedsTarget,
@@ -164,31 +164,24 @@ impl<'a> Sequence<'a> {
         self.slot
     }
 
-    /// Lets the drafter propose tokens: never more than could be kept beside the target's own.
-    ///
-    /// # Errors
-    /// If a model fails.
+    /// The round that a drafter is to propose tokens for: never more than could be kept beside the
+    /// target's own. The sequence then needs the target.
     ///
     /// # Panics
     /// Unless the sequence needs a draft.
-    pub fn draft<T, D: Drafter<T> + ?Sized>(
-        &mut self,
-        target: &mut T,
-        drafter: &mut D,
-    ) -> Result<(), DecodeError> {
+    pub fn draft_round(&mut self) -> DraftRound<'_> {
         assert_eq!(self.stage, Stage::NeedsDraft);
+        self.stage = Stage::NeedsTarget;
         let room = self.num_remaining() - 1;
-        let round = DraftRound {
+        DraftRound {
+            slot: self.slot,
             tokens: &mut self.tokens,
             proposal: &mut self.proposal,
             rule: &mut **self.rule.as_mut().expect("a sequence that drafts has a rule"),
             limits: DraftLimits { room, eos_token_ids: &self.limits.eos_token_ids },
             decoding: &self.decoding,
             draws: &mut *self.draws,
-        };
-        drafter.propose(target, self.slot, round)?;
-        self.stage = Stage::NeedsTarget;
-        Ok(())
+        }
     }
 
     /// What the target is to read.

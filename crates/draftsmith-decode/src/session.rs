@@ -55,6 +55,16 @@ pub(crate) struct NewTokens<'a> {
     pub(crate) num_rows: usize,
 }
 
+/// The features that a drafter wants of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedFeatures<'a> {
+    pub(crate) slot: usize,
+    /// The whole sequence.
+    pub(crate) tokens: &'a [u32],
+    /// The first position.
+    pub(crate) from: usize,
+}
+
 impl<'m> ModelSession<'m> {
     /// A session for one sequence of up to `capacity` tokens; `role` is what errors call the model,
     /// `target` or `draft`. The model's own context bounds the capacity.
@@ -130,21 +140,26 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// Runs the layers before the exit on what they have not read of `tokens`, the whole sequence,
-    /// and returns the features (hidden states at the exit layer) of all positions from `from` on,
-    /// for the drafter: once it has them it may not ask for them again.
+    /// Runs the layers before the exit on what they have not read of sequences, in one forward, and
+    /// returns the features (hidden states at the exit layer) that are wanted of each, for the
+    /// drafter: once it has them it may not ask for them again.
     ///
     /// # Panics
-    /// If the session has no exit, or the features of `from` are no longer held.
-    pub(crate) fn features(&mut self, slot: usize, tokens: &[u32], from: usize) -> Rows {
-        let ids = &tokens[self.num_read(slot)..];
-        self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
-        let num_read_by_all = self.num_read_by_all(slot);
-        let exit = &mut expect_exit(&mut self.exit).slots[slot];
-        let features = exit.features.since(from);
-        exit.num_drafted_from = tokens.len();
-        exit.features.release_before(num_read_by_all);
-        features
+    /// If the session has no exit, or the features are no longer held.
+    pub(crate) fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {
+        let unread = wanted.iter().map(|one| {
+            let ids = &one.tokens[self.num_read(one.slot)..];
+            NewTokens { slot: one.slot, ids, num_rows: 0 }
+        });
+        self.read_shallow(&unread.collect::<Vec<_>>());
+        Rows::cat(wanted.iter().map(|one| {
+            let num_read_by_all = self.num_read_by_all(one.slot);
+            let exit = &mut expect_exit(&mut self.exit).slots[one.slot];
+            let features = exit.features.since(one.from);
+            exit.num_drafted_from = one.tokens.len();
+            exit.features.release_before(num_read_by_all);
+            features
+        }))
     }
 
     /// What is yet to be read of a sequence.
@@ -181,16 +196,16 @@ impl<'m> ModelSession<'m> {
     fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
         let last_layer = self.num_layers() - 1;
         let exit = expect_exit(&mut self.exit);
-        let mut unread = Vec::with_capacity(slots.size_hint().0);
-        for slot in slots {
+        let unread = slots.map(|slot| {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
-            unread.push(features.since(self.cache.len(slot, last_layer)));
+            let unread = features.since(self.cache.len(slot, last_layer));
             // What is left is the last candidate's: should it be accepted, the drafter reads it
             // then.
             features.release_before(*num_drafted_from);
-        }
-        let only = unread.len() == 1;
-        (exit.layer, if only { unread.swap_remove(0) } else { Rows::cat(&unread) })
+            unread
+        });
+        let unread = Rows::cat(unread);
+        (exit.layer, unread)
     }
 
     /// Reads new tokens, of each sequence in another slot, in one forward, and returns the final
@@ -253,8 +268,7 @@ fn asked_for(rows: Rows, batch: &[NewTokens<'_>]) -> Rows {
         end += run.num_rows;
         end
     });
-    let parts = ends.zip(batch).map(|(end, new)| rows.slice(end - new.num_rows..end));
-    Rows::cat(&parts.collect::<Vec<_>>())
+    Rows::cat(ends.zip(batch).map(|(end, new)| rows.slice(end - new.num_rows..end)))
 }
 
 fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {

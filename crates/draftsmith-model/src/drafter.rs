@@ -154,18 +154,18 @@ impl DrafterModel {
     }
 
     /// The second half over the features of new tokens, which follow those that `cache` holds: what
-    /// the LM head reads of the last `num_rows` of them.
+    /// the LM head reads of the last `num_rows` of them in each slot.
     ///
     /// # Panics
-    /// If there is no room, or there are fewer rows.
+    /// If there is no room.
     pub fn forward_cached(&self, features: Rows, num_rows: usize, cache: &mut KvCache) -> Rows {
         match &self.exit {
             None => {
                 let num_layers = self.model.shape().num_layers;
                 let hidden = self.model.forward_layers(0..num_layers, features, cache);
-                self.model.normed(hidden.last(num_rows))
+                self.model.normed(hidden.last_of_each(num_rows))
             }
-            Some(exit) => exit.adapter.forward_cached(features, cache).last(num_rows),
+            Some(exit) => exit.adapter.forward_cached(features, cache).last_of_each(num_rows),
         }
     }
 

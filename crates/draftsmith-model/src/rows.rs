@@ -212,11 +212,32 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
+    /// The last `num` rows of each run, or all where it has fewer.
+    pub fn last_of_each(self, num: usize) -> Self {
+        if let Slots::One(_) = self.slots {
+            let num = num.min(self.num_rows());
+            return self.last(num);
+        }
+        if self.runs().all(|run| run.num_rows <= num) {
+            return self;
+        }
+        let mut end = 0;
+        let parts = self.runs().map(|run| {
+            end += run.num_rows;
+            self.slice(end - num.min(run.num_rows)..end)
+        });
+        Self::cat(parts)
+    }
+
     /// Rows laid end to end; in host memory if any of them are.
     ///
     /// # Panics
     /// If there are none, or their widths differ.
-    pub fn cat(parts: &[Self]) -> Self {
+    pub fn cat(parts: impl IntoIterator<Item = Self>) -> Self {
+        let mut parts: Vec<Self> = parts.into_iter().collect();
+        if parts.len() == 1 {
+            return parts.swap_remove(0);
+        }
         let slots: Slots = parts.iter().flat_map(Self::runs).collect();
         let on_device = parts.iter().map(|part| match &part.place {
             Place::Host(_) => None,
@@ -226,7 +247,7 @@ impl Rows {
             return slots.rows(Tensor::cat(tensors, 1));
         }
         let mut all = HostRows { values: Vec::new(), width: 0 };
-        for part in parts {
+        for part in &parts {
             let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
                 Place::Device(tensor) => {
@@ -307,7 +328,7 @@ mod tests {
         for first in [false, true] {
             for second in [false, true] {
                 let parts = [example(0..3, first), example(3..7, second)];
-                let all = Rows::cat(&parts);
+                let all = Rows::cat(parts.clone());
                 assert_eq!(all.num_rows(), 7);
                 assert_eq!(values(all.clone()), values(example(0..7, true)));
                 assert_eq!(values(all.slice(2..5)), values(example(2..5, true)));
@@ -325,7 +346,7 @@ mod tests {
         for on_host in [false, true] {
             let part = |range, slot| example(range, on_host).in_slot(slot);
             let parts = [part(0..2, 3), part(2..3, 3), part(3..7, 0), part(7..8, 1)];
-            let all = Rows::cat(&parts);
+            let all = Rows::cat(parts.clone());
             assert_eq!(of(&all), [(3, 3), (0, 4), (1, 1)]);
             assert_eq!(of(&all.slice(2..8)), [(3, 1), (0, 4), (1, 1)]);
             assert_eq!(of(&all.slice(4..6)), [(0, 2)]);

@@ -1,31 +1,22 @@
 //! The draft phase of a round: which questions a stop rule is asked, in which order, and when
 //! another candidate is drawn.
 //!
-//! It is written once, over a source of steps. Decoding steps a drafter's model, recording lets one
-//! draft on from a rejected candidate, and replay reads recorded steps: so all three ask the same
-//! questions and draw in the same order, and replay is decoding without models.
+//! It is written once, over what candidates are drawn from. Decoding steps a drafter's model,
+//! recording lets one draft on from a rejected candidate, and replay reads recorded steps: so all
+//! three ask the same questions and draw in the same order, and replay is decoding without models.
+//!
+//! A [`DraftPhase`] is advanced by a caller, who takes the steps: of one sequence, or of many in one
+//! forward.
 //!
 //! A drawn candidate always goes to the target. Rules, bounds, end tokens and the room left decide
 //! only whether another one is drawn.
 
 use crate::{DraftSignals, HeadEstimate, SignalNeeds, StopRule};
 
-/// Where the steps of a draft phase come from.
-pub trait DraftSteps {
-    /// Why a step may fail; `Infallible` where none can.
+/// What a draft phase draws its candidates from: the last step.
+pub trait CandidateSource {
+    /// Why it may fail; `Infallible` where it cannot.
     type Error;
-
-    /// A draft forward over all of `tokens`, the sequence with this round's `num_candidates`
-    /// candidates at its end: the needed signals there are before a draw.
-    ///
-    /// # Errors
-    /// If the drafter fails.
-    fn step(
-        &mut self,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<DraftSignals, Self::Error>;
 
     /// Draws a candidate from the last step.
     fn draw(&mut self, needs: SignalNeeds) -> Drawn;
@@ -56,46 +47,93 @@ pub struct DraftLimits<'a> {
     pub eos_token_ids: &'a [u32],
 }
 
-/// Appends a round's candidates to `tokens`, the sequence that stands, and returns the number of
-/// steps that it took.
-///
-/// The rule is asked before each draw and after it, also below its minimum, where the answer is not
-/// heeded. It is not asked about an end token, which ends the phase by itself.
-///
-/// # Errors
-/// If a step fails.
-pub fn draft_phase<S: DraftSteps>(
-    steps: &mut S,
-    rule: &mut dyn StopRule,
-    limits: DraftLimits<'_>,
-    tokens: &mut Vec<u32>,
-) -> Result<usize, S::Error> {
-    let (bounds, needs, num_standing) = (rule.bounds(), rule.needs(), tokens.len());
-    rule.begin_round();
-    let max = if rule.skips_drafting() { 0 } else { bounds.max.min(limits.room) };
-    for num_candidates in 0..max {
-        let mut signals = steps.step(tokens, num_candidates, needs)?;
+/// A draft phase on its way: a state machine that waits for a step, or is over.
+#[derive(Debug, Clone)]
+pub struct DraftPhase {
+    needs: SignalNeeds,
+    /// The least candidates that a rule may stop at, and the most that are drawn.
+    min: usize,
+    max: usize,
+    num_candidates: usize,
+    num_steps: usize,
+    is_over: bool,
+}
+
+impl DraftPhase {
+    /// Begins a round's phase.
+    pub fn begin(rule: &mut dyn StopRule, limits: DraftLimits<'_>) -> Self {
+        let (bounds, needs) = (rule.bounds(), rule.needs());
+        rule.begin_round();
+        let max = if rule.skips_drafting() { 0 } else { bounds.max.min(limits.room) };
+        let (num_candidates, num_steps) = (0, 0);
+        Self { needs, min: bounds.min, max, num_candidates, num_steps, is_over: max == 0 }
+    }
+
+    /// Whether a step is to be taken: a draft forward over the sequence with the candidates so far.
+    pub fn needs_step(&self) -> bool {
+        !self.is_over
+    }
+
+    /// The signals that the step must give.
+    pub fn needs(&self) -> SignalNeeds {
+        self.needs
+    }
+
+    /// The candidates so far.
+    pub fn num_candidates(&self) -> usize {
+        self.num_candidates
+    }
+
+    /// The steps so far.
+    pub fn num_steps(&self) -> usize {
+        self.num_steps
+    }
+
+    /// Goes on behind a step that gave `signals`: a candidate is drawn from it and appended to
+    /// `tokens`, unless the rule stops before.
+    ///
+    /// The rule is asked before each draw and after it, also below its minimum, where the answer is
+    /// not heeded. It is not asked about an end token, which ends the phase by itself.
+    ///
+    /// # Errors
+    /// If the source fails.
+    ///
+    /// # Panics
+    /// If no step is to be taken.
+    pub fn advance<S: CandidateSource>(
+        &mut self,
+        source: &mut S,
+        mut signals: DraftSignals,
+        rule: &mut dyn StopRule,
+        limits: DraftLimits<'_>,
+        tokens: &mut Vec<u32>,
+    ) -> Result<(), S::Error> {
+        assert!(self.needs_step(), "the draft phase is over");
+        let num_standing = tokens.len() - self.num_candidates;
+        self.num_steps += 1;
         let stops = rule.stops_before_draw(&tokens[num_standing..], &signals);
-        if stops && num_candidates >= bounds.min {
-            return Ok(num_candidates + 1);
+        if stops && self.num_candidates >= self.min {
+            self.is_over = true;
+            return Ok(());
         }
-        let Drawn { token_id, candidate_prob } = steps.draw(needs);
+        let Drawn { token_id, candidate_prob } = source.draw(self.needs);
         signals.candidate_prob = candidate_prob;
         tokens.push(token_id);
+        self.num_candidates += 1;
         if limits.eos_token_ids.contains(&token_id) {
-            return Ok(num_candidates + 1);
+            self.is_over = true;
+            return Ok(());
         }
-        if needs.acceptance_prob
-            && let Some(prob) = steps.predict_acceptance(token_id)?
+        if self.needs.acceptance_prob
+            && let Some(prob) = source.predict_acceptance(token_id)?
         {
             signals.acceptance_prob = Some(HeadEstimate::OfDrawn(prob));
         }
         let stops = rule.stops(&tokens[num_standing..], &signals);
-        if stops && num_candidates + 1 >= bounds.min {
-            return Ok(num_candidates + 1);
-        }
+        let may_stop = self.num_candidates >= self.min;
+        self.is_over = (stops && may_stop) || self.num_candidates == self.max;
+        Ok(())
     }
-    Ok(max)
 }
 
 #[cfg(test)]
@@ -110,19 +148,8 @@ mod tests {
     /// Candidates told in advance, whose number is each one's signal.
     struct Scripted(Vec<u32>, Vec<String>);
 
-    impl DraftSteps for Scripted {
+    impl CandidateSource for Scripted {
         type Error = Infallible;
-
-        fn step(
-            &mut self,
-            tokens: &[u32],
-            num_candidates: usize,
-            _needs: SignalNeeds,
-        ) -> Result<DraftSignals, Infallible> {
-            assert_eq!(tokens.len(), 2 + num_candidates, "all of the sequence is read");
-            self.1.push(format!("step {num_candidates}"));
-            Ok(DraftSignals::default())
-        }
 
         fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
             self.1.push("draw".into());
@@ -172,8 +199,15 @@ mod tests {
         let mut steps = Scripted(script.to_vec(), Vec::new());
         let mut tokens = vec![7, 8];
         let limits = DraftLimits { room, eos_token_ids: &[END] };
-        let Ok(num_steps) = draft_phase(&mut steps, &mut rule, limits, &mut tokens);
-        (tokens.split_off(2), num_steps, steps.1)
+        let mut phase = DraftPhase::begin(&mut rule, limits);
+        while phase.needs_step() {
+            assert_eq!(phase.num_candidates(), tokens.len() - 2);
+            assert!(phase.needs().acceptance_prob);
+            steps.1.push(format!("step {}", phase.num_candidates()));
+            let signals = DraftSignals::default();
+            let Ok(()) = phase.advance(&mut steps, signals, &mut rule, limits, &mut tokens);
+        }
+        (tokens.split_off(2), phase.num_steps(), steps.1)
     }
 
     fn never() -> Stopping {

@@ -19,8 +19,8 @@ mod recorded_steps;
 mod step_function;
 
 use crate::{
-    Counts, DraftLimits, DrafterId, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
-    StopRuleConfig, TheoryError, acceptance_prob, draft_phase, trace::RoundCounts,
+    Counts, DraftLimits, DraftPhase, DrafterId, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
+    StopRuleConfig, TheoryError, acceptance_prob, trace::RoundCounts,
 };
 use recorded_steps::RecordedSteps;
 
@@ -235,7 +235,12 @@ impl Recordings {
                 eos_token_ids: &self.eos_token_ids,
             };
             let mut steps = RecordedSteps::new(&response.places[counts.num_tokens..], self.head);
-            let Ok(num_draft_forwards) = draft_phase(&mut steps, rule, limits, &mut candidates);
+            let mut phase = DraftPhase::begin(rule, limits);
+            while phase.needs_step() {
+                let signals = steps.step();
+                let Ok(()) = phase.advance(&mut steps, signals, rule, limits, &mut candidates);
+            }
+            let num_draft_forwards = phase.num_steps();
             let num_accepted = steps.num_accepted();
             observe_length(candidates.len());
             let num_kept = (num_accepted + 1).min(response.places.len() - counts.num_tokens);

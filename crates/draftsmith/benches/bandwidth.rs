@@ -1,5 +1,5 @@
 //! How near decoding comes to the memory's own speed, on a model of yours: reading memory with one
-//! and with two threads, loading the model, decoding with it, reading prompts.
+//! thread and with all, decoding one sequence and many at once, loading the model, reading prompts.
 //! `cargo bench -p draftsmith --bench bandwidth -- --model DIR`
 //!
 //! A decoded token reads every weight once, so the memory's speed bounds decoding. All take turns in
@@ -11,13 +11,16 @@ mod allocator;
 mod timed;
 
 use std::hint::black_box;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Parser;
+use draftsmith_decode::{Limits, ModelSession, NoDrafter, Request, RoundTokens, decode_many};
 use draftsmith_model::{CausalLm, weight_files};
+use draftsmith_theory::{Decoding, SeededDraws};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -29,6 +32,8 @@ const READ_BYTES: usize = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 22;
 /// Tokens that are decoded behind a short prompt.
 const NEW_TOKENS: usize = 64;
+/// Sequences side by side.
+const AT_ONCE: usize = 16;
 /// The prompts that are read.
 const PROMPTS: [usize; 2] = [250, 1000];
 
@@ -83,6 +88,8 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
         "decoding, GB/s of weights".to_owned(),
         format!("decoding, share of what {num_threads} threads read"),
         "decoding, tokens/s".to_owned(),
+        format!("decoding {AT_ONCE} at once, tokens/s"),
+        format!("decoding {AT_ONCE} at once, over one"),
         "loading, MB/s".to_owned(),
     ];
     let names = names.into_iter();
@@ -96,7 +103,8 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
         // What is measured beside it, before and after.
         let all = (before + read_bytes / seconds(all) / 1e9) / 2.0;
         let weights = tokens * token_bytes / 1e9;
-        let mut round = vec![one, all, weights, weights / all, tokens];
+        let many = side_by_side(&model, &prompt(16), NEW_TOKENS, AT_ONCE)?;
+        let mut round = vec![one, all, weights, weights / all, tokens, many, many / tokens];
         round.push(file_bytes / seconds(load) / 1e6);
         for len in PROMPTS {
             let read = answer(&model, &prompt(len), 1)?.to_first.as_secs_f64();
@@ -129,6 +137,39 @@ fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
     let begun = Instant::now();
     black_box(work());
     begun.elapsed().as_secs_f64()
+}
+
+/// Tokens a second over so many greedy answers side by side, prompts not counted: from when all have
+/// their first token.
+fn side_by_side(
+    model: &CausalLm,
+    prompt: &[u32],
+    max_new_tokens: usize,
+    num_sequences: usize,
+) -> Result<f64> {
+    let limits = Limits { max_new_tokens, eos_token_ids: Vec::new() };
+    let room = prompt.len() + max_new_tokens;
+    let mut session = ModelSession::with_slots(model, room, num_sequences, "model");
+    let mut draws: Vec<SeededDraws> =
+        (0..num_sequences).map(|number| SeededDraws::new(number as u64, &["many"])).collect();
+    let requests = draws.iter_mut().map(|draws| Request {
+        prompt,
+        decoding: Decoding::Greedy,
+        limits: &limits,
+        rule: None,
+        draws,
+    });
+    let (mut num_tokens, mut first) = (0, None);
+    let observe = &mut |_, round: RoundTokens<'_>| {
+        num_tokens += round.kept.len();
+        if num_tokens == num_sequences {
+            first = Some(Instant::now());
+        }
+        ControlFlow::Continue(())
+    };
+    decode_many(&mut session, &mut NoDrafter, requests, observe)?;
+    let seconds = first.context("nothing was decoded")?.elapsed().as_secs_f64();
+    Ok((num_tokens - num_sequences) as f64 / seconds)
 }
 
 /// The sum of numbers, with the widest registers that there are.

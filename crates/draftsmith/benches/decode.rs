@@ -15,8 +15,8 @@ use burn::tensor::Device;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use draftsmith_decode::{
-    Drafter, Limits, Logits, ModelSession, SeparateDraft, StepDrafter, Target, Verification,
-    decode_plain, decode_speculative,
+    DraftStep, Drafter, Limits, Logits, ModelSession, SeparateDraft, StepDrafter, Target,
+    Verification, decode_plain, decode_speculative,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, ModelConfig,
@@ -151,7 +151,10 @@ fn draft_step(bencher: Bencher, head: &str) {
     drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
-        drafter.draft(&mut (), 0, &tokens, 1, needs).expect("finite")
+        drafter
+            .draft(&mut (), &[DraftStep { slot: 0, tokens: &tokens, num_candidates: 1, needs }])
+            .expect("finite")
+            .remove(0)
     });
 }
 
@@ -187,7 +190,10 @@ fn signals(bencher: Bencher, signal: &str) {
     drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
-        let drafted = drafter.draft(&mut (), 0, &tokens, 1, needs).expect("finite");
+        let drafted = drafter
+            .draft(&mut (), &[DraftStep { slot: 0, tokens: &tokens, num_candidates: 1, needs }])
+            .expect("finite")
+            .remove(0);
         let candidate = argmax(&drafted.logits);
         let said = match needs.acceptance_prob {
             true => {

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    DrafterParts, Drafters, Drafting, Generation, Limits, Logits, RecordOptions, RoundTokens,
-    Target, decode_plain, decode_speculative, record,
+    DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, RecordOptions,
+    RecordRequest, RoundTokens, Target, decode_plain, decode_speculative, record,
 };
 use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
 
@@ -15,7 +15,7 @@ use crate::exports::{Exports, HeadExport};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName};
 
-/// Sessions of all models, one sequence at a time.
+/// Sessions of all models.
 pub(crate) struct Decoders<'m> {
     drafters: Drafters<'m>,
     /// Of the drafters that have a head: how it is calibrated.
@@ -24,8 +24,18 @@ pub(crate) struct Decoders<'m> {
 }
 
 impl<'m> Decoders<'m> {
-    /// Sessions that hold the pair's whole context.
+    /// Sessions for one sequence, of the pair's whole context.
     pub(crate) fn new(pair: &'m Pair, exports: &'m Exports, max_new_tokens: usize) -> Self {
+        Self::with_slots(pair, exports, max_new_tokens, 1)
+    }
+
+    /// Sessions for so many sequences side by side.
+    pub(crate) fn with_slots(
+        pair: &'m Pair,
+        exports: &'m Exports,
+        max_new_tokens: usize,
+        num_slots: usize,
+    ) -> Self {
         let parts = drafters_of(pair, exports);
         let eos_token_ids = pair.target.shape().eos_token_ids.clone();
         Self {
@@ -37,7 +47,7 @@ impl<'m> Decoders<'m> {
                 &pair.target,
                 parts.into_iter().map(|(parts, _)| parts),
                 pair.context(),
-                1,
+                num_slots,
             ),
             limits: Limits { max_new_tokens, eos_token_ids },
         }
@@ -87,20 +97,19 @@ impl<'m> Decoders<'m> {
         Ok(decode_plain(target, decoding, prompt_ids, limits, draws, &mut observe)?)
     }
 
-    /// Records what a drafter does along a response of the target, for replay: predictions as the
-    /// head makes them.
+    /// Records what a drafter does along responses of the target, for replay: predictions as the
+    /// head makes them. `observe` is told how many are recorded, and may break off.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
-    pub(crate) fn record(
+    pub(crate) fn record<'r>(
         &mut self,
         drafter: DrafterName,
         decoding: &Decoding,
         max_length: usize,
-        prompt_ids: &[u32],
-        response: &[u32],
-        draws: &mut dyn Draws,
-    ) -> Result<Recording> {
+        responses: impl IntoIterator<Item = RecordRequest<'r>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Recording>> {
         let options = RecordOptions {
             decoding: *decoding,
             limits: self.limits.clone(),
@@ -109,7 +118,7 @@ impl<'m> Decoders<'m> {
         };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);
-        Ok(record(target, drafter, &options, prompt_ids, response, draws)?)
+        Ok(record(target, drafter, &options, responses, observe)?)
     }
 
     /// What a drafter would draw from at each place of a response, read token by token as in
@@ -130,7 +139,9 @@ impl<'m> Decoders<'m> {
         let mut ids = prompt_ids.to_vec();
         let mut logits = Vec::with_capacity(response.len());
         for token in response {
-            logits.push(drafter.draft(target, SLOT, &ids, 0, SignalNeeds::default())?.logits);
+            let needs = SignalNeeds::default();
+            let step = DraftStep { slot: SLOT, tokens: &ids, num_candidates: 0, needs };
+            logits.extend(drafter.draft(target, &[step])?.into_iter().map(|step| step.logits));
             ids.push(*token);
         }
         Ok(logits)

@@ -21,6 +21,7 @@ mod prompts;
 #[doc(hidden)]
 pub mod readers;
 mod recipe;
+mod recordings;
 mod report;
 mod responses;
 mod results;

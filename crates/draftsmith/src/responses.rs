@@ -15,7 +15,7 @@ use crate::console::{Console, Interrupted};
 
 /// Sequences that one forward decodes side by side. More bring little: products are then as fast as
 /// the processor multiplies.
-const SEQUENCES_AT_ONCE: usize = 16;
+pub(crate) const SEQUENCES_AT_ONCE: usize = 16;
 
 /// How a target responds.
 pub(crate) struct Responder<'a> {

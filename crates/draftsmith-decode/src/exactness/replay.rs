@@ -12,7 +12,7 @@ use super::tables::{Advanced, Advancing, Drafting, Table};
 use super::{Case, assert_same_distribution, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
-use crate::record::{RecordOptions, record};
+use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::RoundTokens;
 use crate::target::Target;
 
@@ -58,8 +58,17 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             has_head: true,
         };
         let drafter = &mut self.drafter.clone();
-        let recording = record(target, drafter, &options, &[0], &plain.token_ids, draws)
-            .expect("tables do not fail");
+        let response = &plain.token_ids;
+        // Another response beside it changes nothing.
+        let beside = &mut SeededDraws::new(0, &["beside"]);
+        let requests = [
+            RecordRequest { prompt: &[0], response, draws },
+            RecordRequest { prompt: &[0, 1], response, draws: beside },
+        ];
+        let recording =
+            record(target, drafter, &options, requests, &mut |_| ControlFlow::Continue(()))
+                .expect("tables do not fail")
+                .remove(0);
         let recordings = Recordings {
             drafter: StepDrafter::id(drafter),
             max_length: MAX_LENGTH,

@@ -5,7 +5,7 @@ use draftsmith_theory::{
     SignalNeeds, StopRule,
 };
 
-use crate::drafter::{DraftRound, Drafted, Drafter, StepDrafter, propose_chain};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::logits::Logits;
 use crate::target::{Target, Verification, committed_len};
@@ -108,10 +108,9 @@ impl<T> Drafter<T> for Drafting {
     fn propose(
         &mut self,
         target: &mut T,
-        slot: usize,
-        round: DraftRound<'_>,
+        rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        propose_chain(self, target, slot, round)
+        propose_chain(self, target, rounds)
     }
 
     fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}
@@ -129,15 +128,15 @@ impl<T> StepDrafter<T> for Drafting {
     fn draft(
         &mut self,
         _target: &mut T,
-        slot: usize,
-        tokens: &[u32],
-        _num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
-        self.read[slot] = tokens.to_vec();
-        let logits = self.table.row(tokens);
-        let signals = self.table.signals(tokens, &logits, needs);
-        Ok(Drafted { logits, signals, num_forwards: 1 })
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        let step = |&DraftStep { slot, tokens, needs, .. }: &DraftStep<'_>| {
+            self.read[slot] = tokens.to_vec();
+            let logits = self.table.row(tokens);
+            let signals = self.table.signals(tokens, &logits, needs);
+            Drafted { logits, signals, num_forwards: 1 }
+        };
+        Ok(steps.iter().map(step).collect())
     }
 
     fn predict_acceptance(
@@ -237,10 +236,9 @@ impl Drafter<Advanced> for Advancing {
     fn propose(
         &mut self,
         target: &mut Advanced,
-        slot: usize,
-        round: DraftRound<'_>,
+        rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        propose_chain(self, target, slot, round)
+        propose_chain(self, target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -260,17 +258,17 @@ impl StepDrafter<Advanced> for Advancing {
     fn draft(
         &mut self,
         target: &mut Advanced,
-        slot: usize,
-        tokens: &[u32],
-        _num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
-        target.advance(slot, tokens);
-        let read = &mut self.read[slot];
-        read.extend_from_slice(&target.read[slot][read.len()..]);
-        let logits = self.table.row(read);
-        let signals = self.table.signals(read, &logits, needs);
-        Ok(Drafted { logits, signals, num_forwards: 1 })
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        let step = |&DraftStep { slot, tokens, needs, .. }: &DraftStep<'_>| {
+            target.advance(slot, tokens);
+            let read = &mut self.read[slot];
+            read.extend_from_slice(&target.read[slot][read.len()..]);
+            let logits = self.table.row(read);
+            let signals = self.table.signals(read, &logits, needs);
+            Drafted { logits, signals, num_forwards: 1 }
+        };
+        Ok(steps.iter().map(step).collect())
     }
 
     fn predict_acceptance(

@@ -408,10 +408,9 @@ impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
     fn propose(
         &mut self,
         target: &mut Watched<'m>,
-        slot: usize,
-        round: DraftRound<'_>,
+        rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        propose_chain(self, target, slot, round)
+        propose_chain(self, target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -431,13 +430,10 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
     fn draft(
         &mut self,
         target: &mut Watched<'m>,
-        slot: usize,
-        tokens: &[u32],
-        num_candidates: usize,
-        needs: SignalNeeds,
-    ) -> Result<Drafted, DecodeError> {
-        let drafted = target
-            .counting(|session| self.0.draft(session, slot, tokens, num_candidates, needs))?;
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        let drafted = target.counting(|session| self.0.draft(session, steps))?;
+        let [DraftStep { tokens, .. }] = steps else { panic!("one sequence is watched") };
         let model = target.session.model();
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
@@ -447,7 +443,7 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         let normed: Rows = adapter.forward(features).into();
         let expected = adapter.logits(&normed.last(1), model);
         let expected = checked(expected, model.shape().vocab_size, "adapter", tokens.len())?;
-        assert_close(&drafted.logits, expected.row(0));
+        assert_close(&drafted[0].logits, expected.row(0));
         // One feature of every token, the newest included.
         assert_eq!(self.0.forwards.num_read(0), tokens.len());
         Ok(drafted)

@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
     Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig,
-    SeededDraws, StopRuleConfig,
+    SeededDraws, SignalNeeds, StopRuleConfig,
 };
 
 use super::*;
 use crate::decode::{decode_plain, decode_speculative};
 use crate::logits::Logits;
-use crate::record::{RecordOptions, record};
+use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::{Limits, RoundTokens};
 use crate::session::ModelSession;
 use crate::session::tests::{Models, predicted_for_candidates, tensor_of};
@@ -50,8 +50,18 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                 let expected = of_whole_sequence(models, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
-                    let drafted =
-                        draft.draft(&mut (), 0, &ids[..at], at - start, needs).expect("finite");
+                    let drafted = draft
+                        .draft(
+                            &mut (),
+                            &[DraftStep {
+                                slot: 0,
+                                tokens: &ids[..at],
+                                num_candidates: at - start,
+                                needs,
+                            }],
+                        )
+                        .expect("finite")
+                        .remove(0);
                     let read = drafted.signals.acceptance_prob;
                     found.extend(read.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
@@ -144,8 +154,17 @@ fn replay_is_decoding_with_a_head_of_any_form() {
             max_length: bounds.max,
             has_head: true,
         };
+        let request = RecordRequest { prompt: &prompt, response: &plain, draws };
         let recording =
-            record(&mut target, &mut draft, &options, &prompt, &plain, draws).expect("finite");
+            record(
+                &mut target,
+                &mut draft,
+                &options,
+                [request],
+                &mut |_| ControlFlow::Continue(()),
+            )
+            .expect("finite")
+            .remove(0);
         let timing = if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
         let recordings = Recordings {
             drafter: DrafterId::Draft,

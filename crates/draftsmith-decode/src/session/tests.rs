@@ -13,7 +13,7 @@ use draftsmith_theory::{
 
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
-use crate::drafter::{Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
@@ -120,7 +120,15 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
     let draft_step = |len: usize| {
         draft.begin(&mut (), 0, &tokens[..len]).expect("fits");
-        bytes(|| draft.draft(&mut (), 0, &tokens[..len], 1, needs).expect("finite"))
+        bytes(|| {
+            draft
+                .draft(
+                    &mut (),
+                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 1, needs }],
+                )
+                .expect("finite")
+                .remove(0)
+        })
     };
     assert_equal_at_every_length(draft_step, "a draft step with a head");
 
@@ -130,7 +138,15 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
         self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");
-        bytes(|| self_draft.draft(&mut target, 0, &tokens[..len], 0, needs).expect("finite"))
+        bytes(|| {
+            self_draft
+                .draft(
+                    &mut target,
+                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 0, needs }],
+                )
+                .expect("finite")
+                .remove(0)
+        })
     };
     assert_equal_at_every_length(self_draft_step, "a self-draft step");
 }
@@ -143,7 +159,15 @@ fn host_memory_and_tensors_give_the_same_draft_step_and_chance() {
     let [on_tensors, on_host] = both.each_ref().map(|models| {
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
-        [30, 31, 33].map(|len| draft.draft(&mut (), 0, &tokens[..len], 1, needs).expect("finite"))
+        [30, 31, 33].map(|len| {
+            draft
+                .draft(
+                    &mut (),
+                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 1, needs }],
+                )
+                .expect("finite")
+                .remove(0)
+        })
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
         let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
@@ -168,7 +192,13 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
-        draft.draft(&mut (), 0, &tokens[..30], 1, needs).expect("finite")
+        draft
+            .draft(
+                &mut (),
+                &[DraftStep { slot: 0, tokens: &tokens[..30], num_candidates: 1, needs }],
+            )
+            .expect("finite")
+            .remove(0)
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
     let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {

@@ -139,7 +139,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
             adapter.fill_cache(part(0, 3, 1), &mut cache);
             let (mut found, mut beside) = (Vec::new(), Vec::new());
             for (from, to) in [(0, 4), (4, 5), (5, 20)] {
-                let both = Rows::cat(&[part(from, to, 0), part(3 + from, 3 + to, 1)]);
+                let both = Rows::cat([part(from, to, 0), part(3 + from, 3 + to, 1)]);
                 let rows = adapter.forward_cached(both, &mut cache);
                 assert!(rows.runs().map(|run| run.slot).eq([0, 1]));
                 let mut rows = values(rows.into_tensor(&device));

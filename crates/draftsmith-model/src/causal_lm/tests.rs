@@ -429,7 +429,7 @@ fn layer_ranges_compose_and_shallow_layers_may_run_ahead() {
         .map(|id| model.forward_layers(0..1, model.embed_ids(&[*id]), &mut cache))
         .collect();
     assert_eq!((cache.len(0, 0), cache.len(0, 2)), (expected.ids.len(), 0));
-    let deep = model.forward_layers(1..3, Rows::cat(&shallow), &mut cache);
+    let deep = model.forward_layers(1..3, Rows::cat(shallow), &mut cache);
     let logits = logits_of(&model, deep);
     assert_close(&logits, &expected.logits, "shallow layers first");
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::slice::Iter;
 
 use super::{RecordedCandidate, RecordedPlace};
-use crate::{DraftSignals, DraftSteps, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
+use crate::{CandidateSource, DraftSignals, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
 
 /// What a drafter did from an accepted prefix on: along the response while candidates are accepted,
 /// along the rollout from the first one that is not.
@@ -38,29 +38,25 @@ impl<'a> RecordedSteps<'a> {
         let rest = self.rollout.as_mut().and_then(Iter::next);
         rest.expect("a rollout goes on to an end token or the limit")
     }
-}
 
-impl DraftSteps for RecordedSteps<'_> {
-    type Error = Infallible;
-
-    fn step(
-        &mut self,
-        _tokens: &[u32],
-        _num_candidates: usize,
-        _needs: SignalNeeds,
-    ) -> Result<DraftSignals, Infallible> {
+    /// Takes the next step: its signals.
+    pub(super) fn step(&mut self) -> DraftSignals {
         let candidate = self.next();
         let read = self.last.replace(candidate);
         let of_read = read.filter(|_| self.head == Some(HeadTiming::AfterRead));
-        Ok(DraftSignals {
+        DraftSignals {
             acceptance_prob: of_read
                 .and_then(|read| read.predicted_acceptance_prob)
                 .map(HeadEstimate::OfRead),
             confidence: Some(candidate.confidence),
             candidate_prob: None,
             entropy: Some(candidate.entropy),
-        })
+        }
     }
+}
+
+impl CandidateSource for RecordedSteps<'_> {
+    type Error = Infallible;
 
     fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
         let candidate = self.last.expect("a step comes before its draw");

@@ -107,7 +107,7 @@ fn branching_features(draft: &DrafterModel, reads: &HeadReads, mixture: &Mixture
         num_read += branch.token_ids.len();
         hidden.push(rows);
     }
-    let hidden = Rows::cat(&hidden).into_tensor(&draft.device());
+    let hidden = Rows::cat(hidden).into_tensor(&draft.device());
     draft.head_features(reads, hidden.squeeze_dim(0), candidates)
 }
 

@@ -8,19 +8,21 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_decode::{Generation, Limits};
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, answer_turns};
-use crate::decoders::Decoders;
+use crate::conversation::{Turn, answer_side_by_side};
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
 use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::recordings::{RecordingJob, ToRecord};
+use crate::responses::{Responder, SEQUENCES_AT_ONCE};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
@@ -82,7 +84,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
 
     let plan = plan(&files, evaluate, &sets, console)?;
-    let progress = Progress::new(console, "record", "prompts", plan.num_prompts() as u64);
+    let progress = Progress::new(console, "record", "responses", plan.num_responses() as u64);
     let recorder = Recorder {
         pair,
         exports: &exports,
@@ -96,7 +98,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     let mut recorded = Vec::new();
     for group in plan.groups {
         // The target answers once for all drafters.
-        let mut answers: Vec<Option<Vec<Answer>>> = group.prompts.iter().map(|_| None).collect();
+        let mut answers = None;
         for (key, present) in group.files {
             let kept = present.is_some();
             let summary = match present {
@@ -137,11 +139,12 @@ struct PlanGroup<'a> {
 }
 
 impl Plan<'_> {
-    /// Prompts that are still to be recorded, once for each file.
-    fn num_prompts(&self) -> usize {
+    /// Responses that are still to be given, once, and recorded, once for each file.
+    fn num_responses(&self) -> usize {
         let of_group = |group: &PlanGroup<'_>| {
             let num_files = group.files.iter().filter(|(_, present)| present.is_none()).count();
-            num_files * group.prompts.len()
+            let num_turns: usize = group.prompts.iter().map(SetPrompt::num_turns).sum();
+            if num_files == 0 { 0 } else { (1 + num_files) * num_turns }
         };
         self.groups.iter().map(of_group).sum()
     }
@@ -197,97 +200,113 @@ struct Recorder<'a> {
     progress: &'a Progress,
 }
 
-impl<'a> Recorder<'a> {
+impl Recorder<'_> {
     /// Records all prompts. Their answers, a turn each, are added where the target has not given
     /// them yet.
     fn record(
         &self,
         key: RolloutKey,
         prompts: &[SetPrompt],
-        answers: &mut [Option<Vec<Answer>>],
+        answers: &mut Option<Vec<Answer>>,
     ) -> Result<Vec<(String, Recording)>> {
         let (set, decoding) = (key.set.name(), key.stored_decoding());
-        self.progress.message(format!("{}, {set}, {decoding}", key.drafter));
-        let decoders = || Decoders::new(self.pair, self.exports, self.evaluate.max_new_tokens);
-        let one = |decoders: &mut Decoders<'a>,
-                   (prompt, answers): (&SetPrompt, &mut Option<Vec<Answer>>)|
-         -> Result<Vec<(String, Recording)>> {
-            if self.console.is_interrupted() {
-                return Err(Interrupted.into());
+        let answers = match answers {
+            Some(answers) => answers,
+            None => {
+                self.progress.message(format!("target, {set}, {decoding}"));
+                answers.insert(self.answer(prompts, key)?)
             }
-            let answers = match answers {
-                Some(answers) => answers,
-                None => answers.insert(self.answer(decoders, prompt, key)?),
-            };
-            let recorded = answers
-                .iter()
-                .map(|answer| {
-                    let recording = self
-                        .record_answer(decoders, answer, key)
-                        .with_context(|| format!("prompt `{}`", answer.id))?;
-                    Ok((answer.id.clone(), recording))
-                })
-                .collect::<Result<Vec<_>>>()?;
-            self.progress.advance(1);
-            Ok(recorded)
         };
-        let recorded: Vec<Vec<(String, Recording)>> = if self.on_cpu {
-            let pairs = prompts.par_iter().zip(answers.par_iter_mut());
-            pairs.map_init(decoders, one).collect::<Result<_>>()?
-        } else {
-            let mut decoders = decoders();
-            let pairs = prompts.iter().zip(answers);
-            pairs.map(|pair| one(&mut decoders, pair)).collect::<Result<_>>()?
+        self.progress.message(format!("{}, {set}, {decoding}", key.drafter));
+        let job = RecordingJob {
+            pair: self.pair,
+            exports: self.exports,
+            drafter: key.drafter,
+            decoding: self.evaluate.decoding(key.decoding),
+            max_new_tokens: self.evaluate.max_new_tokens,
+            max_length: self.max_length,
+            on_cpu: self.on_cpu,
+            console: self.console,
+            progress: self.progress,
         };
-        Ok(recorded.into_iter().flatten().collect())
+        let drafter = key.drafter.to_string();
+        let mut responses: Vec<ToRecord<'_>> = answers
+            .iter()
+            .map(|answer| {
+                let stream = [&answer.id, "rollouts", &drafter, decoding.as_str()];
+                ToRecord {
+                    prompt_ids: &answer.prompt_ids,
+                    response_ids: &answer.response_ids,
+                    draws: SeededDraws::new(self.seed, &stream),
+                }
+            })
+            .collect();
+        let recorded = job.record(&mut responses)?;
+        let ids = answers.iter().map(|answer| answer.id.clone());
+        Ok(ids.zip(recorded).collect())
     }
 
-    /// The target's answers to all turns of a prompt, each fed with the earlier ones.
-    fn answer(
-        &self,
-        decoders: &mut Decoders<'a>,
-        prompt: &SetPrompt,
-        key: RolloutKey,
-    ) -> Result<Vec<Answer>> {
-        let decoding = self.evaluate.decoding(key.decoding);
-        let mut one = |turn: Turn| -> Result<Answer> {
-            let Turn { id, prompt_ids, .. } = turn;
-            let stream = [&id, "record", key.stored_decoding().as_str()];
-            let mut draws = SeededDraws::new(self.seed, &stream);
-            let generation = decoders.decode_plain(&decoding, &prompt_ids, &mut draws)?;
-            Ok(Answer { id, prompt_ids, response_ids: generation.token_ids })
+    /// The target's answers to all turns of prompts, each fed with the earlier ones.
+    fn answer(&self, prompts: &[SetPrompt], key: RolloutKey) -> Result<Vec<Answer>> {
+        let num_threads = if self.on_cpu { rayon::current_num_threads() } else { 1 };
+        let at_once = prompts.len().div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE);
+        let some = |prompts: &[SetPrompt]| self.answer_some(prompts, key);
+        let answers: Vec<Vec<Answer>> = if self.on_cpu {
+            prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?
+        } else {
+            prompts.chunks(at_once).map(some).collect::<Result<_>>()?
         };
-        match prompt {
-            SetPrompt::Conversation(prompt) => {
-                let (answers, _) =
-                    answer_turns(self.pair, prompt, |answer| &answer.response_ids, one)?;
-                Ok(answers)
-            }
-            SetPrompt::HeldOut { id, prompt_ids } => {
-                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
-                let named = format!("prompt `{id}`");
-                Ok(vec![one(Turn { number: 0, id, prompt_ids }).context(named)?])
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// The answers to prompts that go side by side: all of one form, as those of a set are.
+    fn answer_some(&self, prompts: &[SetPrompt], key: RolloutKey) -> Result<Vec<Answer>> {
+        let mut conversations = Vec::new();
+        let mut held_out = Vec::new();
+        for (nth, prompt) in prompts.iter().enumerate() {
+            match prompt {
+                SetPrompt::Conversation(prompt) => conversations.push(prompt),
+                SetPrompt::HeldOut { id, prompt_ids } => {
+                    let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
+                    held_out.push((nth, Turn { number: 0, id, prompt_ids }));
+                }
             }
         }
+        let respond = |turns: Vec<(usize, Turn)>| self.respond(turns, key);
+        let of_conversations = answer_side_by_side(
+            self.pair,
+            &conversations,
+            |answer: &Answer| &answer.response_ids,
+            respond,
+        )?;
+        let of_held_out = self.respond(held_out, key)?;
+        Ok(of_conversations.into_iter().flat_map(|(all, _)| all).chain(of_held_out).collect())
     }
 
-    fn record_answer(
-        &self,
-        decoders: &mut Decoders<'a>,
-        answer: &Answer,
-        key: RolloutKey,
-    ) -> Result<Recording> {
-        let drafter = key.drafter.to_string();
-        let stream = [&answer.id, "rollouts", &drafter, key.stored_decoding().as_str()];
-        let mut draws = SeededDraws::new(self.seed, &stream);
-        decoders.record(
-            key.drafter,
-            &self.evaluate.decoding(key.decoding),
-            self.max_length,
-            &answer.prompt_ids,
-            &answer.response_ids,
-            &mut draws,
-        )
+    /// The target's answers to turns, with which others go side by side.
+    fn respond(&self, turns: Vec<(usize, Turn)>, key: RolloutKey) -> Result<Vec<Answer>> {
+        let target = &self.pair.target;
+        let responder = Responder {
+            target,
+            context: self.pair.context(),
+            decoding: self.evaluate.decoding(key.decoding),
+            limits: Limits {
+                max_new_tokens: self.evaluate.max_new_tokens,
+                eos_token_ids: target.shape().eos_token_ids.clone(),
+            },
+            console: self.console,
+        };
+        let draws =
+            |id: &str| SeededDraws::new(self.seed, &[id, "record", key.stored_decoding().as_str()]);
+        let mut prompts: Vec<(&[u32], SeededDraws)> =
+            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
+        let responses = responder.respond(&mut prompts)?;
+        self.progress.advance(turns.len() as u64);
+        let answer = |((_, turn), response): ((usize, Turn), Generation)| {
+            let Turn { id, prompt_ids, .. } = turn;
+            Answer { id, prompt_ids, response_ids: response.token_ids }
+        };
+        Ok(turns.into_iter().zip(responses).map(answer).collect())
     }
 }
 

@@ -24,6 +24,16 @@ pub(crate) enum SetPrompt {
     HeldOut { id: String, prompt_ids: Vec<u32> },
 }
 
+impl SetPrompt {
+    /// The most responses that there are to it.
+    pub(crate) fn num_turns(&self) -> usize {
+        match self {
+            Self::Conversation(prompt) => prompt.turns.len(),
+            Self::HeldOut { .. } => 1,
+        }
+    }
+}
+
 /// Where the prompts of a set come from.
 pub(crate) enum SetSources {
     /// Files, of each of which at most so many prompts are taken.

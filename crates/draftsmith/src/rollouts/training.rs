@@ -11,18 +11,17 @@ use draftsmith_data::{
     DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
     read_rollouts, rollouts_path, write_rollouts,
 };
-use draftsmith_theory::{Decoding, DrafterId, Recording, Sampling, SeededDraws};
+use draftsmith_theory::{DrafterId, Sampling, SeededDraws};
 use draftsmith_train::RecordedRollouts;
-use rayon::prelude::*;
 
 use super::rows::rows_of;
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
-use crate::decoders::Decoders;
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::recipe::{Recipe, decoding};
+use crate::recordings::{RecordingJob, ToRecord};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
 
@@ -94,22 +93,43 @@ impl TrainingRollouts {
                 )),
             }
         }
-        let responses = &data.rows;
+        let responses: Vec<&ResponseRow> =
+            data.rows.iter().filter(|row| is_usable(row, pair)).collect();
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
-        let recorder = Recorder {
+        let Provenance { temperature, top_p, top_k, seed, max_new_tokens, .. } = *provenance;
+        let job = RecordingJob {
             pair,
             exports: &exports,
             drafter,
-            expected: &expected,
+            decoding: decoding(Sampling {
+                temperature,
+                top_p,
+                top_k: top_k.map(|top_k| top_k as usize),
+            }),
+            max_new_tokens: max_new_tokens as usize,
+            max_length,
+            on_cpu: DeviceChoice::is_cpu(workspace.device()),
             console,
             progress: &progress,
         };
-        let recorded =
-            on_pool(|| recorder.record(responses, DeviceChoice::is_cpu(workspace.device())))?;
+        let mut to_record: Vec<ToRecord<'_>> = responses
+            .iter()
+            .map(|row| {
+                let room = pair.context() - row.prompt_ids.len();
+                let stream = [&row.id, "rollouts", SET, expected.decoding().as_str()];
+                ToRecord {
+                    prompt_ids: &row.prompt_ids,
+                    response_ids: &row.response_ids[..row.response_ids.len().min(room)],
+                    draws: SeededDraws::new(seed, &stream),
+                }
+            })
+            .collect();
+        let recorded = on_pool(|| job.record(&mut to_record))?;
         progress.clear();
+        let ids = responses.iter().map(|row| &row.id);
         let rows: Vec<RolloutRow> =
-            recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, false)).collect();
+            ids.zip(&recorded).flat_map(|(id, recording)| rows_of(id, recording, false)).collect();
         write_rollouts(&path, &rows, &expected)?;
         Ok(Self { rows, is_greedy })
     }
@@ -124,56 +144,4 @@ impl TrainingRollouts {
 fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
     let num_prompt_tokens = response.prompt_ids.len();
     !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)
-}
-
-struct Recorder<'a> {
-    pair: &'a Pair,
-    exports: &'a Exports,
-    drafter: DrafterName,
-    expected: &'a RolloutProvenance,
-    console: &'a Console,
-    progress: &'a Progress,
-}
-
-impl Recorder<'_> {
-    fn record(&self, responses: &[ResponseRow], on_cpu: bool) -> Result<Vec<(String, Recording)>> {
-        let max_new_tokens = self.expected.responses.max_new_tokens as usize;
-        let decoders = || Decoders::new(self.pair, self.exports, max_new_tokens);
-        let one = |decoders: &mut Decoders<'_>, response: &ResponseRow| {
-            if self.console.is_interrupted() {
-                return Err(Interrupted.into());
-            }
-            self.progress.advance(1);
-            if !is_usable(response, self.pair) {
-                return Ok(None);
-            }
-            let recording = self.record_one(decoders, response)?;
-            Ok(Some((response.id.clone(), recording)))
-        };
-        let recorded: Vec<Option<(String, Recording)>> = if on_cpu {
-            responses.par_iter().map_init(decoders, one).collect::<Result<_>>()?
-        } else {
-            let mut decoders = decoders();
-            responses.iter().map(|row| one(&mut decoders, row)).collect::<Result<_>>()?
-        };
-        Ok(recorded.into_iter().flatten().collect())
-    }
-
-    fn record_one(&self, decoders: &mut Decoders<'_>, response: &ResponseRow) -> Result<Recording> {
-        let Provenance { temperature, top_p, top_k, seed, .. } = self.expected.responses;
-        let decoding: Decoding =
-            decoding(Sampling { temperature, top_p, top_k: top_k.map(|top_k| top_k as usize) });
-        let ResponseRow { id, prompt_ids, response_ids, .. } = response;
-        let stream = [id, "rollouts", SET, self.expected.decoding().as_str()];
-        let mut draws = SeededDraws::new(seed, &stream);
-        let len = response_ids.len().min(self.pair.context() - prompt_ids.len());
-        decoders.record(
-            self.drafter,
-            &decoding,
-            self.expected.max_length as usize,
-            prompt_ids,
-            &response_ids[..len],
-            &mut draws,
-        )
-    }
 }

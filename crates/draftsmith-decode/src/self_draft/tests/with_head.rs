@@ -3,11 +3,12 @@
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    HeadEstimate, HeadTiming, Platt, Proposal, Recordings, RejectionThresholdConfig, StopRuleConfig,
+    HeadEstimate, HeadTiming, Platt, Proposal, Recordings, RejectionThresholdConfig, SignalNeeds,
+    StopRuleConfig,
 };
 
 use super::*;
-use crate::record::{RecordOptions, record};
+use crate::record::{RecordOptions, RecordRequest, record};
 use crate::session::tests::{predicted_for_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
@@ -79,8 +80,17 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                 let mut found = Vec::new();
                 for at in start..end {
                     let drafted = draft
-                        .draft(&mut session, 0, &ids[..at], at - start, needs)
-                        .expect("finite");
+                        .draft(
+                            &mut session,
+                            &[DraftStep {
+                                slot: 0,
+                                tokens: &ids[..at],
+                                num_candidates: at - start,
+                                needs,
+                            }],
+                        )
+                        .expect("finite")
+                        .remove(0);
                     found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
@@ -124,7 +134,9 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
                 has_head: true,
             };
             let draws = &mut SeededDraws::new(0, &["unused"]);
-            let recording = record(&mut session, &mut draft, &options, prompt, &plain, draws);
+            let request = RecordRequest { prompt, response: &plain, draws };
+            let go_on = &mut |_| ControlFlow::Continue(());
+            let recording = record(&mut session, &mut draft, &options, [request], go_on);
             let timing =
                 if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
             let recordings = Recordings {
@@ -132,7 +144,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
                 max_length: bounds.max,
                 eos_token_ids: limits.eos_token_ids.clone(),
                 head: Some(timing),
-                responses: vec![recording.expect("finite")],
+                responses: recording.expect("finite"),
             };
             for (stop_threshold, without_lag) in
                 [0.3, 0.6, 0.8].into_iter().flat_map(|h| [(h, false), (h, true)])

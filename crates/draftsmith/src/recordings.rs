@@ -1,0 +1,96 @@
+//! What a drafter does along many responses, several recorded at once.
+//!
+//! A place of sixteen responses takes forwards that read all weights once, and so do the candidates
+//! that are rolled out from there. Each gets the recording that it would get alone: a row's result
+//! does not depend on the rows beside it, and draws are keyed by the response's id.
+
+use std::ops::ControlFlow;
+
+use anyhow::Result;
+use draftsmith_decode::RecordRequest;
+use draftsmith_theory::{Decoding, Recording, SeededDraws};
+use rayon::prelude::*;
+
+use crate::console::progress::Progress;
+use crate::console::{Console, Interrupted};
+use crate::decoders::Decoders;
+use crate::exports::Exports;
+use crate::pair::Pair;
+use crate::responses::SEQUENCES_AT_ONCE;
+use crate::results::DrafterName;
+
+/// How a drafter is recorded.
+pub(crate) struct RecordingJob<'a> {
+    pub(crate) pair: &'a Pair,
+    pub(crate) exports: &'a Exports,
+    pub(crate) drafter: DrafterName,
+    pub(crate) decoding: Decoding,
+    pub(crate) max_new_tokens: usize,
+    /// The most candidates that a round can be replayed with.
+    pub(crate) max_length: usize,
+    /// Whether several threads record, each several responses.
+    pub(crate) on_cpu: bool,
+    pub(crate) console: &'a Console,
+    /// Counts responses.
+    pub(crate) progress: &'a Progress,
+}
+
+/// A response of the target, with the draws of its recording.
+pub(crate) struct ToRecord<'a> {
+    pub(crate) prompt_ids: &'a [u32],
+    pub(crate) response_ids: &'a [u32],
+    pub(crate) draws: SeededDraws,
+}
+
+impl RecordingJob<'_> {
+    /// The recordings of responses, in their order.
+    ///
+    /// # Errors
+    /// If a response does not fit, a model fails, or Ctrl-C is met.
+    pub(crate) fn record(&self, responses: &mut [ToRecord<'_>]) -> Result<Vec<Recording>> {
+        let num_threads = if self.on_cpu { rayon::current_num_threads() } else { 1 };
+        let at_once = responses.len().div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE);
+        let decoders =
+            || Decoders::with_slots(self.pair, self.exports, self.max_new_tokens, at_once);
+        let some = |decoders: &mut Decoders<'_>, responses: &mut [ToRecord<'_>]| {
+            self.record_some(decoders, responses)
+        };
+        // On a device, one thread has them all, and a slot that comes free goes to the next.
+        let recorded: Vec<Vec<Recording>> = if self.on_cpu {
+            let chunks = responses.par_chunks_mut(at_once);
+            chunks.map_init(decoders, some).collect::<Result<_>>()?
+        } else {
+            vec![some(&mut decoders(), responses)?]
+        };
+        Ok(recorded.into_iter().flatten().collect())
+    }
+
+    fn record_some(
+        &self,
+        decoders: &mut Decoders<'_>,
+        responses: &mut [ToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let num_responses = responses.len();
+        let requests = responses.iter_mut().map(|response| RecordRequest {
+            prompt: response.prompt_ids,
+            response: response.response_ids,
+            draws: &mut response.draws,
+        });
+        let mut num_told = 0;
+        let observe = &mut |num_recorded: usize| {
+            self.progress.advance((num_recorded - num_told) as u64);
+            num_told = num_recorded;
+            match self.console.is_interrupted() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        };
+        let recorded =
+            decoders.record(self.drafter, &self.decoding, self.max_length, requests, observe)?;
+        if recorded.len() < num_responses {
+            return Err(Interrupted.into());
+        }
+        self.progress.advance((num_responses - num_told) as u64);
+        Ok(recorded)
+    }
+}
