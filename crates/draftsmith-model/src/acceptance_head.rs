@@ -167,11 +167,22 @@ impl AcceptanceHead {
             weights.multiply(&rows.values, &mut values, Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
         }
-        let device = self.output.weight.val().device();
-        let rows = embedding.clone().into_tensor(&device);
-        let [_, num_rows, width] = rows.dims();
+        let rows = self.as_read(embedding);
+        let [num_rows, width] = rows.dims();
         let weight = input.weight.val().slice([0..width, 0..width]);
-        embedding.with_place(rows.reshape([num_rows, width]).matmul(weight).unsqueeze::<3>())
+        embedding.with_place(rows.matmul(weight).reshape([1, num_rows, width]))
+    }
+
+    /// Rows as the head reads them, on its device and in its own type: of a drafter in bf16, a head in
+    /// f32 predicts in f32.
+    ///
+    /// # Shapes
+    /// - output: `[rows, width]`
+    fn as_read(&self, rows: &Rows) -> Tensor<2> {
+        let weight = self.output.weight.val();
+        let rows = rows.clone().into_tensor(&weight.device());
+        let [_, num_rows, width] = rows.dims();
+        rows.reshape([num_rows, width]).cast(FloatDType::from(weight.dtype()))
     }
 
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
@@ -203,21 +214,16 @@ impl AcceptanceHead {
         if let Some((packed, rows, product)) = operands {
             return hidden.with_place(self.run_packed(packed, rows, product, scalars));
         }
-        let device = self.output.weight.val().device();
-        let flat = |rows: &Rows| {
-            let rows = rows.clone().into_tensor(&device);
-            let [_, num_rows, width] = rows.dims();
-            rows.reshape([num_rows, width])
-        };
-        let mut x = flat(hidden);
+        let mut x = self.as_read(hidden);
         if let Some(product) = of_embedding {
-            x = x + flat(product);
+            x = x + self.as_read(product);
         }
         if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
             let [num_inputs, width] = input.weight.dims();
             let weight = input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
-            x = x + packed::tensor(scalars.to_vec(), [num_rows, num_scalars], &device)
-                .matmul(weight);
+            let scalars =
+                packed::tensor(scalars.to_vec(), [num_rows, num_scalars], &weight.device());
+            x = x + scalars.cast(FloatDType::from(weight.dtype())).matmul(weight);
         }
         hidden.with_place(logit_of(self.behind_input(x)).reshape([1, num_rows, 1]))
     }
@@ -308,7 +314,7 @@ impl AcceptanceHead {
             _ => {
                 let weight = reader.take("input.weight", &[hidden, num_extra])?;
                 let weight = transposed(&weight, hidden, num_extra);
-                Some(linear(weight, [num_extra, hidden], None, device))
+                Some(linear(weight, [num_extra, hidden], None, device, FloatDType::F32))
             }
         };
         let output_name = match config.is_authors() {
@@ -392,7 +398,7 @@ fn read_linear_shaped(
     let weight = reader.take(&format!("{name}.weight"), &[output, input])?;
     let bias = reader.take(&format!("{name}.bias"), &[output])?;
     let weight = transposed(&weight, output, input);
-    Ok(linear(weight, [input, output], Some(bias), device))
+    Ok(linear(weight, [input, output], Some(bias), device, FloatDType::F32))
 }
 
 fn push_linear(tensors: &mut Vec<NamedTensor>, name: &str, linear: &Linear) {

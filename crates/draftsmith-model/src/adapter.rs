@@ -28,7 +28,7 @@ use crate::decoder::norm::Norm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::decoder::source::{Drawn, WeightSource};
 use crate::error::ModelError;
-use crate::kv_cache::{KvCache, LayerCache};
+use crate::kv_cache::{CachePlace, KvCache, LayerCache};
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
 use crate::rows::Rows;
@@ -317,10 +317,16 @@ impl Adapter {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        if self.layer.attention().is_none() {
+        let Some(attention) = self.layer.attention() else {
             return KvCache::without_attention(capacity, num_slots);
-        }
-        KvCache::new(&self.shape, capacity, num_slots, &self.device(), self.packed.is_some())
+        };
+        let [query, ..] = attention.projections();
+        let (device, dtype) = (self.device(), FloatDType::from(query.weight.val().dtype()));
+        let place = match self.packed {
+            Some(_) => CachePlace::Host,
+            None => CachePlace::Device(&device, dtype),
+        };
+        KvCache::new(&self.shape, capacity, num_slots, place)
     }
 
     fn device(&self) -> Device {
@@ -362,7 +368,7 @@ impl Adapter {
         let rows = normed.clone().into_tensor(&self.device());
         let [batch, seq, width] = rows.dims();
         let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
-        let logits = soft_capped(logits, self.logit_soft_cap);
+        let logits = soft_capped(logits.cast(FloatDType::F32), self.logit_soft_cap);
         normed.with_place(logits.reshape([batch, seq, self.shape.vocab_size]))
     }
 

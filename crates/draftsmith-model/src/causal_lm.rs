@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_files::write_whole;
 use serde_json::json;
 
@@ -25,7 +25,7 @@ use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, Storage};
 use crate::rows::{HostRows, Place, Rows, Run, Slots};
 use crate::shape::ModelShape;
@@ -70,7 +70,8 @@ impl CausalLm {
         Self::load(dir, WeightDtype::F32, None, device)
     }
 
-    /// [`CausalLm::from_model_dir`], computing in `dtype`: the frozen model of a training.
+    /// [`CausalLm::from_model_dir`], computing in `dtype`. Weights in bf16 are tensors, on the CPU
+    /// too, where they are many times slower than packed ones.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
@@ -148,6 +149,14 @@ impl CausalLm {
         &self.config.shape
     }
 
+    /// The type that it computes in. Packed weights may be of another.
+    pub fn dtype(&self) -> WeightDtype {
+        match &self.weights {
+            Weights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => WeightDtype::Bf16,
+            Weights::Tensors(_) | Weights::Packed(_) => WeightDtype::F32,
+        }
+    }
+
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
         match &self.weights {
@@ -195,8 +204,13 @@ impl CausalLm {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let is_packed = matches!(self.weights, Weights::Packed(_));
-        KvCache::new(self.shape(), capacity, num_slots, &self.device(), is_packed)
+        match &self.weights {
+            Weights::Tensors(decoder) => {
+                let place = CachePlace::Device(&decoder.device(), decoder.dtype());
+                KvCache::new(self.shape(), capacity, num_slots, place)
+            }
+            Weights::Packed(_) => KvCache::new(self.shape(), capacity, num_slots, CachePlace::Host),
+        }
     }
 
     /// Looks up token embeddings.
@@ -324,7 +338,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies the LM head to normed hidden states.
+    /// Applies the LM head to normed hidden states. The logits are f32, whatever the model computes
+    /// in: what becomes of them, the soft cap first of all, is not rounded once more.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`
@@ -332,7 +347,7 @@ impl CausalLm {
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
-        let logits = rows.matmul(self.lm_head_weight());
+        let logits = rows.matmul(self.lm_head_weight()).cast(FloatDType::F32);
         let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
         logits.reshape([batch, seq, self.shape().vocab_size])
     }

@@ -102,8 +102,8 @@ impl Decoder {
         }
     }
 
-    /// Reads a checkpoint's tensors. Each layer is cast when it is read, so that the device never
-    /// holds the whole model in f32.
+    /// Reads a checkpoint's tensors, one after the other, each of which reaches the device in
+    /// `dtype`: neither there nor in host memory is there ever a model in f32 that is not to be one.
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
@@ -115,29 +115,29 @@ impl Decoder {
     ) -> Result<Self, ModelError> {
         let ModelConfig { shape, spec, .. } = config;
         let (vocab, hidden) = (shape.vocab_size, shape.hidden_size);
-        let embedding =
-            reader.take(&format!("{}.weight", spec.names.embedding), &[vocab, hidden])?;
-        let mut source = Stored { reader, device };
+        let dtype = dtype.float_dtype();
+        let mut source = Stored { reader, device, dtype };
+        let table = format!("{}.weight", spec.names.embedding);
+        let table = source.reader.take(&table, &[vocab, hidden])?;
         // A tied model on an autodiff device is there to be trained: the embedding stays both.
-        let lm_head = if !spec.tie_word_embeddings {
-            Some(source.linear("", &spec.lm_head(shape))?)
-        } else if device.is_autodiff() {
-            None
-        } else {
-            Some(linear(transposed(&embedding, vocab, hidden), [hidden, vocab], None, device))
+        let copies_head = spec.tie_word_embeddings && !device.is_autodiff();
+        let tied = copies_head.then(|| {
+            linear(transposed(&table, vocab, hidden), [hidden, vocab], None, device, dtype)
+        });
+        let embedding = parameter(table, [vocab, hidden], device, dtype);
+        let lm_head = match spec.tie_word_embeddings {
+            true => tied,
+            false => Some(source.linear("", &spec.lm_head(shape))?),
         };
-        let mut layers = Vec::new();
-        for number in 0..shape.num_layers {
+        let layers = (0..shape.num_layers).map(|number| {
             let (layer, name) = (spec.layer(number), spec.names.layer(number));
-            let layer = DecoderLayer::build(&layer, shape, &name, &mut source)?;
-            layers.push(cast_parameters(layer, dtype.float_dtype()));
-        }
+            DecoderLayer::build(&layer, shape, &name, &mut source)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
         let norm = source.norm("", spec.names.norm, hidden, &spec.norm)?;
-        let embedding = parameter(embedding, [vocab, hidden], device);
         let embedding_scale = spec.embedding_scale;
         let reaches = Reach::all_of(spec, shape);
-        let read = Self { embedding, layers, norm, lm_head, embedding_scale, reaches };
-        Ok(read.in_dtype(dtype))
+        Ok(Self { embedding, layers, norm, lm_head, embedding_scale, reaches })
     }
 
     /// The tensors as a checkpoint keeps them.
@@ -160,14 +160,15 @@ impl Decoder {
         self.embedding.val().device()
     }
 
-    /// The type of the weights.
-    pub(crate) fn is_of(&self, dtype: WeightDtype) -> bool {
-        self.embedding.val().dtype() == dtype.float_dtype().into()
+    /// The type that it computes in.
+    pub(crate) fn dtype(&self) -> FloatDType {
+        self.embedding.val().dtype().into()
     }
 
-    /// The same with its weights in `dtype`.
+    /// The same, computing in `dtype`.
     pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
-        if self.is_of(dtype) { self } else { cast_parameters(self, dtype.float_dtype()) }
+        let dtype = dtype.float_dtype();
+        if self.dtype() == dtype { self } else { cast_parameters(self, dtype) }
     }
 
     pub(crate) fn layers(&self) -> &[DecoderLayer] {

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
@@ -45,9 +45,9 @@ pub(crate) struct LayerCache {
 /// Where keys and values are, by slot.
 #[derive(Debug)]
 enum Store {
-    /// Keys and values on the model's device, each `[1, kv_heads, capacity, head_dim]`. `Option`
-    /// only so that the tensors can be moved out while they are written: a write is in place when
-    /// nobody else holds the tensor.
+    /// Keys and values on the model's device and in the type that it computes in, each
+    /// `[1, kv_heads, capacity, head_dim]`. `Option` only so that the tensors can be moved out while
+    /// they are written: a write is in place when nobody else holds the tensor.
     Device(Vec<[Option<Tensor<4>>; 2]>),
     /// In host memory, for packed weights.
     Host(Vec<PackedLayerCache>),
@@ -55,27 +55,38 @@ enum Store {
     Nowhere,
 }
 
+/// Where a model has its cache: where it has its weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CachePlace<'a> {
+    /// In host memory, of packed weights.
+    Host,
+    /// On a device, in the type that the model computes in.
+    Device(&'a Device, FloatDType),
+}
+
 impl KvCache {
-    /// Room for `num_slots` sequences of up to `capacity` tokens each; `is_packed` for a model that
-    /// has packed weights.
+    /// Room for `num_slots` sequences of up to `capacity` tokens each.
     pub(crate) fn new(
         shape: &ModelShape,
         capacity: usize,
         num_slots: usize,
-        device: &Device,
-        is_packed: bool,
+        place: CachePlace<'_>,
     ) -> Self {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
         let allocated = capacity.min(FIRST);
         let dims = [1, heads, allocated, head_dim];
         let store = || {
             let slots = 0..num_slots;
-            if is_packed {
-                let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
-                return Store::Host(slots.map(new).collect());
+            match place {
+                CachePlace::Host => {
+                    let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
+                    Store::Host(slots.map(new).collect())
+                }
+                CachePlace::Device(device, dtype) => {
+                    let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
+                    Store::Device(slots.map(|_| [zeros(), zeros()]).collect())
+                }
             }
-            let zeros = || Some(Tensor::zeros(dims, device));
-            Store::Device(slots.map(|_| [zeros(), zeros()]).collect())
         };
         let layers = (0..shape.num_layers)
             .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })

@@ -11,6 +11,8 @@ mod config;
 mod decoder;
 mod drafter;
 mod error;
+#[cfg(test)]
+mod fixtures;
 mod kv_cache;
 mod packed;
 mod placed;

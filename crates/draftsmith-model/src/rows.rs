@@ -4,13 +4,14 @@
 //!
 //! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
 //! a model with packed weights are in host memory, all others on the model's device. What computes
-//! with rows leaves them where they are, and callers need not know.
+//! with rows leaves them where they are, and callers need not know. On a device they are in the type
+//! that its model computes in, logits apart, which are f32 as all rows are that come to host memory.
 //!
 //! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::error::ModelError;
 use crate::vectors;
@@ -71,7 +72,7 @@ impl Place {
             Self::Host(rows) => rows,
             Self::Device(tensor) => {
                 let [_, _, width] = tensor.dims();
-                HostRows { values: vectors::values(*tensor), width }
+                HostRows { values: vectors::values(tensor.cast(FloatDType::F32)), width }
             }
         }
     }
@@ -251,7 +252,9 @@ impl Rows {
             let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
                 Place::Device(tensor) => {
-                    (&vectors::values(Tensor::clone(tensor)), tensor.dims()[2])
+                    let tensor = Tensor::clone(tensor).cast(FloatDType::F32);
+                    let [_, _, width] = tensor.dims();
+                    (&vectors::values(tensor), width)
                 }
             };
             assert!(all.width == 0 || all.width == width, "rows of one width");
@@ -270,7 +273,8 @@ impl Rows {
         let mut on_device = Vec::new();
         for part in &parts {
             if let Place::Device(tensor) = &part.place {
-                on_device.push(Tensor::clone(tensor).reshape([tensor.shape().num_elements()]));
+                let values = Tensor::clone(tensor).cast(FloatDType::F32);
+                on_device.push(values.reshape([tensor.shape().num_elements()]));
             }
         }
         let mut brought = match on_device.len() {

@@ -27,7 +27,7 @@
 //! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans, for cascades, which have no decoder here yet |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
-//! | `losslessness` | whether sampled output has the target's distribution, tested |
+//! | `losslessness` | whether sampled output has the target's distribution, tested; which greedy mismatches are rounding |
 //! | `head_metrics` | how good an acceptance head's predictions are |
 //! | `calibration` | what a head's prediction is worth as a chance, fitted (by `isotonic`, or scale and bias) |
 //! | `split` | training or validation, by row id |
@@ -81,7 +81,7 @@ pub use enumerate::{Enumerator, distribution_of, enumerate};
 pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};
-pub use losslessness::LosslessnessTest;
+pub use losslessness::{LosslessnessTest, Rounding};
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{

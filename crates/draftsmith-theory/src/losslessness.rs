@@ -21,6 +21,10 @@
 //! are bet on: candidates that stand although they should not, which lean the output to q, and
 //! rejections that are followed by a draw from p itself instead of (p − q)+.
 
+mod rounding;
+
+pub use self::rounding::Rounding;
+
 use crate::SeededDraws;
 use crate::distribution::overlap;
 

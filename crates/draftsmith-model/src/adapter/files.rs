@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -76,15 +76,29 @@ impl Adapter {
         target: &ModelShape,
         device: &Device,
     ) -> Result<(AdapterConfig, Self), ModelError> {
+        Self::from_dir_in(dir, target, WeightDtype::F32, device)
+    }
+
+    /// [`Adapter::from_dir`], computing in `dtype`, which must be that of the target beside it.
+    ///
+    /// # Errors
+    /// As [`Adapter::from_dir`].
+    pub fn from_dir_in(
+        dir: &Path,
+        target: &ModelShape,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<(AdapterConfig, Self), ModelError> {
         let config = AdapterConfig::from_dir(dir)?;
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
-        let mut adapter = config.build(&mut Stored { reader: &mut reader, device })?;
+        let dtype = dtype.float_dtype();
+        let mut adapter = config.build(&mut Stored { reader: &mut reader, device, dtype })?;
         let ignored = config.model.spec.names.ignored;
         reader.ignore(|name| ignored.iter().any(|end| name.ends_with(end)));
         reader.finish()?;
         check_weights(dir)?;
-        if packed::runs_on(device) {
+        if dtype == FloatDType::F32 && packed::runs_on(device) {
             adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter)));
         }
         Ok((config, adapter))

@@ -9,29 +9,12 @@ use burn::tensor::{Distribution, Int, TensorData};
 
 use super::*;
 use crate::error::read_json;
+use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;
 use crate::weights::WeightReader;
 
-/// Targets whose layers differ: biases, norms of heads, norms behind a part, soft caps, partial
-/// rotation, LayerNorms, parallel parts, windows.
-const TARGETS: [&str; 8] = [
-    "llama-v5-untied-f32",
-    "llama-v4-tied-bf16",
-    "mistral-window-f16",
-    "qwen2-sharded-bf16",
-    "qwen3-bf16",
-    "gemma2-bf16",
-    "phi3-longrope-bf16",
-    "gpt-neox-sharded-bin-f16",
-];
-
 fn target() -> CausalLm {
-    target_of(TARGETS[0])
-}
-
-fn target_of(name: &str) -> CausalLm {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
-    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
+    load(FIXTURES[0])
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -89,8 +72,8 @@ fn written_for(
 
 #[test]
 fn an_adapter_round_trips_and_any_split_of_a_sequence_gives_the_same() {
-    for name in TARGETS {
-        an_adapter_round_trips(&target_of(name));
+    for name in FIXTURES {
+        an_adapter_round_trips(&load(name));
     }
 }
 
@@ -162,8 +145,8 @@ fn an_adapter_round_trips(target: &CausalLm) {
 
 #[test]
 fn the_parts_are_those_of_a_targets_layer() {
-    for name in TARGETS {
-        the_parts_are_those_of_a_layer(&target_of(name));
+    for name in FIXTURES {
+        the_parts_are_those_of_a_layer(&load(name));
     }
 }
 
@@ -202,17 +185,18 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
 
 #[test]
 fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
-    for name in TARGETS {
-        first_weights_are_its_layers(&target_of(name));
+    for name in FIXTURES {
+        first_weights_are_its_layers(&load(name));
     }
 }
 
 fn first_weights_are_its_layers(target: &CausalLm) {
-    let (layer, norm) = target.layer_and_norm(2);
+    let last = target.shape().num_layers - 1;
+    let (layer, norm) = target.layer_and_norm(last);
     for device in [Device::flex(), Device::flex().autodiff()] {
         for architecture in AdapterArchitecture::ALL {
             let drawn = config_for(target, architecture).init(&device);
-            let adapter = drawn.clone().with_layer_of(target, 2).with_head_of(target);
+            let adapter = drawn.clone().with_layer_of(target, last).with_head_of(target);
             assert_eq!(adapter.device(), device);
             let same = |found: &Linear, expected: &Linear| {
                 assert_eq!(values(found.weight.val()), values(expected.weight.val()));

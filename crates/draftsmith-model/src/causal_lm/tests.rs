@@ -1,43 +1,15 @@
 //! What a model must hold to: transformers' numbers, and that it does not matter how a sequence is
 //! cut into forwards, layer ranges or truncated detours.
 
-use std::path::{Path, PathBuf};
-
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
 use super::CausalLm;
+use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor, load};
 use crate::rows::Rows;
-use crate::weights::{WeightDtype, WeightReader};
+use crate::weights::WeightDtype;
 
 /// transformers sums in another order: f32 rounding through three layers stays well below this.
 const RELATIVE_TOLERANCE: f32 = 1e-4;
-
-/// Of every family, its parts in the formats in which they are met.
-const FIXTURES: [&str; 13] = [
-    "llama-v5-untied-f32",
-    "llama-v4-tied-bf16",
-    "llama-v5-sharded-f16",
-    "llama-yarn-bin-f32",
-    "llama-dynamic-bf16",
-    "mistral-window-f16",
-    "qwen2-sharded-bf16",
-    "qwen3-bf16",
-    "gemma2-bf16",
-    "gemma3-f16",
-    "phi3-longrope-bf16",
-    "gpt-neox-sharded-bin-f16",
-    "gpt-neox-serial-bf16",
-];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
-fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
-    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-    let shape = [1, ids.len()];
-    Tensor::from_data(TensorData::new(ids, shape), &Device::flex())
-}
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().expect("f32")
@@ -49,46 +21,6 @@ fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     let scale = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
     let off = found.iter().zip(expected).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
     assert!(off <= RELATIVE_TOLERANCE * scale, "{what}: off by {off} of {scale}");
-}
-
-struct Expected {
-    ids: Vec<u32>,
-    logits: Vec<f32>,
-    hidden_states: Vec<Vec<f32>>,
-    /// What greedy decoding goes on with.
-    continuation: Vec<u32>,
-}
-
-impl Expected {
-    fn num_layers(&self) -> usize {
-        self.hidden_states.len() - 1
-    }
-}
-
-fn expected(name: &str) -> Expected {
-    let mut reader = WeightReader::open_file(&fixture(name).join("expected.safetensors"))
-        .expect("the fixture opens");
-    let mut take = |tensor: &str| {
-        let shape = reader.shape(tensor)?.to_vec();
-        Some(reader.take(tensor, &shape).expect("the fixture reads"))
-    };
-    let ids = |values: Option<Vec<f32>>| -> Vec<u32> {
-        values.expect("the fixture has it").into_iter().map(|id| id as u32).collect()
-    };
-    let mut expected = Expected {
-        ids: ids(take("ids")),
-        logits: take("logits").expect("the fixture has it"),
-        hidden_states: Vec::new(),
-        continuation: ids(take("continuation")),
-    };
-    while let Some(states) = take(&format!("hidden_states.{}", expected.hidden_states.len())) {
-        expected.hidden_states.push(states);
-    }
-    expected
-}
-
-fn load(name: &str) -> CausalLm {
-    CausalLm::from_model_dir(&fixture(name), &Device::flex()).expect("the fixture loads")
 }
 
 /// Logits of the stream behind the last layer.

@@ -8,7 +8,9 @@ use crate::spec::{NormForm, NormSpec};
 use crate::weights::NamedTensor;
 
 /// A norm with its weights, as what rows are multiplied with: where a checkpoint keeps them without
-/// the 1, it is added.
+/// the 1, it is added. They are f32 whatever the layers around them compute in, and so is all that
+/// happens between taking a row in and giving it back: sums of squares, and 1 + w, would be coarse
+/// in bf16.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
     gamma: Param<Tensor<1>>,
@@ -66,16 +68,14 @@ impl Norm {
         Self { gamma, beta, epsilon: self.epsilon }
     }
 
-    /// Norms the last dimension.
+    /// Norms the last dimension, and gives it back in the type that it came in.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let Some(beta) = self.beta() else {
-            let norm = RmsNorm { gamma: self.gamma.clone(), epsilon: self.epsilon };
-            return norm.forward(x);
-        };
-        // Means and deviations are f32's, as in an RMSNorm.
         let dtype = FloatDType::from(x.dtype());
         let x = x.cast(FloatDType::F32);
-        let (gamma, beta) = (self.gamma().cast(FloatDType::F32), beta.cast(FloatDType::F32));
-        layer_norm(x, gamma, Some(beta), self.epsilon).cast(dtype)
+        let normed = match self.beta() {
+            Some(beta) => layer_norm(x, self.gamma(), Some(beta), self.epsilon),
+            None => RmsNorm { gamma: self.gamma.clone(), epsilon: self.epsilon }.forward(x),
+        };
+        normed.cast(dtype)
     }
 }

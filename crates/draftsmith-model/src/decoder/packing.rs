@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use burn::nn::Linear;
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 
 use super::attention::Attention;
 use super::mlp::Mlp;
@@ -74,7 +74,7 @@ pub(crate) fn unpacked_linear(
         }
     }
     let bias = packed.bias().map(|bias| bias[outputs].to_vec());
-    linear(weight, [num_inputs, num_outputs], bias, device)
+    linear(weight, [num_inputs, num_outputs], bias, device, FloatDType::F32)
 }
 
 /// A norm as tensors on `device`.

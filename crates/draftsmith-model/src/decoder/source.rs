@@ -7,7 +7,7 @@ use std::convert::Infallible;
 
 use burn::module::Param;
 use burn::nn::{Initializer, Linear};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
 use crate::error::ModelError;
@@ -31,10 +31,11 @@ pub(crate) trait WeightSource {
     ) -> Result<Norm, Self::Error>;
 }
 
-/// The tensors of a checkpoint.
+/// The tensors of a checkpoint, each on `device` in `dtype` as soon as it is read.
 pub(crate) struct Stored<'a> {
     pub(crate) reader: &'a mut WeightReader,
     pub(crate) device: &'a Device,
+    pub(crate) dtype: FloatDType,
 }
 
 impl WeightSource for Stored<'_> {
@@ -54,7 +55,7 @@ impl WeightSource for Stored<'_> {
         if spec.has_bias {
             bias = Some(part(format!("{name}.bias"), &[spec.rows.num_all])?);
         }
-        Ok(linear(weight, [spec.inputs, spec.outputs], bias, self.device))
+        Ok(linear(weight, [spec.inputs, spec.outputs], bias, self.device, self.dtype))
     }
 
     fn norm(
@@ -146,17 +147,27 @@ pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32
     output
 }
 
-/// A linear layer of `[in, out]` weights.
+/// A linear layer of `[in, out]` weights, in `dtype`.
 pub(crate) fn linear(
     weight: Vec<f32>,
     shape: [usize; 2],
     bias: Option<Vec<f32>>,
     device: &Device,
+    dtype: FloatDType,
 ) -> Linear {
-    let bias = bias.map(|bias| Param::from_data(TensorData::new(bias, [shape[1]]), device));
-    Linear { weight: parameter(weight, shape, device), bias }
+    let bias = bias.map(|bias| parameter(bias, [shape[1]], device, dtype));
+    Linear { weight: parameter(weight, shape, device, dtype), bias }
 }
 
-pub(crate) fn parameter(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Param<Tensor<2>> {
-    Param::from_data(TensorData::new(values, shape), device)
+/// Weights in `dtype`, rounded in host memory: the device never holds them in another.
+pub(crate) fn parameter<const D: usize>(
+    values: Vec<f32>,
+    shape: [usize; D],
+    device: &Device,
+    dtype: FloatDType,
+) -> Param<Tensor<D>> {
+    // As `Param::from_data` does, which knows no type but the device's own.
+    device.memory_persistent_allocations(TensorData::new(values, shape), |values| {
+        Param::from_tensor(Tensor::from_data(values, (device, DType::from(dtype))))
+    })
 }

@@ -1,18 +1,13 @@
 //! What every drafter must hold to: it is its parts, whole sequences are what a cache makes of them
 //! in any pieces, and a token without an embedding is read as token 0.
 
-use std::path::Path;
+mod families;
 
 use super::*;
 use crate::adapter::{AdapterArchitecture, AdapterConfig};
+use crate::fixtures::{FIXTURES, load};
 
 const EXIT_LAYER: usize = 1;
-
-fn model() -> CausalLm {
-    let dir =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama-v5-untied-f32");
-    CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
-}
 
 fn adapter(target: &CausalLm) -> Adapter {
     let config = AdapterConfig {
@@ -24,7 +19,7 @@ fn adapter(target: &CausalLm) -> Adapter {
 
 /// A draft model, and a self-draft with an LM head of its own.
 fn drafters() -> [DrafterModel; 2] {
-    let target = model();
+    let target = load(FIXTURES[0]);
     let adapter = adapter(&target);
     [(&target).into(), DrafterModel::self_draft(target, adapter, EXIT_LAYER)]
 }

@@ -1,14 +1,23 @@
 //! A model in bf16 must compute nearly what it computes in f32, and gradients must come back in f32.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
+use super::NORM;
 use crate::config::ModelConfig;
+use crate::fixtures::{FIXTURES, expected, fixture, load};
+use crate::rows::Rows;
 use crate::shape::ModelShape;
-use crate::{AcceptanceHeadConfig, AdapterConfig, CausalLm, WeightDtype};
+use crate::{
+    AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrafterModel, KvCache, WeightDtype,
+};
 
 /// bf16 keeps 8 bits: each rounding is off by up to 1/256, and those of a few layers add up.
 const RELATIVE_TOLERANCE: f32 = 0.03;
+
+/// Of logits of the fixtures, whose random weights make more of each rounding; up to 0.055 was seen.
+/// A wrong mask or rotation is off by more than half.
+const LOGITS_TOLERANCE: f32 = 0.1;
 
 /// Three layers; with `num_kv_heads` below 4, query heads share keys.
 fn model(num_kv_heads: usize) -> CausalLm {
@@ -45,13 +54,9 @@ fn states(model: &CausalLm, ids: Tensor<2, Int>) -> (Tensor<3>, Tensor<3>) {
     (exits.remove(0), last)
 }
 
-/// Root mean square of the difference, relative to that of what is expected.
+/// [`relative_off`] of tensors.
 fn relative_difference<const D: usize>(found: Tensor<D>, expected: Tensor<D>) -> f32 {
-    let (found, expected) = (values(found), values(expected));
-    assert_eq!(found.len(), expected.len());
-    let square = |sum: f32, x: f32| sum + x * x;
-    let difference = found.iter().zip(&expected).map(|(a, b)| a - b).fold(0.0, square);
-    (difference / expected.into_iter().fold(0.0, square)).sqrt()
+    relative_off(&values(found), &values(expected))
 }
 
 #[test]
@@ -70,7 +75,9 @@ fn a_model_in_bf16_computes_nearly_what_it_computes_in_f32() {
             // Were it f32 after all, it would show nothing.
             assert!(off > 1e-4, "{off}");
         }
-        let off = relative_difference(reduced.lm_head(reduced_last), model.lm_head(last));
+        let logits = reduced.lm_head(reduced_last);
+        assert_eq!(logits.dtype(), DType::F32);
+        let off = relative_difference(logits, model.lm_head(last));
         assert!(off < RELATIVE_TOLERANCE, "{off}");
     }
 }
@@ -136,13 +143,132 @@ fn a_heads_logits_are_f32_and_near() {
     assert!(off < RELATIVE_TOLERANCE && off > 1e-4, "{off}");
 }
 
+/// The types of the parameters of norms, and of all others.
+#[derive(Default)]
+struct Dtypes {
+    is_in_norm: bool,
+    of_norms: Vec<DType>,
+    of_others: Vec<DType>,
+}
+
+impl Dtypes {
+    fn of(module: &impl Module) -> Self {
+        let mut dtypes = Self::default();
+        module.visit(&mut dtypes);
+        dtypes
+    }
+}
+
+impl ModuleVisitor for Dtypes {
+    fn enter_module(&mut self, _: &str, container: &str) {
+        self.is_in_norm = container == NORM;
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let dtypes = if self.is_in_norm { &mut self.of_norms } else { &mut self.of_others };
+        dtypes.push(param.val().dtype());
+    }
+}
+
+fn load_in_bf16(name: &str) -> CausalLm {
+    let loaded = CausalLm::from_model_dir_in(&fixture(name), WeightDtype::Bf16, &Device::flex());
+    loaded.expect("the fixture loads")
+}
+
+/// Logits of all positions, the ids read in pieces through a cache.
+fn cached_logits(model: &CausalLm, ids: &[u32]) -> Vec<f32> {
+    let (mut cache, layers) = (model.new_cache(64, 1), 0..model.shape().num_layers);
+    let mut read = |ids: &[u32]| {
+        let hidden = model.forward_layers(layers.clone(), model.embed_ids(ids), &mut cache);
+        let [logits] = Rows::to_host([model.logits(&model.normed(hidden))]).expect("brought");
+        logits
+    };
+    [&ids[..9], &ids[9..10], &ids[10..13], &ids[13..]].into_iter().flat_map(&mut read).collect()
+}
+
+/// Root mean square of the difference, relative to that of what is expected.
+fn relative_off(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let square = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
+    let off = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    (off / square(&mut expected.iter().copied())).sqrt()
+}
+
+#[test]
+fn every_family_decodes_in_bf16_nearly_as_in_f32() {
+    for name in FIXTURES {
+        let (model, ids) = (load_in_bf16(name), expected(name).ids);
+        assert_eq!(model.dtype(), WeightDtype::Bf16);
+        let off = relative_off(&cached_logits(&model, &ids), &cached_logits(&load(name), &ids));
+        assert!(off < LOGITS_TOLERANCE && off > 1e-3, "{name}: {off}");
+    }
+}
+
+#[test]
+fn what_is_loaded_in_bf16_is_what_is_cast_to_it_and_norms_stay_f32() {
+    for name in FIXTURES {
+        let (loaded, cast) = (load_in_bf16(name), load(name).to_dtype(WeightDtype::Bf16));
+        for model in [&loaded, &cast] {
+            let Dtypes { of_norms, of_others, .. } = Dtypes::of(model);
+            // Two a layer and the last one, at least; four matrices a layer and the embedding.
+            let num_layers = model.shape().num_layers;
+            assert!(of_norms.len() > 2 * num_layers && of_others.len() > 4 * num_layers, "{name}");
+            assert!(of_norms.iter().all(|dtype| *dtype == DType::F32), "{name}");
+            assert!(of_others.iter().all(|dtype| *dtype == DType::BF16), "{name}");
+        }
+        let ids = expected(name).ids;
+        assert!(cached_logits(&loaded, &ids) == cached_logits(&cast, &ids), "{name}");
+    }
+}
+
+/// A self-draft in bf16, over a cache and over whole sequences; its head is f32, and so is what that
+/// predicts.
+#[test]
+fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
+    let device = Device::flex();
+    for name in FIXTURES {
+        let (target, dir) = (load_in_bf16(name), tempfile::tempdir().expect("a directory"));
+        let config = AdapterConfig::new(target.config(), 1).expect("a valid exit layer");
+        config.init(&device).write_dir(dir.path(), &config).expect("written");
+        let head = AcceptanceHeadConfig::new(target.shape().hidden_size, 2, true).init(&device);
+        let ids = &expected(name).ids[..12];
+        let drafter = |target: CausalLm| {
+            let dtype = target.dtype();
+            let read = Adapter::from_dir_in(dir.path(), target.shape(), dtype, &device);
+            DrafterModel::self_draft(target, read.expect("reads").1, 1)
+        };
+        let [found, expected] = [target, load(name)].map(drafter).map(|drafter| {
+            let (mut of_target, mut cache): (Option<KvCache>, KvCache) =
+                (drafter.new_feature_cache(12, 1), drafter.new_cache(12, 1));
+            let mut last = None;
+            for (start, end) in [(0, 7), (7, 8), (8, 12)] {
+                let features = drafter.features(&ids[start..end], of_target.as_mut());
+                last = Some(drafter.forward_cached(features, 1, &mut cache));
+            }
+            let last = last.expect("three forwards");
+            let predicted = head.acceptance_logits(&last, None, &[]);
+            let whole = drafter.hidden_states(&[ids]).narrow(1, 11, 1);
+            let parts = [drafter.logits(&last), drafter.logits(&whole.into()), predicted];
+            Rows::to_host(parts).expect("brought")
+        });
+        let [cached, whole, predicted] = [0, 1, 2].map(|part| (&found[part], &expected[part]));
+        for (found, expected) in [cached, whole] {
+            let off = relative_off(found, expected);
+            assert!(off < LOGITS_TOLERANCE && off > 1e-3, "{name}: {off}");
+        }
+        // A logit of acceptance, which may be near 0.
+        let off = (predicted.0[0] - predicted.1[0]).abs();
+        assert!(off < LOGITS_TOLERANCE, "{name}: {off}");
+    }
+}
+
 struct Gradients<'a> {
     grads: &'a burn::tensor::Gradients,
     all: &'a mut Vec<Tensor<1>>,
 }
 
-impl burn::module::ModuleVisitor for Gradients<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+impl ModuleVisitor for Gradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let grad = param.val().grad(self.grads).expect("every parameter is trained");
         self.all.push(grad.reshape([param.shape().num_elements()]));
     }

@@ -27,6 +27,19 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
+    /// Whether it is f32, which files leave unsaid.
+    pub fn is_f32(&self) -> bool {
+        *self == Self::F32
+    }
+
+    /// As recipes and provenance spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// As `config.json` spells it.
     pub fn config_name(self) -> &'static str {
         match self {
