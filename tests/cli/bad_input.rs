@@ -46,6 +46,12 @@ fn a_recipe_that_is_missing_misspelt_or_incomplete() {
         "--device cpu",
         "--device cuda",
     ]);
+    for command in
+        ["run", "build-data", "train-head", "train-adapter", "record", "tune", "evaluate"]
+    {
+        let told = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
+        place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&told);
+    }
     place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
     place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
     left_nothing(&place);

@@ -93,6 +93,8 @@ fn errors() {
         generate(&["--draft", &draft, "--candidate-length", "0"]),
         generate(&["--temperature", "-1"]),
         generate(&["--device", "abacus"]),
+        generate(&["--dtype", "f8"]),
+        generate(&["--dtype", "bf16"]),
     ];
     for error in &errors {
         assert!(error.contains("\nerror: ") && !error.contains("panicked"), "{error}");

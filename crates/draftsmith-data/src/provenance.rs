@@ -46,6 +46,18 @@ pub struct Provenance {
     pub max_new_tokens: u64,
     /// The seed of every draw.
     pub seed: u64,
+    /// The type that the models computed in: [`Provenance::F32`] or `bf16`. Files in f32 do not name
+    /// it, as none did that were written before there was a choice.
+    #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
+    pub dtype: String,
+}
+
+fn f32_name() -> String {
+    Provenance::F32.to_owned()
+}
+
+fn is_f32(dtype: &str) -> bool {
+    dtype == Provenance::F32
 }
 
 /// A prompt file as provenance knows it.
@@ -76,13 +88,16 @@ impl fmt::Display for Difference {
 }
 
 impl Provenance {
+    /// The `dtype` of models that computed in f32.
+    pub const F32: &'static str = "f32";
+
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
-        fields_differences(self.fields(), &other.fields())
+        fields_differences(self.fields(), other.fields())
     }
 
-    /// The fields and their values, in the order of declaration.
+    /// The fields and their values, in the order of declaration; without `dtype` where it is f32.
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
@@ -97,11 +112,16 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// Those of `left`'s fields that are others in `right`, which has the same ones.
+/// Those of `left`'s fields that are others in `right`, which has the same ones, but for a `dtype`
+/// that either may leave out.
 pub(crate) fn fields_differences(
     left: Map<String, Value>,
-    right: &Map<String, Value>,
+    right: Map<String, Value>,
 ) -> Vec<Difference> {
+    let [left, right] = [left, right].map(|mut fields| {
+        fields.entry("dtype").or_insert_with(|| Provenance::F32.into());
+        fields
+    });
     let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
     differing
         .map(|(key, left)| match (&left, &right[&key]) {
@@ -170,6 +190,7 @@ pub(crate) mod tests {
             top_k: None,
             max_new_tokens: 128,
             seed: u64::MAX,
+            dtype: Provenance::F32.into(),
         }
     }
 
@@ -189,6 +210,26 @@ pub(crate) mod tests {
         assert_eq!(entries[0], ("draftsmith.version".into(), "\"0.1.0\"".into()));
         entries.push(("pandas".into(), "not ours".into()));
         assert_eq!(read(&entries).unwrap(), provenance());
+    }
+
+    #[test]
+    fn only_what_was_not_computed_in_f32_names_its_type() {
+        let is_named = |entries: &[(String, String)]| {
+            entries.iter().any(|(key, value)| key == "draftsmith.dtype" && value == "\"bf16\"")
+        };
+        assert!(entries().iter().all(|(key, _)| key != "draftsmith.dtype"));
+        let reduced = Provenance { dtype: "bf16".into(), ..provenance() };
+        let entries = fields_to_entries(reduced.fields());
+        assert!(is_named(&entries));
+        assert_eq!(read(&entries).unwrap(), reduced);
+        for (left, right, expected) in [
+            (&provenance(), &reduced, "`dtype` is \"f32\" in the one and \"bf16\" in the other"),
+            (&reduced, &provenance(), "`dtype` is \"bf16\" in the one and \"f32\" in the other"),
+        ] {
+            let differences = left.differences(right);
+            assert_eq!(differences.len(), 1);
+            assert_eq!(differences[0].to_string(), expected);
+        }
     }
 
     #[test]

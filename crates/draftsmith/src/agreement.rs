@@ -1,19 +1,19 @@
 //! Whether a greedy answer is plain decoding's own: token for token, but for ties that rounding
-//! breaks the other way.
+//! breaks the other way. Answers are compared up to their first difference: behind a tie they
+//! rightly say different things.
 
 use anyhow::Result;
+use draftsmith_model::WeightDtype;
+use draftsmith_theory::Rounding;
 
 use crate::decoders::Decoders;
-
-/// How near two logits must be, relative to the larger, for a greedy mismatch to be a tie.
-const TIE: f32 = 1e-5;
 
 /// How a greedy answer compares with plain decoding's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Agreement {
     /// Token for token the same.
     Same,
-    /// Apart from where plain decoding's two best logits are equal but for rounding.
+    /// Apart from where the logits of both answers' tokens are the greatest but for rounding.
     Tie,
     /// Different.
     Different,
@@ -33,9 +33,22 @@ pub(crate) fn compare(
         return Ok(Agreement::Same);
     }
     let at = num_same(plain, other);
+    // One that ends where the other goes on is no matter of rounding.
+    let (Some(of_plain), Some(of_other)) = (plain.get(at), other.get(at)) else {
+        return Ok(Agreement::Different);
+    };
     let ids = [prompt_ids, &plain[..at]].concat();
     let logits = decoders.score(&ids, ids.len() - 1)?;
-    Ok(if top_two_gap(logits.row(0)) < TIE { Agreement::Tie } else { Agreement::Different })
+    let is_tie = rounding(decoders.dtype).is_tie(logits.row(0), *of_plain, *of_other);
+    Ok(if is_tie { Agreement::Tie } else { Agreement::Different })
+}
+
+/// What the logits of a target bear that computes in a type.
+pub(crate) fn rounding(dtype: WeightDtype) -> Rounding {
+    match dtype {
+        WeightDtype::F32 => Rounding::F32,
+        WeightDtype::Bf16 => Rounding::Bf16,
+    }
 }
 
 /// The number of tokens before the first difference.
@@ -43,29 +56,9 @@ pub(crate) fn num_same(one: &[u32], other: &[u32]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
-/// The gap between the two largest logits, relative to the larger magnitude.
-fn top_two_gap(logits: &[f32]) -> f32 {
-    let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
-    for logit in logits {
-        if *logit > first {
-            (first, second) = (*logit, first);
-        } else if *logit > second {
-            second = *logit;
-        }
-    }
-    (first - second) / first.abs().max(second.abs()).max(f32::MIN_POSITIVE)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_gap_is_relative_and_of_the_two_largest() {
-        assert_eq!(top_two_gap(&[1.0, 4.0, 3.0, -9.0]), 0.25);
-        assert!(top_two_gap(&[100.0, 100.000_01, 0.0]) < TIE);
-        assert_eq!(top_two_gap(&[2.0, 2.0]), 0.0);
-    }
 
     #[test]
     fn answers_are_the_same_up_to_the_first_difference_or_the_end_of_one() {

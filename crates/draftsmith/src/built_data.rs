@@ -63,6 +63,7 @@ pub(crate) fn built_data(
                 chat_template: now.chat_template,
                 special_tokens: now.special_tokens,
                 eos_token_ids: now.eos_token_ids,
+                dtype: now.dtype,
                 ..found.clone()
             }
         }

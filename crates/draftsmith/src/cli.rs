@@ -11,16 +11,17 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use draftsmith_data::Incomplete;
 use draftsmith_data::is_panic_caught;
+use draftsmith_model::WeightDtype;
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::generate::GenerateArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, DtypeSource, parse_dtype, require_dtype};
 use crate::devices::DeviceChoices;
 use crate::lock::RecipeLock;
-use crate::recipe::{Models, Recipe};
+use crate::recipe::{Models, Overrides, Recipe};
 use crate::workspace::Workspace;
 
 /// Trains what makes speculative decoding faster, and proves it.
@@ -39,6 +40,10 @@ struct Common {
     /// Where to compute: `cpu`, `cuda`, `cuda:N` or `wgpu`.
     #[arg(long, global = true, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// What models compute in: `f32`, or `bf16` on a GPU, in half the memory. A recipe's
+    /// `head.dtype` and `adapter.dtype` say otherwise for a training.
+    #[arg(long, global = true, default_value = "f32", value_name = "DTYPE", value_parser = parse_dtype)]
+    dtype: WeightDtype,
     /// Seed of every draw; overrides the recipe's.
     #[arg(long, global = true)]
     seed: Option<u64>,
@@ -204,12 +209,18 @@ fn usage_problem(error: &clap::Error) -> String {
 
 fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let Arguments { common, command } = arguments;
+    let dtype = common.dtype;
     let recipe = |arguments: &RecipeArguments| -> Result<Recipe> {
-        Recipe::read(&arguments.recipe, &arguments.overrides, common.seed)
+        let overrides = Overrides { keys: &arguments.overrides, seed: common.seed, dtype };
+        Recipe::read(&arguments.recipe, &overrides)
     };
-    let device = || common.device.open();
+    let in_dtype = |device: Device| -> Result<Device> {
+        require_dtype(&device, DtypeSource::Flag, dtype)?;
+        Ok(device)
+    };
+    let device = || in_dtype(common.device.open()?);
     let devices = |a: &TrainingArguments| match &a.devices {
-        Some(devices) => devices.open(),
+        Some(devices) => devices.open()?.into_iter().map(in_dtype).collect(),
         None => Ok(vec![device()?]),
     };
     let until = |a: &TrainingArguments| match a.hours {
@@ -220,7 +231,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         let Models { target, draft, chat_template } = &recipe.models;
         let template = chat_template.as_deref();
         let workspace = Workspace::open(target, draft.as_deref(), template, devices, console)?;
-        anyhow::Ok(workspace.with_incomplete_data(incomplete))
+        anyhow::Ok(workspace.computing_in(dtype).with_incomplete_data(incomplete))
     };
     let stage =
         |a: &RecipeArguments, incomplete: Incomplete| -> Result<(Recipe, Workspace, RecipeLock)> {
@@ -265,7 +276,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::evaluate::run(&recipe, &workspace, console).map(drop)
         }
         Command::Generate(a) => {
-            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, console)
+            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
         }
         Command::Tune(a) => {
             let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
@@ -273,12 +284,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Replay(a) => {
             let recipe = recipe(&a.arguments)?;
-            // It computes with no model.
+            // It computes with no model, and `--dtype` says of which it reads what was recorded.
             let _lock = RecipeLock::take(&recipe)?;
             let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?], a.incomplete())?;
             commands::replay::run(&recipe, &workspace, console).map(drop)
         }
-        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, console),
+        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
         Command::Inspect { path } => commands::inspect::run(&path, console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }

@@ -8,6 +8,7 @@ use draftsmith_decode::{
     DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, RecordOptions,
     RecordRequest, RoundTokens, Target, decode_plain, decode_speculative, record,
 };
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
 
 use crate::exports::calibration::HeadCalibration;
@@ -18,6 +19,8 @@ use crate::results::{DecodingName, DrafterName};
 /// Sessions of all models.
 pub(crate) struct Decoders<'m> {
     drafters: Drafters<'m>,
+    /// What the target computes in.
+    pub(crate) dtype: WeightDtype,
     /// Of the drafters that have a head: how it is calibrated.
     calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
     pub(crate) limits: Limits,
@@ -39,6 +42,7 @@ impl<'m> Decoders<'m> {
         let parts = drafters_of(pair, exports);
         let eos_token_ids = pair.target.shape().eos_token_ids.clone();
         Self {
+            dtype: pair.target.dtype(),
             calibrations: parts
                 .iter()
                 .filter_map(|(parts, head)| Some((parts.id(), &(*head)?.calibration)))

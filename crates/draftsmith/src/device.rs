@@ -59,27 +59,58 @@ impl DeviceChoice {
     }
 }
 
-/// Checks that a device computes in the type that a section of the recipe asks for, and does so at
-/// a speed that is of use: the CPU has no products in bf16, and takes some 70 times as long.
+/// What says which type models compute in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DtypeSource {
+    /// The flag `--dtype`.
+    Flag,
+    /// The key of a section of the recipe.
+    Key(Section),
+}
+
+/// The type that models compute in, as the command line names it.
 ///
 /// # Errors
-/// If not, with the key that says so.
-pub(crate) fn require_dtype(device: &Device, section: Section, dtype: WeightDtype) -> Result<()> {
-    if dtype == WeightDtype::F32 {
+/// If it is none of them.
+pub(crate) fn parse_dtype(text: &str) -> Result<WeightDtype, String> {
+    let all = [WeightDtype::F32, WeightDtype::Bf16];
+    let found = all.into_iter().find(|dtype| dtype.name() == text);
+    found.ok_or_else(|| "expected `f32` or `bf16`".to_owned())
+}
+
+/// Checks that a device computes in the type that is asked for, and does so at a speed that is of
+/// use: the CPU has no products in bf16, and takes some 70 times as long.
+///
+/// # Errors
+/// If not, with the flag or key that asks for it.
+pub(crate) fn require_dtype(
+    device: &Device,
+    source: DtypeSource,
+    dtype: WeightDtype,
+) -> Result<()> {
+    if dtype.is_f32() {
         return Ok(());
     }
-    let name = DeviceChoice::name(device);
-    let problem = if DeviceChoice::is_cpu(device) {
-        "is many times slower in it than in f32"
-    } else if !device.supports_dtype(dtype.float_dtype()) {
-        "cannot compute in it"
-    } else {
+    let device_name = DeviceChoice::name(device);
+    let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
+    if !is_cpu && device.supports_dtype(dtype.float_dtype()) {
         return Ok(());
-    };
-    bail!(
-        "key `{section}.dtype` is `bf16`, but `--device {name}` {problem}; \
-         hint: leave the key out, or use `--device cuda`"
-    )
+    }
+    match source {
+        DtypeSource::Flag if is_cpu => bail!(
+            "`--dtype {dtype_name}`: the CPU keeps weights in the format of their files and computes \
+             in f32, which is faster there; hint: leave `--dtype` out, or use `--device cuda`"
+        ),
+        DtypeSource::Flag => bail!(
+            "`--dtype {dtype_name}`: `--device {device_name}` cannot compute in it; \
+             hint: leave `--dtype` out, or use a device that can, as CUDA GPUs do"
+        ),
+        DtypeSource::Key(section) => bail!(
+            "key `{section}.dtype` is `{dtype_name}`, but `--device {device_name}` {}; \
+             hint: leave the key out, or use `--device cuda`",
+            if is_cpu { "is many times slower in it than in f32" } else { "cannot compute in it" }
+        ),
+    }
 }
 
 /// Runs `work` on one of the CPU's pooled threads: a forward that shares its rows with a second

@@ -8,7 +8,7 @@ pub(crate) mod tuned;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
@@ -113,7 +113,7 @@ impl AdapterExport {
     /// If it is broken, or of another target.
     pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_adapter(dir)?;
-        let (config, adapter) = workspace.adapter(dir)?;
+        let (config, adapter) = workspace.adapter_in(dir, workspace.dtype())?;
         let target = ("target", &config.target_hash, workspace.target_hash()?);
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
@@ -266,8 +266,8 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
 pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
     const NO_DRAFT: &str =
         "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
-    let draft = workspace.draft_in(WeightDtype::F32)?.context(NO_DRAFT)?;
-    let head = HeadExport::read(dir, draft.shape().hidden_size, workspace)?;
+    let draft = workspace.draft_shape()?.context(NO_DRAFT)?;
+    let head = HeadExport::read(dir, draft.hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
     // Files of others say nothing, and a model is hashed only where it is compared.
     if draft_hash.is_some() {

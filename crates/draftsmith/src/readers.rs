@@ -7,14 +7,14 @@ use anyhow::Result;
 
 use crate::commands::inspect;
 use crate::console::Console;
-use crate::recipe::Recipe;
+use crate::recipe::{Overrides, Recipe};
 
 /// Reads a recipe with the `KEY=VALUE` overrides of a command line.
 ///
 /// # Errors
 /// As the commands tell them.
 pub fn recipe(path: &Path, overrides: &[String]) -> Result<()> {
-    Recipe::read(path, overrides, None).map(drop)
+    Recipe::read(path, &Overrides { keys: overrides, ..Overrides::default() }).map(drop)
 }
 
 /// Reads whatever `draftsmith inspect` explains, and makes of it what that shows.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use self::checks::require;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
-use self::overrides::set;
+pub(crate) use self::overrides::Overrides;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 
 /// All settings of a job.
@@ -69,32 +69,29 @@ pub(crate) struct Models {
 }
 
 impl Recipe {
-    /// Reads a recipe, applies `KEY=VALUE` overrides and a seed from the command line, and checks
-    /// every value.
-    pub(crate) fn read(path: &Path, overrides: &[String], seed: Option<u64>) -> Result<Self> {
+    /// Reads a recipe, applies what the command line says besides, and checks every value.
+    pub(crate) fn read(path: &Path, overrides: &Overrides<'_>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
         let named = || format!("recipe `{}`", path.display());
         let mut table: toml::Table =
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-        for given in overrides {
-            set(&mut table, given)?;
-        }
+        let is_changed = overrides.apply(&mut table)?;
         check_moved_keys(&table).with_context(named)?;
-        let mut recipe: Self = if overrides.is_empty() {
-            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
-        } else {
+        let mut recipe: Self = if is_changed {
             // Through text again, so that messages name keys as they do for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
             toml::from_str(&merged)
                 .map_err(|e| toml_error(&e))
-                .with_context(|| format!("{} with its `--set` overrides", named()))?
+                .with_context(|| format!("{} with what the command line overrides", named()))?
+        } else {
+            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
         };
         if recipe.name.is_empty() {
             let stem = path.file_stem().unwrap_or_default();
             recipe.name = stem.to_string_lossy().into_owned();
         }
-        recipe.seed = seed.unwrap_or(recipe.seed);
+        recipe.seed = overrides.seed.unwrap_or(recipe.seed);
         recipe.check().with_context(named)?;
         Ok(recipe)
     }
@@ -259,6 +256,7 @@ fn toml_error(error: &toml::de::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_model::WeightDtype;
     use draftsmith_theory::Decoding;
     use draftsmith_train::Clipping;
 
@@ -274,8 +272,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("mine.toml");
         std::fs::write(&path, text).expect("written");
-        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
-        Recipe::read(&path, &overrides, None)
+        let keys: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        Recipe::read(&path, &Overrides { keys: &keys, ..Overrides::default() })
     }
 
     fn message(text: &str, overrides: &[&str]) -> String {
@@ -327,6 +325,30 @@ mod tests {
     }
 
     #[test]
+    fn trainings_compute_as_the_command_line_says_where_the_recipe_does_not() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("mine.toml");
+        let adapters = "[adapter]\nexit_layer = 1\n[adapter_head]\nlabels = 'rollouts'\n\
+                        dtype = 'f32'\n";
+        std::fs::write(&path, format!("{RECIPE}{adapters}")).expect("written");
+        let dtypes = |dtype, keys: &[String]| {
+            let recipe = Recipe::read(&path, &Overrides { keys, seed: None, dtype });
+            let Recipe { head, adapter, adapter_head, .. } = recipe.expect("reads");
+            let [head, adapter_head] = [head, adapter_head].map(|it| it.expect("a section").dtype);
+            [head, adapter.expect("a section").dtype, adapter_head]
+        };
+        use WeightDtype::{Bf16, F32};
+        assert_eq!(dtypes(F32, &[]), [F32; 3]);
+        assert_eq!(dtypes(Bf16, &[]), [Bf16, Bf16, F32]);
+        assert_eq!(dtypes(Bf16, &["adapter.dtype=f32".to_owned()]), [Bf16, F32, F32]);
+        assert_eq!(dtypes(F32, &["head.dtype=bf16".to_owned()]), [Bf16, F32, F32]);
+        // A section that is not there is not made by it.
+        std::fs::write(&path, RECIPE).expect("written");
+        let recipe = Recipe::read(&path, &Overrides { dtype: Bf16, ..Overrides::default() });
+        assert!(recipe.expect("reads").adapter.is_none());
+    }
+
+    #[test]
     fn what_is_written_beside_outputs_reads_back() {
         let overrides =
             ["data.top_k=5", "head.optimizer.clipping.value=0.5", "head.optimizer.schedule=linear"];
@@ -334,7 +356,8 @@ mod tests {
         assert_eq!(recipe.head.as_ref().expect("a head").optimizer.clipping, Clipping::Value(0.5));
         let dir = tempfile::tempdir().expect("a temporary directory");
         recipe.write_beside(dir.path()).expect("written");
-        let again = Recipe::read(&dir.path().join("recipe.toml"), &[], None).expect("reads back");
+        let again = Recipe::read(&dir.path().join("recipe.toml"), &Overrides::default());
+        let again = again.expect("reads back");
         assert_eq!(toml::to_string(&again).expect("TOML"), toml::to_string(&recipe).expect("TOML"));
     }
 

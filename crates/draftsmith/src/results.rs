@@ -113,9 +113,13 @@ pub(crate) struct ResultRow {
     /// both sides, since costs are of rounds only; null where nothing was timed.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
-    /// Whether the tokens are the target's own, token for token; null only where it was not
-    /// checked.
+    /// Whether the tokens are the target's own, token for token, but for forgiven ties; null only
+    /// where it was not checked.
     pub(crate) lossless: Option<bool>,
+    /// Prompts whose tokens are the target's own up to where its most probable tokens are equal but
+    /// for rounding, of which it took the other; 0 in files older than the column.
+    #[serde(default)]
+    pub(crate) num_forgiven_ties: usize,
 }
 
 /// What a row says besides what its trace says.
@@ -142,6 +146,8 @@ pub(crate) struct RowContext {
     pub(crate) modelled_speedup: Option<f64>,
     /// See [`ResultRow::lossless`].
     pub(crate) lossless: Option<bool>,
+    /// See [`ResultRow::num_forgiven_ties`].
+    pub(crate) num_forgiven_ties: usize,
 }
 
 impl ResultRow {
@@ -175,6 +181,7 @@ impl ResultRow {
             speedup: speedup.filter(|speedup| speedup.is_finite()),
             modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
             lossless: context.lossless,
+            num_forgiven_ties: context.num_forgiven_ties,
         }
     }
 

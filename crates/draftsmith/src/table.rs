@@ -34,7 +34,7 @@ const COLUMNS: [Column<ResultRow>; 7] = [
     Column { heading: "discard", text: |row| number(row.discard_rate, 3), expendable: 1 },
     Column { heading: "verify", text: |row| number(row.verification_rate, 3), expendable: 1 },
     Column { heading: "tok/fwd", text: |row| number(row.compression_rate, 2), expendable: 4 },
-    Column { heading: "lossless", text: |row| yes_or_no(row.lossless).into(), expendable: 2 },
+    Column { heading: "lossless", text: lossless, expendable: 2 },
 ];
 
 /// A line of a table: a heading, or a row's name, mark and columns.
@@ -184,11 +184,16 @@ fn times(value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{}x", number(value, 2)))
 }
 
-fn yes_or_no(lossless: Option<bool>) -> &'static str {
-    match lossless {
+/// Whether a row is lossless, and how many ties that took: `yes`, `yes, 2 ties`, `NO`.
+fn lossless(row: &ResultRow) -> String {
+    let verdict = match row.lossless {
         Some(true) => "yes",
         Some(false) => "NO",
         None => "-",
+    };
+    match row.num_forgiven_ties {
+        0 => verdict.to_owned(),
+        ties => format!("{verdict}, {}", counted(ties, "tie")),
     }
 }
 
@@ -311,6 +316,18 @@ mod tests {
         }
         let trimmed = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
         assert_eq!(trimmed(&plain), trimmed(&render_table(&rows, None, false)));
+    }
+
+    #[test]
+    fn forgiven_ties_stand_beside_the_verdict() {
+        let mut rows = fixture::rows();
+        for row in rows.iter_mut().filter(|row| row.lossless.is_some()) {
+            row.num_forgiven_ties = if row.drafter == DrafterName::None { 0 } else { 2 };
+        }
+        let text = render_table(&rows, None, false);
+        assert!(text.contains("yes, 2 ties\n"), "{text}");
+        let alone = text.lines().find(|line| line.starts_with("target alone")).expect("a row");
+        assert!(alone.ends_with(" yes"), "{alone}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
-use crate::device::require_dtype;
+use crate::device::{DtypeSource, require_dtype};
 use crate::devices::note_idle_devices;
 
 /// Checks that devices are for the settings of a section, and tells of those that would be idle.
@@ -29,7 +29,8 @@ pub(crate) fn check_devices(
     dtype: WeightDtype,
     optimizer: &OptimizerSettings,
 ) -> Result<()> {
-    devices.iter().try_for_each(|device| require_dtype(device, section, dtype))?;
+    let source = DtypeSource::Key(section);
+    devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
     note_idle_devices(console, command, section, devices, optimizer.gradient_accumulation);
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
+use draftsmith_model::WeightDtype;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -25,16 +26,22 @@ pub(crate) struct MeasuredCosts {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostsEntry {
     pub(crate) decoding: DecodingName,
+    /// What the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
     #[serde(flatten)]
     pub(crate) measured: MeasuredCosts,
 }
 
-/// The costs that `tune` measured for the recipe; none where it has not run.
+/// The costs that `tune` measured for the recipe with models that compute in `dtype`; none where it
+/// has not run with such.
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub(crate) fn read_costs(recipe: &Recipe) -> Result<Vec<CostsEntry>> {
-    read_written(&recipe.tuning_dir().join(COSTS), "tune")
+pub(crate) fn read_costs(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<CostsEntry>> {
+    let mut costs: Vec<CostsEntry> = read_written(&recipe.tuning_dir().join(COSTS), "tune")?;
+    costs.retain(|entry| entry.dtype == dtype);
+    Ok(costs)
 }
 
 /// Writes `costs.json`.
@@ -46,12 +53,14 @@ pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()>
     Ok(write_whole(&recipe.tuning_dir().join(COSTS), text + "\n")?)
 }
 
-/// What `replay` found for the recipe; nothing where it has not run.
+/// What `replay` found for the recipe of models that compute in `dtype`; nothing where it has not run
+/// for such.
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub(crate) fn read_replay(recipe: &Recipe) -> Result<Replay> {
-    read_written(&recipe.tuning_dir().join(REPLAY), "replay")
+pub(crate) fn read_replay(recipe: &Recipe, dtype: WeightDtype) -> Result<Replay> {
+    let replay: Replay = read_written(&recipe.tuning_dir().join(REPLAY), "replay")?;
+    Ok(if replay.dtype == dtype { replay } else { Replay::default() })
 }
 
 /// Writes `replay.json`.

@@ -36,6 +36,7 @@ use crate::pair::Pair;
 /// The inputs of a run, on its devices.
 pub(crate) struct Workspace {
     devices: Vec<Device>,
+    dtype: WeightDtype,
     target: ModelDir,
     draft: Option<ModelDir>,
     /// The chat template that was chosen instead of the target's own.
@@ -82,6 +83,7 @@ impl Workspace {
     pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
         Self {
             devices,
+            dtype: WeightDtype::F32,
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
             chat_template: None,
@@ -118,6 +120,11 @@ impl Workspace {
         Ok(Self { chat_template, ..Self::new(&target, draft.as_deref(), devices) })
     }
 
+    /// The same, whose models compute in `dtype`, but for those of a training in another.
+    pub(crate) fn computing_in(self, dtype: WeightDtype) -> Self {
+        Self { dtype, ..self }
+    }
+
     /// The same, which takes data of which shards are missing.
     pub(crate) fn with_incomplete_data(self, incomplete_data: Incomplete) -> Self {
         Self { incomplete_data, ..self }
@@ -126,6 +133,11 @@ impl Workspace {
     /// The device of everything but trainings.
     pub(crate) fn device(&self) -> &Device {
         &self.devices[0]
+    }
+
+    /// What models compute in everywhere but in trainings.
+    pub(crate) fn dtype(&self) -> WeightDtype {
+        self.dtype
     }
 
     /// The devices that a training shares its batches out among.
@@ -148,7 +160,7 @@ impl Workspace {
                     &TextTokenizer::from_model_dir(&draft.dir)?,
                 )?;
             }
-            let draft = self.draft_in(WeightDtype::F32)?.cloned();
+            let draft = self.draft_in(self.dtype)?.cloned();
             Ok(Pair { draft, ..self.without_draft()? })
         })
     }
@@ -164,7 +176,7 @@ impl Workspace {
 
     fn without_draft(&self) -> Result<Pair> {
         let Text { tokenizer, chat_format } = self.text()?;
-        let target = self.target_in(WeightDtype::F32)?;
+        let target = self.target_in(self.dtype)?;
         let (known, embedded) = (tokenizer.vocab_size(), target.shape().vocab_size);
         if known > embedded {
             bail!(
@@ -200,6 +212,15 @@ impl Workspace {
         })
     }
 
+    /// The draft's `config.json`, if there is one, without its weights.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub(crate) fn draft_shape(&self) -> Result<Option<&ModelShape>> {
+        let config = self.draft.as_ref().map(ModelDir::config).transpose()?;
+        Ok(config.map(|config| &config.shape))
+    }
+
     /// The target's `config.json`, without its weights.
     ///
     /// # Errors
@@ -214,8 +235,7 @@ impl Workspace {
     /// If a `config.json` is missing or broken.
     pub(crate) fn context(&self) -> Result<usize> {
         let target = self.target_shape()?.context;
-        let Some(draft) = &self.draft else { return Ok(target) };
-        Ok(target.min(draft.config()?.shape.context))
+        Ok(self.draft_shape()?.map_or(target, |draft| target.min(draft.context)))
     }
 
     /// How many token ids every model knows, without their weights.
@@ -224,8 +244,7 @@ impl Workspace {
     /// If a `config.json` is missing or broken.
     pub(crate) fn vocab_size(&self) -> Result<usize> {
         let target = self.target_shape()?.vocab_size;
-        let Some(draft) = &self.draft else { return Ok(target) };
-        Ok(target.min(draft.config()?.shape.vocab_size))
+        Ok(self.draft_shape()?.map_or(target, |draft| target.min(draft.vocab_size)))
     }
 
     /// The target's hash, for provenance.
@@ -299,6 +318,7 @@ impl Workspace {
             top_k: None,
             max_new_tokens: max_new_tokens as u64,
             seed,
+            dtype: self.dtype.name().to_owned(),
         })
     }
 
@@ -355,15 +375,21 @@ impl Workspace {
         })
     }
 
-    /// The adapter in a directory, for the target.
+    /// The adapter in a directory, for the target, to be computed with in a type. It is kept where
+    /// that is the workspace's own.
     ///
     /// # Errors
     /// If it is missing, broken, or for a target of another shape.
-    pub(crate) fn adapter(&self, dir: &Path) -> Result<(AdapterConfig, Adapter)> {
-        keep(&self.adapters, dir, || {
-            self.note(|| format!("adapter {}", dir.display()));
-            Ok(Adapter::from_dir(dir, self.target_shape()?, self.device())?)
-        })
+    pub(crate) fn adapter_in(
+        &self,
+        dir: &Path,
+        dtype: WeightDtype,
+    ) -> Result<(AdapterConfig, Adapter)> {
+        let read = || {
+            self.note(|| format!("adapter {}, {dtype:?}", dir.display()));
+            Ok(Adapter::from_dir_in(dir, self.target_shape()?, dtype, self.device())?)
+        };
+        if dtype == self.dtype { keep(&self.adapters, dir, read) } else { read() }
     }
 
     /// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as

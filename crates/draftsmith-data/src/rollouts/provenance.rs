@@ -97,7 +97,7 @@ impl RolloutProvenance {
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
-        fields_differences(self.fields(), &other.fields())
+        fields_differences(self.fields(), other.fields())
     }
 
     /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.

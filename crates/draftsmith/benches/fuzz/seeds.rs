@@ -219,6 +219,7 @@ fn provenance() -> Provenance {
         top_k: None,
         max_new_tokens: 4,
         seed: 1,
+        dtype: Provenance::F32.to_owned(),
     }
 }
 

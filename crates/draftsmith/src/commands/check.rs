@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId, Sampling, StopRuleConfig};
 use serde::Serialize;
 
@@ -24,7 +25,7 @@ use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::Recipe;
+use crate::recipe::{Overrides, Recipe};
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
@@ -151,15 +152,17 @@ pub(crate) fn run(
     arguments: &CheckArguments,
     seed: Option<u64>,
     device: &Device,
+    dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    on_pool(|| check(arguments, seed, device, console))
+    on_pool(|| check(arguments, seed, device, dtype, console))
 }
 
 fn check(
     arguments: &CheckArguments,
     seed: Option<u64>,
     device: &Device,
+    dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
     let dir = &arguments.export;
@@ -173,7 +176,8 @@ fn check(
     let sources = read_sources(&files)?;
     let template = recipe.models.chat_template.as_deref();
     let workspace =
-        Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?;
+        Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?
+            .computing_in(dtype);
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(arguments.num_prompts.get()),
@@ -191,7 +195,7 @@ fn check(
     let exported = Exported {
         drafter,
         has_head: exports.heads().next().is_some(),
-        tuned: Tuned::read(&tuned_dir)?,
+        tuned: Tuned::read_for(&tuned_dir, dtype, console)?,
         dir: tuned_dir,
     };
     let greedy = Served::choose(&exported, DecodingName::Greedy)?;
@@ -249,7 +253,7 @@ fn read_recipe(arguments: &CheckArguments, seed: Option<u64>) -> Result<Recipe> 
             path.display()
         );
     }
-    Recipe::read(&path, &[], seed)
+    Recipe::read(&path, &Overrides { seed, ..Overrides::default() })
 }
 
 /// The prompt files that were given, or those of the recipe's evaluation.
@@ -274,7 +278,7 @@ fn max_new_tokens(recipe: &Recipe) -> usize {
 struct Exported {
     drafter: DrafterName,
     has_head: bool,
-    tuned: Option<Tuned>,
+    tuned: Tuned,
     /// Whose `config.json` that is from.
     dir: PathBuf,
 }
@@ -292,7 +296,7 @@ impl Served {
     /// The tuned rule, or the one that `generate` falls back on, then sampling at temperature 1.
     fn choose(exported: &Exported, name: DecodingName) -> Result<Self> {
         let Exported { drafter, has_head, tuned, dir } = exported;
-        let Some(tuned) = tuned.as_ref().and_then(|tuned| tuned.rule(name)) else {
+        let Some(tuned) = tuned.rule(name) else {
             let decoding = match name {
                 DecodingName::Greedy => Decoding::Greedy,
                 DecodingName::Sampled => Decoding::Sampled(Sampling::default()),

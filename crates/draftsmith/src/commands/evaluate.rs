@@ -11,6 +11,7 @@ use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
@@ -58,7 +59,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let datasets = choice.of_each(sources, pair, console)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
-        let tuned = tuned_rules(&exports, *name)?;
+        let tuned = tuned_rules(&exports, *name, workspace.dtype(), console)?;
         let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);
         Ok(Plan { decoding: evaluate.decoding(*name), tuned, settings })
     };
@@ -114,7 +115,12 @@ struct Plan {
 }
 
 /// The rules that tuning wrote into what was trained, for a way of decoding.
-fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRule>> {
+fn tuned_rules(
+    exports: &Exports,
+    decoding: DecodingName,
+    dtype: WeightDtype,
+    console: &Console,
+) -> Result<Vec<TunedRule>> {
     let adapters = exports.adapters.iter();
     let drafters = adapters.map(|adapter| {
         DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
@@ -124,7 +130,7 @@ fn tuned_rules(exports: &Exports, decoding: DecodingName) -> Result<Vec<TunedRul
         .chain(drafters)
         .filter_map(|it| exports.export_of(it))
     {
-        let tuned = Tuned::read(&dir)?.unwrap_or_default();
+        let tuned = Tuned::read_for(&dir, dtype, console)?;
         rules.extend(tuned.rule(decoding).cloned());
     }
     Ok(rules)

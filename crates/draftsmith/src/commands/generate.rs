@@ -15,6 +15,7 @@ use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Sampling, SeededDraws};
 use serde::Serialize;
 
@@ -111,15 +112,17 @@ pub(crate) fn run(
     arguments: &GenerateArguments,
     seed: u64,
     device: &Device,
+    dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    on_pool(|| generate(arguments, seed, device, console))
+    on_pool(|| generate(arguments, seed, device, dtype, console))
 }
 
 fn generate(
     arguments: &GenerateArguments,
     seed: u64,
     device: &Device,
+    dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
     let decoding = recipe::decoding(Sampling {
@@ -134,11 +137,12 @@ fn generate(
     ] {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
-    let mut rule = rule::choose(arguments, &decoding)?;
+    let mut rule = rule::choose(arguments, &decoding, dtype, console)?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
     let workspace =
-        Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?;
+        Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?
+            .computing_in(dtype);
     let pair = workspace.pair()?;
     let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
     let mut adapters = Vec::new();

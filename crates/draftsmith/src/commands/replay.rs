@@ -26,14 +26,14 @@ use crate::workspace::Workspace;
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {
     let (_, evaluate) = recipe.need_tuning("replay")?;
-    let measured = read_costs(recipe)?;
+    let measured = read_costs(recipe, workspace.dtype())?;
     if measured.is_empty() {
         console.note(
             "replay: this machine's costs are not known, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay::default();
+    let mut replay = Replay { dtype: workspace.dtype(), ..Replay::default() };
     let files = RolloutFiles::of(recipe, workspace)?;
     for drafter in files.drafters() {
         let calibration = match files.head_dir(drafter) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_model::{HeadForm, HeadInput};
+use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
@@ -389,4 +389,63 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, early, &["not a whole Parquet file", again]);
     std::fs::remove_file(path).expect("removed");
     refused(&recipe, early, &["no rollouts", "run `draftsmith record` with this recipe first"]);
+}
+
+/// The device is refused in bf16 on the CPU for its speed alone. The stages compute in it there too,
+/// and what they make is taken for nothing else.
+#[test]
+fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut recipe = recipe(dir.path());
+    let data = recipe.data.as_mut().expect("a section");
+    (data.num_prompts, data.max_new_tokens) = (Some(12), 6);
+    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
+    let evaluate = recipe.evaluate.as_mut().expect("a section");
+    (evaluate.max_new_tokens, evaluate.decodings) = (12, vec![DecodingName::Greedy]);
+    for key in [
+        "initial_lengths",
+        "stop_thresholds_without_lag",
+        "draft_confidence_thresholds",
+        "candidate_prob_thresholds",
+        "joint_confidence_thresholds",
+        "entropy_thresholds",
+        "confidence_thresholds",
+    ] {
+        evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
+    }
+    let console = Console::silent();
+    let workspace = |dtype| workspace(&recipe).computing_in(dtype);
+    let [reduced, full] = [WeightDtype::Bf16, WeightDtype::F32].map(workspace);
+    let refused = |result: Result<()>| {
+        let error = result.expect_err("refused").to_string();
+        assert!(error.contains("`dtype` = \"bf16\", which is \"f32\" now"), "{error}");
+    };
+    build_data::run(&recipe, &reduced, &console).expect("data");
+    let data = reduced.data(&recipe.data_dir()).expect("it was built");
+    assert_eq!(data.provenance.dtype, "bf16");
+    refused(build_data::run(&recipe, &full, &console).map(drop));
+    refused(train_head::run(&recipe, &full, &mut None, &console).map(drop));
+    // The trainings' own type is the recipe's.
+    let head = train_head::run(&recipe, &reduced, &mut None, &console).expect("a head");
+    train_adapter::run(&recipe, &reduced, &mut None, &console).expect("an adapter");
+    let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
+    let config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    assert_eq!(config["training"]["dtype"], "f32");
+    assert_eq!(config["training"]["data"]["dtype"], "bf16");
+
+    record::run(&recipe, &reduced, &console).expect("rollouts");
+    let (drafter, decoding) = (DrafterName::Of(DrafterId::Draft), DecodingName::Greedy);
+    let key = RolloutKey { drafter, set: PromptSet::Test, decoding };
+    let read = |workspace| RolloutFiles::of(&recipe, workspace).and_then(|files| files.read(key));
+    read(&reduced).expect("recorded");
+    // The prompts of the one set are held-out data, which is another now.
+    refused(read(&full).map(drop));
+
+    let evaluation = evaluate::run(&recipe, &reduced, &console).expect("results");
+    let rows = &evaluation.rows;
+    assert!(rows.len() > 5 && rows.iter().all(|row| row.lossless == Some(true)), "{rows:?}");
+    assert!(rows.iter().any(|row| row.num_accepted > 0));
+    let summary = evaluation.report.with_file_name("summary.json");
+    let summary = std::fs::read_to_string(summary).expect("a summary");
+    assert!(summary.contains("\"dtype\": \"bf16\""), "{summary}");
 }

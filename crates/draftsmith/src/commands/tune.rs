@@ -13,6 +13,7 @@ mod show;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Counts, Decoding, Recordings, Sampling, SignalNeeds, seconds_per_token};
 use serde::Serialize;
 
@@ -113,8 +114,15 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 &lengths_under,
                 console,
             )?;
-            let (mut tuning, rule) =
-                choose(recipe, &recordings, drafter, decoding, measured, export.clone())?;
+            let (mut tuning, rule) = choose(
+                recipe,
+                &recordings,
+                drafter,
+                decoding,
+                workspace.dtype(),
+                measured,
+                export.clone(),
+            )?;
             tuning.calibration = calibrating;
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
@@ -134,7 +142,11 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     }
     let entries: Vec<CostsEntry> = tunings
         .iter()
-        .map(|tuning| CostsEntry { decoding: tuning.decoding, measured: tuning.costs.clone() })
+        .map(|tuning| CostsEntry {
+            decoding: tuning.decoding,
+            dtype: workspace.dtype(),
+            measured: tuning.costs.clone(),
+        })
         .collect();
     write_costs(recipe, &entries)?;
     recipe.write_beside(&recipe.tuning_dir())?;
@@ -175,6 +187,7 @@ fn choose(
     recordings: &Recordings,
     drafter: DrafterName,
     decoding: Decoding,
+    dtype: WeightDtype,
     measured: costs::Measurement,
     export: Option<PathBuf>,
 ) -> Result<(Tuning, TunedRule)> {
@@ -217,6 +230,7 @@ fn choose(
         best_fixed_length: fixed.config.parameter() as usize,
         costs: costs.of_rule(&best.config).line(costs.drafter)?,
         num_prompts,
+        dtype,
     };
     let tuning = Tuning {
         drafter,

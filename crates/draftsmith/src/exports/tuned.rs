@@ -6,12 +6,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     Bounds, CostModel, Decoding, FixedLengthConfig, RejectionThresholdConfig, Sampling,
     StopRuleConfig,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::console::Console;
 use crate::exports::config_keys::{named, read_key};
 use crate::recipe::decoding;
 use crate::results::{DecodingName, DrafterName, Estimate};
@@ -52,6 +54,9 @@ pub(crate) struct TunedRule {
     pub(crate) costs: CostModel,
     /// Prompts it was tuned on.
     pub(crate) num_prompts: usize,
+    /// What the models computed in, on which costs and acceptance depend.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
 }
 
 impl Tuned {
@@ -68,6 +73,32 @@ impl Tuned {
             tuned.check().with_context(|| named(dir, Self::KEY))?;
         }
         Ok(tuned)
+    }
+
+    /// [`Tuned::read`], for models that compute in `dtype`: a rule for others is told of and left
+    /// out.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn read_for(dir: &Path, dtype: WeightDtype, console: &Console) -> Result<Self> {
+        let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
+        let of_dtype = |rule: Option<TunedRule>| {
+            let rule = rule?;
+            if rule.dtype == dtype {
+                return Some(rule);
+            }
+            console.note(format!(
+                "the rule for {} decoding under `{}` of `{}` was tuned with `--dtype {}`, and is left \
+                 out; hint: tune with `--dtype {}`",
+                DecodingName::of(&rule.decoding()).text(),
+                Self::KEY,
+                dir.join("config.json").display(),
+                rule.dtype.name(),
+                dtype.name()
+            ));
+            None
+        };
+        Ok(Self { greedy: of_dtype(greedy), sampled: of_dtype(sampled) })
     }
 
     /// The rule for a way of decoding.
@@ -139,6 +170,7 @@ mod tests {
             best_fixed_length: 4,
             costs: CostModel { draft_seconds: 0.5, target_seconds: 2.0, row_seconds: 0.0 },
             num_prompts: 40,
+            dtype: WeightDtype::F32,
         }
     }
 
@@ -171,6 +203,24 @@ mod tests {
             assert_eq!(text.contains("top_k"), top_k.is_some());
             assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
         }
+    }
+
+    #[test]
+    fn a_rule_serves_the_type_that_it_was_tuned_in() {
+        let dir = dir_with("{}");
+        let reduced = TunedRule { dtype: WeightDtype::Bf16, ..rule(1.0) };
+        let tuned = Tuned { sampled: Some(reduced), ..tuned() };
+        write(&tuned, dir.path());
+        let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+        assert_eq!(text.matches("dtype").count(), 1, "f32 is not named: {text}");
+        assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
+        let left = |dtype| {
+            let Tuned { greedy, sampled } =
+                Tuned::read_for(dir.path(), dtype, &Console::silent()).expect("reads");
+            (greedy.is_some(), sampled.is_some())
+        };
+        assert_eq!(left(WeightDtype::F32), (true, false));
+        assert_eq!(left(WeightDtype::Bf16), (false, true));
     }
 
     #[test]

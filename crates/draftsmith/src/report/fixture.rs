@@ -9,6 +9,7 @@ mod replays;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     CostModel, Decoding, DrafterId, Forwards, Observation, Round, Sampling, SeededDraws, Trace,
 };
@@ -157,6 +158,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                             seconds_per_token(drafter, &plain) / seconds_per_token(drafter, &trace),
                         ),
                         lossless: (decoding == Decoding::Greedy).then_some(true),
+                        num_forgiven_ties: 0,
                     };
                     rows.push(ResultRow::new(context, &trace));
                 }
@@ -275,6 +277,7 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
         recipe: "tiny".into(),
         version: "0.1.0".into(),
         device: "cpu".into(),
+        dtype: WeightDtype::F32,
         machine: "8 cores, 32 GiB, Linux x86_64".into(),
         versions: vec![version("burn", "0.22.1"), version("rustc", "1.95.0")],
         models: vec![

@@ -7,6 +7,7 @@ use minijinja::{Value, context};
 use super::text::{
     counted, gain, group_id, label, number, on_a_page, percent, rule_label, symbol, times,
 };
+use crate::agreement::rounding;
 use crate::results::{
     CostSummary, DecodingName, Estimate, EvaluationSummary, Group, GroupSummary, PromiseSummary,
     ResultRow, Road, StopRuleName,
@@ -291,8 +292,9 @@ pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec
             let forgiven = summary.group(group).map_or(0, |known| known.num_forgiven_ties);
             if forgiven > 0 {
                 text += &format!(
-                    " {} forgiven, where the target\u{2019}s top two logits were equal to within 1e-5.",
-                    counted(forgiven, "mismatch").replace("mismatchs", "mismatches")
+                    " {} forgiven, where both tokens\u{2019} logits were within {} of the greatest.",
+                    counted(forgiven, "mismatch").replace("mismatchs", "mismatches"),
+                    rounding(summary.dtype).tie_text()
                 );
             }
             context! { name => format!("{}, {}", group.dataset, group.decoding_text()), verdict, text }
@@ -323,7 +325,7 @@ pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
         pair("Answers", format!("at most {}", counted(summary.max_new_tokens, "new token"))),
         pair(if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(", ")),
         pair("Machine", summary.machine.clone()),
-        pair("Device", summary.device.clone()),
+        pair("Device", device_text(summary)),
         pair("draftsmith", summary.version.clone()),
     ];
     facts.extend(summary.versions.iter().map(|known| pair(&known.name, known.version.clone())));
@@ -336,6 +338,15 @@ pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
         }
     });
     context! { facts, models => models.collect::<Vec<_>>() }
+}
+
+/// The device, and what it computed in where that is not f32.
+fn device_text(summary: &EvaluationSummary) -> String {
+    let device = &summary.device;
+    if summary.dtype.is_f32() {
+        return device.clone();
+    }
+    format!("{device}, in {}", summary.dtype.name())
 }
 
 fn decoding_text(decoding: &Decoding) -> String {

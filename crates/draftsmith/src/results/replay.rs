@@ -4,6 +4,7 @@
 //! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are
 //! modelled: counts of the replayed rounds times the costs, prefill left out.
 
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     CostModel, HeadScores, ReliabilityBin, StopRuleConfig, StopRuleName,
     expected_walltime_improvement,
@@ -21,6 +22,9 @@ pub(crate) struct Replay {
     pub(crate) groups: Vec<ReplayGroup>,
     /// The head's predictions under each way of decoding; none without a head.
     pub(crate) predictions: Vec<HeadPredictions>,
+    /// What the models computed in whose rollouts these are.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
 }
 
 /// How good an acceptance head's predictions are on the test prompts, before and after calibration.

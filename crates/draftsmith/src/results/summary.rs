@@ -4,6 +4,7 @@
 //! This file owns the schema and its text. Who fills it in is the `evaluate` command's business.
 
 use anyhow::Result;
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, Fit};
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ pub(crate) struct EvaluationSummary {
     pub(crate) version: String,
     /// Where it computed: `cpu`, `cuda:0`.
     pub(crate) device: String,
+    /// In what; f32 in files older than the key.
+    #[serde(default)]
+    pub(crate) dtype: WeightDtype,
     /// The machine, in words: processor, cores, memory, operating system.
     pub(crate) machine: String,
     /// Libraries and drivers with their versions, in the order to be shown.
@@ -74,8 +78,8 @@ pub(crate) struct GroupSummary {
     pub(crate) dataset: String,
     /// How tokens were chosen, with all sampling settings.
     pub(crate) decoding: Decoding,
-    /// Mismatches with plain greedy decoding forgiven because the top two logits were equal to 1e-5
-    /// there, all settings together; 0 for sampled decoding.
+    /// Mismatches with plain greedy decoding forgiven because both tokens' logits were the greatest
+    /// there but for rounding, all settings together; 0 for sampled decoding.
     pub(crate) num_forgiven_ties: usize,
     /// The fitted cost models, in the drafters' order; none of a drafter where it could not be
     /// fitted.

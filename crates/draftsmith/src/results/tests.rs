@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, Round};
 use serde_json::{Value, json};
 
 use super::*;
 
 /// Columns in DESIGN's order.
-const COLUMNS: [&str; 23] = [
+const COLUMNS: [&str; 24] = [
     "dataset",
     "category",
     "drafter",
@@ -33,6 +34,7 @@ const COLUMNS: [&str; 23] = [
     "speedup",
     "modelled_speedup",
     "lossless",
+    "num_forgiven_ties",
 ];
 
 const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 });
@@ -49,6 +51,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         plain_tokens_per_second: Some(50.0),
         modelled_speedup: Some(1.9),
         lossless: Some(true),
+        num_forgiven_ties: 0,
     }
 }
 
@@ -386,7 +389,8 @@ fn summaries_come_back() {
     let summary = EvaluationSummary {
         recipe: "tiny".into(),
         version: "0.1.0".into(),
-        device: "cpu".into(),
+        device: "cuda:0".into(),
+        dtype: WeightDtype::Bf16,
         machine: "8 cores".into(),
         versions: vec![Version { name: "burn".into(), version: "0.22.1".into() }],
         models: vec![ModelSummary {

@@ -3,11 +3,11 @@
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    Counts, Decoding, LosslessnessTest, Sampling, SeededDraws, StopRule, Trace,
+    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, Trace,
 };
 
 use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
-use crate::agreement::{Agreement, compare, num_same};
+use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
@@ -16,8 +16,8 @@ use crate::recipe::sampling;
 use crate::results::DrafterName;
 use crate::statistics::{interval_of, promise_interval};
 
-/// How much more nucleus mass a token may need, that its place at the nucleus's edge is put down to
-/// rounding.
+/// How much more nucleus mass a token may need in f32, or how much larger a logit, that its place at
+/// an edge is put down to rounding.
 const EDGE: f64 = 1e-4;
 
 /// The models, ready to decode prompts.
@@ -187,11 +187,12 @@ impl<'m> Bench<'m> {
             return Ok(());
         };
         let ids = [prompt_ids, read].concat();
+        let rounding = rounding(self.decoders.dtype);
         let target = self.decoders.score(&ids, prompt_ids.len() - 1)?;
         let draft = self.decoders.draft_logits(self.drafter, prompt_ids, answer)?;
         for ((target, draft), token) in target.rows().zip(&draft).zip(answer) {
             let (p, q) = (sampling.probs(target), sampling.probs(draft));
-            if p[*token as usize] == 0.0 && is_at_edge(sampling, target, *token) {
+            if p[*token as usize] == 0.0 && is_at_edge(rounding, sampling, target, *token) {
                 self.num_forgiven_edges += 1;
             } else {
                 self.test.observe(&p, &q, *token, &mut self.draws);
@@ -226,15 +227,29 @@ impl<'m> Bench<'m> {
 
 /// Whether a little more nucleus mass, or a slightly larger logit, lets a token in: rows of rounds
 /// and of whole texts differ by rounding.
-fn is_at_edge(sampling: &Sampling, logits: &[f32], token: u32) -> bool {
+fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u32) -> bool {
     let logit = logits[token as usize];
+    let more = match rounding {
+        Rounding::F32 => EDGE,
+        Rounding::Bf16 => f64::from(rounding.allowance(logit)),
+    };
     let num_above = |least: f64| logits.iter().filter(|other| f64::from(**other) > least).count();
     let top_k = sampling.top_k.map(|top_k| {
-        let is_near = num_above(f64::from(logit) + EDGE) < top_k;
+        let is_near = num_above(f64::from(logit) + more) < top_k;
         if is_near { top_k.max(num_above(f64::from(logit)) + 1) } else { top_k }
     });
-    let wider = Sampling { top_p: (sampling.top_p + EDGE).min(1.0), top_k, ..*sampling };
+    let top_p = match rounding {
+        Rounding::F32 => (sampling.top_p + EDGE).min(1.0),
+        Rounding::Bf16 => mass_with_larger_logit(sampling.top_p, more / sampling.temperature),
+    };
+    let wider = Sampling { top_p, top_k, ..*sampling };
     wider.probs(logits)[token as usize] > 0.0
+}
+
+/// The mass of the tokens before one that becomes `top_p` when its logit, and those behind it, grow by
+/// `more`: m with m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p`.
+fn mass_with_larger_logit(top_p: f64, more: f64) -> f64 {
+    top_p / (top_p + (1.0 - top_p) * (-more).exp())
 }
 
 #[cfg(test)]
@@ -244,6 +259,9 @@ mod tests {
     #[test]
     fn only_tokens_at_the_top_k_edge_are_forgiven() {
         let two = Sampling { top_k: Some(2), ..Sampling::default() };
+        let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
+            super::is_at_edge(Rounding::F32, sampling, logits, token)
+        };
         assert!(is_at_edge(&two, &[3.0, 1.000_05, 1.0, 0.0], 2));
         assert!(!is_at_edge(&two, &[3.0, 1.001, 1.0, 0.0], 2));
         assert!(!is_at_edge(&two, &[3.0, 1.000_05, 1.0, 0.0], 3));
@@ -255,8 +273,31 @@ mod tests {
     fn only_tokens_at_the_nucleus_edge_are_forgiven() {
         let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
         let with = |top_p| Sampling { top_p, ..Sampling::default() };
+        let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
+            super::is_at_edge(Rounding::F32, sampling, logits, token)
+        };
         assert!(is_at_edge(&with(0.799_95), &logits, 2));
         assert!(!is_at_edge(&with(0.799), &logits, 2));
         assert!(!is_at_edge(&with(1.0), &[0.0, f32::NEG_INFINITY], 1));
+    }
+
+    #[test]
+    fn edges_are_as_wide_as_the_type_is_coarse() {
+        let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
+            super::is_at_edge(Rounding::Bf16, sampling, logits, token)
+        };
+        let two = Sampling { top_k: Some(2), ..Sampling::default() };
+        // From 16 to 32 neighbours are 1/8 apart.
+        assert!(is_at_edge(&two, &[25.0, 20.125, 20.0, 16.0], 2));
+        assert!(!is_at_edge(&two, &[25.0, 20.375, 20.0, 16.0], 2));
+        // Before the last token lies a mass of 1 / (1 + e⁻³), some 0.953; with its logit a quarter
+        // larger it would be some 0.940.
+        let with = |top_p, temperature| Sampling { top_p, temperature, ..Sampling::default() };
+        assert!(is_at_edge(&with(0.941, 1.0), &[20.0, 17.0], 1));
+        assert!(!is_at_edge(&with(0.938, 1.0), &[20.0, 17.0], 1));
+        // Twice as hot, logits and what is forgiven are half as far apart: 0.818, and 0.798.
+        assert!(is_at_edge(&with(0.80, 2.0), &[20.0, 17.0], 1));
+        assert!(!is_at_edge(&with(0.79, 2.0), &[20.0, 17.0], 1));
+        assert!(!is_at_edge(&with(0.99, 1.0), &[20.0, f32::NEG_INFINITY], 1));
     }
 }

@@ -27,36 +27,24 @@ pub(super) struct Group<'a> {
     plan: &'a Plan,
     /// A list a setting, an entry a prompt.
     runs: Vec<Vec<Measured>>,
-    lossless: Vec<bool>,
-    num_forgiven_ties: usize,
 }
 
 impl<'a> Group<'a> {
     pub(super) fn new(dataset: &'a Dataset, plan: &'a Plan) -> Self {
-        Self {
-            dataset,
-            plan,
-            runs: vec![Vec::new(); plan.settings.len()],
-            lossless: vec![true; plan.settings.len()],
-            num_forgiven_ties: 0,
-        }
+        Self { dataset, plan, runs: vec![Vec::new(); plan.settings.len()] }
     }
 
     /// Takes a run in; a greedy one is compared with the plain run of its prompt, which came first.
     pub(super) fn add(
         &mut self,
         index: usize,
-        measured: Measured,
+        mut measured: Measured,
         bench: &mut Bench<'_>,
     ) -> Result<()> {
         if self.plan.decoding == Decoding::Greedy
             && let Some(plain) = self.runs[0].get(measured.prompt)
         {
-            match bench.compare(plain, &measured)? {
-                Agreement::Same => {}
-                Agreement::Tie => self.num_forgiven_ties += 1,
-                Agreement::Different => self.lossless[index] = false,
-            }
+            measured.agreement = bench.compare(plain, &measured)?;
         }
         self.runs[index].push(measured);
         Ok(())
@@ -142,16 +130,15 @@ impl<'a> Group<'a> {
         costs: &[Option<RoundCosts>],
         belongs: impl Fn(&Measured) -> bool,
     ) -> Vec<ResultRow> {
-        let traces: Vec<(usize, Trace)> = self
-            .runs
+        let of_category: Vec<Vec<&Measured>> =
+            self.runs.iter().map(|runs| runs.iter().filter(|run| belongs(run)).collect()).collect();
+        let traces: Vec<Trace> = of_category
             .iter()
-            .map(|runs| {
-                let of_category: Vec<&Measured> = runs.iter().filter(|r| belongs(r)).collect();
-                (of_category.len(), Trace::merge(of_category.into_iter().map(|r| &r.trace)))
-            })
+            .map(|runs| Trace::merge(runs.iter().map(|run| &run.trace)))
             .collect();
-        let plain = &traces[0].1;
-        let row = |(index, (num_prompts, trace)): (usize, &(usize, Trace))| {
+        let plain = &traces[0];
+        let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&Measured>))| {
+            let num_of = |agreement| runs.iter().filter(|r| r.agreement == agreement).count();
             let setting = &self.plan.settings[index];
             let context = RowContext {
                 dataset: self.dataset.name.clone(),
@@ -160,18 +147,20 @@ impl<'a> Group<'a> {
                 stop_rule: setting.stop_rule(),
                 setting: setting.parameter(),
                 decoding: self.plan.decoding,
-                num_prompts: *num_prompts,
+                num_prompts: runs.len(),
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
                 modelled_speedup: costs[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     Some(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
                 // A sampled output is another draw of the same distribution: there is nothing to compare it with.
-                lossless: (self.plan.decoding == Decoding::Greedy).then_some(self.lossless[index]),
+                lossless: (self.plan.decoding == Decoding::Greedy)
+                    .then_some(num_of(Agreement::Different) == 0),
+                num_forgiven_ties: num_of(Agreement::Tie),
             };
             ResultRow::new(context, trace)
         };
-        traces.iter().enumerate().map(row).collect()
+        traces.iter().zip(&of_category).enumerate().map(row).collect()
     }
 
     fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
@@ -231,7 +220,12 @@ impl Evaluated {
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.plan.decoding,
-            num_forgiven_ties: group.num_forgiven_ties,
+            num_forgiven_ties: group
+                .runs
+                .iter()
+                .flatten()
+                .filter(|run| run.agreement == Agreement::Tie)
+                .count(),
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
             promises: promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed),
         });

@@ -24,6 +24,8 @@ pub(super) struct Measured {
     pub(super) turns: Vec<Answered>,
     /// Their texts.
     pub(super) texts: Vec<String>,
+    /// How they compare with plain decoding's, where they were compared; else the same.
+    pub(super) agreement: Agreement,
 }
 
 /// One answer.
@@ -88,7 +90,7 @@ impl<'m> Bench<'m> {
             },
         )?;
         let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
-        Ok(Measured { prompt: number, trace, turns, texts })
+        Ok(Measured { prompt: number, trace, turns, texts, agreement: Agreement::Same })
     }
 
     fn generate(

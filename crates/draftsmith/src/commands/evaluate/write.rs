@@ -9,6 +9,7 @@ use draftsmith_model::ModelConfig;
 
 use super::group::Evaluated;
 use super::{Evaluation, Models, machine};
+use crate::agreement::rounding;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
@@ -81,6 +82,7 @@ pub(super) fn write(
         recipe: recipe.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         device: DeviceChoice::name(workspace.device()),
+        dtype: workspace.dtype(),
         machine: machine::describe(),
         versions: machine::versions(),
         models,
@@ -96,15 +98,17 @@ pub(super) fn write(
         write_whole(&dir.join(name), text)?;
     }
     let report = dir.join("report.html");
-    write_whole(&report, render_html(&evaluated.rows, &summary, &read_replay(recipe)?)?)?;
+    let replay = read_replay(recipe, workspace.dtype())?;
+    write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
     write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
     write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
     recipe.write_beside(&dir)?;
     let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
     if num_forgiven > 0 {
         console.note(format!(
-            "evaluate: {num_forgiven} greedy mismatches forgiven: plain decoding's two best \
-             logits are within 1e-5 of each other there"
+            "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
+             {} of the greatest there",
+            rounding(workspace.dtype()).tie_text()
         ));
     }
     for group in &summary.groups {

@@ -1,12 +1,14 @@
 //! The stop rule that `generate` decodes with.
 
 use anyhow::{Context, Result, bail};
+use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
     StopRule, StopRuleConfig,
 };
 
 use super::GenerateArguments;
+use crate::console::Console;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::results::DecodingName;
@@ -16,6 +18,8 @@ use crate::results::DecodingName;
 pub(super) fn choose(
     arguments: &GenerateArguments,
     decoding: &Decoding,
+    dtype: WeightDtype,
+    console: &Console,
 ) -> Result<Box<dyn StopRule>> {
     let bounds = |most: usize| {
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
@@ -54,7 +58,8 @@ pub(super) fn choose(
     }
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
-    let tuned = export.map(|dir| Tuned::read(dir)).transpose()?.flatten().unwrap_or_default();
+    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, console)).transpose()?;
+    let tuned = tuned.unwrap_or_default();
     let rule = match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => tuned.config.clone(),
         None => default_rule(head.is_some()),
