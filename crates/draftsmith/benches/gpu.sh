@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Both trainings at the shapes of real models on a GPU, with us and with torch, eager and compiled, in
-# turn on one machine: a table, and every run as a line of JSON. First whether the GPU is right at all.
+# turn on one machine: a table, and every run as a line of JSON; and decoding there, in f32 and bf16.
+# First whether the GPU is right at all.
 #
 #   crates/draftsmith/benches/gpu.sh pack DIR
 #       builds with the feature `cuda` and leaves `draftsmith.xz` and `gpu.xz` in DIR, to be carried to
 #       a machine without a toolchain. Arguments after DIR go to cargo.
 #   crates/draftsmith/benches/gpu.sh run [--bench FILE] [--draftsmith FILE] [--python PATH] [--out DIR]
-#                                        [--device cuda] [--rounds 2] [-- SHAPES]
+#                                        [--device cuda] [--rounds 2] [--model DIR] [-- SHAPES]
 #       FILE is a binary, or an .xz of one; without `--bench`, one is built; without `--draftsmith`,
 #       greedy tokens are not compared (`cuda.sh`). PATH is a Python with torch; without one, ours runs
-#       alone. SHAPES go to both sides, as in `--layers 4 --seq 512`. DIR gets `runs.jsonl` and
-#       `table.md`.
+#       alone. SHAPES go to both sides, as in `--layers 4 --seq 512`. The `--out` DIR gets `runs.jsonl`
+#       and `table.md`. With a checkpoint's DIR as `--model`, it is measured how far rounding carries
+#       its choices.
 #
 # NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, or else from torch's own packages.
-# Ends with 1 where the GPU's tokens, losses or gradients are not the CPU's, or a side's count differs.
+# Ends with 1 where the GPU's tokens, logits, losses or gradients are not the CPU's, rounding carries
+# choices further than is forgiven, or a side's count differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 manifest="$here/../Cargo.toml"
@@ -127,7 +130,7 @@ measured() {
 
 run() {
     local bench='' draftsmith='' rounds=2 shapes=() status=0 round work
-    device=cuda python='' out=.
+    device=cuda python='' out=. model=''
     while [ $# -gt 0 ]; do
         case "$1" in
         --)
@@ -135,7 +138,7 @@ run() {
             shapes=("$@")
             break
             ;;
-        --bench | --draftsmith | --python | --out | --device | --rounds)
+        --bench | --draftsmith | --python | --out | --device | --rounds | --model)
             [ $# -ge 2 ] || fail "$1: expected a value"
             printf -v "${1#--}" '%s' "$2"
             shift 2
@@ -155,8 +158,13 @@ run() {
     bench="$(unpacked "$bench" gpu)"
     [ "$device" = cpu ] || find_cuda
 
-    echo '== does the device train as the CPU does'
+    echo '== does the device decode and train as the CPU does'
     "$bench" --device "$device" --check || status=1
+    if [ -n "$model" ]; then
+        for dtype in f32 bf16; do
+            "$bench" --device "$device" --dtype "$dtype" --rounding "$model" || status=1
+        done
+    fi
     if [ -n "$draftsmith" ]; then
         "$here/cuda.sh" "$(unpacked "$draftsmith" draftsmith)" || status=1
     fi
@@ -173,6 +181,12 @@ run() {
                     --device "$device" --work "$work" --compile "${shapes[@]}"
             fi
         done
+    done
+
+    echo '== decoding'
+    for dtype in f32 bf16; do
+        measured "decode, $dtype" \
+            "$bench" --device "$device" --work decode --dtype "$dtype" --json "${shapes[@]}"
     done
 
     echo '== the table'

@@ -1,6 +1,6 @@
-//! Whether a device trains as the CPU does: a small model with the same weights and rows, its
-//! hidden states number by number, and the losses and gradients of each step side by side. The
-//! first steps of a run on new hardware are these.
+//! Whether a device decodes and trains as the CPU does: a small model with the same weights and rows,
+//! its hidden states and a cache's logits number by number, and the losses and gradients of each step
+//! side by side. The first steps of a run on new hardware are these.
 
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, NamedTensor, WeightDtype, WeightReader, write_safetensors};
 
+use crate::decoding::logits_in_pieces;
 use crate::flops::Shape;
 use crate::work::{Step, Timing, Work};
 
@@ -44,14 +45,17 @@ pub(crate) fn check(device: &Device) -> Result<()> {
     let dir = tempfile::tempdir()?;
     write_model(dir.path())?;
     let mut is_near = true;
-    let expected = hidden_states(dir.path(), WeightDtype::F32, &Device::flex())?;
+    let numbers = |dtype, device: &Device| -> Result<[Vec<f32>; 3]> {
+        let (exit, last) = hidden_states(dir.path(), dtype, device)?;
+        Ok([exit, last, cached_logits(dir.path(), dtype, device)?])
+    };
+    let expected = numbers(WeightDtype::F32, &Device::flex())?;
     for (dtype, tolerance) in
         [(WeightDtype::F32, F32_TOLERANCE), (WeightDtype::Bf16, BF16_STATES_TOLERANCE)]
     {
-        let found = hidden_states(dir.path(), dtype, device)?;
-        for (name, found, expected) in
-            [("exit layer", &found.0, &expected.0), ("last layer", &found.1, &expected.1)]
-        {
+        let found = numbers(dtype, device)?;
+        let names = ["exit layer", "last layer", "logits over a cache"];
+        for ((name, found), expected) in names.into_iter().zip(&found).zip(&expected) {
             let off = relative_difference(found, expected);
             let verdict = if off <= tolerance { "near" } else { "FAR" };
             is_near &= off <= tolerance;
@@ -92,7 +96,14 @@ pub(crate) fn check(device: &Device) -> Result<()> {
             );
         }
     }
-    if is_near { Ok(()) } else { bail!("the device does not train as the CPU does") }
+    if is_near { Ok(()) } else { bail!("the device does not compute as the CPU does") }
+}
+
+/// The model's logits behind made-up tokens, most read at once and the others a few at a time.
+fn cached_logits(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Vec<f32>> {
+    let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
+    let ids = (0..SEQ).map(|n| (n * 7919 % SHAPE.vocab) as u32).collect::<Vec<_>>();
+    logits_in_pieces(&model, &ids, SUPERVISED, 7)
 }
 
 /// The model's hidden states at the exit layer and at the end, over made-up rows.

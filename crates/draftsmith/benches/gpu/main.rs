@@ -1,6 +1,7 @@
 //! Both trainings at the shapes of real models, on a GPU: tokens a second, memory and the share of
-//! the card's arithmetic that is used. The models have random weights, made on the device; the
-//! steps are those of `train-adapter` and `train-head`, through the same functions.
+//! the card's arithmetic that is used; and decoding, a forward of so many rows at a time. The models
+//! have random weights, made on the device; the steps are those of `train-adapter` and
+//! `train-head`, through the same functions.
 //!
 //! `cargo bench -p draftsmith --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which
 //! does the same with torch in turn (`../peers/gpu.py`). What is compared, and how, is in
@@ -9,6 +10,7 @@
 mod agreement;
 #[path = "../../src/allocator.rs"]
 mod allocator;
+mod decoding;
 #[path = "../../src/device.rs"]
 #[expect(dead_code, reason = "the commands need more of it")]
 mod device;
@@ -24,22 +26,26 @@ use self::device::DeviceChoice;
 use self::flops::Shape;
 use self::work::{Timing, Work};
 
-/// Training steps at the shapes of real models.
+/// Training steps and decoding at the shapes of real models.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// `cpu`, `cuda`, `cuda:N` or `wgpu`.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// What is trained; both, one after the other, if absent.
+    /// What is timed; all, one after the other, if absent.
     #[arg(long)]
     work: Option<WorkName>,
-    /// Instead of timing: whether small models trained on the device, in f32 and in bf16, have the
-    /// losses and gradients of the CPU in f32.
+    /// Instead of timing: whether small models on the device, in f32 and in bf16, give the logits of
+    /// the CPU in f32, and train with its losses and gradients.
     #[arg(long)]
     check: bool,
+    /// Instead of timing: how far forwards of several rows round otherwise than those of one, with
+    /// the model in this directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "check")]
+    rounding: Option<std::path::PathBuf>,
     /// What the frozen model and the trained part are computed in.
-    #[arg(long, default_value = "bf16")]
-    dtype: Dtype,
+    #[arg(long, default_value = "bf16", value_parser = device::parse_dtype)]
+    dtype: WeightDtype,
     #[command(flatten)]
     shape: Shape,
     /// Layers before the adapter.
@@ -48,7 +54,7 @@ struct Arguments {
     /// Residual blocks of the head, tied.
     #[arg(long, default_value_t = 3)]
     head_layers: usize,
-    /// Tokens of each row that go through the frozen model.
+    /// Tokens of each row that go through the frozen model; before a forward that decodes, as many.
     #[arg(long, default_value_t = 1024)]
     seq: usize,
     /// Of these, those with a label or a supervised prediction.
@@ -85,13 +91,7 @@ struct Arguments {
 enum WorkName {
     Adapter,
     Head,
-}
-
-/// As the command line names it.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Dtype {
-    F32,
-    Bf16,
+    Decode,
 }
 
 /// What is told of one work; `peers/gpu.py` tells the same of torch.
@@ -129,47 +129,61 @@ fn main() -> Result<()> {
     if arguments.check {
         return agreement::check(&device);
     }
-    if arguments.supervised == 0 || arguments.supervised >= arguments.seq {
+    if let Some(dir) = &arguments.rounding {
+        return decoding::rounding(dir, arguments.dtype, &device);
+    }
+    let trains = arguments.work != Some(WorkName::Decode);
+    if trains && (arguments.supervised == 0 || arguments.supervised >= arguments.seq) {
         bail!("`--supervised` is {}, expected 1 to `--seq` less 1", arguments.supervised);
     }
     if arguments.rows == 0 || arguments.accumulation == 0 || arguments.steps == 0 {
         bail!("`--rows`, `--accumulation` and `--steps`: expected 1 or more");
     }
-    for name in [WorkName::Adapter, WorkName::Head] {
-        if arguments.work.is_none_or(|wanted| wanted == name) {
-            let figures = arguments.figures(name, &device)?;
-            if arguments.json {
-                println!("{}", serde_json::to_string(&figures)?);
-            } else {
-                print(&figures);
-            }
+    let is_wanted = |name| arguments.work.is_none_or(|wanted| wanted == name);
+    let trainings = [(WorkName::Adapter, arguments.adapter()), (WorkName::Head, arguments.head())];
+    for (_, training) in trainings.into_iter().filter(|(name, _)| is_wanted(*name)) {
+        let figures = arguments.figures(training, &device)?;
+        if arguments.json {
+            println!("{}", serde_json::to_string(&figures)?);
+        } else {
+            print(&figures);
+        }
+    }
+    if is_wanted(WorkName::Decode) {
+        let Arguments { shape, seq, dtype, warm_up, steps, .. } = arguments;
+        let model = shape.model(2 * seq, dtype, &device);
+        let figures = decoding::time(&model, seq, warm_up, steps)?;
+        if arguments.json {
+            println!("{}", serde_json::to_string(&figures)?);
+        } else {
+            decoding::print(&figures);
         }
     }
     Ok(())
 }
 
 impl Arguments {
-    fn figures(&self, name: WorkName, device: &burn::tensor::Device) -> Result<Figures> {
-        let (dtype, dtype_name) = match self.dtype {
-            Dtype::F32 => (WeightDtype::F32, "f32"),
-            Dtype::Bf16 => (WeightDtype::Bf16, "bf16"),
-        };
-        let (seq, supervised) = (self.seq, self.supervised);
-        let (work, flops_per_step, tokens_per_step) = match name {
-            WorkName::Adapter => (
-                Work::Adapter { exit_layer: self.exit_layer, loss_chunk: self.loss_chunk },
-                self.shape.adapter_step(self.rows, seq, supervised),
-                self.rows * seq,
-            ),
-            WorkName::Head => {
-                let rows = self.rows * self.accumulation;
-                (
-                    Work::Head { num_layers: self.head_layers, accumulation: self.accumulation },
-                    self.shape.head_step(rows, seq, supervised, self.head_layers),
-                    rows * seq,
-                )
-            }
-        };
+    /// The adapter's training, its arithmetic and its tokens a step.
+    fn adapter(&self) -> (Work, f64, usize) {
+        let work = Work::Adapter { exit_layer: self.exit_layer, loss_chunk: self.loss_chunk };
+        let flops = self.shape.adapter_step(self.rows, self.seq, self.supervised);
+        (work, flops, self.rows * self.seq)
+    }
+
+    /// The head's.
+    fn head(&self) -> (Work, f64, usize) {
+        let Self { seq, supervised, head_layers: num_layers, accumulation, .. } = *self;
+        let rows = self.rows * accumulation;
+        let flops = self.shape.head_step(rows, seq, supervised, num_layers);
+        (Work::Head { num_layers, accumulation }, flops, rows * seq)
+    }
+
+    fn figures(
+        &self,
+        (work, flops_per_step, tokens_per_step): (Work, f64, usize),
+        device: &burn::tensor::Device,
+    ) -> Result<Figures> {
+        let (dtype, seq, supervised) = (self.dtype, self.seq, self.supervised);
         let model = self.shape.model(seq + 1, dtype, device);
         let timing = Timing {
             rows: self.rows,
@@ -188,7 +202,7 @@ impl Arguments {
             work: work.name(),
             by: "draftsmith",
             device: DeviceChoice::name(device),
-            dtype: dtype_name,
+            dtype: dtype.name(),
             tokens_per_step,
             flops_per_step,
             seconds_per_step,
