@@ -1,5 +1,5 @@
-//! What a frozen model on the CPU takes in memory while it is loaded, and what it computes, in each
-//! storage format.
+//! What a frozen model takes in memory while it is loaded, packed in each storage format and as tensors
+//! in bf16, and what packed ones compute.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -131,6 +131,13 @@ fn a_model_is_held_once_and_computes_the_same_bits_in_every_format_that_holds_it
         let ratio = |peak: usize| peak as f64 / file;
         assert!(ratio(peak_as_stored) < 1.15, "{} of its file", ratio(peak_as_stored));
         assert!(ratio(peak_in_f32) < 2.15, "{} of its file in f32", ratio(peak_in_f32));
+        // As on a GPU, whose memory is the host's here: a tied LM head is a copy of its own, and
+        // what is read is in f32 for a tensor at a time.
+        let dtype = WeightDtype::Bf16;
+        let in_bf16 = || CausalLm::from_model_dir_in(dir.path(), dtype, &device);
+        let (peak_in_bf16, _in_bf16) = peak(|| in_bf16().expect("loads"));
+        let most = if is_tied { 1.4 } else { 1.2 };
+        assert!(ratio(peak_in_bf16) < most, "{} of its file in bf16", ratio(peak_in_bf16));
         // A prompt in blocks of rows that several threads share, a verification, single tokens.
         let expected = logits(&in_f32, &[100, 1, 5, 1, 150]);
         assert!(logits(&as_stored, &[100, 1, 5, 1, 150]) == expected, "the same bits");

@@ -50,12 +50,22 @@ impl DeviceChoice {
 
     /// The device's name as the command line takes it.
     pub(crate) fn name(device: &Device) -> String {
-        if Self::is_cpu(device) { "cpu".to_owned() } else { format!("{device:?}") }
+        if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
     }
 
     /// Whether several sequences are best decoded side by side, one a thread.
     pub(crate) fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()
+    }
+}
+
+/// The name of a GPU, from burn's own text for it, which is all that burn tells of one.
+pub(crate) fn name_of_gpu(told: &str) -> String {
+    let index = told.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
+    match index {
+        Some((index, _)) => format!("cuda:{index}"),
+        None if told.contains("Wgpu") => "wgpu".to_owned(),
+        None => told.to_owned(),
     }
 }
 

@@ -69,6 +69,7 @@ fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Opt
 mod tests {
     use super::*;
     use crate::device::DeviceChoice::{Cpu, Cuda, Wgpu};
+    use crate::device::name_of_gpu;
 
     #[test]
     fn several_devices_are_gpus_each_named_once() {
@@ -88,6 +89,19 @@ mod tests {
         ] {
             let message = devices(text).unwrap_err();
             assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn devices_are_called_what_the_command_line_calls_them() {
+        assert_eq!(DeviceChoice::name(&Device::flex()), "cpu");
+        for (told, name) in [
+            ("Device<Cube(Cuda(Cuda(1)))>", "cuda:1"),
+            ("Device<Cuda(0)>", "cuda:0"),
+            ("Device<Cube(Wgpu(WgpuDevice { kind: DefaultDevice, backend: Auto }))>", "wgpu"),
+        ] {
+            assert_eq!(name_of_gpu(told), name);
+            name.parse::<DeviceChoice>().expect("the command line takes it");
         }
     }
 

@@ -44,7 +44,10 @@ impl WeightSource for Stored<'_> {
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
-            let mut values = Vec::new();
+            // Room for what the file bears out, and no more than that.
+            self.reader.check_shape(&name, shape)?;
+            let row_len: usize = shape[1..].iter().product();
+            let mut values = Vec::with_capacity(spec.outputs * row_len);
             let strips = spec.rows.strips(spec.outputs);
             let keep = |_, rows: &[f32]| values.extend_from_slice(rows);
             self.reader.take_rows(&name, shape, strips, keep).map(|()| values)

@@ -11,8 +11,6 @@ use draftsmith_model::{CausalLm, KvCache, Rows, WeightDtype};
 use draftsmith_theory::{Rounding, argmax};
 use serde::Serialize;
 
-use crate::device::DeviceChoice;
-
 /// Text that every checkout has, for a model of one's own to read.
 const TEXT: &str = include_str!("../README.md");
 /// Tokens of it that are read, and those before the first that is looked at.
@@ -133,6 +131,7 @@ pub(crate) struct DecodeFigures {
 /// If the device fails.
 pub(crate) fn time(
     model: &CausalLm,
+    device_name: String,
     num_cached: usize,
     warm_up: usize,
     steps: usize,
@@ -164,7 +163,7 @@ pub(crate) fn time(
     Ok(DecodeFigures {
         work: "decode",
         by: "draftsmith",
-        device: DeviceChoice::name(&device),
+        device: device_name,
         dtype: model.dtype().name(),
         num_cached,
         prefill_seconds,

@@ -152,7 +152,8 @@ fn main() -> Result<()> {
     if is_wanted(WorkName::Decode) {
         let Arguments { shape, seq, dtype, warm_up, steps, .. } = arguments;
         let model = shape.model(2 * seq, dtype, &device);
-        let figures = decoding::time(&model, seq, warm_up, steps)?;
+        let name = DeviceChoice::name(&device);
+        let figures = decoding::time(&model, name, seq, warm_up, steps)?;
         if arguments.json {
             println!("{}", serde_json::to_string(&figures)?);
         } else {
