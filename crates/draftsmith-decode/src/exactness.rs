@@ -40,7 +40,13 @@ struct Case {
 
 impl Case {
     fn new(vocab_size: usize, max_new_tokens: usize, eos: Option<u32>, seed: u64) -> Self {
-        let table = |seed| Table { vocab_size, seed, context: 64, head: HeadTiming::AfterRead };
+        let table = |seed| Table {
+            vocab_size,
+            seed,
+            context: 64,
+            head: HeadTiming::AfterRead,
+            num_drawn: u32::MAX,
+        };
         Self {
             target: table(2 * seed),
             draft: table(2 * seed + 1),
@@ -251,6 +257,23 @@ fn every_rule_leaves_the_targets_distribution_with_either_drafter() {
                 assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
             }
         }
+    }
+}
+
+#[test]
+fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
+    for (num_drawn, eos) in [(1, None), (2, Some(1)), (2, Some(2))] {
+        let mut case = Case::new(3, 4, eos, 900);
+        case.draft.num_drawn = num_drawn;
+        let (expected, draft) = (case.target_distribution(), Drafting::from(&case.draft));
+        for config in rules_with(HeadTiming::AfterRead, 3) {
+            let rule = || config.init().expect("a valid rule");
+            let found = case.output_distribution(&case.target, &draft, &rule);
+            assert_same_distribution(&found, &expected);
+            assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
+        }
+        // The tokens that are never drafted come out all the same.
+        assert!(expected.keys().flatten().any(|id| *id >= num_drawn));
     }
 }
 

@@ -27,6 +27,7 @@ use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::decoder::source::{Drawn, WeightSource};
+use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache, LayerCache};
 use crate::precision::cast_parameters;
@@ -113,6 +114,8 @@ pub struct AdapterConfig {
     pub architecture: AdapterArchitecture,
     /// A Llama of one layer and the target's sizes: what the adapter's parts are those of.
     pub model: ModelConfig,
+    /// The tokens that it may draft; None where it is all of them.
+    pub draft_vocabulary: Option<DraftVocabulary>,
     /// SHA-256 of the target the adapter was trained for, if known.
     pub target_hash: Option<String>,
     /// Everything else that training recorded.
@@ -135,6 +138,8 @@ pub struct Adapter {
     packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
     shape: ModelShape,
+    #[module(skip)]
+    draft_vocabulary: Option<DraftVocabulary>,
 }
 
 impl AdapterConfig {
@@ -153,7 +158,14 @@ impl AdapterConfig {
         let window = model.spec.window.filter(|window| !window.layers.contains(&false));
         model.spec.window = window.map(|window| WindowSpec { layers: vec![true], ..window });
         let architecture = AdapterArchitecture::Attention;
-        Ok(Self { exit_layer, architecture, model, target_hash: None, training: Map::new() })
+        Ok(Self {
+            exit_layer,
+            architecture,
+            model,
+            draft_vocabulary: None,
+            target_hash: None,
+            training: Map::new(),
+        })
     }
 
     /// What its layer is made of.
@@ -227,6 +239,7 @@ impl AdapterConfig {
             reaches: Reach::all_of(spec, shape),
             packed: None,
             shape: shape.clone(),
+            draft_vocabulary: self.draft_vocabulary.clone(),
         })
     }
 
@@ -313,6 +326,11 @@ impl Adapter {
         let device = self.device();
         let lm_head = self.lm_head.map(|_| copied_linear(target.lm_head_weight(), &device));
         Self { lm_head, ..self }
+    }
+
+    /// The tokens that it may draft; None where it is all of them.
+    pub fn draft_vocabulary(&self) -> Option<&DraftVocabulary> {
+        self.draft_vocabulary.as_ref()
     }
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.

@@ -26,7 +26,7 @@ use crate::decoder::norm::Norm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::packed::{self, Storage};
+use crate::packed::{self, PackedWeights, Storage};
 use crate::rows::{HostRows, Place, Rows, Run, Slots};
 use crate::shape::ModelShape;
 use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
@@ -350,6 +350,14 @@ impl CausalLm {
         let logits = rows.matmul(self.lm_head_weight()).cast(FloatDType::F32);
         let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
         logits.reshape([batch, seq, self.shape().vocab_size])
+    }
+
+    /// The LM head in host memory, where the model is.
+    pub(crate) fn packed_lm_head(&self) -> Option<&PackedWeights> {
+        match &self.weights {
+            Weights::Packed(packed) => Some(packed.lm_head()),
+            Weights::Tensors(_) => None,
+        }
     }
 
     /// The LM head as a matrix, for losses that take it in chunks; it has no bias. Logits may have

@@ -16,6 +16,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 pub use self::head_features::CandidateRows;
 use crate::adapter::Adapter;
 use crate::causal_lm::CausalLm;
+use crate::draft_vocabulary::NarrowHead;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
@@ -26,6 +27,9 @@ pub struct DrafterModel {
     /// The draft model, or the target of a self-draft.
     model: CausalLm,
     exit: Option<Exit>,
+    /// The rows of the LM head that an adapter with a draft vocabulary reads.
+    #[module(skip)]
+    narrow_head: Option<NarrowHead>,
     #[module(skip)]
     embedding_gain: OnceLock<f32>,
 }
@@ -41,7 +45,8 @@ struct Exit {
 impl From<&CausalLm> for DrafterModel {
     /// A draft model of its own.
     fn from(draft: &CausalLm) -> Self {
-        Self { model: draft.clone(), exit: None, embedding_gain: OnceLock::new() }
+        let embedding_gain = OnceLock::new();
+        Self { model: draft.clone(), exit: None, narrow_head: None, embedding_gain }
     }
 }
 
@@ -49,8 +54,10 @@ impl DrafterModel {
     /// A self-draft: `target`'s first `exit_layer` layers with an adapter, whose normed output is
     /// the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
+        let vocabulary = adapter.draft_vocabulary().cloned();
+        let narrow_head = vocabulary.map(|vocabulary| NarrowHead::of(&target, vocabulary));
         let exit = Some(Exit { layer: exit_layer, adapter });
-        Self { model: target, exit, embedding_gain: OnceLock::new() }
+        Self { model: target, exit, narrow_head, embedding_gain: OnceLock::new() }
     }
 
     /// Whether it is a target's first layers with an adapter.
@@ -84,7 +91,10 @@ impl DrafterModel {
             WeightDtype::F32 => exit,
             other => Exit { adapter: exit.adapter.to_dtype(other.float_dtype()), ..exit },
         };
-        Self { model: self.model.to_dtype(dtype), exit: self.exit.map(of_exit), ..self }
+        let model = self.model.to_dtype(dtype);
+        let narrow_head =
+            self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary().clone()));
+        Self { model, exit: self.exit.map(of_exit), narrow_head, ..self }
     }
 
     /// A token as the drafter can read it: one that it has no embedding for becomes token 0, which
@@ -182,9 +192,10 @@ impl DrafterModel {
 
     /// Logits of what the LM head reads, one row each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match &self.exit {
-            None => self.model.logits(normed),
-            Some(exit) => exit.adapter.logits(normed, &self.model),
+        match (&self.narrow_head, &self.exit) {
+            (Some(head), _) => head.logits(normed),
+            (None, None) => self.model.logits(normed),
+            (None, Some(exit)) => exit.adapter.logits(normed, &self.model),
         }
     }
 }

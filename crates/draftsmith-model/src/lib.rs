@@ -9,6 +9,7 @@ mod adapter;
 mod causal_lm;
 mod config;
 mod decoder;
+mod draft_vocabulary;
 mod drafter;
 mod error;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_cap::soft_capped;
+pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
 pub use kv_cache::KvCache;

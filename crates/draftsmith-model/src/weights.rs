@@ -22,4 +22,5 @@ pub use header::read_metadata;
 pub use read::{WeightReader, hash_model_dir};
 pub(crate) use stored::StoredRows;
 pub(crate) use write::pretty;
+pub(crate) use write::{NamedIds, write_with_ids};
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

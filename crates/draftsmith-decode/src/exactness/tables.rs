@@ -21,6 +21,8 @@ pub(super) struct Table {
     pub(super) context: usize,
     /// When its acceptance head predicts, as a draft.
     pub(super) head: HeadTiming,
+    /// The tokens that it draws, as a draft of a small vocabulary: those below.
+    pub(super) num_drawn: u32,
 }
 
 impl Table {
@@ -59,7 +61,13 @@ impl Table {
         (0..self.vocab_size)
             .map(|id| {
                 let logit = (draws.uniform() * 4.0 - 2.0) as f32;
-                if id > 0 && draws.bernoulli(0.2) { f32::NEG_INFINITY } else { logit }
+                let is_never = id > 0 && draws.bernoulli(0.2);
+                match id as u32 >= self.num_drawn {
+                    // What models give to the tokens outside a draft vocabulary.
+                    true => -1e30,
+                    false if is_never => f32::NEG_INFINITY,
+                    false => logit,
+                }
             })
             .collect()
     }

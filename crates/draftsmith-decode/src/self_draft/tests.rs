@@ -9,8 +9,8 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
-    AdapterArchitecture, AdapterConfig, CausalLm, NamedTensor, Rows, WeightDtype, WeightReader,
-    write_safetensors,
+    AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, NamedTensor, Rows, WeightDtype,
+    WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
@@ -227,8 +227,14 @@ fn whatever_the_family_greedy_output_is_plain_greedy_output() {
         let device = Device::flex();
         device.seed(3);
         let drawn = model.config().init(&device);
-        let of_drawn = config_of(&drawn, AdapterArchitecture::Attention, 2).init(&device);
-        assert_a_few_rules_are_plain(&drawn, &of_drawn, &mut counts);
+        let config = config_of(&drawn, AdapterArchitecture::Attention, 2);
+        assert_a_few_rules_are_plain(&drawn, &config.init(&device), &mut counts);
+        // Of every second token.
+        let ids: Vec<u32> = (0..model.shape().vocab_size as u32).step_by(2).collect();
+        let config = config_of(&model, AdapterArchitecture::DecoderLayer, 2);
+        let config = AdapterConfig { draft_vocabulary: Some(DraftVocabulary::new(ids)), ..config };
+        let narrow = config.init(&device).with_layer_of(&model, 2);
+        assert_a_few_rules_are_plain(&model, &narrow, &mut counts);
     }
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
 }

@@ -14,12 +14,16 @@ use serde_json::{Map, Value};
 use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, NORM, PackedAdapter};
 use crate::config::ModelConfig;
 use crate::decoder::source::{Stored, named_linears};
+use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::{ModelError, read_json};
 use crate::packed;
 use crate::shape::ModelShape;
 use crate::weights::{
-    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
+    NamedIds, NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
+
+/// The key, and the tensor that lists the tokens, as 64-bit integers.
+const DRAFT_VOCABULARY: &str = "draft_vocabulary";
 
 /// Our keys of an adapter's `config.json`.
 #[derive(Deserialize)]
@@ -27,6 +31,8 @@ struct OwnKeys {
     exit_layer: Option<usize>,
     #[serde(default)]
     architecture: AdapterArchitecture,
+    /// How many tokens the tensor of that name lists.
+    draft_vocabulary: Option<usize>,
     target_hash: Option<String>,
     #[serde(default)]
     training: Map<String, Value>,
@@ -40,7 +46,8 @@ impl AdapterConfig {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let model = ModelConfig::from_model_dir(dir)?;
-        let OwnKeys { exit_layer, architecture, target_hash, training } = read_json(&path)?;
+        let OwnKeys { exit_layer, architecture, draft_vocabulary, target_hash, training } =
+            read_json(&path)?;
         let Some(exit_layer) = exit_layer else {
             return Err(ModelError::Config {
                 path,
@@ -60,8 +67,41 @@ impl AdapterConfig {
                 ),
             });
         }
-        Ok(Self { exit_layer, architecture, model, target_hash, training })
+        let mut config =
+            Self { exit_layer, architecture, model, draft_vocabulary: None, target_hash, training };
+        if let Some(len) = draft_vocabulary {
+            config.draft_vocabulary = Some(read_draft_vocabulary(dir, len, &config)?);
+        }
+        Ok(config)
     }
+}
+
+/// The draft vocabulary of an adapter's directory, which is to have so many tokens.
+fn read_draft_vocabulary(
+    dir: &Path,
+    len: usize,
+    config: &AdapterConfig,
+) -> Result<DraftVocabulary, ModelError> {
+    let refused = |problem: String| ModelError::Config {
+        path: dir.join("config.json"),
+        key: DRAFT_VOCABULARY,
+        problem,
+    };
+    if len == 0 {
+        return Err(refused("is 0: give the number of tokens, or leave it out".to_owned()));
+    }
+    if config.architecture.has_head() {
+        return Err(refused(format!(
+            "is for adapters with the target's LM head, but `{}` has its own",
+            config.architecture
+        )));
+    }
+    let vocab_size = config.model.shape.vocab_size;
+    let ids = WeightReader::open_dir(dir)?.take_ids(DRAFT_VOCABULARY, len, vocab_size)?;
+    if !ids.is_sorted_by(|a, b| a < b) {
+        return Err(refused("is of a tensor whose ids do not rise".to_owned()));
+    }
+    Ok(DraftVocabulary::new(ids))
 }
 
 impl Adapter {
@@ -95,7 +135,12 @@ impl Adapter {
         let dtype = dtype.float_dtype();
         let mut adapter = config.build(&mut Stored { reader: &mut reader, device, dtype })?;
         let ignored = config.model.spec.names.ignored;
-        reader.ignore(|name| ignored.iter().any(|end| name.ends_with(end)));
+        let has_vocabulary = config.draft_vocabulary.is_some();
+        reader.ignore(|name| {
+            // That was read with the configuration.
+            let is_read = has_vocabulary && name == DRAFT_VOCABULARY;
+            is_read || ignored.iter().any(|end| name.ends_with(end))
+        });
         reader.finish()?;
         check_weights(dir)?;
         if dtype == FloatDType::F32 && packed::runs_on(device) {
@@ -110,11 +155,17 @@ impl Adapter {
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
         let path = dir.join("model.safetensors");
-        let hash = write_safetensors(&path, &self.named(config), WeightDtype::F32, &[])?;
+        let vocabulary = config.draft_vocabulary.as_ref();
+        let ids = vocabulary.map(|all| NamedIds { name: DRAFT_VOCABULARY, ids: all.ids() });
+        let ids: Vec<NamedIds<'_>> = ids.into_iter().collect();
+        let hash = write_with_ids(&path, &self.named(config), &ids, WeightDtype::F32, &[])?;
         let mut json = config.model.to_json(WeightDtype::F32.config_name());
         json["exit_layer"] = config.exit_layer.into();
         if config.architecture != AdapterArchitecture::Attention {
             json["architecture"] = config.architecture.to_string().into();
+        }
+        if let Some(vocabulary) = vocabulary {
+            json[DRAFT_VOCABULARY] = vocabulary.ids().len().into();
         }
         if let Some(hash) = &config.target_hash {
             json["target_hash"] = hash.as_str().into();

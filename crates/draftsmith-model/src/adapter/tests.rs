@@ -437,3 +437,45 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
         }
     }
 }
+
+#[test]
+fn a_draft_vocabulary_is_kept_in_the_files_and_broken_ones_are_named() {
+    let target = target();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let vocabulary = DraftVocabulary::new(vec![2, 9, 30]);
+    let config = AdapterConfig {
+        draft_vocabulary: Some(vocabulary.clone()),
+        ..AdapterConfig::new(target.config(), 1).expect("a valid exit layer")
+    };
+    let write = |config: &AdapterConfig| {
+        config.init(&Device::flex()).write_dir(dir.path(), config).expect("written");
+    };
+    let read = || Adapter::from_dir(dir.path(), target.shape(), &Device::flex());
+    write(&config);
+    let (found, adapter) = read().expect("reads");
+    assert_eq!(found.draft_vocabulary.as_ref(), Some(&vocabulary));
+    assert_eq!(adapter.draft_vocabulary(), Some(&vocabulary));
+
+    let path = dir.path().join("config.json");
+    let refused = |key: &str, value: Value, words: &[&str]| {
+        let mut json: Value = read_json(&path).expect("JSON");
+        json[key] = value;
+        std::fs::write(&path, json.to_string()).expect("written");
+        let message = read().expect_err("refused").to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        write(&config);
+    };
+    let file = "model.safetensors";
+    refused("draft_vocabulary", 4.into(), &[file, "draft_vocabulary", "[3]", "[4]"]);
+    refused("draft_vocabulary", 0.into(), &["config.json", "draft_vocabulary", "is 0"]);
+    let own_head = "attention-with-head".into();
+    refused("architecture", own_head, &["draft_vocabulary", "attention-with-head"]);
+    refused("draft_vocabulary", Value::Null, &[file, "draft_vocabulary"]);
+    let unknown = AdapterConfig {
+        draft_vocabulary: Some(DraftVocabulary::new(vec![2, 1_000_000])),
+        ..config.clone()
+    };
+    write(&unknown);
+    let message = read().expect_err("refused").to_string();
+    assert!(message.contains("1000000") && message.contains("draft_vocabulary"), "{message}");
+}

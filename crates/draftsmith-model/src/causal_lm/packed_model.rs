@@ -112,6 +112,11 @@ impl PackedModel {
         self.weights.lm_head_tensor.get_or_init(unpack).clone()
     }
 
+    /// The LM head.
+    pub(super) fn lm_head(&self) -> &PackedWeights {
+        &self.weights.lm_head
+    }
+
     fn embedding(&self) -> &PackedWeights {
         self.weights.embedding.as_ref().unwrap_or(&self.weights.lm_head)
     }

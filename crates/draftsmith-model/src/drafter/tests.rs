@@ -5,6 +5,7 @@ mod families;
 
 use super::*;
 use crate::adapter::{AdapterArchitecture, AdapterConfig};
+use crate::draft_vocabulary::DraftVocabulary;
 use crate::fixtures::{FIXTURES, load};
 
 const EXIT_LAYER: usize = 1;
@@ -101,5 +102,36 @@ fn a_token_without_an_embedding_is_read_as_token_0() {
         let [known, found] = [[3, 0, 5], [3, unknown, 5]]
             .map(|ids| Rows::to_host([drafter.embed_ids(&ids)]).expect("brought"));
         assert_eq!(found, known);
+    }
+}
+
+#[test]
+fn a_draft_vocabulary_leaves_its_tokens_logits_and_no_chance_to_others() {
+    for fixture in [FIXTURES[0], "gemma2-bf16"] {
+        let target = load(fixture);
+        let vocabulary = DraftVocabulary::new(vec![3, 4, 17, 40]);
+        let config = AdapterConfig::new(target.config(), EXIT_LAYER).expect("a valid exit layer");
+        let narrow = AdapterConfig { draft_vocabulary: Some(vocabulary.clone()), ..config.clone() };
+        Device::flex().seed(7);
+        let adapter = narrow.init(&Device::flex());
+        let drafter = DrafterModel::self_draft(target.clone(), adapter.clone(), EXIT_LAYER);
+        let of_tensors = DrafterModel::self_draft(target.to_tensors(), adapter.clone(), EXIT_LAYER);
+        let hidden = drafter.hidden_states(&[&ids()]);
+        let expected = adapter.logits(&hidden.clone().into(), &target);
+        let [found, of_tensors, expected] = Rows::to_host([
+            drafter.logits(&hidden.clone().into()),
+            of_tensors.logits(&hidden.into()),
+            expected,
+        ])
+        .expect("brought");
+        assert_eq!(found.len(), expected.len());
+        let pairs = found.iter().zip(&of_tensors).zip(&expected);
+        for (place, ((found, of_tensors), expected)) in pairs.enumerate() {
+            if vocabulary.contains((place % drafter.vocab_size()) as u32) {
+                assert_close(&[*found, *of_tensors], &[*expected; 2]);
+            } else {
+                assert_eq!([found.exp(), of_tensors.exp()], [0.0; 2]);
+            }
+        }
     }
 }

@@ -158,6 +158,21 @@ impl PackedWeights {
         });
     }
 
+    /// The same matrix with some of its outputs alone.
+    pub(crate) fn select_outputs(&self, outputs: &[u32]) -> Self {
+        let mut selected = Self::zeros(self.storage(), self.inputs, outputs.len());
+        let mut weights = Vec::with_capacity(self.inputs);
+        for (place, output) in outputs.iter().enumerate() {
+            weights.clear();
+            self.read_output(*output as usize, &mut weights);
+            selected.set_outputs(place..place + 1, |input, _| weights[input]);
+        }
+        let bias = self.bias.as_ref();
+        selected.bias =
+            bias.map(|bias| outputs.iter().map(|output| bias[*output as usize]).collect());
+        selected
+    }
+
     /// Whether even few rows are shared by several threads.
     pub(super) fn is_shared(&self) -> bool {
         self.inputs * self.outputs >= PARALLEL_WEIGHTS

@@ -97,10 +97,15 @@ impl WeightReader {
         file.tensors.get(name).map(|stored| stored.dtype)
     }
 
-    /// The storage type of the first tensor, as safetensors spells it; `None` without tensors.
+    /// The storage type of the first weights, as safetensors spells it; `None` without any.
     pub fn dtype(&self) -> Option<String> {
-        let (name, number) = self.tensors.iter().next()?;
-        self.files[*number].tensors.get(name).map(|stored| format!("{:?}", stored.dtype))
+        let name = self.tensors.keys().find(|name| self.is_weights(name))?;
+        self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
+    }
+
+    /// Whether a tensor has weights, and not ids.
+    pub fn is_weights(&self, name: &str) -> bool {
+        self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
     }
 
     /// Takes a tensor, widened to f32, row by row.
@@ -157,6 +162,28 @@ impl WeightReader {
         }
         self.taken.insert(name.to_owned());
         Ok(())
+    }
+
+    /// Takes a list of token ids, stored as 64-bit integers.
+    ///
+    /// # Errors
+    /// If it is missing, has not `len` numbers, or one of them is no id of `vocab_size`.
+    pub(crate) fn take_ids(
+        &mut self,
+        name: &str,
+        len: usize,
+        vocab_size: usize,
+    ) -> Result<Vec<u32>, ModelError> {
+        let (OpenFile { path, file, .. }, stored) = self.check(name, &[len])?;
+        let ids = stored.read_ids(file, path, name)?;
+        if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
+            return Err(ModelError::Safetensors {
+                path: path.clone(),
+                problem: format!("tensor `{name}` has {id}, expected ids below {vocab_size}"),
+            });
+        }
+        self.taken.insert(name.to_owned());
+        Ok(ids.into_iter().map(|id| id as u32).collect())
     }
 
     /// Checks that a tensor is there, and of a shape.

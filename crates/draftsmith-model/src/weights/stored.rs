@@ -82,6 +82,27 @@ impl StoredTensor {
         }
         Ok(())
     }
+
+    /// Reads all numbers of a list of 64-bit integers.
+    pub(super) fn read_ids(
+        &self,
+        mut file: &File,
+        path: &Path,
+        name: &str,
+    ) -> Result<Vec<i64>, ModelError> {
+        let io = |e| ModelError::io("read", path, e);
+        if self.dtype != Dtype::I64 {
+            return Err(ModelError::Dtype {
+                path: path.to_path_buf(),
+                tensor: name.to_owned(),
+                dtype: format!("{:?}", self.dtype),
+            });
+        }
+        let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size_of::<i64>()];
+        file.seek(SeekFrom::Start(self.start)).map_err(io)?;
+        file.read_exact(&mut bytes).map_err(io)?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+    }
 }
 
 fn f16_of(bytes: [u8; 2]) -> f32 {

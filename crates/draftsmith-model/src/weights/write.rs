@@ -70,6 +70,14 @@ impl NamedTensor {
     }
 }
 
+/// A list of token ids to be written, as 64-bit integers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NamedIds<'a> {
+    /// The name in the file.
+    pub(crate) name: &'a str,
+    pub(crate) ids: &'a [u32],
+}
+
 /// Writes a safetensors file, whole or not at all, and returns the SHA-256 of its bytes. The metadata
 /// always says `format: pt`, which every transformers release reads.
 ///
@@ -78,6 +86,20 @@ impl NamedTensor {
 pub fn write_safetensors(
     path: &Path,
     tensors: &[NamedTensor],
+    dtype: WeightDtype,
+    metadata: &[(String, String)],
+) -> Result<String, ModelError> {
+    write_with_ids(path, tensors, &[], dtype, metadata)
+}
+
+/// [`write_safetensors`] with lists of ids beside the tensors.
+///
+/// # Errors
+/// As there.
+pub(crate) fn write_with_ids(
+    path: &Path,
+    tensors: &[NamedTensor],
+    ids: &[NamedIds<'_>],
     dtype: WeightDtype,
     metadata: &[(String, String)],
 ) -> Result<String, ModelError> {
@@ -100,6 +122,15 @@ pub fn write_safetensors(
         let view = TensorView::new(stored, tensor.shape.clone(), bytes)
             .map_err(|e| broken(format!("tensor `{}`: {e}", tensor.name)))?;
         views.push((tensor.name.clone(), view));
+    }
+    let encoded: Vec<Vec<u8>> = ids
+        .iter()
+        .map(|named| named.ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect())
+        .collect();
+    for (named, bytes) in ids.iter().zip(&encoded) {
+        let view = TensorView::new(Dtype::I64, vec![named.ids.len()], bytes)
+            .map_err(|e| broken(format!("tensor `{}`: {e}", named.name)))?;
+        views.push((named.name.to_owned(), view));
     }
     let mut info: HashMap<String, String> = metadata.iter().cloned().collect();
     info.insert("format".to_owned(), "pt".to_owned());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
-use draftsmith_model::CausalLm;
+use draftsmith_model::{CausalLm, DraftVocabulary};
 
 use crate::adapter::distillation::LmHead;
 use crate::data::batches::{BatchSource, TrainingBatch};
@@ -41,6 +41,11 @@ impl AdapterRow {
 
     fn num_supervised(&self) -> usize {
         self.input_ids.len() - self.first_supervised
+    }
+
+    /// The tokens of the response that it predicts, but for the last.
+    pub(crate) fn predicted(&self) -> &[u32] {
+        &self.input_ids[self.first_supervised + 1..]
     }
 }
 
@@ -86,9 +91,15 @@ pub(crate) struct FrozenTarget {
     lm_head: LmHead,
 }
 
-impl From<CausalLm> for FrozenTarget {
-    fn from(model: CausalLm) -> Self {
-        Self { lm_head: LmHead::of(&model), model }
+impl FrozenTarget {
+    /// A target whose LM head has the tokens that are to be drafted, or all.
+    pub(crate) fn new(model: CausalLm, vocabulary: Option<&DraftVocabulary>) -> Self {
+        let lm_head = LmHead::of(&model);
+        let lm_head = match vocabulary {
+            Some(vocabulary) => lm_head.narrowed(vocabulary),
+            None => lm_head,
+        };
+        Self { lm_head, model }
     }
 }
 
@@ -264,7 +275,11 @@ mod tests {
             .iter()
             .map(|row| Arc::new(AdapterRow::new(row, 64).unwrap()))
             .collect();
-        AdapterSource { targets: FrozenTarget::from(target).into(), exit_layers: vec![1], rows }
+        AdapterSource {
+            targets: FrozenTarget::new(target, None).into(),
+            exit_layers: vec![1],
+            rows,
+        }
     }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -326,7 +341,8 @@ mod tests {
     #[test]
     fn batches_are_made_on_the_devices_in_turn() {
         let source = source(7);
-        let targets = [tiny_draft(16, 64), deep_target(16, 64)].map(FrozenTarget::from);
+        let targets =
+            [tiny_draft(16, 64), deep_target(16, 64)].map(|target| FrozenTarget::new(target, None));
         let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
         let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
             let source = AdapterSource { targets, ..source.clone() };

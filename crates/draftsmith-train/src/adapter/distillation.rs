@@ -13,7 +13,7 @@ mod on_host;
 mod tests;
 
 use burn::tensor::{FloatDType, Tensor};
-use draftsmith_model::{CausalLm, soft_capped, vectors};
+use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
 /// What is minimised, as the mean over supervised tokens: of the target's distribution p and the
@@ -121,6 +121,11 @@ impl LmHead {
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
         Self { weight: target.lm_head_weight(), soft_cap }
+    }
+
+    /// The same of some tokens alone.
+    pub(crate) fn narrowed(self, vocabulary: &DraftVocabulary) -> Self {
+        Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
     /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))

@@ -226,7 +226,7 @@ mod tests {
             .iter()
             .map(|row| AdapterRow::new(row, 64).unwrap().into())
             .collect();
-        let targets = FrozenTarget::from(target.clone()).into();
+        let targets = FrozenTarget::new(target.clone(), None).into();
         let source = AdapterSource { targets, exit_layers: vec![1], rows };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config };

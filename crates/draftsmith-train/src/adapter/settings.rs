@@ -22,6 +22,11 @@ pub struct AdapterTraining {
     /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
     /// Llama's MLP alone.
     pub architecture: AdapterArchitecture,
+    /// How many tokens it may draft: those most frequent in the responses that it is trained on, and
+    /// the target's end tokens. Its LM head is those rows of the target's, and the loss is over them
+    /// (FR-Spec, Zhao et al. 2025). Left out: all tokens. Not with an LM head of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_vocabulary: Option<usize>,
     /// The first weights: `"random"`, as the authors', or `"target"`: those of its layer behind the
     /// exit, as far as that has such parts. A head of its own begins as the target's either way.
     pub initial: InitialWeights,
@@ -82,6 +87,7 @@ impl Default for AdapterTraining {
         Self {
             exit_layer: ExitLayers::One(2),
             architecture: AdapterArchitecture::Attention,
+            draft_vocabulary: None,
             initial: InitialWeights::Random,
             max_len: 2048,
             loss: DistillationLoss::CrossEntropy,
@@ -115,6 +121,16 @@ impl AdapterTraining {
                 key: "max_len",
                 value: self.max_len.to_string(),
                 expected: "2 or more",
+            });
+        }
+        if let Some(size) = self.draft_vocabulary
+            && (size == 0 || self.architecture.has_head())
+        {
+            return Err(TrainError::Setting {
+                section: Section::Adapter,
+                key: "draft_vocabulary",
+                value: size.to_string(),
+                expected: "1 or more, and an architecture without an LM head of its own",
             });
         }
         self.optimizer.check(Section::Adapter)?;
@@ -200,6 +216,10 @@ mod tests {
         }
         check("exit_layer", AdapterTraining { exit_layer: ExitLayers::One(0), ..default() });
         check("max_len", AdapterTraining { max_len: 1, ..default() });
+        check("draft_vocabulary", AdapterTraining { draft_vocabulary: Some(0), ..default() });
+        let architecture = AdapterArchitecture::AttentionWithHead;
+        let narrow = AdapterTraining { draft_vocabulary: Some(9), architecture, ..default() };
+        check("draft_vocabulary", narrow);
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
         let optimizer = OptimizerSettings { batch_size: 0, ..OptimizerSettings::ADAPTER };
         check("optimizer.batch_size", AdapterTraining { optimizer, ..default() });

@@ -1,8 +1,10 @@
 //! From rows and a frozen target to trained self-draft adapters (Kangaroo, section 3.1).
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary};
 use draftsmith_theory::SeededDraws;
 
 use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
@@ -59,7 +61,12 @@ pub fn train_adapters(
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
     let targets = PerDevice::frozen(frozen, &run.more_devices)?;
-    let Prepared { loaders, rows } = prepare(&targets, rows, training, seed)?;
+    let (Prepared { loaders, rows }, vocabulary) = prepare(&targets, rows, training, seed)?;
+    let (vocabulary, coverage) = vocabulary.unzip();
+    let configs: Vec<AdapterConfig> = configs
+        .into_iter()
+        .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
+        .collect();
     let (devices, optimizer) = (targets.trained()?, training.optimizer);
     let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
     let learners = configs.iter().enumerate().map(|(place, config)| {
@@ -78,6 +85,9 @@ pub fn train_adapters(
         let mut trained = Trained::new(trained, rows, progress, place, interrupted, duration);
         let in_config = ["exit_layer", "architecture"];
         trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
+        if let Some(coverage) = coverage {
+            trained.config.training.insert("vocabulary_coverage".to_owned(), coverage.into());
+        }
         trained
     })
 }
@@ -93,7 +103,7 @@ pub fn adapter_examples(
     seed: u64,
 ) -> Result<Vec<StepExamples>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, training, seed)?.loaders.examples())
+    Ok(prepare(&target.valid().into(), rows, training, seed)?.0.loaders.examples())
 }
 
 /// An adapter as [`train_adapters`] begins with it, on the target's device.
@@ -122,14 +132,18 @@ fn config_of(
     Ok(AdapterConfig { architecture: training.architecture, ..config })
 }
 
-/// Splits the rows, and makes the loaders of both sides. The target records no autodiff, whatever
-/// the caller's device: hidden states are constants.
+/// A draft vocabulary, and the share of the held-out rows' response tokens that it has.
+type CoveredBy = (DraftVocabulary, f64);
+
+/// Splits the rows, and makes the loaders of both sides; with a draft vocabulary of the training rows,
+/// if one is wanted. The target records no autodiff, whatever the caller's device: hidden states are
+/// constants.
 fn prepare(
     targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
     training: &AdapterTraining,
     seed: u64,
-) -> Result<Prepared<AdapterSource>, TrainError> {
+) -> Result<(Prepared<AdapterSource>, Option<CoveredBy>), TrainError> {
     let target = targets.first();
     let max_len = training.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
@@ -154,17 +168,32 @@ fn prepare(
         batch_size: optimizer.batch_size,
         gradient_accumulation: optimizer.gradient_accumulation,
     };
-    let targets = targets.clone().map(FrozenTarget::from);
+    let vocabulary = training.draft_vocabulary.map(|size| {
+        let counts = |rows: &[Arc<AdapterRow>]| {
+            let mut counts = vec![0_u64; vocab_size];
+            for id in rows.iter().flat_map(|row| row.predicted()) {
+                counts[*id as usize] += 1;
+            }
+            counts
+        };
+        let always = &target.shape().eos_token_ids;
+        let vocabulary = DraftVocabulary::most_frequent(&counts(&split.training), size, always);
+        let coverage = vocabulary.coverage(&counts(&split.validation));
+        (vocabulary, coverage)
+    });
+    let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
+    let targets = targets.clone().map(|target| FrozenTarget::new(target, narrowed));
     let source = |rows| AdapterSource {
         targets: targets.clone(),
         exit_layers: training.exit_layer.to_vec(),
         rows,
     };
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
-    Ok(Prepared {
+    let prepared = Prepared {
         loaders: Loaders::new(training_rows, validation_rows, settings, optimizer.num_epochs),
         rows: counts,
-    })
+    };
+    Ok((prepared, vocabulary))
 }
 
 /// An adapter with its first weights, on the target's device with autodiff: Kangaroo's, drawn from

@@ -118,7 +118,8 @@ fn model(dir: &Path) -> Result<Value> {
 
 /// The parameters that a weight file holds.
 fn num_stored_parameters(weights: &WeightReader) -> usize {
-    let shapes = weights.names().filter_map(|name| weights.shape(name));
+    let names = weights.names().filter(|name| weights.is_weights(name));
+    let shapes = names.filter_map(|name| weights.shape(name));
     shapes.map(|shape| shape.iter().product::<usize>()).sum()
 }
 
@@ -130,6 +131,7 @@ fn adapter(dir: &Path) -> Result<Value> {
         "kind": "self-draft adapter",
         "exit_layer": config.exit_layer,
         "architecture": config.architecture,
+        "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
         "hidden_size": shape.hidden_size,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,

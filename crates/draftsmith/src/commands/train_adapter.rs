@@ -11,7 +11,7 @@ use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, Section, TrainingRun, train_adapters,
 };
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
@@ -36,6 +36,10 @@ pub(crate) struct AdapterOutcome {
     pub(crate) architecture: AdapterArchitecture,
     /// Its parameters.
     pub(crate) num_parameters: usize,
+    /// How many tokens it may draft; null where it is all of them.
+    pub(crate) draft_vocabulary: Option<usize>,
+    /// The share of the validation rows' response tokens that are among those.
+    pub(crate) vocabulary_coverage: Option<f64>,
     /// Whether it was there already, trained with the same settings on the same data.
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
@@ -189,6 +193,12 @@ impl AdapterOutcome {
             exit_layer: adapter.config.exit_layer,
             architecture: adapter.config.architecture,
             num_parameters: adapter.config.num_parameters(),
+            draft_vocabulary: adapter.config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            vocabulary_coverage: adapter
+                .config
+                .training
+                .get("vocabulary_coverage")
+                .and_then(Value::as_f64),
             kept: adapter.speed.is_none(),
             scores: adapter.scores,
             tokens_per_second: adapter.speed.map(|speed| speed.supervised_per_second),
@@ -199,8 +209,16 @@ impl AdapterOutcome {
     /// Its scores, and its head's, on stdout.
     fn tell(&self, console: &Console) -> Result<()> {
         let scores = &self.scores;
+        let vocabulary = match (self.draft_vocabulary, self.vocabulary_coverage) {
+            (Some(size), Some(coverage)) => format!(
+                ", drafting {size} tokens: {:.1} % of the validation responses', to which the scores \
+                 are limited",
+                coverage * 100.0
+            ),
+            _ => String::new(),
+        };
         console.text(format!(
-            "adapter behind layer {}: {}\n{}, {} parameters\nvalidation over {} tokens: \
+            "adapter behind layer {}: {}\n{}, {} parameters{vocabulary}\nvalidation over {} tokens: \
              cross-entropy {:.4} (the target's own {:.4}), agreement {:.4}, overlap {:.4}\n",
             self.exit_layer,
             self.adapter_dir.display(),

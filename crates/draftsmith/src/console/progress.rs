@@ -67,6 +67,11 @@ impl Progress {
         self.line();
     }
 
+    /// Changes how many units there are.
+    pub(crate) fn set_total(&self, total: u64) {
+        self.bar.set_length(total);
+    }
+
     /// Moves to `position` without counting what lies before it as done now.
     pub(crate) fn skip_to(&self, position: u64) {
         self.bar.set_position(position);

@@ -19,6 +19,9 @@ use crate::statistics::median_of;
 
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
+/// How often prompts are decoded a pass with rounds of one length: plainly, with each length, and
+/// with each of three signals.
+const NUM_TIMINGS: usize = 1 + LENGTHS.len() + 3;
 /// How often prompts are decoded a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
 /// Passes over all prompts and lengths, at least.
@@ -78,19 +81,23 @@ fn passes(
     console: &Console,
 ) -> Result<Measurement> {
     let id = drafter.id().context("the target alone has no draft forwards to measure")?;
+    let progress = Progress::new(console, "tune", "answers", 0);
     let mut run = |lengths: &mut MixedLengths| {
-        Pass::run(decoders, drafter, decoding, prompts, lengths, console)
+        Pass::run(decoders, drafter, decoding, prompts, lengths, console, &progress)
     };
+    // The fewest that there may be, until it is known what one takes.
+    let answers_a_pass = |mixed_repeats| (prompts.len() * (NUM_TIMINGS + mixed_repeats)) as u64;
+    let (of_first, of_other) = (answers_a_pass(0), answers_a_pass(MIXED_REPEATS));
+    progress.set_total(of_first + of_other * MIN_LONG_PASSES as u64);
     // The first forwards of a process touch pages and pick kernels; what they cost is near enough
     // to tell how long rounds will be, and passes.
     let first = run(&mut MixedLengths::default())?;
     let max_passes = max_passes(first.duration);
     let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first], id)?.costs)?);
-    let progress = Progress::new(console, "tune", "passes", max_passes as u64);
+    progress.set_total(of_first + of_other * max_passes as u64);
     let mut passes: Vec<Pass> = Vec::new();
     loop {
         passes.push(run(&mut lengths)?);
-        progress.advance(1);
         let num_passes = passes.len();
         if num_passes < MIN_LONG_PASSES {
             continue;
@@ -200,6 +207,7 @@ impl Pass {
         prompts: &[Vec<u32>],
         mixed: &mut MixedLengths,
         console: &Console,
+        progress: &Progress,
     ) -> Result<Self> {
         let begun = Instant::now();
         let has_head = decoders.has_head_for(drafter);
@@ -217,6 +225,7 @@ impl Pass {
                     decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?
                 };
                 timed.add(&found.trace, length);
+                progress.advance(1);
             }
             Ok(timed)
         };
@@ -238,8 +247,12 @@ impl Pass {
             let timed = time(SIGNAL_LENGTH, needs)?;
             Ok(timed.draft_forward().map_or(0.0, |draft| draft - plain_draft))
         };
-        let head_seconds =
-            if has_head { extra(SignalNeeds { acceptance_prob: true, ..none })? } else { 0.0 };
+        let mut head_seconds = 0.0;
+        if has_head {
+            head_seconds = extra(SignalNeeds { acceptance_prob: true, ..none })?;
+        } else {
+            progress.advance(prompts.len() as u64);
+        }
         let confidence_seconds = extra(SignalNeeds { confidence: true, ..none })?;
         let entropy_seconds = extra(SignalNeeds { entropy: true, ..none })?;
         let mut mixed_rounds = Vec::new();
@@ -251,6 +264,7 @@ impl Pass {
             let prompt = &prompts[prompt_number];
             let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
             mixed_rounds.extend(found.trace.rounds);
+            progress.advance(1);
         }
         Ok(Self {
             duration: begun.elapsed(),

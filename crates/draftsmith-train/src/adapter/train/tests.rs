@@ -117,6 +117,32 @@ fn every_architecture_learns_and_its_files_round_trip() {
 }
 
 #[test]
+fn an_adapter_learns_over_its_draft_vocabulary() {
+    let rows = undrafted(80, 30, 23);
+    let target = early_target();
+    let training = AdapterTraining {
+        draft_vocabulary: Some(12),
+        ..quick_with(|optimizer| optimizer.num_epochs = 6)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let trained = train(&target, &rows, &training, dir.path()).unwrap();
+    let vocabulary = trained.config.draft_vocabulary.clone().unwrap();
+    assert_eq!(vocabulary.ids().len(), 12);
+    for id in &target.shape().eos_token_ids {
+        assert!(vocabulary.contains(*id));
+    }
+    let coverage = trained.config.training["vocabulary_coverage"].as_f64().unwrap();
+    assert!(coverage > 0.0 && coverage < 1.0, "{coverage}");
+    let losses: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.training_loss).collect();
+    // Nothing is lost on tokens that it cannot draft: less than the entropy of so few.
+    assert!(losses[5] < losses[0] && losses[5] < 12_f64.ln(), "{losses:?}");
+    trained.model.write_dir(dir.path(), &trained.config).unwrap();
+    let (config, read) = Adapter::from_dir(dir.path(), target.shape(), &Device::flex()).unwrap();
+    assert_eq!(config.draft_vocabulary.as_ref(), Some(&vocabulary));
+    assert_eq!(read.draft_vocabulary(), Some(&vocabulary));
+}
+
+#[test]
 fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_left() {
     // The target has two layers, and the adapter stands in for the second.
     let target = early_target();

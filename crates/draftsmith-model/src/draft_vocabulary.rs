@@ -1,0 +1,184 @@
+//! The tokens that a drafter may draw, where they are not all that its target knows.
+//!
+//! A small drafter spends much of a step on its LM head: behind two layers of SmolLM2-135M it reads
+//! 28 M weights of 35 M. Most tokens are rare, so an LM head of the frequent ones alone loses little
+//! (FR-Spec, Zhao et al. 2025; EAGLE-3's `d2t`, Li et al. 2025). The others have a probability of
+//! exactly 0, so that verification stays what it is.
+
+use std::sync::Arc;
+
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+
+use crate::causal_lm::CausalLm;
+use crate::decoder::soft_cap::soft_capped;
+use crate::packed::{self, PackedWeights, Threads};
+use crate::rows::{HostRows, Place, Rows};
+
+/// The logit of a token that is never drawn: softmax turns it into exactly 0, at any temperature, and
+/// no sum that it is part of becomes NaN.
+const NEVER: f32 = -1e30;
+
+/// Tokens that a drafter may draw. A copy shares them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftVocabulary {
+    /// Rising.
+    ids: Arc<[u32]>,
+}
+
+impl DraftVocabulary {
+    /// These tokens.
+    ///
+    /// # Panics
+    /// If there are none, or they do not rise.
+    pub fn new(ids: impl Into<Arc<[u32]>>) -> Self {
+        let ids = ids.into();
+        assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "ids rise");
+        Self { ids }
+    }
+
+    /// The `size` tokens that are counted most often, of two as often the smaller id, and `always`
+    /// whatever their counts; fewer where fewer are counted at all.
+    ///
+    /// # Panics
+    /// If none is counted and there are no others, or `size` is 0.
+    pub fn most_frequent(counts: &[u64], size: usize, always: &[u32]) -> Self {
+        let mut ids: Vec<u32> = (0..counts.len() as u32).collect();
+        ids.retain(|id| counts[*id as usize] > 0 || always.contains(id));
+        ids.sort_by_key(|id| (!always.contains(id), std::cmp::Reverse(counts[*id as usize]), *id));
+        ids.truncate(size.max(1));
+        ids.sort_unstable();
+        Self::new(ids)
+    }
+
+    /// The tokens, rising.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Whether a token is among them.
+    pub fn contains(&self, id: u32) -> bool {
+        self.ids.binary_search(&id).is_ok()
+    }
+
+    /// The share of counted tokens that are among them; 1 where nothing is counted.
+    pub fn coverage(&self, counts: &[u64]) -> f64 {
+        let all: u64 = counts.iter().sum();
+        let covered: u64 = self.ids.iter().filter_map(|id| counts.get(*id as usize)).sum();
+        if all == 0 { 1.0 } else { covered as f64 / all as f64 }
+    }
+}
+
+/// The rows of an LM head that belong to a draft vocabulary.
+#[derive(Debug, Clone)]
+pub(crate) struct NarrowHead {
+    vocabulary: DraftVocabulary,
+    weight: Weight,
+    logit_soft_cap: Option<f32>,
+    /// Of the logits that come out.
+    vocab_size: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Weight {
+    Packed(Arc<PackedWeights>),
+    /// `[hidden, tokens]`
+    Tensor(Box<Tensor<2>>),
+}
+
+impl NarrowHead {
+    /// Those of a model's.
+    pub(crate) fn of(model: &CausalLm, vocabulary: DraftVocabulary) -> Self {
+        let weight = match model.packed_lm_head() {
+            Some(head) => Weight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
+            None => Weight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
+        };
+        Self {
+            weight,
+            vocabulary,
+            logit_soft_cap: model.config().spec.logit_soft_cap,
+            vocab_size: model.shape().vocab_size,
+        }
+    }
+
+    pub(crate) fn vocabulary(&self) -> &DraftVocabulary {
+        &self.vocabulary
+    }
+
+    /// Logits of all of the model's tokens.
+    ///
+    /// # Shapes
+    /// - normed: what the LM head reads, a row a token
+    /// - output: `[rows, vocab]`
+    pub(crate) fn logits(&self, normed: &Rows) -> Rows {
+        match &self.weight {
+            Weight::Packed(weight) => {
+                let rows = normed.place.clone().into_host();
+                let mut narrow = Vec::new();
+                weight.multiply(&rows.values, &mut narrow, Threads::All);
+                if let Some(cap) = self.logit_soft_cap {
+                    packed::soft_cap(&mut narrow, cap);
+                }
+                let num_rows = rows.values.len() / rows.width;
+                let mut values = vec![NEVER; num_rows * self.vocab_size];
+                let wide = values.chunks_exact_mut(self.vocab_size);
+                for (wide, narrow) in wide.zip(narrow.chunks_exact(self.vocabulary.ids.len())) {
+                    for (id, logit) in self.vocabulary.ids.iter().zip(narrow) {
+                        wide[*id as usize] = *logit;
+                    }
+                }
+                normed.with_place(HostRows { values, width: self.vocab_size })
+            }
+            Weight::Tensor(weight) => {
+                let device = weight.device();
+                let hidden = Place::into_tensor(normed.place.clone(), &device);
+                let [_, num_rows, width] = hidden.dims();
+                let hidden = hidden.reshape([num_rows, width]);
+                let logits = hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32);
+                let logits = soft_capped(logits, self.logit_soft_cap);
+                let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
+                // Behind the narrow row lies what all other tokens have.
+                let mut column_of = vec![self.vocabulary.ids.len() as i32; self.vocab_size];
+                for (column, id) in self.vocabulary.ids.iter().enumerate() {
+                    column_of[*id as usize] = column as i32;
+                }
+                let column_of = TensorData::new(column_of, [self.vocab_size]);
+                let column_of = Tensor::<1, Int>::from_data(column_of, &device);
+                let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);
+                normed.with_place(wide.unsqueeze::<3>())
+            }
+        }
+    }
+}
+
+/// The columns of an LM head that belong to a draft vocabulary.
+///
+/// # Shapes
+/// - weight: `[hidden, vocab]`
+/// - output: `[hidden, tokens]`
+pub fn narrowed(weight: Tensor<2>, vocabulary: &DraftVocabulary) -> Tensor<2> {
+    let ids: Vec<i32> = vocabulary.ids.iter().map(|id| *id as i32).collect();
+    let ids = TensorData::new(ids, [vocabulary.ids.len()]);
+    let ids = Tensor::<1, Int>::from_data(ids, &weight.device());
+    weight.select(1, ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_tokens_are_kept_and_those_that_must_be() {
+        let counts = [0, 7, 3, 3, 0, 9, 0];
+        let kept = |size, always: &[u32]| {
+            let vocabulary = DraftVocabulary::most_frequent(&counts, size, always);
+            (vocabulary.ids().to_vec(), vocabulary.coverage(&counts))
+        };
+        assert_eq!(kept(2, &[]), (vec![1, 5], 16.0 / 22.0));
+        assert_eq!(kept(3, &[]).0, [1, 2, 5]);
+        assert_eq!(kept(3, &[6]), (vec![1, 5, 6], 16.0 / 22.0));
+        // No more than there are.
+        assert_eq!(kept(100, &[0]), (vec![0, 1, 2, 3, 5], 1.0));
+        let vocabulary = DraftVocabulary::new(vec![1, 5]);
+        assert!(vocabulary.contains(5) && !vocabulary.contains(2));
+    }
+}
