@@ -25,7 +25,7 @@ use crate::decoder::source::{linear, transposed};
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
-use crate::rows::{HostRows, Place, Rows};
+use crate::rows::{DeviceRows, HostRows, Place, Rows};
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
 };
@@ -167,22 +167,19 @@ impl AcceptanceHead {
             weights.multiply(&rows.values, &mut values, Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
         }
-        let rows = self.as_read(embedding);
-        let [num_rows, width] = rows.dims();
-        let weight = input.weight.val().slice([0..width, 0..width]);
-        embedding.with_place(rows.matmul(weight).reshape([1, num_rows, width]))
+        embedding.with_place(self.as_read(embedding).map(|rows| {
+            let [_, num_rows, width] = rows.dims();
+            let weight = input.weight.val().slice([0..width, 0..width]);
+            rows.reshape([num_rows, width]).matmul(weight).unsqueeze::<3>()
+        }))
     }
 
     /// Rows as the head reads them, on its device and in its own type: of a drafter in bf16, a head in
     /// f32 predicts in f32.
-    ///
-    /// # Shapes
-    /// - output: `[rows, width]`
-    fn as_read(&self, rows: &Rows) -> Tensor<2> {
+    fn as_read(&self, rows: &Rows) -> DeviceRows {
         let weight = self.output.weight.val();
-        let rows = rows.clone().into_tensor(&weight.device());
-        let [_, num_rows, width] = rows.dims();
-        rows.reshape([num_rows, width]).cast(FloatDType::from(weight.dtype()))
+        let rows = rows.place.clone().into_device(&weight.device());
+        rows.map(|rows| rows.cast(FloatDType::from(weight.dtype())))
     }
 
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
@@ -214,18 +211,23 @@ impl AcceptanceHead {
         if let Some((packed, rows, product)) = operands {
             return hidden.with_place(self.run_packed(packed, rows, product, scalars));
         }
-        let mut x = self.as_read(hidden);
-        if let Some(product) = of_embedding {
-            x = x + self.as_read(product);
-        }
-        if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
-            let [num_inputs, width] = input.weight.dims();
-            let weight = input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
-            let scalars =
-                packed::tensor(scalars.to_vec(), [num_rows, num_scalars], &weight.device());
-            x = x + scalars.cast(FloatDType::from(weight.dtype())).matmul(weight);
-        }
-        hidden.with_place(logit_of(self.behind_input(x)).reshape([1, num_rows, 1]))
+        hidden.with_place(self.as_read(hidden).map(|rows| {
+            let [_, num_padded, width] = rows.dims();
+            let mut x = rows.reshape([num_padded, width]);
+            if let Some(product) = of_embedding {
+                x = x + self.as_read(product).tensor.reshape([num_padded, width]);
+            }
+            if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
+                let [num_inputs, width] = input.weight.dims();
+                let weight =
+                    input.weight.val().slice([num_inputs - num_scalars..num_inputs, 0..width]);
+                let mut scalars = scalars.to_vec();
+                scalars.resize(num_padded * num_scalars, 0.0);
+                let scalars = packed::tensor(scalars, [num_padded, num_scalars], &weight.device());
+                x = x + scalars.cast(FloatDType::from(weight.dtype())).matmul(weight);
+            }
+            logit_of(self.behind_input(x)).reshape([1, num_padded, 1])
+        }))
     }
 
     /// The same in host memory.

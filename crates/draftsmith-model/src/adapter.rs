@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::attention::Positions;
+use crate::decoder::attention::{Attention, Positions};
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::soft_cap::soft_capped;
@@ -32,7 +32,7 @@ use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache, LayerCache};
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
-use crate::rows::Rows;
+use crate::rows::{DeviceRows, Rows, Run};
 use crate::shape::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use packed_adapter::PackedAdapter;
@@ -383,11 +383,13 @@ impl Adapter {
         {
             return normed.with_place(logits);
         }
-        let rows = normed.clone().into_tensor(&self.device());
-        let [batch, seq, width] = rows.dims();
-        let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
-        let logits = soft_capped(logits.cast(FloatDType::F32), self.logit_soft_cap);
-        normed.with_place(logits.reshape([batch, seq, self.shape.vocab_size]))
+        let rows = normed.place.clone().into_device(&self.device());
+        normed.with_place(rows.map(|rows| {
+            let [batch, seq, width] = rows.dims();
+            let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
+            let logits = soft_capped(logits.cast(FloatDType::F32), self.logit_soft_cap);
+            logits.reshape([batch, seq, self.shape.vocab_size])
+        }))
     }
 
     /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the
@@ -415,11 +417,10 @@ impl Adapter {
                 slots.rows(normed)
             }
             None => {
-                let features = place.into_tensor(&self.device());
-                let runs = cache.extend(0..1, runs);
-                let positions =
-                    Positions::following(&self.reaches, runs, &features, &self.device());
-                let normed = self.run(features, &positions, Some(cache.layer_mut(0)));
+                let features = place.into_device(&self.device());
+                let positions = self.positions(&features, runs, cache);
+                let layer = cache.layer_mut(0);
+                let normed = features.map(|rows| self.run(rows, &positions, Some(layer)));
                 slots.rows(normed)
             }
         }
@@ -436,13 +437,22 @@ impl Adapter {
         match &self.packed {
             Some(packed) => packed.fill(&place.into_host(), runs, cache),
             None => {
-                let runs = cache.extend(0..1, runs);
-                let features = place.into_tensor(&self.device());
-                let positions =
-                    Positions::following(&self.reaches, runs, &features, &self.device());
-                self.layer.fill(features, &positions, cache.layer_mut(0));
+                let features = place.into_device(&self.device());
+                let positions = self.positions(&features, runs, cache);
+                self.layer.fill(*features.tensor, &positions, cache.layer_mut(0));
             }
         }
+    }
+
+    /// Those of new tokens, counted as read.
+    fn positions(
+        &self,
+        features: &DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> Positions {
+        let num_kv_heads = self.layer.attention().map(Attention::num_kv_heads);
+        Positions::following(&self.reaches, num_kv_heads, features, 0..1, runs, cache)
     }
 
     fn run(

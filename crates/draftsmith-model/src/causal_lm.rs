@@ -19,6 +19,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_files::write_whole;
 use serde_json::json;
 
+use crate::buckets::padded_rows;
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
@@ -27,7 +28,7 @@ use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights, Storage};
-use crate::rows::{HostRows, Place, Rows, Run, Slots};
+use crate::rows::{DeviceRows, HostRows, Place, Rows, Run, Slots};
 use crate::shape::ModelShape;
 use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
 use packed_model::PackedModel;
@@ -245,9 +246,12 @@ impl CausalLm {
         if let Weights::Packed(packed) = &self.weights {
             return packed.embed(ids).into();
         }
-        let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let ids = Tensor::from_data(TensorData::new(values, [1, ids.len()]), &self.device());
-        self.embed(ids).into()
+        let num_rows = ids.len();
+        let mut values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        values.resize(padded_rows(num_rows), 0);
+        let shape = [1, values.len()];
+        let ids = Tensor::from_data(TensorData::new(values, shape), &self.device());
+        Slots::One(0).rows(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
     }
 
     /// [`CausalLm::embed_ids`] of tokens of several sequences, for one forward: each run is a slot
@@ -274,7 +278,7 @@ impl CausalLm {
         let runs = slots.runs(num_rows);
         match &self.weights {
             Weights::Tensors(decoder) => {
-                let hidden = place.into_tensor(&decoder.device());
+                let hidden = place.into_device(&decoder.device());
                 let hidden = decoder.forward_layers(layers, hidden, runs, cache);
                 slots.rows(hidden)
             }
@@ -299,7 +303,7 @@ impl CausalLm {
         let runs = slots.runs(num_rows);
         match &self.weights {
             Weights::Tensors(decoder) => {
-                decoder.fill_last(place.into_tensor(&decoder.device()), runs, cache);
+                decoder.fill_last(place.into_device(&decoder.device()), runs, cache);
             }
             Weights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
         }
@@ -310,7 +314,8 @@ impl CausalLm {
         let (place, slots) = hidden.into_parts();
         match &self.weights {
             Weights::Tensors(decoder) => {
-                slots.rows(self.final_norm(place.into_tensor(&decoder.device())))
+                let hidden = place.into_device(&decoder.device());
+                slots.rows(hidden.map(|hidden| self.final_norm(hidden)))
             }
             Weights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
         }
@@ -324,7 +329,8 @@ impl CausalLm {
                 normed.with_place(packed.logits(&place.clone().into_host()))
             }
             (Weights::Tensors(decoder), place) => {
-                normed.with_place(self.lm_head(place.clone().into_tensor(&decoder.device())))
+                let rows = place.clone().into_device(&decoder.device());
+                normed.with_place(rows.map(|rows| self.lm_head(rows)))
             }
         }
     }

@@ -25,10 +25,10 @@ use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
-use crate::rows::Run;
+use crate::rows::{DeviceRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader};
-use attention::Positions;
+use attention::{Attention, Positions};
 use layer::DecoderLayer;
 use norm::Norm;
 use source::{Drawn, Stored, WeightSource, linear, named_linears, parameter, transposed};
@@ -204,36 +204,41 @@ impl Decoder {
     }
 
     /// Runs layers on new tokens, which follow those that the cache holds of their sequences.
-    ///
-    /// # Shapes
-    /// - hidden, output: `[1, rows, hidden]`
     pub(crate) fn forward_layers(
         &self,
         layers: Range<usize>,
-        hidden: Tensor<3>,
+        hidden: DeviceRows,
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
-    ) -> Tensor<3> {
-        let device = self.device();
-        let runs = cache.extend(layers.clone(), runs);
-        let positions = Positions::following(&self.reaches, runs, &hidden, &device);
+    ) -> DeviceRows {
+        let positions = self.positions(layers.clone(), &hidden, runs, cache);
         let run = |hidden, number: usize| {
             self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
         };
-        layers.fold(hidden, run)
+        hidden.map(|hidden| layers.fold(hidden, run))
     }
 
     /// Reads new tokens into the cache of the last layer alone.
     pub(crate) fn fill_last(
         &self,
-        hidden: Tensor<3>,
+        hidden: DeviceRows,
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let (last, device) = (self.layers.len() - 1, self.device());
-        let runs = cache.extend(last..last + 1, runs);
-        let positions = Positions::following(&self.reaches, runs, &hidden, &device);
-        self.layers[last].fill(hidden, &positions, cache.layer_mut(last));
+        let last = self.layers.len() - 1;
+        let positions = self.positions(last..last + 1, &hidden, runs, cache);
+        self.layers[last].fill(*hidden.tensor, &positions, cache.layer_mut(last));
+    }
+
+    fn positions(
+        &self,
+        layers: Range<usize>,
+        hidden: &DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> Positions {
+        let num_kv_heads = self.layers[layers.start].attention().map(Attention::num_kv_heads);
+        Positions::following(&self.reaches, num_kv_heads, hidden, layers, runs, cache)
     }
 
     /// Runs layers over whole sequences, without a cache.

@@ -12,7 +12,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use crate::causal_lm::CausalLm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::packed::{self, PackedWeights, Threads};
-use crate::rows::{HostRows, Place, Rows};
+use crate::rows::{HostRows, Rows};
 
 /// The logit of a token that is never drawn: softmax turns it into exactly 0, at any temperature, and
 /// no sum that it is part of becomes NaN.
@@ -130,12 +130,6 @@ impl NarrowHead {
             }
             Weight::Tensor(weight) => {
                 let device = weight.device();
-                let hidden = Place::into_tensor(normed.place.clone(), &device);
-                let [_, num_rows, width] = hidden.dims();
-                let hidden = hidden.reshape([num_rows, width]);
-                let logits = hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32);
-                let logits = soft_capped(logits, self.logit_soft_cap);
-                let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
                 // Behind the narrow row lies what all other tokens have.
                 let mut column_of = vec![self.vocabulary.ids.len() as i32; self.vocab_size];
                 for (column, id) in self.vocabulary.ids.iter().enumerate() {
@@ -143,8 +137,15 @@ impl NarrowHead {
                 }
                 let column_of = TensorData::new(column_of, [self.vocab_size]);
                 let column_of = Tensor::<1, Int>::from_data(column_of, &device);
-                let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);
-                normed.with_place(wide.unsqueeze::<3>())
+                normed.with_place(normed.place.clone().into_device(&device).map(|hidden| {
+                    let [_, num_rows, width] = hidden.dims();
+                    let hidden = hidden.reshape([num_rows, width]);
+                    let logits = hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32);
+                    let logits = soft_capped(logits, self.logit_soft_cap);
+                    let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
+                    let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);
+                    wide.unsqueeze::<3>()
+                }))
             }
         }
     }

@@ -15,6 +15,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 pub use self::head_features::CandidateRows;
 use crate::adapter::Adapter;
+use crate::buckets::Lengths;
 use crate::causal_lm::CausalLm;
 use crate::draft_vocabulary::NarrowHead;
 use crate::kv_cache::KvCache;
@@ -103,16 +104,18 @@ impl DrafterModel {
         if (id as usize) < self.vocab_size() { id } else { 0 }
     }
 
-    /// What the LM head reads, over whole sequences, which are padded on the right to the longest:
-    /// the model is causal, so padding changes nothing to its left.
+    /// What the LM head reads, over whole sequences, which are padded on the right to the longest,
+    /// or to its bucket: the model is causal, so padding changes nothing to its left. An empty
+    /// sequence is padding.
     ///
     /// # Shapes
     /// - output: `[sequences, longest, hidden]`
     ///
     /// # Panics
     /// If all sequences are empty.
-    pub fn hidden_states(&self, sequences: &[&[u32]]) -> Tensor<3> {
+    pub fn hidden_states(&self, sequences: &[&[u32]], lengths: Lengths) -> Tensor<3> {
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
+        let longest = lengths.padded(longest);
         let mut ids: Vec<i32> = Vec::with_capacity(sequences.len() * longest);
         for (nth, sequence) in sequences.iter().enumerate() {
             ids.extend(sequence.iter().map(|id| self.readable(*id) as i32));

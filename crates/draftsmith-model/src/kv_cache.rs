@@ -13,6 +13,8 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use crate::buckets::padded_keys;
+use crate::following::Following;
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
@@ -42,14 +44,14 @@ pub(crate) struct LayerCache {
     lens: Vec<usize>,
 }
 
-/// Where keys and values are, by slot.
+/// Where keys and values are.
 #[derive(Debug)]
 enum Store {
-    /// Keys and values on the model's device and in the type that it computes in, each
-    /// `[1, kv_heads, capacity, head_dim]`. `Option` only so that the tensors can be moved out while
+    /// Keys and values on the model's device and in the type that it computes in, each `[slots,
+    /// kv_heads, allocated, head_dim]`. `Option` only so that the tensors can be moved out while
     /// they are written: a write is in place when nobody else holds the tensor.
-    Device(Vec<[Option<Tensor<4>>; 2]>),
-    /// In host memory, for packed weights.
+    Device(Box<[Option<Tensor<4>>; 2]>),
+    /// In host memory by slot, for packed weights.
     Host(Vec<PackedLayerCache>),
     /// Nowhere: the layer has no attention, and only counts its tokens.
     Nowhere,
@@ -73,34 +75,35 @@ impl KvCache {
         place: CachePlace<'_>,
     ) -> Self {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
-        let allocated = capacity.min(FIRST);
-        let dims = [1, heads, allocated, head_dim];
-        let store = || {
-            let slots = 0..num_slots;
-            match place {
-                CachePlace::Host => {
-                    let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
-                    Store::Host(slots.map(new).collect())
-                }
-                CachePlace::Device(device, dtype) => {
-                    let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
-                    Store::Device(slots.map(|_| [zeros(), zeros()]).collect())
-                }
+        let first = capacity.min(FIRST);
+        let allocated = match place {
+            CachePlace::Host => first,
+            CachePlace::Device(..) => padded_keys(first),
+        };
+        let store = || match place {
+            CachePlace::Host => {
+                let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
+                Store::Host((0..num_slots).map(new).collect())
+            }
+            CachePlace::Device(device, dtype) => {
+                let dims = [num_slots, heads, allocated, head_dim];
+                let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
+                Store::Device(Box::new([zeros(), zeros()]))
             }
         };
         let layers = (0..shape.num_layers)
             .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })
             .collect();
-        Self::of(layers, capacity)
+        Self::of(layers, capacity, allocated)
     }
 
     /// The cache of a layer without attention, which counts up to `capacity` tokens a slot.
     pub(crate) fn without_attention(capacity: usize, num_slots: usize) -> Self {
-        Self::of(vec![LayerCache { store: Store::Nowhere, lens: vec![0; num_slots] }], capacity)
+        let layer = LayerCache { store: Store::Nowhere, lens: vec![0; num_slots] };
+        Self::of(vec![layer], capacity, capacity)
     }
 
-    fn of(layers: Vec<LayerCache>, capacity: usize) -> Self {
-        let allocated = capacity.min(FIRST);
+    fn of(layers: Vec<LayerCache>, capacity: usize, allocated: usize) -> Self {
         let (placed, scratch) = (Vec::new(), Scratch::default());
         Self { layers, capacity, allocated, placed, scratch }
     }
@@ -128,7 +131,8 @@ impl KvCache {
     }
 
     /// Counts the rows of a forward as read by each layer of a range, before they are, and returns
-    /// where they stand.
+    /// where they stand. `num_padding` more are computed; they stand behind the last run, belong to
+    /// it where it is returned, and are not counted.
     ///
     /// # Panics
     /// If the layers hold different numbers of a slot's tokens, there is no such slot or no room
@@ -137,6 +141,7 @@ impl KvCache {
         &mut self,
         layers: Range<usize>,
         runs: impl Iterator<Item = Run>,
+        num_padding: usize,
     ) -> &[PlacedRun] {
         self.placed.clear();
         for Run { slot, num_rows } in runs {
@@ -144,10 +149,7 @@ impl KvCache {
             let end = start + num_rows;
             let capacity = self.capacity;
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
-            if end > self.allocated {
-                self.allocated = end.max(2 * self.allocated).min(capacity);
-                self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
-            }
+            self.make_room(end, num_padding);
             let is_new = self.placed.iter().all(|run| run.slot != slot);
             assert!(is_new, "a slot's rows of one forward come in one run");
             for layer in &mut self.layers[layers.clone()] {
@@ -156,7 +158,21 @@ impl KvCache {
             }
             self.placed.push(PlacedRun { slot, start, num_rows });
         }
+        if let Some(last) = self.placed.last_mut() {
+            last.num_rows += num_padding;
+        }
         &self.placed
+    }
+
+    /// Makes room for `end` tokens a slot, and for padding behind them.
+    fn make_room(&mut self, end: usize, num_padding: usize) {
+        if end + num_padding <= self.allocated {
+            return;
+        }
+        let wanted = end.max(2 * self.allocated).min(self.capacity).max(end + num_padding);
+        let is_on_device = matches!(self.layers[0].store, Store::Device(_));
+        self.allocated = if is_on_device { padded_keys(wanted) } else { wanted };
+        self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
     }
 
     /// [`KvCache::extend`] for a packed forward, with what it needs besides: each layer's memory by
@@ -169,7 +185,7 @@ impl KvCache {
         layers: Range<usize>,
         runs: impl Iterator<Item = Run>,
     ) -> (PlacedRows<'_>, impl Iterator<Item = &mut [PackedLayerCache]>, &mut Scratch) {
-        self.extend(layers.clone(), runs);
+        self.extend(layers.clone(), runs, 0);
         let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
             Store::Host(slots) => slots.as_mut_slice(),
             Store::Device(_) | Store::Nowhere => {
@@ -191,52 +207,40 @@ impl KvCache {
 
 impl LayerCache {
     /// Makes room for so many tokens a slot, and keeps those that are there.
-    fn grow(&mut self, capacity: usize) {
+    fn grow(&mut self, allocated: usize) {
         match &mut self.store {
-            Store::Device(slots) => {
-                for stored in slots.iter_mut().flatten() {
+            Store::Device(both) => {
+                for stored in both.iter_mut() {
                     let all = stored.take().expect("put back after every write");
-                    let [_, heads, len, head_dim] = all.dims();
-                    let more = [1, heads, capacity - len, head_dim];
+                    let [slots, heads, len, head_dim] = all.dims();
+                    let more = [slots, heads, allocated - len, head_dim];
                     let more = Tensor::zeros(more, (&all.device(), all.dtype()));
                     *stored = Some(Tensor::cat(vec![all, more], 2));
                 }
             }
-            Store::Host(slots) => slots.iter_mut().for_each(|slot| slot.grow(capacity)),
+            Store::Host(slots) => slots.iter_mut().for_each(|slot| slot.grow(allocated)),
             Store::Nowhere => {}
         }
     }
 
-    /// Writes the keys and values of a slot's new tokens, which [`KvCache::extend`] has counted,
-    /// and returns those of all its tokens.
+    /// Writes the keys and values of new tokens, which [`KvCache::extend`] has counted, and returns
+    /// those that they look at.
     ///
     /// # Shapes
-    /// - keys, values: `[1, kv_heads, new, head_dim]`
-    /// - output: two of `[1, kv_heads, start + new, head_dim]`
-    pub(crate) fn append(
-        &mut self,
-        run: PlacedRun,
-        keys: Tensor<4>,
-        values: Tensor<4>,
-    ) -> (Tensor<4>, Tensor<4>) {
-        let [_, heads, new, head_dim] = keys.dims();
-        let (start, end) = (run.start, run.start + new);
-        match &mut self.store {
-            Store::Device(slots) => {
-                let write = [0..1, 0..heads, start..end, 0..head_dim];
-                let read = [0..1, 0..heads, 0..end, 0..head_dim];
-                let append = |stored: &mut Option<Tensor<4>>, new: Tensor<4>| {
-                    let all = stored.take().expect("put back after every write");
-                    let all = all.slice_assign(write.clone(), new);
-                    let seen = all.clone().slice(read.clone());
-                    *stored = Some(all);
-                    seen
-                };
-                let [all_keys, all_values] = &mut slots[run.slot];
-                (append(all_keys, keys), append(all_values, values))
-            }
+    /// - new: keys and values, `[1, rows, kv_heads, head_dim]` each
+    /// - output: two of `[runs, kv_heads, num_keys, head_dim]`, as `following` has it
+    pub(crate) fn append(&mut self, following: &Following, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+        let both = match &mut self.store {
+            Store::Device(both) => both,
             Store::Nowhere => panic!("a layer without attention has no keys"),
             Store::Host(_) => panic!("packed weights read and write their own cache"),
-        }
+        };
+        let mut of_each = both.iter_mut().zip(new).map(|(stored, new)| {
+            let all = stored.take().expect("put back after every write");
+            let (all, seen) = following.append(all, new);
+            *stored = Some(all);
+            seen
+        });
+        [(); 2].map(|()| of_each.next().expect("keys and values"))
     }
 }

@@ -6,6 +6,7 @@
 
 mod acceptance_head;
 mod adapter;
+mod buckets;
 mod causal_lm;
 mod config;
 mod decoder;
@@ -14,6 +15,7 @@ mod drafter;
 mod error;
 #[cfg(test)]
 mod fixtures;
+mod following;
 mod kv_cache;
 mod packed;
 mod placed;
@@ -30,6 +32,7 @@ pub use acceptance_head::{
     HeadReads, LAST_POSITION,
 };
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
+pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_cap::soft_capped;

@@ -2,6 +2,9 @@
 //! Rows of several sequences may go through a forward together, and know whose they are: in which
 //! slot of a cache their sequence is. They are its next tokens, behind those that the cache holds.
 //!
+//! On a device there may be more rows than tokens, so that their number is one of few
+//! ([`DeviceRows`]).
+//!
 //! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
 //! a model with packed weights are in host memory, all others on the model's device. What computes
 //! with rows leaves them where they are, and callers need not know. On a device they are in the type
@@ -11,8 +14,9 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
+use crate::buckets::padded_rows;
 use crate::error::ModelError;
 use crate::vectors;
 
@@ -61,8 +65,48 @@ impl FromIterator<Run> for Slots {
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
     Host(HostRows),
+    Device(DeviceRows),
+}
+
+/// Rows on a device, and behind them some that nobody reads, so that shapes are few (see
+/// [`padded_rows`]): finite numbers, whatever they are.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceRows {
+    /// `[1, rows and padding, width]`
+    pub(crate) tensor: Box<Tensor<3>>,
+    pub(crate) num_rows: usize,
+}
+
+impl DeviceRows {
+    /// The number of rows that nobody reads.
+    pub(crate) fn num_padding(&self) -> usize {
+        self.tensor.dims()[1] - self.num_rows
+    }
+
+    /// The same rows of other numbers, padding too.
+    ///
+    /// # Shapes
+    /// - of_all, what it takes and gives: `[1, rows and padding, width]`
+    pub(crate) fn map(self, of_all: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Self {
+        Self { tensor: Box::new(of_all(*self.tensor)), num_rows: self.num_rows }
+    }
+
+    /// Some of the rows, with padding of their own.
+    fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
+        let mut rows: Vec<i32> = rows.map(|row| row as i32).collect();
+        let num_rows = rows.len();
+        let last = rows.last().copied();
+        rows.extend(last.into_iter().cycle().take(padded_rows(num_rows) - num_rows));
+        let shape = [rows.len()];
+        let device = self.tensor.device();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, shape), &device);
+        Self { tensor: Box::new(Tensor::clone(&self.tensor).select(1, rows)), num_rows }
+    }
+
     /// `[1, rows, width]`
-    Device(Box<Tensor<3>>),
+    fn without_padding(self) -> Tensor<3> {
+        if self.num_padding() == 0 { *self.tensor } else { self.tensor.narrow(1, 0, self.num_rows) }
+    }
 }
 
 impl Place {
@@ -70,21 +114,25 @@ impl Place {
     pub(crate) fn into_host(self) -> HostRows {
         match self {
             Self::Host(rows) => rows,
-            Self::Device(tensor) => {
-                let [_, _, width] = tensor.dims();
-                HostRows { values: vectors::values(tensor.cast(FloatDType::F32)), width }
+            Self::Device(rows) => {
+                let [_, _, width] = rows.tensor.dims();
+                let rows = rows.without_padding().cast(FloatDType::F32);
+                HostRows { values: vectors::values(rows), width }
             }
         }
     }
 
-    /// `[1, rows, width]`, brought to `device` if they are in host memory.
-    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<3> {
+    /// The rows on a device, brought to `device` if they are in host memory.
+    pub(crate) fn into_device(self, device: &Device) -> DeviceRows {
         match self {
-            Self::Host(HostRows { values, width }) => {
+            Self::Host(HostRows { mut values, width }) => {
                 let num_rows = values.len() / width;
-                vectors::tensor(values, [1, num_rows, width], device)
+                let num_padded = padded_rows(num_rows);
+                values.resize(num_padded * width, 0.0);
+                let tensor = vectors::tensor(values, [1, num_padded, width], device);
+                DeviceRows { tensor: Box::new(tensor), num_rows }
             }
-            Self::Device(tensor) => *tensor,
+            Self::Device(rows) => rows,
         }
     }
 }
@@ -102,9 +150,17 @@ impl From<HostRows> for Place {
     }
 }
 
-impl From<Tensor<3>> for Place {
+impl From<Tensor<3>> for DeviceRows {
+    /// Without padding.
     fn from(tensor: Tensor<3>) -> Self {
-        Self::Device(Box::new(tensor))
+        let [_, num_rows, _] = tensor.dims();
+        Self { tensor: Box::new(tensor), num_rows }
+    }
+}
+
+impl From<DeviceRows> for Place {
+    fn from(rows: DeviceRows) -> Self {
+        Self::Device(rows)
     }
 }
 
@@ -118,7 +174,7 @@ impl From<HostRows> for Rows {
 /// `[1, rows, width]`, left on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
-        Slots::One(0).rows(tensor)
+        Slots::One(0).rows(DeviceRows::from(tensor))
     }
 }
 
@@ -143,7 +199,7 @@ impl Rows {
     pub fn num_rows(&self) -> usize {
         match &self.place {
             Place::Host(rows) => rows.values.len() / rows.width,
-            Place::Device(tensor) => tensor.dims()[1],
+            Place::Device(rows) => rows.num_rows,
         }
     }
 
@@ -182,10 +238,7 @@ impl Rows {
                 let values = values[range.start * width..range.end * width].to_vec();
                 slots.rows(HostRows { values, width: *width })
             }
-            Place::Device(tensor) => {
-                let [_, _, width] = tensor.dims();
-                slots.rows(Tensor::clone(tensor).slice([0..1, range, 0..width]))
-            }
+            Place::Device(rows) => slots.rows(rows.select(range)),
         }
     }
 
@@ -242,19 +295,24 @@ impl Rows {
         let slots: Slots = parts.iter().flat_map(Self::runs).collect();
         let on_device = parts.iter().map(|part| match &part.place {
             Place::Host(_) => None,
-            Place::Device(tensor) => Some(Tensor::clone(tensor)),
+            Place::Device(rows) => Some(rows),
         });
-        if let Some(tensors) = on_device.collect::<Option<Vec<_>>>() {
-            return slots.rows(Tensor::cat(tensors, 1));
+        if let Some(parts) = on_device.collect::<Option<Vec<_>>>() {
+            let rows = parts.iter().scan(0, |end, part| {
+                let start = *end;
+                *end += part.num_rows + part.num_padding();
+                Some(start..start + part.num_rows)
+            });
+            let all = parts.iter().map(|part| Tensor::clone(&part.tensor)).collect();
+            return slots.rows(DeviceRows::from(Tensor::cat(all, 1)).select(rows.flatten()));
         }
         let mut all = HostRows { values: Vec::new(), width: 0 };
         for part in &parts {
             let (values, width) = match &part.place {
                 Place::Host(HostRows { values, width }) => (values, *width),
-                Place::Device(tensor) => {
-                    let tensor = Tensor::clone(tensor).cast(FloatDType::F32);
-                    let [_, _, width] = tensor.dims();
-                    (&vectors::values(tensor), width)
+                place => {
+                    let HostRows { values, width } = place.clone().into_host();
+                    (&values.clone(), width)
                 }
             };
             assert!(all.width == 0 || all.width == width, "rows of one width");
@@ -272,7 +330,7 @@ impl Rows {
     pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
         let mut on_device = Vec::new();
         for part in &parts {
-            if let Place::Device(tensor) = &part.place {
+            if let Place::Device(DeviceRows { tensor, .. }) = &part.place {
                 let values = Tensor::clone(tensor).cast(FloatDType::F32);
                 on_device.push(values.reshape([tensor.shape().num_elements()]));
             }
@@ -284,9 +342,12 @@ impl Rows {
         };
         Ok(parts.map(|part| match part.place {
             Place::Host(rows) => rows.values,
-            Place::Device(tensor) => {
-                let rest = brought.split_off(tensor.shape().num_elements());
-                std::mem::replace(&mut brought, rest)
+            Place::Device(DeviceRows { tensor, num_rows }) => {
+                let [_, num_padded, width] = tensor.dims();
+                let rest = brought.split_off(num_padded * width);
+                let mut values = std::mem::replace(&mut brought, rest);
+                values.truncate(num_rows * width);
+                values
             }
         }))
     }
@@ -296,7 +357,7 @@ impl Rows {
     /// # Shapes
     /// - output: `[1, rows, width]`
     pub fn into_tensor(self, device: &Device) -> Tensor<3> {
-        self.place.into_tensor(device)
+        self.place.into_device(device).without_padding()
     }
 }
 

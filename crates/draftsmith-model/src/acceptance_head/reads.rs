@@ -1,7 +1,7 @@
 //! What a head reads of a candidate besides a hidden state, and the one place where that becomes
 //! numbers: training and decoding ask the same function.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 /// The position in a round from which on all are alike to a head: the default greatest candidate
@@ -174,11 +174,14 @@ impl HeadFeatures {
         Self { hidden: Tensor::cat(hidden, 0), extra }
     }
 
-    /// The features of some of the candidates.
-    pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
+    /// The features of some of the candidates, in the order given.
+    pub fn select(&self, rows: &[usize]) -> Self {
+        let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
+        let indices = TensorData::new(indices, [rows.len()]);
+        let indices = Tensor::<1, Int>::from_data(indices, &self.hidden.device());
         Self {
-            hidden: self.hidden.clone().slice(range.clone()),
-            extra: self.extra.clone().map(|extra| extra.slice(range)),
+            hidden: self.hidden.clone().select(0, indices.clone()),
+            extra: self.extra.clone().map(|extra| extra.select(0, indices)),
         }
     }
 

@@ -61,7 +61,7 @@ impl PackedAdapter {
     ) -> HostRows {
         let x = &mut rows.values;
         if let Parts::Mlp(mlp) = &self.parts {
-            cache.extend(0..1, runs);
+            cache.extend(0..1, runs, 0);
             mlp.forward(x, cache.scratch_mut());
         } else {
             let (rows, mut memory, scratch) = cache.extend_packed(0..1, runs);
@@ -88,7 +88,7 @@ impl PackedAdapter {
         let (Parts::Attention(attention) | Parts::Both(PackedLayer { attention, .. })) =
             &self.parts
         else {
-            cache.extend(0..1, runs);
+            cache.extend(0..1, runs, 0);
             return;
         };
         let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);

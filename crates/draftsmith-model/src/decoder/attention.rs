@@ -1,6 +1,8 @@
 //! Grouped-query attention with rotary positions: over a cache while decoding, causal over whole
 //! sequences while training.
 //!
+//! Over a cache, the sequences of a forward are one batch ([`Following`]).
+//!
 //! Queries that share a key/value head are stacked as rows of one product, so keys and values are
 //! never expanded to the number of query heads. The exception are whole sequences in bf16 that
 //! record no gradients, those of a frozen model on a GPU: they go through the backend's fused
@@ -20,10 +22,12 @@ use super::norm::Norm;
 use super::rope::RopeWindow;
 use super::soft_cap::soft_capped;
 use super::source::WeightSource;
-use crate::kv_cache::LayerCache;
+use crate::following::{Following, MASKED};
+use crate::kv_cache::{KvCache, LayerCache};
 use crate::packed::AttentionForm;
 use crate::placed::PlacedRun;
 use crate::rope::Reach;
+use crate::rows::{DeviceRows, Run};
 use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 
@@ -45,7 +49,11 @@ pub(crate) struct Attention {
 /// What the layers of one forward share: for each reach of the model what its layers' queries look
 /// at.
 #[derive(Debug, Clone)]
-pub(crate) struct Positions(Vec<View>);
+pub(crate) struct Positions {
+    views: Vec<View>,
+    /// Where new tokens stand, of layers that keep keys; None over whole sequences.
+    following: Option<Following>,
+}
 
 /// What the queries of some layers look at, and how they are rotated.
 #[derive(Debug, Clone)]
@@ -58,34 +66,27 @@ struct View {
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one a forward and reach")]
 enum Seen {
-    /// Whole sequences.
-    Whole(Mask),
+    /// What a mask lets them.
+    Masked(Mask),
     /// Whole sequences, by the backend's fused attention.
     Fused,
-    /// The tokens of their own sequence, which a cache holds: runs of rows, each one slot's.
-    Cached(Vec<(PlacedRun, Mask)>),
 }
 
 /// How a query is kept from what follows it, and from what lies before its window: added to the
-/// scores, `[1, 1, seq, all]`, 0 where a query may look, a large negative number where it may not.
-/// `None` where it may look everywhere.
+/// scores, `[batch or 1, 1, seq, all]`, 0 where a query may look, a large negative number where it
+/// may not. `None` where it may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// Added to scores that must not be seen: softmax turns it into exactly 0.
-const MASKED: f32 = -1e30;
-
-/// The mask of `seq` tokens that follow `start` others.
-fn mask_of(reach: &Reach, start: usize, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
-    let all = start + seq;
-    if seq == 1 && reach.first_seen(start) == 0 {
+/// The mask of whole sequences.
+fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
+    if seq == 1 {
         return None;
     }
-    let mut mask = vec![0.0; seq * all];
-    for (query, row) in mask.chunks_exact_mut(all).enumerate() {
-        row[..reach.first_seen(start + query)].fill(MASKED);
-        row[start + query + 1..].fill(MASKED);
+    let mut mask = vec![MASKED; seq * seq];
+    for (query, row) in mask.chunks_exact_mut(seq).enumerate() {
+        row[reach.first_seen(query)..=query].fill(0.0);
     }
-    let mask = TensorData::new(mask, [1, 1, seq, all]);
+    let mask = TensorData::new(mask, [1, 1, seq, seq]);
     Some(Tensor::<4>::from_data(mask, device).cast(dtype))
 }
 
@@ -106,31 +107,38 @@ impl Positions {
             let seen = if may_fuse && is_causal && !reach.is_capped {
                 Seen::Fused
             } else {
-                Seen::Whole(mask_of(reach, 0, seq, dtype, device))
+                Seen::Masked(mask_of(reach, seq, dtype, device))
             };
             View { rope, seen }
         };
-        Self(reaches.iter().map(view).collect())
+        Self { views: reaches.iter().map(view).collect(), following: None }
     }
 
-    /// The rotary tables and masks of new tokens behind those that a cache holds, on the layers'
-    /// device.
-    ///
-    /// # Shapes
-    /// - hidden: `[1, rows, hidden]`, in the type that the layers compute in
+    /// Counts new tokens as read by some layers of a cache; the rotary tables and masks of them
+    /// behind those that it holds, on their device and in their type. The layers have `num_kv_heads`
+    /// heads whose keys are kept, or keep none.
     pub(crate) fn following(
         reaches: &[Reach],
-        runs: &[PlacedRun],
-        hidden: &Tensor<3>,
-        device: &Device,
+        num_kv_heads: Option<usize>,
+        hidden: &DeviceRows,
+        layers: Range<usize>,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
     ) -> Self {
-        let dtype = FloatDType::from(hidden.dtype());
-        let view = |reach: &Reach| {
-            let rope = RopeWindow::new(&reach.rope, runs, dtype, device);
-            let mask = |run: &PlacedRun| mask_of(reach, run.start, run.num_rows, dtype, device);
-            View { rope, seen: Seen::Cached(runs.iter().map(|run| (*run, mask(run))).collect()) }
-        };
-        Self(reaches.iter().map(view).collect())
+        let (device, num_padding) = (hidden.tensor.device(), hidden.num_padding());
+        let dtype = FloatDType::from(hidden.tensor.dtype());
+        let num_slots = cache.num_slots();
+        let runs = cache.extend(layers, runs, num_padding);
+        let following = num_kv_heads.map(|num_kv_heads| {
+            Following::new(runs, num_padding, num_slots, num_kv_heads, &device)
+        });
+        let views = following.iter().flat_map(|following| {
+            reaches.iter().map(|reach| View {
+                rope: RopeWindow::new(&reach.rope, runs, dtype, &device),
+                seen: Seen::Masked(Some(following.mask(reach, dtype, &device))),
+            })
+        });
+        Self { views: views.collect(), following }
     }
 }
 
@@ -216,31 +224,30 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
-        let View { rope, seen } = &positions.0[reach];
+        let View { rope, seen } = &positions.views[reach];
         let x = self.norm.forward(x);
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
-        let (k, v) = self.keys_and_values(x, rope);
+        let [k, v] = self.keys_and_values(x, rope);
         // The scores' scale is the queries' as well, and fewer numbers.
-        let mixed = match seen {
-            Seen::Fused => {
+        let mixed = match (seen, &positions.following) {
+            (Seen::Fused, _) => {
                 // The backend scales by 1 / √head_dim.
                 let rest = scale * (head_dim as f32).sqrt();
                 let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
-                self.mix_fused(rope.rotate(q, rest), k, v)
+                let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
+                joined(self.mix_fused(rope.rotate(q, rest), k, v))
             }
-            Seen::Whole(mask) => self.mix(rope.rotate(q, scale), k, v, mask),
-            Seen::Cached(runs) => {
+            (Seen::Masked(mask), None) => {
+                let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
+                joined(self.mix(rope.rotate(q, scale), k, v, mask))
+            }
+            (Seen::Masked(mask), Some(following)) => {
                 let cache = cache.expect("positions behind a cache's come with it");
-                let q = rope.rotate(q, scale);
-                let mut mixed = Vec::with_capacity(runs.len());
-                for ((run, mask), rows) in runs.iter().zip(rows_of(runs)) {
-                    let (k, v) = cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
-                    mixed.push(self.mix(cut(&q, 1, &rows), k, v, mask));
-                }
-                if mixed.len() == 1 { mixed.swap_remove(0) } else { Tensor::cat(mixed, 2) }
+                let [k, v] = cache.append(following, [k, v]);
+                let q = following.batch(rope.rotate(q, scale));
+                following.unbatch(joined(self.mix(q, k, v, mask)))
             }
         };
-        let mixed = mixed.swap_dims(1, 2).reshape([batch, seq, num_heads * head_dim]);
         let output = project(&self.output, mixed).reshape([batch, seq, hidden]);
         match &self.post_norm {
             Some(norm) => norm.forward(output),
@@ -295,20 +302,23 @@ impl Attention {
     /// # Shapes
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
-        let View { rope, seen } = &positions.0[self.form.reach];
-        let (k, v) = self.keys_and_values(self.norm.forward(x), rope);
-        let Seen::Cached(runs) = seen else { panic!("positions behind a cache's") };
-        for ((run, _), rows) in runs.iter().zip(rows_of(runs)) {
-            cache.append(*run, cut(&k, 2, &rows), cut(&v, 2, &rows));
-        }
+        let View { rope, .. } = &positions.views[self.form.reach];
+        let new = self.keys_and_values(self.norm.forward(x), rope);
+        let following = positions.following.as_ref().expect("positions behind a cache's");
+        cache.append(following, new);
     }
 
-    /// Of normed x, `[batch, kv_heads, seq, head_dim]` each, the keys rotated.
-    fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> (Tensor<4>, Tensor<4>) {
+    /// The number of heads whose keys and values a cache keeps.
+    pub(crate) fn num_kv_heads(&self) -> usize {
+        self.form.num_kv_heads
+    }
+
+    /// Of normed x, `[batch, seq, kv_heads, head_dim]` each, the keys rotated.
+    fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> [Tensor<4>; 2] {
         let num_kv_heads = self.form.num_kv_heads;
         let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
         let v = self.heads(&self.value, num_kv_heads, x);
-        (rope.rotate(k, 1.0).swap_dims(1, 2), v.swap_dims(1, 2))
+        [rope.rotate(k, 1.0), v]
     }
 
     /// A projection cut into heads, `[batch, seq, heads, head_dim]`.
@@ -326,21 +336,10 @@ impl Attention {
     }
 }
 
-/// Which rows of a forward each run has.
-fn rows_of(runs: &[(PlacedRun, Mask)]) -> impl Iterator<Item = Range<usize>> {
-    let mut end = 0;
-    runs.iter().map(move |(run, _)| {
-        end += run.num_rows;
-        end - run.num_rows..end
-    })
-}
-
-/// Some rows of a tensor, whose dimension `dim` they are.
-fn cut(x: &Tensor<4>, dim: usize, rows: &Range<usize>) -> Tensor<4> {
-    match x.dims()[dim] == rows.len() {
-        true => x.clone(),
-        false => x.clone().narrow(dim, rows.start, rows.len()),
-    }
+/// Heads side by side: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
+fn joined(mixed: Tensor<4>) -> Tensor<3> {
+    let [batch, heads, seq, head_dim] = mixed.dims();
+    mixed.swap_dims(1, 2).reshape([batch, seq, heads * head_dim])
 }
 
 /// Applies a linear layer to `[batch, seq, in]`, as one product over all rows.

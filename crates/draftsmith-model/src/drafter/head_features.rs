@@ -30,6 +30,23 @@ impl CandidateRows {
         self.tokens.push(token);
         self.positions.push(position);
     }
+
+    /// The number of candidates.
+    pub fn num_candidates(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Repeats the last candidate until there are `num_candidates`, if there are fewer.
+    pub fn pad(&mut self, num_candidates: usize) {
+        fn repeat_last<T: Copy>(values: &mut Vec<T>, len: usize) {
+            let last = values.last().copied();
+            values.extend(last.into_iter().cycle().take(len.saturating_sub(values.len())));
+        }
+        repeat_last(&mut self.own, num_candidates);
+        repeat_last(&mut self.drawn_from, num_candidates);
+        repeat_last(&mut self.tokens, num_candidates);
+        repeat_last(&mut self.positions, num_candidates);
+    }
 }
 
 impl DrafterModel {

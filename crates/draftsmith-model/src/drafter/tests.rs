@@ -50,7 +50,10 @@ fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() 
     let tensor: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let tensor = Tensor::<2, Int>::from_data(TensorData::new(tensor, [1, 12]), &Device::flex());
     let hidden = adapter.forward(drafter.model.all_hidden_states(tensor).swap_remove(*layer));
-    assert_close(&values(drafter.hidden_states(&[&ids])), &values(hidden.clone()));
+    assert_close(
+        &values(drafter.hidden_states(&[&ids], Lengths::AsGiven)),
+        &values(hidden.clone()),
+    );
 
     let expected = adapter.logits(&hidden.clone().into(), &drafter.model);
     let of_target = drafter.model.logits(&hidden.clone().into());
@@ -67,7 +70,7 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
         let (ids, width) = (ids(), drafter.hidden_size());
         let longer: Vec<u32> = ids.iter().rev().chain(&ids).copied().collect();
         // Beside a longer sequence, hence padded.
-        let whole = drafter.hidden_states(&[&ids, &longer]);
+        let whole = drafter.hidden_states(&[&ids, &longer], Lengths::AsGiven);
         let expected = values(whole.slice([0..1, 0..12, 0..width]));
         let (mut features, mut cache) =
             (drafter.new_feature_cache(12, 1), drafter.new_cache(12, 1));
@@ -97,7 +100,8 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
 fn a_token_without_an_embedding_is_read_as_token_0() {
     for drafter in drafters() {
         let unknown = drafter.vocab_size() as u32;
-        let [known, found] = [0, unknown].map(|id| values(drafter.hidden_states(&[&[3, id, 5]])));
+        let [known, found] =
+            [0, unknown].map(|id| values(drafter.hidden_states(&[&[3, id, 5]], Lengths::AsGiven)));
         assert_eq!(found, known);
         let [known, found] = [[3, 0, 5], [3, unknown, 5]]
             .map(|ids| Rows::to_host([drafter.embed_ids(&ids)]).expect("brought"));
@@ -116,7 +120,7 @@ fn a_draft_vocabulary_leaves_its_tokens_logits_and_no_chance_to_others() {
         let adapter = narrow.init(&Device::flex());
         let drafter = DrafterModel::self_draft(target.clone(), adapter.clone(), EXIT_LAYER);
         let of_tensors = DrafterModel::self_draft(target.to_tensors(), adapter.clone(), EXIT_LAYER);
-        let hidden = drafter.hidden_states(&[&ids()]);
+        let hidden = drafter.hidden_states(&[&ids()], Lengths::AsGiven);
         let expected = adapter.logits(&hidden.clone().into(), &target);
         let [found, of_tensors, expected] = Rows::to_host([
             drafter.logits(&hidden.clone().into()),

@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use super::NORM;
+use crate::buckets::Lengths;
 use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, load};
 use crate::rows::Rows;
@@ -247,7 +248,7 @@ fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
             }
             let last = last.expect("three forwards");
             let predicted = head.acceptance_logits(&last, None, &[]);
-            let whole = drafter.hidden_states(&[ids]).narrow(1, 11, 1);
+            let whole = drafter.hidden_states(&[ids], Lengths::AsGiven).narrow(1, 11, 1);
             let parts = [drafter.logits(&last), drafter.logits(&whole.into()), predicted];
             Rows::to_host(parts).expect("brought")
         });

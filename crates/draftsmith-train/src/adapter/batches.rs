@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary};
+use draftsmith_model::{CausalLm, DraftVocabulary, Lengths};
 
-use crate::adapter::distillation::LmHead;
-use crate::data::batches::{BatchSource, TrainingBatch};
+use crate::adapter::distillation::{LmHead, Tokens};
+use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
 use crate::run::devices::PerDevice;
 
@@ -55,8 +55,10 @@ pub(crate) struct AdapterBatch {
     /// `[rows, seq, hidden]` each: the frozen target's hidden states at the exit layers, padded on
     /// the right.
     pub(crate) features: Vec<Tensor<3>>,
-    /// `[tokens]`: the supervised positions, in `features` seen as `[rows · seq, hidden]`.
+    /// `[tokens]`: the supervised positions, in `features` seen as `[rows · seq, hidden]`, and
+    /// padding.
     pub(crate) supervised: Tensor<1, Int>,
+    pub(crate) tokens: Tokens,
     /// `[tokens, hidden]`: the target's final hidden states (after the final norm) there.
     pub(crate) teacher: Tensor<2>,
     /// The target's own.
@@ -75,7 +77,7 @@ impl TrainingBatch for AdapterBatch {
     }
 
     fn num_supervised(&self) -> usize {
-        self.supervised.dims()[0]
+        self.tokens.num
     }
 
     fn ends_step(&self) -> bool {
@@ -109,6 +111,8 @@ pub(crate) struct AdapterSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
+    pub(crate) batch_size: usize,
+    pub(crate) lengths: Lengths,
 }
 
 impl BatchSource for AdapterSource {
@@ -136,7 +140,7 @@ impl BatchSource for AdapterSource {
             let num_used = num_devices.min(num_batches - start);
             self.targets.work(num_used, |nth, target| {
                 let ends_step = start + nth + 1 == num_batches;
-                target.batch(&self.exit_layers, &batches[start + nth], num_supervised, ends_step)
+                self.batch(target, &batches[start + nth], num_supervised, ends_step)
             })
         })
     }
@@ -162,21 +166,21 @@ impl AdapterSource {
         let batch_size = step.first().map_or(1, Vec::len);
         rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect()
     }
-}
 
-impl FrozenTarget {
-    /// Runs the target on rows of a step that has `step_supervised` supervised tokens.
+    /// Runs a target on rows of a step that has `step_supervised` supervised tokens.
     fn batch(
         &self,
-        exit_layers: &[usize],
+        target: &FrozenTarget,
         rows: &[&AdapterRow],
         step_supervised: usize,
         ends_step: bool,
     ) -> AdapterBatch {
         let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
-        let mut ids: Vec<i32> = Vec::with_capacity(rows.len() * seq);
+        let seq = self.lengths.padded(seq);
+        let num_rows = self.lengths.padded_batch(rows.len(), self.batch_size);
+        let mut ids: Vec<i32> = Vec::with_capacity(num_rows * seq);
         let mut supervised: Vec<i32> = Vec::new();
-        let mut wanted = Vec::with_capacity(rows.len());
+        let mut wanted = Vec::with_capacity(num_rows);
         for (nth, row) in rows.iter().enumerate() {
             let start = nth * seq;
             let positions = start + row.first_supervised..start + row.input_ids.len();
@@ -186,17 +190,22 @@ impl FrozenTarget {
             // The model is causal: padding on the right changes nothing to its left.
             ids.resize(start + seq, 0);
         }
-        let device = self.model.device();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows.len(), seq]), &device);
-        let (features, last) = self.model.hidden_states_at(ids, exit_layers, &wanted);
+        ids.resize(num_rows * seq, 0);
+        wanted.resize(num_rows, 0..0);
+        let device = target.model.device();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [num_rows, seq]), &device);
+        let (features, last) = target.model.hidden_states_at(ids, &self.exit_layers, &wanted);
         let num_tokens = supervised.len();
-        let supervised =
-            Tensor::<1, Int>::from_data(TensorData::new(supervised, [num_tokens]), &device);
+        supervised.resize(self.lengths.padded(num_tokens), supervised[num_tokens - 1]);
+        let supervised = TensorData::from(supervised.as_slice());
+        let supervised = Tensor::<1, Int>::from_data(supervised, &device);
+        let are_tokens = real(num_tokens, self.lengths, &device);
         AdapterBatch {
             features,
             teacher: at_positions(last, supervised.clone()),
             supervised,
-            lm_head: self.lm_head.clone(),
+            tokens: Tokens { num: num_tokens, are: are_tokens.map(|are| are.unsqueeze_dim(1)) },
+            lm_head: target.lm_head.clone(),
             row_ids: rows.iter().map(|row| row.id.clone()).collect(),
             step_share: num_tokens as f64 / step_supervised as f64,
             ends_step,
@@ -279,6 +288,8 @@ mod tests {
             targets: FrozenTarget::new(target, None).into(),
             exit_layers: vec![1],
             rows,
+            batch_size: 3,
+            lengths: Lengths::AsGiven,
         }
     }
 

@@ -52,6 +52,15 @@ pub(crate) struct Student {
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
+/// The tokens of a batch that a loss is taken at, and padding behind them.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    /// Without padding; at least one.
+    pub(crate) num: usize,
+    /// `[tokens, 1]`: 1 of a token, 0 of padding; None where there is none.
+    pub(crate) are: Option<Tensor<2>>,
+}
+
 /// A loss, and its gradients with respect to what a [`Student`] is made of.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAndGradients {
@@ -73,6 +82,11 @@ impl Student {
     }
 }
 
+/// Whether a chunk's losses are taken in host memory: where logits are, and no padding is.
+fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
+    vectors::reach(&logits.device()) && !is_padded
+}
+
 /// The sums that [`LmHead::score_sums`] gives.
 pub(crate) const NUM_SCORES: usize = 5;
 
@@ -83,9 +97,9 @@ enum Teacher {
 }
 
 impl Teacher {
-    /// Takes the target's logits, `[tokens, vocab]`.
-    fn new(logits: Tensor<2>, loss: DistillationLoss) -> Self {
-        if vectors::reach(&logits.device()) {
+    /// Takes the target's logits, `[tokens, vocab]`, which have padding or have none.
+    fn new(logits: Tensor<2>, loss: DistillationLoss, is_padded: bool) -> Self {
+        if is_on_host(&logits, is_padded) {
             let [_, vocab_size] = logits.dims();
             Self::OnHost(on_host::Teacher::new(vectors::values(logits), vocab_size, loss))
         } else {
@@ -98,8 +112,14 @@ impl Teacher {
     ///
     /// # Shapes
     /// - logits: `[tokens, vocab]`
+    /// - are_tokens: `[tokens, 1]`, as [`Tokens::are`]
     /// - output: `[1]` and `[tokens, vocab]`
-    fn loss_and_gradient(&self, logits: Tensor<2>, token_share: f64) -> (Tensor<1>, Tensor<2>) {
+    fn loss_and_gradient(
+        &self,
+        logits: Tensor<2>,
+        are_tokens: Option<Tensor<2>>,
+        token_share: f64,
+    ) -> (Tensor<1>, Tensor<2>) {
         match self {
             Self::OnHost(teacher) => {
                 let (shape, device) = (logits.dims(), logits.device());
@@ -109,8 +129,12 @@ impl Teacher {
                 (loss, vectors::tensor(logits, shape, &device))
             }
             Self::OnDevice(teacher) => {
-                let (sum, gradient) = teacher.loss_and_gradient(logits);
-                (sum * token_share, gradient * token_share)
+                let (losses, gradient) = teacher.losses_and_gradient(logits);
+                let (losses, gradient) = match are_tokens {
+                    Some(are) => (losses * are.clone(), gradient * are),
+                    None => (losses, gradient),
+                };
+                (losses.sum() * token_share, gradient * token_share)
             }
         }
     }
@@ -134,30 +158,33 @@ impl LmHead {
     /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     ///
     /// # Shapes
-    /// - teacher: `[tokens, hidden]`, normed; at least one token
+    /// - teacher: `[tokens, hidden]`, normed
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
         student: Student,
         teacher: Tensor<2>,
+        tokens: &Tokens,
         loss_chunk: usize,
     ) -> LossAndGradients {
         let Student { hidden, own_head } = student;
-        let [num_tokens, _] = hidden.dims();
-        let token_share = 1.0 / num_tokens as f64;
+        let token_share = 1.0 / tokens.num as f64;
         let students_head = own_head.clone().unwrap_or_else(|| self.weight.clone());
         let transposed = students_head.clone().transpose();
         let mut losses = Vec::new();
         let mut gradients = Vec::new();
         let mut heads_gradient: Option<Tensor<2>> = None;
-        for (hidden, teacher) in chunks(hidden, teacher, loss_chunk) {
-            let teacher = Teacher::new(self.logits(teacher, &self.weight), loss);
+        for Chunk { student: hidden, teacher, are_tokens } in
+            chunks(hidden, teacher, tokens, loss_chunk)
+        {
+            let teacher = self.logits(teacher, &self.weight);
+            let teacher = Teacher::new(teacher, loss, are_tokens.is_some());
             let logits = self.logits(hidden.clone(), &students_head);
             let slopes = self.soft_cap.map(|cap| {
                 // The slope of a cap at a logit behind it: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
-            let (loss, gradient) = teacher.loss_and_gradient(logits, token_share);
+            let (loss, gradient) = teacher.loss_and_gradient(logits, are_tokens, token_share);
             losses.push(loss);
             let gradient = match slopes {
                 Some(slopes) => gradient * slopes,
@@ -184,28 +211,29 @@ impl LmHead {
     /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
     ///
     /// # Shapes
-    /// - teacher: `[tokens, hidden]`, normed; at least one token
+    /// - teacher: `[tokens, hidden]`, normed
     /// - output: `[NUM_SCORES]`
     pub(crate) fn score_sums(
         &self,
         student: Student,
         teacher: Tensor<2>,
+        tokens: &Tokens,
         loss_chunk: usize,
     ) -> Tensor<1> {
         let Student { hidden, own_head } = student;
         let device = hidden.device();
         let students_head = own_head.unwrap_or_else(|| self.weight.clone());
-        let sums = chunks(hidden, teacher, loss_chunk).map(|(student, teacher)| {
-            let student = self.logits(student, &students_head);
-            let teacher = self.logits(teacher, &self.weight);
-            if vectors::reach(&device) {
+        let sums = chunks(hidden, teacher, tokens, loss_chunk).map(|chunk| {
+            let student = self.logits(chunk.student, &students_head);
+            let teacher = self.logits(chunk.teacher, &self.weight);
+            if is_on_host(&student, chunk.are_tokens.is_some()) {
                 let [_, vocab_size] = student.dims();
                 let [student, teacher] = [student, teacher].map(vectors::values);
                 let sums = on_host::score_sums(student, teacher, vocab_size);
                 let sums = sums.map(|sum| sum as f32).to_vec();
                 vectors::tensor(sums, [NUM_SCORES], &device)
             } else {
-                on_device::score_sums(student, teacher)
+                on_device::score_sums(student, teacher, chunk.are_tokens)
             }
         });
         sums.reduce(|sums, more| sums + more).expect("there is a token")
@@ -221,16 +249,28 @@ impl LmHead {
     }
 }
 
-/// Both, cut into the same runs of tokens.
+/// What there is of a run of tokens, with its padding.
+struct Chunk {
+    student: Tensor<2>,
+    teacher: Tensor<2>,
+    are_tokens: Option<Tensor<2>>,
+}
+
+/// All cut into the same runs of tokens.
 fn chunks(
     student: Tensor<2>,
     teacher: Tensor<2>,
+    tokens: &Tokens,
     loss_chunk: usize,
-) -> impl Iterator<Item = (Tensor<2>, Tensor<2>)> {
+) -> impl Iterator<Item = Chunk> {
     let [num_tokens, _] = student.dims();
     assert_eq!(student.dims(), teacher.dims(), "a teacher for each token");
     (0..num_tokens).step_by(loss_chunk).map(move |start| {
         let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
-        (student.clone().slice(rows.clone()), teacher.clone().slice(rows))
+        Chunk {
+            student: student.clone().slice(rows.clone()),
+            teacher: teacher.clone().slice(rows.clone()),
+            are_tokens: tokens.are.clone().map(|are| are.slice(rows)),
+        }
     })
 }

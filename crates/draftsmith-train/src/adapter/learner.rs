@@ -72,6 +72,7 @@ impl TrainStep for AdapterLearner {
             self.loss,
             student.without_autodiff(),
             batch.teacher,
+            &batch.tokens,
             self.loss_chunk,
         );
         // The gradient of Σ student ∘ gradient with respect to the student is `gradient`: so the
@@ -92,9 +93,9 @@ impl InferenceStep for AdapterLearner {
 
     fn step(&self, batch: AdapterBatch) -> AdapterSums {
         let student = self.student(&batch).without_autodiff();
-        let [num_tokens, _] = student.hidden.dims();
-        let sums = batch.lm_head.score_sums(student, batch.teacher, self.loss_chunk);
-        AdapterSums { sums, num_tokens }
+        let AdapterBatch { lm_head, teacher, tokens, .. } = batch;
+        let sums = lm_head.score_sums(student, teacher, &tokens, self.loss_chunk);
+        AdapterSums { sums, num_tokens: tokens.num }
     }
 }
 
@@ -184,50 +185,32 @@ impl Adaptor<LossInput> for AdapterSums {
 
 #[cfg(test)]
 mod tests {
-    use burn::module::{ModuleVisitor, Param};
     use burn::optim::GradientsParams;
     use burn::tensor::activation::{log_softmax, softmax};
-    use draftsmith_model::{AdapterArchitecture, AdapterConfig};
+    use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
 
     use super::*;
     use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
     use crate::data::batches::BatchSource;
-    use crate::tests::pair::{responses, tiny_draft};
-
-    /// The gradient of every parameter, in order.
-    struct Collect<'a> {
-        grads: &'a GradientsParams,
-        all: Vec<f32>,
-    }
-
-    impl ModuleVisitor for Collect<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let grad = self.grads.get::<D>(param.id).expect("every parameter is trained");
-            self.all.extend(to_host(grad).unwrap());
-        }
-    }
-
-    fn gradients(learner: &AdapterLearner, grads: &GradientsParams) -> Vec<f32> {
-        let mut collect = Collect { grads, all: Vec::new() };
-        learner.visit(&mut collect);
-        collect.all
-    }
+    use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
     #[test]
     fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
         for architecture in AdapterArchitecture::ALL {
-            check_gradients(architecture);
+            for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
+                check_gradients(architecture, lengths);
+            }
         }
     }
 
-    fn check_gradients(architecture: AdapterArchitecture) {
+    fn check_gradients(architecture: AdapterArchitecture, lengths: Lengths) {
         let target = tiny_draft(16, 64);
         let rows = responses(6, 20, 5)
             .iter()
             .map(|row| AdapterRow::new(row, 64).unwrap().into())
             .collect();
         let targets = FrozenTarget::new(target.clone(), None).into();
-        let source = AdapterSource { targets, exit_layers: vec![1], rows };
+        let source = AdapterSource { targets, exit_layers: vec![1], rows, batch_size: 7, lengths };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config };
         let mut learner = AdapterLearner {
@@ -241,15 +224,20 @@ mod tests {
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
         let batch = batches.remove(0);
         assert!(batches.is_empty() && batch.step_share == 1.0);
-        let student = learner.student(&batch);
+        let is_padded = lengths == Lengths::InBuckets;
+        assert_eq!(batch.features[0].dims()[0], if is_padded { 7 } else { 6 });
+        assert_eq!(batch.supervised.dims()[0] > batch.tokens.num, is_padded);
+        let mut student = learner.student(&batch);
+        student.hidden = student.hidden.slice(0..batch.tokens.num);
         let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
         let log_probs = log_softmax(student.hidden.matmul(head), 1);
-        let logits = target.lm_head(batch.teacher.clone().unsqueeze()).squeeze_dim::<2>(0);
-        let num_tokens = batch.supervised.dims()[0] as f64;
+        let teacher = batch.teacher.clone().slice(0..batch.tokens.num);
+        let logits = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
+        let num_tokens = batch.tokens.num as f64;
         assert!(num_tokens > 16.0, "so few rows of a target are not recorded");
         let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
         let expected = GradientsParams::from_grads(direct.backward(), &learner);
-        let expected = gradients(&learner, &expected);
+        let expected = gradients_of(&learner, &expected);
         let direct: f32 = direct.into_scalar();
         let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
         assert!(largest > 1e-3, "gradients this small show little: {largest}");
@@ -259,7 +247,7 @@ mod tests {
             let loss: f32 = output.item.0.into_scalar();
             // f32 sums in another order.
             assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
-            for (found, expected) in gradients(&learner, &output.grads).iter().zip(&expected) {
+            for (found, expected) in gradients_of(&learner, &output.grads).iter().zip(&expected) {
                 assert!((found - expected).abs() < 1e-5, "{found} {expected}");
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary};
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary, Lengths};
 use draftsmith_theory::SeededDraws;
 
 use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
@@ -168,6 +168,7 @@ fn prepare(
         batch_size: optimizer.batch_size,
         gradient_accumulation: optimizer.gradient_accumulation,
     };
+    let lengths = Lengths::on(&targets.first().device());
     let vocabulary = training.draft_vocabulary.map(|size| {
         let counts = |rows: &[Arc<AdapterRow>]| {
             let mut counts = vec![0_u64; vocab_size];
@@ -187,6 +188,8 @@ fn prepare(
         targets: targets.clone(),
         exit_layers: training.exit_layer.to_vec(),
         rows,
+        batch_size: optimizer.batch_size,
+        lengths,
     };
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     let prepared = Prepared {

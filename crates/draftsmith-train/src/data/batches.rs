@@ -11,6 +11,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use burn::data::dataloader::Progress;
+use burn::tensor::{Device, Tensor};
+use draftsmith_model::Lengths;
 use draftsmith_theory::SeededDraws;
 
 use crate::data::examples::{Example, StepExamples};
@@ -52,6 +54,16 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
 
     /// What [`Self::step_batches`] makes batches of, row by row.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
+}
+
+/// Which of a batch's numbers are of something, 1, and which of padding, 0: `[padded]`. None where
+/// there is no padding at any length.
+pub(crate) fn real(num: usize, lengths: Lengths, device: &Device) -> Option<Tensor<1>> {
+    (lengths == Lengths::InBuckets).then(|| {
+        let mut is_real = vec![1.0; num];
+        is_real.resize(lengths.padded(num), 0.0);
+        Tensor::from_floats(is_real.as_slice(), device)
+    })
 }
 
 /// Row indices: epoch → steps → batches → rows.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
-use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads};
+use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
-use crate::data::batches::{BatchSource, TrainingBatch};
+use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
-use crate::head::features::labelled_features;
+use crate::head::features::{LabelledRows, labelled_rows};
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
 
@@ -16,8 +16,12 @@ use crate::run::devices::PerDevice;
 pub(crate) struct HeadBatch {
     /// Of the frozen draft, a row a label.
     pub(crate) features: HeadFeatures,
-    /// `[labels]`: acceptance probabilities.
+    /// `[labels]`: acceptance probabilities; 0 of padding.
     pub(crate) labels: Tensor<1>,
+    /// The number of labels without padding.
+    pub(crate) num_labels: usize,
+    /// `[labels]`: 1 of a label, 0 of padding; None where there is none.
+    pub(crate) is_label: Option<Tensor<1>>,
     /// The rows' ids, for messages.
     pub(crate) row_ids: Vec<String>,
     /// One over the number of batches of the step.
@@ -32,7 +36,7 @@ impl TrainingBatch for HeadBatch {
     }
 
     fn num_supervised(&self) -> usize {
-        self.labels.dims()[0]
+        self.num_labels
     }
 
     fn ends_step(&self) -> bool {
@@ -51,6 +55,7 @@ pub(crate) struct HeadSource {
     pub(crate) mixing_ratio: f64,
     /// Rows that go through the draft together.
     pub(crate) batch_size: usize,
+    pub(crate) lengths: Lengths,
 }
 
 impl BatchSource for HeadSource {
@@ -76,18 +81,24 @@ impl BatchSource for HeadSource {
             .flatten()
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
+        let (lengths, batch_size) = (self.lengths, self.batch_size);
         let mut features =
-            labelled_features(&self.drafts, &self.reads, &mixtures, self.batch_size).into_iter();
+            labelled_rows(&self.drafts, &self.reads, &mixtures, batch_size, lengths).into_iter();
         let mut mixtures = mixtures.into_iter();
         step.iter().enumerate().map(move |(nth, rows)| {
             let of_rows = mixtures.by_ref().take(rows.len());
-            let labels: Vec<f32> =
+            let mut labels: Vec<f32> =
                 of_rows.flat_map(|mixture| mixture.all_labels().collect::<Vec<_>>()).collect();
             let device = self.drafts.of_batch(nth).device();
-            let features = features.by_ref().take(rows.len()).map(|row| row.to_device(&device));
+            let features: Vec<_> = features.by_ref().take(rows.len()).collect();
+            let num_labels = labels.len();
+            let num_padded = lengths.padded(num_labels);
+            labels.resize(num_padded, 0.0);
             HeadBatch {
-                features: HeadFeatures::cat(features.collect()),
+                features: LabelledRows::cat(&features, num_padded, &device),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
+                num_labels,
+                is_label: real(num_labels, lengths, &device),
                 row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
                 step_share: 1.0 / step.len() as f64,
                 ends_step: nth + 1 == step.len(),
@@ -112,6 +123,7 @@ impl BatchSource for HeadSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::Device;
     use draftsmith_model::{HeadForm, HeadInput};
 
     use crate::data::batches::{BatchSettings, Loader, VALIDATION_EPOCH};
@@ -131,6 +143,7 @@ mod tests {
             seed: 7,
             mixing_ratio,
             batch_size: 3,
+            lengths: Lengths::AsGiven,
         }
     }
 
@@ -164,12 +177,13 @@ mod tests {
             let expected: Vec<f32> = mixtures
                 .iter()
                 .flat_map(|m| {
-                    labelled_features(&source.drafts, &source.reads, std::slice::from_ref(m), 1)
+                    let (drafts, one) = (&source.drafts, std::slice::from_ref(m));
+                    let rows = labelled_rows(drafts, &source.reads, one, 1, Lengths::AsGiven);
+                    both(&LabelledRows::cat(&rows, 0, &Device::flex()))
                 })
-                .flat_map(|features| both(&features))
                 .collect();
             assert_eq!(batch.features.hidden.dims(), [labels.len(), 16]);
-            let whole = (0..labels.len()).map(|row| batch.features.slice(row..row + 1));
+            let whole = (0..labels.len()).map(|row| batch.features.select(&[row]));
             let found: Vec<f32> = whole.flat_map(|row| both(&row)).collect();
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.into_iter().zip(expected) {

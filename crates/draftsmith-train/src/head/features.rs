@@ -1,10 +1,45 @@
 //! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
 //! tokens there were drawn from, and what else it reads.
 
-use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Rows};
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows};
 
 use crate::head::rows::{Branch, Mixture};
 use crate::run::devices::PerDevice;
+
+/// The rows of a forward's features that are of one mixture.
+#[derive(Debug, Clone)]
+pub(crate) struct LabelledRows {
+    /// Which of the forwards.
+    forward: usize,
+    features: HeadFeatures,
+    rows: Range<usize>,
+}
+
+impl LabelledRows {
+    /// The features of several mixtures on a device, one after the other; the last row repeats
+    /// until there are `num_rows`, if there are fewer.
+    pub(crate) fn cat(parts: &[Self], num_rows: usize, device: &Device) -> HeadFeatures {
+        let mut forwards: Vec<&Self> = Vec::new();
+        for part in parts {
+            if forwards.iter().all(|other| other.forward != part.forward) {
+                forwards.push(part);
+            }
+        }
+        let mut rows = Vec::with_capacity(num_rows);
+        for part in parts {
+            let before = forwards.iter().take_while(|other| other.forward != part.forward);
+            let start: usize = before.map(|other| other.features.hidden.dims()[0]).sum();
+            rows.extend(part.rows.clone().map(|row| start + row));
+        }
+        let last = rows.last().copied();
+        rows.extend(last.into_iter().cycle().take(num_rows.saturating_sub(rows.len())));
+        let features = forwards.into_iter().map(|part| part.features.clone().to_device(device));
+        HeadFeatures::cat(features.collect()).select(&rows)
+    }
+}
 
 /// What a head that reads `reads` is given of each mixture's labelled positions, then of its
 /// branches.
@@ -15,14 +50,15 @@ use crate::run::devices::PerDevice;
 /// cache. Several devices take turns at these forwards, whose rows do not depend on their number.
 ///
 /// # Shapes
-/// - output: for each mixture, in the order given, `[labels, hidden]` and `[labels, extra]`, on the
-///   device that its forward was on
-pub(crate) fn labelled_features(
+/// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
+///   on the device that its forward was on
+pub(crate) fn labelled_rows(
     drafts: &PerDevice<DrafterModel>,
     reads: &HeadReads,
     mixtures: &[Mixture],
     batch_size: usize,
-) -> Vec<HeadFeatures> {
+    lengths: Lengths,
+) -> Vec<LabelledRows> {
     let branches = |row: &usize| !mixtures[*row].branches.is_empty();
     let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
         (0..mixtures.len()).partition(branches);
@@ -30,55 +66,64 @@ pub(crate) fn labelled_features(
     let forwards: Vec<&[usize]> = by_length.chunks(batch_size).chain(branching.chunks(1)).collect();
     let num_used = drafts.num_devices().min(forwards.len());
     let made = drafts.work(num_used, |nth, draft| {
-        let own = forwards.iter().skip(nth).step_by(num_used);
-        own.map(|rows| (*rows, forward_features(draft, reads, mixtures, rows))).collect::<Vec<_>>()
+        let own = (0..forwards.len()).skip(nth).step_by(num_used);
+        let run = |forward: usize| {
+            let batch: Vec<&Mixture> =
+                forwards[forward].iter().map(|row| &mixtures[*row]).collect();
+            (forward, forward_features(draft, reads, &batch, batch_size, lengths))
+        };
+        own.map(run).collect::<Vec<_>>()
     });
-    let mut features: Vec<Option<HeadFeatures>> = vec![None; mixtures.len()];
-    for (rows, of_rows) in made.into_iter().flatten() {
-        for (row, of_row) in rows.iter().zip(of_rows) {
-            features[*row] = Some(of_row);
+    let mut of_mixtures: Vec<Option<LabelledRows>> = vec![None; mixtures.len()];
+    for (forward, features) in made.into_iter().flatten() {
+        let mut end = 0;
+        for row in forwards[forward] {
+            let start = end;
+            end += mixtures[*row].num_labels();
+            let features = features.clone();
+            of_mixtures[*row] = Some(LabelledRows { forward, features, rows: start..end });
         }
     }
-    features.into_iter().map(|row| row.expect("every row is in one batch")).collect()
+    of_mixtures.into_iter().map(|rows| rows.expect("every row is in one batch")).collect()
 }
 
-/// The features of rows that go through the draft together.
+/// The features of rows that go through the draft together, row after row.
 fn forward_features(
     draft: &DrafterModel,
     reads: &HeadReads,
-    mixtures: &[Mixture],
-    rows: &[usize],
-) -> Vec<HeadFeatures> {
-    let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
-    if let [only] = batch[..]
-        && !only.branches.is_empty()
-    {
-        return vec![branching_features(draft, reads, only)];
-    }
-    let of_batch = batch_features(draft, reads, &batch);
-    let ends = batch.iter().scan(0, |end, mixture| {
-        *end += mixture.labelled.len();
-        Some(*end)
-    });
-    let of_row =
-        |(mixture, end): (&&Mixture, usize)| of_batch.slice(end - mixture.labelled.len()..end);
-    batch.iter().zip(ends).map(of_row).collect()
+    batch: &[&Mixture],
+    batch_size: usize,
+    lengths: Lengths,
+) -> HeadFeatures {
+    let (hidden, mut candidates) = match batch {
+        [only] if !only.branches.is_empty() => branching_states(draft, only),
+        _ => batch_states(draft, batch, batch_size, lengths),
+    };
+    candidates.pad(lengths.padded(candidates.num_candidates()));
+    draft.head_features(reads, hidden, candidates)
 }
 
-/// The features of the labelled positions of one padded batch, row after row.
-fn batch_features(draft: &DrafterModel, reads: &HeadReads, batch: &[&Mixture]) -> HeadFeatures {
-    let rows: Vec<&[u32]> = batch.iter().map(|mixture| &mixture.input_ids[..]).collect();
-    let hidden = draft.hidden_states(&rows);
+/// The hidden states of one padded batch, and its labelled positions among them.
+fn batch_states(
+    draft: &DrafterModel,
+    batch: &[&Mixture],
+    batch_size: usize,
+    lengths: Lengths,
+) -> (Tensor<2>, CandidateRows) {
+    let mut rows: Vec<&[u32]> = batch.iter().map(|mixture| &mixture.input_ids[..]).collect();
+    rows.resize(lengths.padded_batch(rows.len(), batch_size), &[]);
+    let hidden = draft.hidden_states(&rows, lengths);
     let [rows, seq, width] = hidden.dims();
     let mut candidates = CandidateRows::default();
     for (row, mixture) in batch.iter().enumerate() {
         push_labelled(&mut candidates, mixture, row * seq);
     }
-    draft.head_features(reads, hidden.reshape([rows * seq, width]), candidates)
+    (hidden.reshape([rows * seq, width]), candidates)
 }
 
-/// The features of a mixture's labelled positions, then of its branches.
-fn branching_features(draft: &DrafterModel, reads: &HeadReads, mixture: &Mixture) -> HeadFeatures {
+/// The hidden states of a mixture and its branches, and the labelled positions among them, then
+/// those of its branches.
+fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> (Tensor<2>, CandidateRows) {
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =
@@ -108,7 +153,7 @@ fn branching_features(draft: &DrafterModel, reads: &HeadReads, mixture: &Mixture
         hidden.push(rows);
     }
     let hidden = Rows::cat(hidden).into_tensor(&draft.device());
-    draft.head_features(reads, hidden.squeeze_dim(0), candidates)
+    (hidden.squeeze_dim(0), candidates)
 }
 
 /// Adds a mixture's labelled positions, whose first token's row is `start`. Something is before the
@@ -121,7 +166,6 @@ fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
     use draftsmith_model::{DrawnCandidate, HeadForm, HeadInput};
     use draftsmith_theory::{entropy_of_log_probs, log_softmax};
 
@@ -129,6 +173,28 @@ mod tests {
     use crate::head::rows::TrainingRow;
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
+
+    /// Of each mixture its features, where forwards are as long as what there is.
+    fn labelled_features(
+        drafts: &PerDevice<DrafterModel>,
+        reads: &HeadReads,
+        mixtures: &[Mixture],
+        batch_size: usize,
+    ) -> Vec<HeadFeatures> {
+        features_in(Lengths::AsGiven, drafts, reads, mixtures, batch_size)
+    }
+
+    fn features_in(
+        lengths: Lengths,
+        drafts: &PerDevice<DrafterModel>,
+        reads: &HeadReads,
+        mixtures: &[Mixture],
+        batch_size: usize,
+    ) -> Vec<HeadFeatures> {
+        let rows = labelled_rows(drafts, reads, mixtures, batch_size, lengths).into_iter();
+        let device = drafts.first().device();
+        rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()
+    }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         tensor.into_data().try_into_vec().unwrap()
@@ -151,7 +217,7 @@ mod tests {
         mixture: &Mixture,
         nth: usize,
     ) -> (Vec<f32>, Vec<f32>) {
-        let hidden = draft.hidden_states(&[&mixture.input_ids]);
+        let hidden = draft.hidden_states(&[&mixture.input_ids], Lengths::AsGiven);
         let logits = values(draft.logits(&hidden.clone().into()).into_tensor(&draft.device()));
         let (hidden, vocab_size) = (values(hidden), VOCAB_SIZE as usize);
         let at = mixture.labelled[nth];
@@ -190,9 +256,13 @@ mod tests {
         for form in [HeadForm::Candidate, HeadForm::LookAhead] {
             for inputs in [&[][..], &[TopProb], &[Entropy, TopProb, Position]] {
                 let reads = HeadReads::new(form, inputs);
-                let features = labelled_features(&draft.clone().into(), &reads, &mixtures, 4);
-                assert_eq!(features.len(), mixtures.len());
-                for (mixture, HeadFeatures { hidden, extra }) in mixtures.iter().zip(features) {
+                let drafts: PerDevice<DrafterModel> = draft.clone().into();
+                let features = labelled_features(&drafts, &reads, &mixtures, 4);
+                let padded = features_in(Lengths::InBuckets, &drafts, &reads, &mixtures, 4);
+                assert_eq!((features.len(), padded.len()), (mixtures.len(), mixtures.len()));
+                let twice = mixtures.iter().chain(&mixtures);
+                for (mixture, features) in twice.zip(features.into_iter().chain(padded)) {
+                    let HeadFeatures { hidden, extra } = features;
                     let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
                         .map(|nth| expected(draft, &reads, mixture, nth))
                         .unzip();

@@ -38,6 +38,8 @@ pub(crate) struct HeadOutput {
     pub(crate) logit: Tensor<1>,
     /// `[labels]`: acceptance probabilities.
     pub(crate) labels: Tensor<1>,
+    /// How many there are; what follows is padding.
+    pub(crate) num_labels: usize,
 }
 
 impl HeadLearner {
@@ -45,8 +47,13 @@ impl HeadLearner {
         // In the features' type; logits are f32.
         let head = self.head.to_dtype(batch.features.hidden.dtype().into());
         let logit = head.acceptance_logit(batch.features.clone());
-        let loss = weighted_bce(logit.clone(), batch.labels.clone(), self.rejection_weight);
-        HeadOutput { loss, logit, labels: batch.labels.clone() }
+        let loss = weighted_bce(
+            logit.clone(),
+            batch.labels.clone(),
+            batch.is_label.clone(),
+            self.rejection_weight,
+        );
+        HeadOutput { loss, logit, labels: batch.labels.clone(), num_labels: batch.num_labels }
     }
 }
 
@@ -112,7 +119,8 @@ impl Trainee for HeadLearner {
     }
 
     fn count(output: &HeadOutput, tally: &mut HeadMetrics) -> Result<bool, TrainError> {
-        let logits = to_host(output.logit.clone())?;
+        let mut logits = to_host(output.logit.clone())?;
+        logits.truncate(output.num_labels);
         if !logits.iter().all(|logit| logit.is_finite()) {
             return Ok(false);
         }
@@ -134,11 +142,7 @@ impl Trainee for HeadLearner {
 
 impl HeadOutput {
     fn without_graph(self) -> Self {
-        Self {
-            loss: self.loss.without_autodiff(),
-            logit: self.logit.without_autodiff(),
-            labels: self.labels,
-        }
+        Self { loss: self.loss.without_autodiff(), logit: self.logit.without_autodiff(), ..self }
     }
 }
 
@@ -157,9 +161,65 @@ impl Adaptor<LossInput> for HeadOutput {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use draftsmith_model::AcceptanceHeadConfig;
+    use draftsmith_model::{
+        AcceptanceHeadConfig, DrafterModel, HeadForm, HeadInput, HeadReads, Lengths,
+    };
 
     use super::*;
+    use crate::data::batches::{BatchSettings, Loader};
+    use crate::head::batches::HeadSource;
+    use crate::head::rows::TrainingRow;
+    use crate::head::settings::MixedLabels;
+    use crate::tests::pair::{gradients_of, responses, tiny_draft};
+
+    #[test]
+    fn padding_changes_no_loss_and_no_gradient() {
+        let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
+        let source = HeadSource {
+            drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
+            reads: reads.clone(),
+            rows: responses(7, 12, 5)
+                .iter()
+                .map(|row| TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap().into())
+                .collect(),
+            seed: 7,
+            mixing_ratio: 0.15,
+            batch_size: 3,
+            lengths: Lengths::AsGiven,
+        };
+        let settings = BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 2 };
+        let config = AcceptanceHeadConfig { reads, ..AcceptanceHeadConfig::new(16, 2, false) };
+        let learner = HeadLearner {
+            head: config.init(&Device::flex().autodiff()),
+            rejection_weight: 6.0,
+            clipping: Clipping::Norm(1.0),
+            section: Section::Head,
+        };
+        let batches = |lengths| -> Vec<HeadBatch> {
+            let source = HeadSource { lengths, ..source.clone() };
+            Loader::training(source, settings).batches(1, 0).collect()
+        };
+        let (given, padded) = (batches(Lengths::AsGiven), batches(Lengths::InBuckets));
+        assert_eq!(given.len(), 3);
+        for (given, padded) in given.into_iter().zip(padded) {
+            assert_eq!(given.num_labels, padded.num_labels);
+            assert!(padded.labels.dims()[0] > padded.num_labels);
+            let [expected, found] = [given, padded].map(|batch| {
+                let TrainOutput { item, grads } = TrainStep::step(&learner, batch.clone());
+                let gradient = gradients_of(&learner, &grads);
+                let mut tally = learner.tally();
+                assert!(HeadLearner::count(&item, &mut tally).unwrap());
+                let loss: f32 = item.loss.into_scalar();
+                (loss, HeadLearner::scores(tally).kl as f32, gradient)
+            });
+            assert!(found.2.iter().any(|gradient| gradient.abs() > 1e-3));
+            // f32 sums in another order.
+            assert!((found.0 - expected.0).abs() < 1e-5 && (found.1 - expected.1).abs() < 1e-5);
+            for (found, expected) in found.2.iter().zip(&expected.2) {
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+    }
 
     /// What the learner minimises over epochs, of predictions for labels that are all `label`.
     fn to_minimise(rejection_weight: f64, predicted_prob: f64, label: f64) -> f64 {

@@ -9,14 +9,19 @@ use burn::tensor::{Tensor, activation::log_sigmoid};
 ///
 /// # Shapes
 /// - logit: `[labels]`, accept minus reject; at least one
-/// - labels: `[labels]`, acceptance probabilities
+/// - labels: `[labels]`, acceptance probabilities; 0 of padding
+/// - is_label: `[labels]`, 1 of a label, 0 of padding; None without padding
 /// - output: `[1]`
 pub(crate) fn weighted_bce(
     logit: Tensor<1>,
     labels: Tensor<1>,
+    is_label: Option<Tensor<1>>,
     rejection_weight: f64,
 ) -> Tensor<1> {
-    let rejected = (labels.clone().neg() + 1.0) * rejection_weight;
+    let mut rejected = (labels.clone().neg() + 1.0) * rejection_weight;
+    if let Some(is_label) = is_label {
+        rejected = rejected * is_label;
+    }
     let log_likelihood =
         log_sigmoid(logit.clone()) * labels.clone() + log_sigmoid(logit.neg()) * rejected.clone();
     log_likelihood.sum().neg() / (rejected + labels).sum()
@@ -31,7 +36,7 @@ mod tests {
     fn loss(logits: &[f32], labels: &[f32], weight: f64) -> f32 {
         let device = Device::flex();
         let tensor = |values: &[f32]| Tensor::<1>::from_floats(values, &device);
-        weighted_bce(tensor(logits), tensor(labels), weight).into_scalar()
+        weighted_bce(tensor(logits), tensor(labels), None, weight).into_scalar()
     }
 
     #[track_caller]
@@ -87,7 +92,7 @@ mod tests {
         let (z, y, weight) = ([0.4_f64, -1.5, 3.0], [0.1_f64, 0.7, 1.0], 6.0);
         let logit = Tensor::<1>::from_floats(z.map(|v| v as f32), &device).require_grad();
         let labels = Tensor::<1>::from_floats(y.map(|v| v as f32), &Device::flex());
-        let grads = weighted_bce(logit.clone(), labels, weight).backward();
+        let grads = weighted_bce(logit.clone(), labels, None, weight).backward();
         let found: Vec<f32> = logit.grad(&grads).unwrap().into_data().try_into_vec().unwrap();
         let weights: Vec<f64> = y.iter().map(|y| weight * (1.0 - y) + y).collect();
         let total: f64 = weights.iter().sum();

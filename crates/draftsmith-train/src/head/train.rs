@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel, Lengths};
 use draftsmith_theory::{HeadScores, SeededDraws};
 
 use crate::data::batches::{BatchSettings, Loaders, Prepared};
@@ -187,6 +187,7 @@ fn prepare(
         seed,
         mixing_ratio: shared.mixing_ratio,
         batch_size: optimizer.batch_size,
+        lengths: Lengths::on(&drafts.first().device()),
     };
     let (training, validation) = (source(split.training), source(split.validation));
     let loaders = Loaders::new(training, validation, settings, optimizer.num_epochs);

@@ -1,12 +1,15 @@
 //! What tests train on: a tiny random draft and made-up responses, the same in every run.
 
-use burn::tensor::Device;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{
     AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, ModelConfig, ModelShape,
 };
 use draftsmith_theory::SeededDraws;
 
+use crate::error::to_host;
 use crate::run::first_weights::{Redrawn, redrawn};
 
 /// Number of token embeddings of [`tiny_draft`].
@@ -118,4 +121,23 @@ pub(crate) fn responses(num_rows: usize, longest: usize, seed: u64) -> Vec<Respo
             response_row(&format!("set#{n}"), &prompt, &response, &draft, &probs)
         })
         .collect()
+}
+
+/// The gradients of all parameters of a module, in order.
+pub(crate) fn gradients_of<M: Module>(module: &M, grads: &GradientsParams) -> Vec<f32> {
+    let mut collect = Collect { grads, all: Vec::new() };
+    module.visit(&mut collect);
+    collect.all
+}
+
+struct Collect<'a> {
+    grads: &'a GradientsParams,
+    all: Vec<f32>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let grad = self.grads.get::<D>(param.id).expect("every parameter is trained");
+        self.all.extend(to_host(grad).unwrap());
+    }
 }

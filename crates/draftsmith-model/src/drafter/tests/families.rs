@@ -68,7 +68,7 @@ fn what_a_head_reads_of_a_draft_is_what_its_lm_head_reads() {
         let (normed, ids) =
             (expected.hidden_states.last().expect("there are layers"), &expected.ids);
         for drafter in drafts(name) {
-            assert_near(&values(drafter.hidden_states(&[ids])), normed, name);
+            assert_near(&values(drafter.hidden_states(&[ids], Lengths::AsGiven)), normed, name);
             let (width, vocab) = (drafter.hidden_size(), drafter.vocab_size());
             for (at, (read, logits)) in (NUM_BEFORE - 1..).zip(steps(&drafter, ids)) {
                 let [read] = Rows::to_host([read]).expect("brought");
@@ -116,7 +116,7 @@ fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Ve
     for (at, token) in ids.iter().enumerate().skip(NUM_BEFORE) {
         candidates.push(*token, at, at - 1, at - NUM_BEFORE);
     }
-    let hidden = drafter.hidden_states(&[ids]).squeeze_dim::<2>(0);
+    let hidden = drafter.hidden_states(&[ids], Lengths::AsGiven).squeeze_dim::<2>(0);
     values(head.acceptance_logit(drafter.head_features(head.reads(), hidden, candidates)))
 }
 

@@ -32,28 +32,30 @@ impl Teacher {
         Self { loss, softmax: Softmax::of(logits) }
     }
 
-    /// The sum of the tokens' losses, and its gradient with respect to the student's logits.
+    /// The tokens' losses, and the gradient of their sum with respect to the student's logits.
     ///
     /// # Shapes
     /// - logits: `[tokens, vocab]`
-    /// - output: `[1]` and `[tokens, vocab]`
-    pub(super) fn loss_and_gradient(&self, logits: Tensor<2>) -> (Tensor<1>, Tensor<2>) {
+    /// - output: `[tokens, 1]` and `[tokens, vocab]`
+    pub(super) fn losses_and_gradient(&self, logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let Softmax { probs, log_probs } = Softmax::of(logits);
         let (p, log_p) = (self.softmax.probs.clone(), self.softmax.log_probs.clone());
         match self.loss {
-            DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum().neg(), probs - p),
-            DistillationLoss::ForwardKl => ((p.clone() * (log_p - log_probs)).sum(), probs - p),
+            DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
+            DistillationLoss::ForwardKl => {
+                ((p.clone() * (log_p - log_probs)).sum_dim(1), probs - p)
+            }
             DistillationLoss::ReverseKl => {
                 let log_ratio = log_probs - log_p;
                 let kl = (probs.clone() * log_ratio.clone()).sum_dim(1);
-                (kl.clone().sum(), probs * (log_ratio - kl))
+                (kl.clone(), probs * (log_ratio - kl))
             }
             DistillationLoss::TotalVariation => {
                 let difference = probs.clone() - p;
                 // 0 where there is none, which is a subgradient of |x| there.
                 let sign = difference.clone().sign();
                 let lean = (probs.clone() * sign.clone()).sum_dim(1);
-                (difference.abs().sum() * 0.5, probs * (sign - lean) * 0.5)
+                (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
             }
         }
     }
@@ -63,13 +65,24 @@ impl Teacher {
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`
+/// - are_tokens: `[tokens, 1]`, as [`Tokens::are`](super::Tokens::are)
 /// - output: `[NUM_SCORES]`
-pub(super) fn score_sums(student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
+pub(super) fn score_sums(
+    student: Tensor<2>,
+    teacher: Tensor<2>,
+    are_tokens: Option<Tensor<2>>,
+) -> Tensor<1> {
     let agreement = student.clone().argmax(1).equal(teacher.clone().argmax(1));
     let (q, p) = (Softmax::of(student), Softmax::of(teacher));
-    let cross_entropy = (p.probs.clone() * q.log_probs.clone()).sum().neg();
-    let entropy = (p.probs.clone() * p.log_probs.clone()).sum().neg();
-    let reverse_kl = (q.probs.clone() * (q.log_probs - p.log_probs)).sum();
-    let overlap = p.probs.min_pair(q.probs).sum();
-    Tensor::cat(vec![cross_entropy, entropy, agreement.float().sum(), overlap, reverse_kl], 0)
+    let cross_entropy = (p.probs.clone() * q.log_probs.clone()).sum_dim(1).neg();
+    let entropy = (p.probs.clone() * p.log_probs.clone()).sum_dim(1).neg();
+    let reverse_kl = (q.probs.clone() * (q.log_probs - p.log_probs)).sum_dim(1);
+    let overlap = p.probs.min_pair(q.probs).sum_dim(1);
+    let scores = vec![cross_entropy, entropy, agreement.float(), overlap, reverse_kl];
+    let scores = Tensor::cat(scores, 1);
+    let scores = match are_tokens {
+        Some(are) => scores * are,
+        None => scores,
+    };
+    scores.sum_dim(0).squeeze_dim(0)
 }

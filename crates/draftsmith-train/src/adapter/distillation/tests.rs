@@ -54,6 +54,55 @@ fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Ten
     sum / num_tokens as f64
 }
 
+/// Tokens without padding.
+fn all(teacher: &Tensor<2>) -> Tokens {
+    Tokens { num: teacher.dims()[0], are: None }
+}
+
+#[test]
+fn padding_adds_nothing() {
+    let head = LmHead::of(&tiny_draft(HIDDEN, 64));
+    let (student, teacher) = (random(16, HIDDEN, "student"), random(16, HIDDEN, "teacher"));
+    let own_head = Some(random(HIDDEN, head.weight.dims()[1], "own") * 0.3);
+    let first = |x: &Tensor<2>| x.clone().slice([0..11, 0..HIDDEN]);
+    let of = |hidden| Student { hidden, own_head: own_head.clone() };
+    let are: Vec<f32> = (0..16).map(|token| if token < 11 { 1.0 } else { 0.0 }).collect();
+    let are = Tensor::<1>::from_floats(are.as_slice(), &Device::flex()).unsqueeze_dim(1);
+    let padded = Tokens { num: 11, are: Some(are) };
+    let none = Tokens { num: 11, are: None };
+    for loss in LOSSES {
+        for loss_chunk in [4, 16] {
+            let found = head.loss_and_gradients(
+                loss,
+                of(student.clone()),
+                teacher.clone(),
+                &padded,
+                loss_chunk,
+            );
+            let expected = head.loss_and_gradients(
+                loss,
+                of(first(&student)),
+                first(&teacher),
+                &none,
+                loss_chunk,
+            );
+            assert_close(&values(found.loss), &values(expected.loss));
+            let [found_hidden, expected_hidden] = [found.hidden, expected.hidden].map(values);
+            assert_close(&found_hidden[..11 * HIDDEN], &expected_hidden);
+            assert!(found_hidden[11 * HIDDEN..].iter().all(|x| *x == 0.0));
+            let [found, expected] =
+                [found.own_head, expected.own_head].map(|own| values(own.unwrap()));
+            assert_close(&found, &expected);
+        }
+    }
+    let found = values(head.score_sums(of(student.clone()), teacher.clone(), &padded, 4));
+    let expected = values(head.score_sums(of(first(&student)), first(&teacher), &none, 4));
+    for (found, expected) in found.iter().zip(&expected) {
+        // Sums of eleven such.
+        assert!((found - expected).abs() < 1e-4, "{found} for {expected}");
+    }
+}
+
 #[test]
 fn the_head_that_was_read_is_the_targets() {
     let target = tiny_draft(HIDDEN, 64);
@@ -83,7 +132,8 @@ fn value_and_gradient_are_those_of_autodiff(head: &LmHead) {
         assert!(gradient.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 2, 7, 22, 23, 24, usize::MAX] {
             let student = headless(student.clone());
-            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            let found =
+                head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), loss_chunk);
             assert_close(&values(found.loss), &values(expected.clone()));
             assert_close(&values(found.hidden), &values(gradient.clone()));
             assert!(found.own_head.is_none());
@@ -114,7 +164,8 @@ fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
         assert!(of_head.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 7, 23] {
             let student = Student { hidden: student.clone(), own_head: Some(own_head.clone()) };
-            let found = head.loss_and_gradients(loss, student, teacher.clone(), loss_chunk);
+            let found =
+                head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), loss_chunk);
             assert_close(&values(found.loss), &values(expected.clone()));
             assert_close(&values(found.hidden), &values(of_hidden.clone()));
             assert_close(&values(found.own_head.unwrap()), &values(of_head.clone()));
@@ -123,7 +174,7 @@ fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
     // A head that is the target's scores as none does.
     let [own, none] = [Some(head.weight.clone()), None].map(|own_head| {
         let student = Student { hidden: student.clone(), own_head };
-        values(head.score_sums(student, teacher.clone(), 7))
+        values(head.score_sums(student, teacher.clone(), &all(&teacher), 7))
     });
     assert_eq!(own, none);
 }
@@ -136,15 +187,15 @@ fn in_host_memory_and_as_tensors_logits_give_the_same() {
         let target = random(9, vocab_size, "teacher") * 3.0;
         for loss in LOSSES {
             let device = on_device::Teacher::new(target.clone(), loss);
-            let (expected, expected_gradient) = device.loss_and_gradient(logits.clone());
+            let (expected, expected_gradient) = device.losses_and_gradient(logits.clone());
             let host = on_host::Teacher::new(values(target.clone()), vocab_size, loss);
             let mut found_gradient = values(logits.clone());
             let found = host.loss_and_gradient(&mut found_gradient, 1.0);
             // Sums of nine such.
-            assert!((found as f32 - expected.into_scalar::<f32>()).abs() < 1e-4, "{loss:?}");
+            assert!((found as f32 - expected.sum().into_scalar::<f32>()).abs() < 1e-4, "{loss:?}");
             assert_close(&found_gradient, &values(expected_gradient));
         }
-        let expected = values(on_device::score_sums(logits.clone(), target.clone()));
+        let expected = values(on_device::score_sums(logits.clone(), target.clone(), None));
         let found = on_host::score_sums(values(logits), values(target), vocab_size);
         for (found, expected) in found.into_iter().zip(expected) {
             assert!((found as f32 - expected).abs() < 1e-4, "{found} for {expected}");
@@ -156,10 +207,11 @@ fn in_host_memory_and_as_tensors_logits_give_the_same() {
 fn the_teacher_itself_has_no_gradient_and_costs_nothing_but_its_entropy() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let teacher = random(9, HIDDEN, "teacher");
-    let sums = values(head.score_sums(headless(teacher.clone()), teacher.clone(), 4));
+    let sums =
+        values(head.score_sums(headless(teacher.clone()), teacher.clone(), &all(&teacher), 4));
     for loss in LOSSES {
         let student = headless(teacher.clone());
-        let found = head.loss_and_gradients(loss, student, teacher.clone(), 4);
+        let found = head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), 4);
         assert_close(&values(found.hidden), &[0.0; 9 * HIDDEN]);
         let entropy = if loss == DistillationLoss::CrossEntropy { sums[1] / 9.0 } else { 0.0 };
         assert_close(&values(found.loss), &[entropy]);
@@ -173,8 +225,8 @@ fn where_nothing_differs_total_variation_has_the_subgradient_zero() {
         let logits = random(3, vocab_size, "both") * 5.0;
         let loss = DistillationLoss::TotalVariation;
         let device = on_device::Teacher::new(logits.clone(), loss);
-        let (value, gradient) = device.loss_and_gradient(logits.clone());
-        assert_eq!((values(value), values(gradient)), (vec![0.0], vec![0.0; 3 * vocab_size]));
+        let (losses, gradient) = device.losses_and_gradient(logits.clone());
+        assert_eq!((values(losses), values(gradient)), (vec![0.0; 3], vec![0.0; 3 * vocab_size]));
         let host = on_host::Teacher::new(values(logits.clone()), vocab_size, loss);
         let mut gradient = values(logits);
         assert_eq!(host.loss_and_gradient(&mut gradient, 1.0), 0.0);
@@ -204,7 +256,7 @@ fn the_sums_are_those_of_each_token_whatever_the_chunk() {
     }
     for loss_chunk in [1, 5, 12] {
         let student = headless(student.clone());
-        let sums = values(head.score_sums(student, teacher.clone(), loss_chunk));
+        let sums = values(head.score_sums(student, teacher.clone(), &all(&teacher), loss_chunk));
         for (found, expected) in sums.iter().zip(expected) {
             // Sums of twelve such.
             assert!((found - expected).abs() < 1e-4, "{sums:?} for {expected:?}");
@@ -218,13 +270,19 @@ fn far_apart_distributions_stay_finite_and_broken_ones_do_not() {
     let (student, teacher) =
         (random(5, HIDDEN, "student") * 1e3, random(5, HIDDEN, "teacher") * 1e3);
     for loss in LOSSES {
-        let found = head.loss_and_gradients(loss, headless(student.clone()), teacher.clone(), 2);
+        let found = head.loss_and_gradients(
+            loss,
+            headless(student.clone()),
+            teacher.clone(),
+            &all(&teacher),
+            2,
+        );
         assert!(found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
         assert!(values(found.hidden).iter().all(|x| x.is_finite()), "{loss:?}");
         let broken = headless(student.clone() * f32::NAN);
-        let found = head.loss_and_gradients(loss, broken, teacher.clone(), 2);
+        let found = head.loss_and_gradients(loss, broken, teacher.clone(), &all(&teacher), 2);
         assert!(!found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
     }
-    let sums = values(head.score_sums(headless(student), teacher, 2));
+    let sums = values(head.score_sums(headless(student), teacher.clone(), &all(&teacher), 2));
     assert!(sums.iter().all(|x| x.is_finite()), "{sums:?}");
 }

@@ -9,7 +9,7 @@ use draftsmith_model::HeadForm;
 
 use super::*;
 use crate::data::split::is_held_out;
-use crate::head::features::labelled_features;
+use crate::head::features::{LabelledRows, labelled_rows};
 use crate::head::settings::{HeadLabels, MixedLabels};
 use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{response_row, responses, tiny_draft};
@@ -132,8 +132,9 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
             continue;
         }
         let reads = training.reads();
-        let mut features =
-            labelled_features(&frozen, &reads, std::slice::from_ref(&mixture), 1).remove(0);
+        let one = std::slice::from_ref(&mixture);
+        let rows = labelled_rows(&frozen, &reads, one, 1, Lengths::AsGiven);
+        let mut features = LabelledRows::cat(&rows, 0, &Device::flex());
         if form == HeadForm::LookAhead {
             // What it reads in use: embeddings as they are.
             let extra = features.extra.unwrap();
