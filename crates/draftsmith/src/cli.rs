@@ -18,8 +18,8 @@ use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::generate::GenerateArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
-use crate::device::{DeviceChoice, DtypeSource, parse_dtype, require_dtype};
-use crate::devices::DeviceChoices;
+use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
+use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{Models, Overrides, Recipe};
 use crate::workspace::Workspace;
@@ -53,6 +53,9 @@ struct Common {
     /// One JSON document on stdout instead of text.
     #[arg(long, global = true)]
     json: bool,
+    /// Tell at the end how many kernels a device was asked to run.
+    #[arg(long, global = true, conflicts_with = "quiet")]
+    verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -144,12 +147,20 @@ pub fn run() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return explain(&error),
     };
-    let Common { quiet, json, .. } = arguments.common;
+    let Common { quiet, json, verbose, .. } = arguments.common;
     let console = match Console::new(quiet, json) {
         Ok(console) => console,
         Err(error) => return fail(&error, json),
     };
-    match execute(arguments, &console) {
+    let kernels = verbose.then(Kernels::count);
+    let done = execute(arguments, &console);
+    if let Some(kernels) = kernels {
+        console.note(format!(
+            "{} kernels, each compiled or read from a cache",
+            kernels.num_distinct()
+        ));
+    }
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
             tell(&error);
@@ -218,9 +229,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         require_dtype(&device, DtypeSource::Flag, dtype)?;
         Ok(device)
     };
-    let device = || in_dtype(common.device.open()?);
+    let device = || in_dtype(devices::open(common.device, console)?);
     let devices = |a: &TrainingArguments| match &a.devices {
-        Some(devices) => devices.open()?.into_iter().map(in_dtype).collect(),
+        Some(devices) => devices.open(console)?.into_iter().map(in_dtype).collect(),
         None => Ok(vec![device()?]),
     };
     let until = |a: &TrainingArguments| match a.hours {

@@ -123,6 +123,45 @@ pub(crate) fn require_dtype(
     }
 }
 
+/// Counts the kernels that devices are asked to run: each was compiled, or read from a cache.
+pub(crate) struct Kernels {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    launched: cubecl::launched::LaunchedKernels,
+}
+
+impl Kernels {
+    /// Counts from now on, on all devices. Each launch takes a little longer.
+    pub(crate) fn count() -> Self {
+        Self {
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            launched: cubecl::launched::LaunchedKernels::new(),
+        }
+    }
+
+    /// How many different ones there were; 0 on the CPU, which needs none.
+    pub(crate) fn num_distinct(self) -> usize {
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
+        return self.launched.finish().len();
+        #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+        0
+    }
+}
+
+/// Keeps what tuning finds, and the kernels of backends whose kernels can be kept, in the user's
+/// cache directory, unless a `cubecl.toml` names another place. The environment variables of CubeCL
+/// go on to hold.
+#[cfg(feature = "tuned")]
+fn keep_kernels() {
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.compilation.cache = true;
+    if let CacheConfig::Target = config.environment.path {
+        config.environment.path = CacheConfig::Global;
+    }
+    // Only the first device that is opened configures: false of the others.
+    let _ = CubeClRuntimeConfig::try_set(config);
+}
+
 /// Runs `work` on one of the CPU's pooled threads: a forward that shares its rows with a second
 /// thread starts that one much sooner from there than from outside the pool.
 pub(crate) fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
@@ -159,6 +198,8 @@ fn wgpu() -> Result<Device> {
 /// first use; here, before anything else was done, that becomes an error.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
+    #[cfg(feature = "tuned")]
+    keep_kernels();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let outcome = std::panic::catch_unwind(|| {

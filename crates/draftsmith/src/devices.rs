@@ -39,9 +39,24 @@ impl DeviceChoices {
     ///
     /// # Errors
     /// If this build has no such backend, or this machine lacks one of the devices.
-    pub(crate) fn open(&self) -> Result<Vec<Device>> {
-        self.0.iter().map(|choice| choice.open()).collect()
+    pub(crate) fn open(&self, console: &Console) -> Result<Vec<Device>> {
+        self.0.iter().map(|choice| open(*choice, console)).collect()
     }
+}
+
+/// Opens a device, and says of all but the CPU that it compiles.
+///
+/// # Errors
+/// As [`DeviceChoice::open`].
+pub(crate) fn open(choice: DeviceChoice, console: &Console) -> Result<Device> {
+    let device = choice.open()?;
+    if !DeviceChoice::is_cpu(&device) {
+        let name = DeviceChoice::name(&device);
+        console.note(format!(
+            "compiling kernels for `{name}` as they are met; the first run takes longer"
+        ));
+    }
+    Ok(device)
 }
 
 /// Says so where a step of a section has fewer batches than there are devices.
