@@ -1,0 +1,150 @@
+//! How far what one device made is from what another made: responses with their labels, rollouts, or
+//! weights.
+//!
+//! `cargo bench -p draftsmith --bench differences -- FOUND EXPECTED TOLERANCE`: two directories of
+//! responses, two files of rollouts, or two of weights. Rows, tokens and shapes have to be the same;
+//! numbers may be TOLERANCE apart, relative where they are above 1. Ends with 1 where they are not.
+//! `device.sh` compares devices with it.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use draftsmith_data::{Incomplete, ResponseRow, RolloutRow, read_dir, read_rollouts};
+use draftsmith_model::WeightReader;
+
+fn main() -> ExitCode {
+    // `cargo bench` adds an argument of its own.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
+    let compared = match &arguments[..] {
+        [found, expected, tolerance] => {
+            compare(Path::new(found), Path::new(expected), tolerance.parse().unwrap_or(0.0))
+        }
+        _ => Err(anyhow::anyhow!("expected FOUND EXPECTED TOLERANCE")),
+    };
+    match compared {
+        Ok(summary) => {
+            println!("{summary}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What both have, in words.
+fn compare(found: &Path, expected: &Path, tolerance: f64) -> Result<String> {
+    let mut apart = Apart { tolerance, largest: 0.0 };
+    let what = if expected.is_dir() {
+        responses(found, expected, &mut apart)?
+    } else if expected.extension().is_some_and(|ending| ending == "safetensors") {
+        weights(found, expected, &mut apart)?
+    } else {
+        rollouts(found, expected, &mut apart)?
+    };
+    Ok(format!("{what}, numbers at most {:.1e} apart ({tolerance:.0e} allowed)", apart.largest))
+}
+
+fn responses(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String> {
+    let [found, expected] = [found, expected].map(|dir| read_dir(dir, Incomplete::Refused));
+    let (found, expected) = (found?.rows, expected?.rows);
+    ensure!(found.len() == expected.len(), "{} rows for {}", found.len(), expected.len());
+    let mut num_tokens = 0;
+    for (found, expected) in found.iter().zip(&expected) {
+        let ids = |row: &ResponseRow| {
+            let draft = row.draft.as_ref().map(|draft| {
+                (draft.draft_ids.clone(), draft.draft_top_ids.clone(), draft.target_top_ids.clone())
+            });
+            (row.id.clone(), row.prompt_ids.clone(), row.response_ids.clone(), draft)
+        };
+        ensure!(ids(found) == ids(expected), "`{}` has other tokens", expected.id);
+        num_tokens += expected.response_ids.len();
+        let numbers = |row: &ResponseRow| -> Vec<f64> {
+            let draft = row.draft.iter().flat_map(|draft| {
+                [
+                    &draft.response_draft_log_prob,
+                    &draft.draft_log_prob,
+                    &draft.target_log_prob,
+                    &draft.overlap,
+                    &draft.draft_entropy,
+                    &draft.draft_target_cross_entropy,
+                    &draft.draft_top_log_prob,
+                ]
+            });
+            let all = std::iter::once(&row.response_target_log_prob).chain(draft);
+            all.flatten().map(|number| f64::from(*number)).collect()
+        };
+        apart.check(&numbers(found), &numbers(expected)).with_context(|| expected.id.clone())?;
+    }
+    Ok(format!("{} responses of {num_tokens} tokens", expected.len()))
+}
+
+fn rollouts(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String> {
+    let [(found, _), (expected, _)] = [read_rollouts(found, None)?, read_rollouts(expected, None)?];
+    ensure!(found.len() == expected.len(), "{} rows for {}", found.len(), expected.len());
+    let mut num_candidates = 0;
+    for (found, expected) in found.iter().zip(&expected) {
+        let ids = |row: &RolloutRow| {
+            (row.id.clone(), row.start, row.limit, row.candidates.candidate_ids.clone())
+        };
+        ensure!(ids(found) == ids(expected), "`{}` has other candidates", expected.id);
+        num_candidates += expected.candidates.candidate_ids.len();
+        let numbers = |row: &RolloutRow| -> Vec<f64> {
+            let candidates = &row.candidates;
+            let columns = [
+                &candidates.candidate_prob,
+                &candidates.confidence,
+                &candidates.draft_entropy,
+                &candidates.draft_log_prob,
+                &candidates.target_log_prob,
+            ];
+            let columns = columns.into_iter().chain(&candidates.predicted_acceptance_prob);
+            columns.flatten().copied().collect()
+        };
+        apart.check(&numbers(found), &numbers(expected)).with_context(|| expected.id.clone())?;
+    }
+    Ok(format!("{} rollouts of {num_candidates} candidates", expected.len()))
+}
+
+fn weights(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String> {
+    let (mut found, mut expected) =
+        (WeightReader::open_file(found)?, WeightReader::open_file(expected)?);
+    let names: Vec<String> = expected.names().map(str::to_owned).collect();
+    ensure!(found.names().eq(names.iter().map(String::as_str)), "other tensors");
+    let mut num_weights = 0;
+    for name in &names {
+        let shape = expected.shape(name).context("it was named")?.to_vec();
+        let wide = |values: Vec<f32>| -> Vec<f64> { values.into_iter().map(f64::from).collect() };
+        let (found, expected) =
+            (wide(found.take(name, &shape)?), wide(expected.take(name, &shape)?));
+        num_weights += expected.len();
+        apart.check(&found, &expected).with_context(|| name.clone())?;
+    }
+    Ok(format!("{} tensors of {num_weights} weights", names.len()))
+}
+
+/// How far numbers are apart.
+struct Apart {
+    tolerance: f64,
+    largest: f64,
+}
+
+impl Apart {
+    fn check(&mut self, found: &[f64], expected: &[f64]) -> Result<()> {
+        ensure!(found.len() == expected.len(), "{} numbers for {}", found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            // The same infinity, or none where none is.
+            if found == expected || (found.is_nan() && expected.is_nan()) {
+                continue;
+            }
+            let apart = (found - expected).abs() / expected.abs().max(1.0);
+            if apart.is_nan() || apart > self.tolerance {
+                bail!("{found} for {expected}: {apart:.1e} apart, {:.0e} allowed", self.tolerance);
+            }
+            self.largest = self.largest.max(apart);
+        }
+        Ok(())
+    }
+}
