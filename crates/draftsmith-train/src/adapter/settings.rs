@@ -25,7 +25,6 @@ pub struct AdapterTraining {
     /// How many tokens it may draft: those most frequent in the responses that it is trained on, and
     /// the target's end tokens. Its LM head is those rows of the target's, and the loss is over them
     /// (FR-Spec, Zhao et al. 2025). Left out: all tokens. Not with an LM head of its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub draft_vocabulary: Option<usize>,
     /// The first weights: `"random"`, as the authors', or `"target"`: those of its layer behind the
     /// exit, as far as that has such parts. A head of its own begins as the target's either way.
