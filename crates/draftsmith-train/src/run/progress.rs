@@ -3,8 +3,11 @@
 //! They are kept as TOML, which reads every number as it was written; serde_json rounds some in
 //! their last digit.
 
+use std::time::Duration;
+
 use draftsmith_theory::HeadScores;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// How one epoch went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,7 +33,15 @@ pub(crate) struct RunProgress {
     /// Optimizer steps taken.
     pub(crate) num_steps: usize,
     /// Time in all, validation included.
+    #[serde(deserialize_with = "read_seconds")]
     pub(crate) seconds: f64,
+}
+
+/// Seconds that can be a time.
+fn read_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let seconds = f64::deserialize(from)?;
+    let time = Duration::try_from_secs_f64(seconds);
+    time.map(|_| seconds).map_err(|error| D::Error::custom(format!("{seconds} s: {error}")))
 }
 
 impl Default for RunProgress {
