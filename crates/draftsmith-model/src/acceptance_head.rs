@@ -164,7 +164,7 @@ impl AcceptanceHead {
         let packed = self.packed.as_ref().and_then(|packed| packed.embedding.as_ref());
         if let (Some(weights), Place::Host(rows)) = (packed, &embedding.place) {
             let mut values = Vec::new();
-            weights.multiply(&rows.values, &mut values, Threads::All);
+            weights.multiply(&rows.values, &mut values, &Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
         }
         embedding.with_place(self.as_read(embedding).map(|rows| {
@@ -247,7 +247,7 @@ impl AcceptanceHead {
         }
         let mut y = Vec::new();
         for depth in 0..self.num_layers {
-            packed.blocks[self.stored(depth)].multiply(&x, &mut y, Threads::All);
+            packed.blocks[self.stored(depth)].multiply(&x, &mut y, &Threads::All);
             packed::add_silu(&mut x, &y);
         }
         let logit = |row: &[f32]| packed::dot(row, &packed.output) + packed.bias;

@@ -114,7 +114,7 @@ impl NarrowHead {
             Weight::Packed(weight) => {
                 let rows = normed.place.clone().into_host();
                 let mut narrow = Vec::new();
-                weight.multiply(&rows.values, &mut narrow, Threads::All);
+                weight.multiply(&rows.values, &mut narrow, &Threads::All);
                 if let Some(cap) = self.logit_soft_cap {
                     packed::soft_cap(&mut narrow, cap);
                 }

@@ -4,9 +4,9 @@
 //! A decoded token is one row, a verification a few. On the CPU each tensor operation on so little
 //! costs more in overhead than in arithmetic, and a layer is some sixty of them; general products
 //! and caches are laid out for many rows besides. Here a layer is three products and a few passes
-//! over slices. Two threads share the rows of a verification (`sharing`); the many rows of a prompt
-//! are cut into blocks, for as many threads as there are (`blocks`). A row's results do not depend
-//! on how many are beside it.
+//! over slices. Threads that stand by take shares of the products of a few rows (`team`); two share the
+//! rows of a longer verification (`sharing`); the many rows of a prompt are cut into blocks, for as
+//! many threads as there are (`blocks`). A row's results do not depend on how many are beside it.
 //!
 //! Other devices and training go through tensors, in `decoder`.
 //!
@@ -22,6 +22,7 @@ mod read;
 mod sharing;
 mod steps;
 mod storage;
+mod team;
 mod weights;
 
 use std::ops::Range;
@@ -82,6 +83,13 @@ pub(crate) struct PackedLayer {
 }
 
 impl PackedLayer {
+    /// Weights of its products.
+    fn num_weights(&self) -> usize {
+        let Self { attention, mlp, .. } = self;
+        let weights = [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down];
+        weights.iter().map(|weights| weights.num_inputs() * weights.num_outputs()).sum()
+    }
+
     /// Adds the layer to rows; `slots` has its memory of each slot.
     pub(crate) fn forward(
         &self,
@@ -180,9 +188,11 @@ pub(crate) fn forward_layers<'a>(
     if scratch.sharing.shares(layers, x) {
         return scratch.sharing.forward_layers(layers, x, rows, caches, reaches);
     }
-    for (layer, slots) in layers.iter().zip(caches) {
-        layer.forward(x, rows, slots, reaches, scratch);
-    }
+    scratch.in_team(num_rows * layers.len() * layers[0].num_weights(), |scratch| {
+        for (layer, slots) in layers.iter().zip(caches) {
+            layer.forward(x, rows, slots, reaches, scratch);
+        }
+    });
 }
 
 /// An MLP behind its norm, gated or not.
@@ -203,7 +213,7 @@ impl PackedMlp {
     pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
         let Scratch { normed, wide, narrow, threads, .. } = scratch;
         self.norm.forward_into(x, normed);
-        self.gate_up.multiply(normed, wide, *threads);
+        self.gate_up.multiply(normed, wide, threads);
         let between = if self.is_gated {
             let width = self.down.num_inputs();
             vectorized(
@@ -226,7 +236,7 @@ impl PackedMlp {
             );
             wide
         };
-        self.down.multiply(between, narrow, *threads);
+        self.down.multiply(between, narrow, threads);
         add_normed(x, narrow, self.post_norm.as_ref());
     }
 }

@@ -76,6 +76,7 @@ gradient_accumulation = 2
 validation_fraction = 0.2
 [adapter]
 exit_layer = 2
+draft_vocabulary = 512
 [adapter.optimizer]
 num_epochs = 2
 validation_fraction = 0.2

@@ -3,8 +3,8 @@
 #
 #   crates/draftsmith/benches/vulkan.sh [BINARY DIFFERENCES]
 #
-# Needs Debian's mesa-vulkan-drivers (lavapipe), and many minutes. Without arguments it builds both with the feature `wgpu`. Ends with 1 where
-# anything differs.
+# Needs Debian's mesa-vulkan-drivers (lavapipe), and many minutes. Without arguments it builds both with the feature
+# `wgpu`. Ends with 1 where anything differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 # The executable that cargo builds.

@@ -70,7 +70,11 @@ impl PackedAdapter {
                 Parts::Attention(attention) => {
                     attention.forward(x, rows, slots, &self.reaches, scratch);
                 }
-                Parts::Both(layer) => layer.forward(x, rows, slots, &self.reaches, scratch),
+                Parts::Both(layer) => {
+                    let layers = std::slice::from_ref(layer);
+                    let caches = std::iter::once(slots);
+                    packed::forward_layers(layers, x, rows, caches, &self.reaches, scratch);
+                }
                 Parts::Mlp(_) => unreachable!("handled above"),
             }
         }
@@ -100,7 +104,7 @@ impl PackedAdapter {
     pub(super) fn logits(&self, normed: &HostRows) -> Option<HostRows> {
         let lm_head = self.lm_head.as_ref()?;
         let mut values = Vec::new();
-        lm_head.multiply(&normed.values, &mut values, Threads::All);
+        lm_head.multiply(&normed.values, &mut values, &Threads::All);
         if let Some(cap) = self.logit_soft_cap {
             packed::soft_cap(&mut values, cap);
         }

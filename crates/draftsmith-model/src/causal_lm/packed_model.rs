@@ -179,7 +179,7 @@ impl PackedModel {
 
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
         let (mut values, lm_head) = (Vec::new(), &self.weights.lm_head);
-        lm_head.multiply(&normed.values, &mut values, Threads::All);
+        lm_head.multiply(&normed.values, &mut values, &Threads::All);
         if let Some(cap) = self.weights.logit_soft_cap {
             packed::soft_cap(&mut values, cap);
         }

@@ -104,7 +104,7 @@ impl PackedAttention {
         projected: &mut Vec<f32>,
     ) {
         self.norm.forward_into(x, &mut scratch.normed);
-        self.qkv.multiply(&scratch.normed, projected, scratch.threads);
+        self.qkv.multiply(&scratch.normed, projected, &scratch.threads);
         vectorized(
             #[inline(always)]
             || self.rotate(projected, rows, &reaches[self.form.reach].rope),
@@ -178,7 +178,7 @@ impl PackedAttention {
     ) {
         let reach = &reaches[self.form.reach];
         Arch::new().dispatch(Mix { form: self.form, reach, projected, rows, slots, scratch });
-        self.output.multiply(&scratch.heads, &mut scratch.narrow, scratch.threads);
+        self.output.multiply(&scratch.heads, &mut scratch.narrow, &scratch.threads);
         add_normed(x, &mut scratch.narrow, self.post_norm.as_ref());
     }
 }

@@ -1,7 +1,13 @@
 //! What a session keeps between forwards: keys and values, and buffers for the rows in hand.
 
+use std::sync::Arc;
+
 use super::storage::{LINE, Line};
+use super::team::Team;
 use super::weights::Threads;
+
+/// Products of two numbers of a forward from which on other threads are worth their start.
+const TEAM_FORWARD: usize = 1 << 20;
 
 /// Keys and values of one layer for the sequence in one slot.
 #[derive(Debug)]
@@ -25,6 +31,8 @@ pub(crate) struct Scratch {
     pub(super) narrow: Vec<f32>,
     /// Who may work on the products.
     pub(super) threads: Threads,
+    /// Those that may stand by.
+    team: Option<Arc<Team>>,
     /// Whether two threads may share rows.
     pub(super) sharing: Sharing,
     /// What a forward over many rows needs for its blocks.
@@ -39,6 +47,21 @@ impl Scratch {
     /// Buffers for a forward that so many threads work on.
     pub(crate) fn with_threads(threads: Threads) -> Self {
         Self { threads, ..Self::default() }
+    }
+
+    /// Runs a forward that is so many products of two numbers, with threads that stand by if that is
+    /// worth their start.
+    pub(crate) fn in_team(&mut self, num_products: usize, forward: impl FnOnce(&mut Self)) {
+        // From outside the pool the others start too late to help.
+        let is_on_pool = rayon::current_thread_index().is_some();
+        let may_share = is_on_pool && rayon::current_num_threads() >= 2;
+        if !may_share || num_products < TEAM_FORWARD || !matches!(self.threads, Threads::All) {
+            return forward(self);
+        }
+        let team = self.team.get_or_insert_default().clone();
+        self.threads = Threads::Team(team.clone());
+        team.run(|| forward(self));
+        self.threads = Threads::All;
     }
 }
 

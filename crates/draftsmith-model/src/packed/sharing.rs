@@ -2,7 +2,7 @@
 //!
 //! One runs the first half of the rows through layer after layer, the other follows with the second
 //! half, one layer behind, because its queries look at the first half's keys. They meet once a
-//! layer, where products split over threads would meet four times.
+//! layer, where threads that share products (`team`) meet four times.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,8 +13,8 @@ use super::{PackedLayer, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// Rows from which on two threads share them: below, starting the second costs more than it saves.
-const ROWS_FOR_TWO: usize = 6;
+/// Rows from which on two threads share them: below, sharing products saves more.
+const ROWS_FOR_TWO: usize = 7;
 
 /// Layers up to which a model's forwards are shared: their caches are handed over on the stack.
 const MAX_LAYERS: usize = 64;

@@ -8,6 +8,7 @@
 //! is in registers. Many rows are taken in blocks, for which a panel stays in the cache.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -15,6 +16,7 @@ use rayon::prelude::*;
 use super::MAX_ROWS_A_BLOCK;
 use super::kernel::{Shape, multiply_panels};
 use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+use super::team::Team;
 use crate::weights::StoredRows;
 
 /// Rows of a thread's block are a multiple of this: whole passes.
@@ -31,12 +33,18 @@ const PARALLEL_WEIGHTS: usize = 4 << 20;
 /// millisecond.
 const PARALLEL_PRODUCTS: usize = 1 << 24;
 
+/// Products of two numbers from which on a team that stands by is worth its while: some
+/// microseconds.
+const TEAM_PRODUCTS: usize = 1 << 16;
+
 /// Who may work on a product.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) enum Threads {
     /// As many as it is worth.
     #[default]
     All,
+    /// The caller's and those that stand by.
+    Team(Arc<Team>),
     /// The caller's alone: the others have work of their own, and one of them may be waiting for
     /// this one, so that it must not pick up other work while it waits.
     One,
@@ -45,7 +53,7 @@ pub(crate) enum Threads {
 /// A `[in, out]` matrix as panels of [`LINE`] outputs, each `[in, LINE]`, and a bias.
 #[derive(Debug)]
 pub(crate) struct PackedWeights {
-    lines: Lines,
+    lines: Arc<Lines>,
     inputs: usize,
     outputs: usize,
     bias: Option<Vec<f32>>,
@@ -53,7 +61,7 @@ pub(crate) struct PackedWeights {
 
 /// The lines of panels end to end, in one of the storage formats.
 #[derive(Debug)]
-enum Lines {
+pub(super) enum Lines {
     F32(Vec<Line>),
     Bf16(Vec<Bf16Line>),
     F16(Vec<F16Line>),
@@ -81,7 +89,7 @@ impl PackedWeights {
             Storage::Bf16 => Lines::Bf16(empty(inputs, outputs)),
             Storage::F16 => Lines::F16(empty(inputs, outputs)),
         };
-        Self { lines, inputs, outputs, bias: None }
+        Self { lines: Arc::new(lines), inputs, outputs, bias: None }
     }
 
     /// Packs a `[in, out]` matrix in f32.
@@ -110,7 +118,7 @@ impl PackedWeights {
         weight: impl Fn(usize, usize) -> f32,
     ) {
         let inputs = self.inputs;
-        for_lines!(&mut self.lines, lines => set_outputs(lines, inputs, outputs, weight));
+        for_lines!(self.lines_mut(), lines => set_outputs(lines, inputs, outputs, weight));
     }
 
     /// Stores the weights of outputs from `first` on, whose rows a file has, `[outputs, in]`; rounded
@@ -118,7 +126,7 @@ impl PackedWeights {
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
         if Storage::of(rows.dtype) == self.storage() {
-            for_lines!(&mut self.lines, lines => set_rows(lines, inputs, first, rows.bytes));
+            for_lines!(self.lines_mut(), lines => set_rows(lines, inputs, first, rows.bytes));
             return;
         }
         let mut values = Vec::new();
@@ -127,8 +135,18 @@ impl PackedWeights {
         self.set_outputs(outputs, |input, output| values[output * inputs + input]);
     }
 
+    #[cfg(test)]
+    pub(super) fn lines(&self) -> &Arc<Lines> {
+        &self.lines
+    }
+
+    /// The lines while they are filled.
+    fn lines_mut(&mut self) -> &mut Lines {
+        Arc::get_mut(&mut self.lines).expect("nobody reads weights that are being filled")
+    }
+
     fn storage(&self) -> Storage {
-        match self.lines {
+        match *self.lines {
             Lines::F32(_) => Storage::F32,
             Lines::Bf16(_) => Storage::Bf16,
             Lines::F16(_) => Storage::F16,
@@ -152,7 +170,7 @@ impl PackedWeights {
 
     /// Appends one output's weights to `values`: a column of the matrix, a row of its transpose.
     pub(crate) fn read_output(&self, output: usize, values: &mut Vec<f32>) {
-        for_lines!(&self.lines, lines => {
+        for_lines!(&*self.lines, lines => {
             let weight = weights_of(lines, self.inputs, output);
             values.extend((0..self.inputs).map(weight));
         });
@@ -183,9 +201,9 @@ impl PackedWeights {
     /// # Shapes
     /// - x: `[rows, in]`, one after the other
     /// - output: `[rows, out]`, written whole
-    pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>, threads: Threads) {
+    pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>, threads: &Threads) {
         output.resize(x.len() / self.inputs * self.outputs, 0.0);
-        for_lines!(&self.lines, lines => self.multiply_lines(lines, x, output, threads));
+        for_lines!(&*self.lines, lines => self.multiply_lines(lines, x, output, threads));
         if let Some(bias) = &self.bias {
             for row in output.chunks_exact_mut(self.outputs) {
                 for (value, bias) in row.iter_mut().zip(bias) {
@@ -200,21 +218,51 @@ impl PackedWeights {
         lines: &[L],
         x: &[f32],
         output: &mut [f32],
-        threads: Threads,
+        threads: &Threads,
     ) {
         let num_rows = x.len() / self.inputs;
         let num_products = num_rows * self.inputs * self.outputs;
-        let may_share = threads == Threads::All;
-        let is_many_rows = num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS;
         let stride = self.inputs.div_ceil(L::INPUTS);
         let shape = Shape { inputs: self.inputs, stride, outputs: self.outputs };
-        if may_share && is_many_rows {
-            multiply_row_blocks(lines, shape, x, output);
-        } else if may_share && self.is_shared() {
-            multiply_panel_groups(lines, shape, x, output);
-        } else {
+        match threads {
+            Threads::Team(team) if num_products >= TEAM_PRODUCTS => {
+                team.multiply(&self.lines, [self.inputs, self.outputs], x, output);
+            }
+            Threads::All if num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS => {
+                multiply_row_blocks(lines, shape, x, output);
+            }
+            Threads::All if self.is_shared() => multiply_panel_groups(lines, shape, x, output),
+            _ => Arch::new().dispatch(Product { x, lines, shape, output }),
+        }
+    }
+}
+
+impl Lines {
+    /// Multiplies rows with the panels of some outputs, a whole number of panels before them.
+    ///
+    /// # Shapes
+    /// - x: `[rows, inputs]`
+    /// - output: `[rows, outputs]`, of those that are asked for
+    pub(super) fn multiply(
+        &self,
+        inputs: usize,
+        outputs: Range<usize>,
+        x: &[f32],
+        output: &mut [f32],
+    ) {
+        fn product<L: StoredLine>(
+            lines: &[L],
+            inputs: usize,
+            outputs: Range<usize>,
+            x: &[f32],
+            output: &mut [f32],
+        ) {
+            let stride = inputs.div_ceil(L::INPUTS);
+            let lines = &lines[outputs.start / LINE * stride..outputs.end.div_ceil(LINE) * stride];
+            let shape = Shape { inputs, stride, outputs: outputs.len() };
             Arch::new().dispatch(Product { x, lines, shape, output });
         }
+        for_lines!(self, lines => product(lines, inputs, outputs, x, output));
     }
 }
 
@@ -345,7 +393,7 @@ mod tests {
             let packed = PackedWeights::pack(&values(weight.clone()), inputs, outputs, None);
             let product = |x: &[f32]| {
                 let mut output = Vec::new();
-                packed.multiply(x, &mut output, Threads::All);
+                packed.multiply(x, &mut output, &Threads::All);
                 output
             };
             let all = random(17, inputs);
@@ -370,11 +418,11 @@ mod tests {
         let bias = vec![1.0, -2.0, 0.5];
         let x = values(random(4, 5));
         let (mut without, mut with) = (Vec::new(), Vec::new());
-        PackedWeights::pack(&weight, 5, 3, None).multiply(&x, &mut without, Threads::All);
+        PackedWeights::pack(&weight, 5, 3, None).multiply(&x, &mut without, &Threads::All);
         PackedWeights::pack(&weight, 5, 3, Some(bias.clone())).multiply(
             &x,
             &mut with,
-            Threads::One,
+            &Threads::One,
         );
         for (i, (with, without)) in with.iter().zip(without).enumerate() {
             assert_eq!(*with, without + bias[i % 3]);
@@ -409,7 +457,7 @@ mod tests {
                 for rows in [1, 2, 3, 4, 6, 13, 17] {
                     let product = |packed: &PackedWeights| {
                         let mut output = Vec::new();
-                        packed.multiply(&x[..rows * inputs], &mut output, Threads::All);
+                        packed.multiply(&x[..rows * inputs], &mut output, &Threads::All);
                         output
                     };
                     assert_eq!(product(&found), product(&expected), "{storage:?}, {rows} rows");
@@ -453,7 +501,7 @@ mod tests {
             packed.set_outputs(0..numbers.len(), |input, o| [numbers[o], -numbers[o]][input]);
             for (x, sign) in [([1.0, 0.0], 1.0), ([0.0, 1.0], -1.0)] {
                 let mut found = Vec::new();
-                packed.multiply(&x, &mut found, Threads::One);
+                packed.multiply(&x, &mut found, &Threads::One);
                 for (found, number) in found.iter().zip(&numbers) {
                     assert_eq!(*found, sign * number);
                 }

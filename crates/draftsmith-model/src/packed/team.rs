@@ -1,0 +1,257 @@
+//! Products of few rows on several threads.
+//!
+//! A decoded token takes a hundred products of some tens of microseconds each: too short to start
+//! threads for. Here the others stand by while one thread runs a forward, and take shares of each of
+//! its products as they find it. A product never waits for a thread that was put aside: what that
+//! one had taken is computed again.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use super::storage::LINE;
+use super::weights::Lines;
+
+/// Panels that are taken together: those of one pass over a row.
+const PANELS_A_PASS: usize = 6;
+
+/// The most threads of a team: memory is read no faster by more.
+const MAX_THREADS: usize = 8;
+
+/// Threads that work on the products of one forward.
+#[derive(Debug, Default)]
+pub(crate) struct Team {
+    /// The product in hand.
+    product: Mutex<Option<Arc<SharedProduct>>>,
+    /// How many there were: another number is another product.
+    num_products: AtomicUsize,
+    /// Threads that help, and those that are to.
+    num_helpers: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+impl Team {
+    /// Runs a forward while other threads of the pool stand by.
+    pub(super) fn run(self: &Arc<Self>, forward: impl FnOnce()) {
+        let most = rayon::current_num_threads().min(MAX_THREADS) - 1;
+        self.is_over.store(false, Ordering::Relaxed);
+        // Should the forward panic, the others must not wait for it.
+        let _over = Over(self);
+        // One that was put aside in an earlier forward may come back in this one.
+        while self.num_helpers.load(Ordering::Relaxed) < most {
+            self.num_helpers.fetch_add(1, Ordering::Relaxed);
+            let team = self.clone();
+            rayon::spawn(move || {
+                // A share that a panic took away is computed, and the panic met, by who needs it.
+                let _ = catch_unwind(AssertUnwindSafe(|| team.help()));
+                team.num_helpers.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        forward();
+    }
+
+    /// Multiplies rows with weights of a shape `[inputs, outputs]`, into `output`, `[rows, outputs]`.
+    pub(super) fn multiply(
+        &self,
+        lines: &Arc<Lines>,
+        shape: [usize; 2],
+        x: &[f32],
+        output: &mut [f32],
+    ) {
+        let begun = Instant::now();
+        let product = Arc::new(SharedProduct::new(lines, shape, x));
+        *self.product() = Some(product.clone());
+        self.num_products.fetch_add(1, Ordering::Release);
+        product.work();
+        // As long again as the shares of this thread took.
+        product.collect(output, Instant::now() + begun.elapsed());
+    }
+
+    fn product(&self) -> MutexGuard<'_, Option<Arc<SharedProduct>>> {
+        self.product.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works on one product after the other until the forward is over.
+    fn help(&self) {
+        let mut last = 0;
+        while !self.is_over.load(Ordering::Relaxed) {
+            let number = self.num_products.load(Ordering::Acquire);
+            if number == last {
+                std::hint::spin_loop();
+                continue;
+            }
+            last = number;
+            let product = self.product().clone();
+            if let Some(product) = product {
+                product.work();
+            }
+        }
+    }
+}
+
+/// Sends the team away when it goes.
+struct Over<'a>(&'a Team);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+        *self.0.product() = None;
+    }
+}
+
+/// A product that a team shares.
+#[derive(Debug)]
+struct SharedProduct {
+    lines: Arc<Lines>,
+    inputs: usize,
+    outputs: usize,
+    x: Vec<f32>,
+    /// The first pass that nobody has taken.
+    next: AtomicUsize,
+    /// The outputs of each share, in the place of its first pass: `[rows, outputs of the share]`.
+    done: Vec<OnceLock<Vec<f32>>>,
+}
+
+impl SharedProduct {
+    fn new(lines: &Arc<Lines>, [inputs, outputs]: [usize; 2], x: &[f32]) -> Self {
+        let num_passes = outputs.div_ceil(PANELS_A_PASS * LINE);
+        Self {
+            lines: lines.clone(),
+            inputs,
+            outputs,
+            x: x.to_vec(),
+            next: AtomicUsize::new(0),
+            done: std::iter::repeat_with(OnceLock::new).take(num_passes).collect(),
+        }
+    }
+
+    /// The share that begins with a pass: a quarter of what is left, so that shares are few, and the
+    /// last ones small.
+    fn share(&self, first: usize) -> Range<usize> {
+        let num_left = self.done.len() - first;
+        first..first + num_left.div_ceil(4)
+    }
+
+    /// Takes shares until none is left.
+    fn work(&self) {
+        let mut first = self.next.load(Ordering::Relaxed);
+        while first < self.done.len() {
+            let share = self.share(first);
+            let order = Ordering::Relaxed;
+            match self.next.compare_exchange_weak(first, share.end, order, order) {
+                Ok(_) => {
+                    let product = self.multiply(share);
+                    // Only one who did not wait for it has set it, to the same numbers.
+                    let _ = self.done[first].set(product);
+                    first = self.next.load(Ordering::Relaxed);
+                }
+                Err(taken) => first = taken,
+            }
+        }
+    }
+
+    /// What the panels of some passes give, `[rows, their outputs]`.
+    fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
+        let columns = self.columns(passes);
+        let mut output = vec![0.0; self.x.len() / self.inputs * columns.len()];
+        self.lines.multiply(self.inputs, columns, &self.x, &mut output);
+        output
+    }
+
+    fn columns(&self, passes: Range<usize>) -> Range<usize> {
+        let width = PANELS_A_PASS * LINE;
+        passes.start * width..(passes.end * width).min(self.outputs)
+    }
+
+    /// Puts the shares of all side by side. One that is not there by the deadline is computed here.
+    fn collect(&self, output: &mut [f32], deadline: Instant) {
+        let mut first = 0;
+        while first < self.done.len() {
+            let share = self.share(first);
+            while self.done[first].get().is_none() && Instant::now() < deadline {
+                std::hint::spin_loop();
+            }
+            let done = self.done[first].get_or_init(|| self.multiply(share.clone()));
+            let columns = self.columns(share.clone());
+            let rows = output.chunks_exact_mut(self.outputs);
+            for (row, done) in rows.zip(done.chunks_exact(columns.len())) {
+                row[columns.clone()].copy_from_slice(done);
+            }
+            first = share.end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+    use crate::packed::{PackedWeights, Threads};
+
+    /// Weights and rows of some numbers.
+    fn weights_and_rows(inputs: usize, outputs: usize, rows: usize) -> (PackedWeights, Vec<f32>) {
+        let numbers = |len: usize| (0..len).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0);
+        let weights: Vec<f32> = numbers(inputs * outputs).collect();
+        let packed = PackedWeights::pack(&weights, inputs, outputs, None);
+        (packed, numbers(rows * inputs).collect())
+    }
+
+    fn on_threads<R: Send>(num_threads: usize, run: impl FnOnce() -> R + Send) -> R {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build();
+        pool.expect("threads start").install(run)
+    }
+
+    #[test]
+    fn a_team_multiplies_as_one_thread_does_to_the_last_bit() {
+        // Whole passes and parts of them, and products too small to share.
+        for (inputs, outputs, rows) in [(700, 1000, 1), (129, 5003, 3), (512, 96, 6), (8, 8, 1)] {
+            let (weights, x) = weights_and_rows(inputs, outputs, rows);
+            let mut alone = Vec::new();
+            weights.multiply(&x, &mut alone, &Threads::One);
+            on_threads(4, || {
+                let team = Arc::new(Team::default());
+                for _ in 0..50 {
+                    team.run(|| {
+                        for _ in 0..4 {
+                            let mut together = Vec::new();
+                            let threads = Threads::Team(team.clone());
+                            weights.multiply(&x, &mut together, &threads);
+                            assert_eq!(together, alone);
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_thread_that_keeps_its_share_is_not_waited_for() {
+        let (weights, x) = weights_and_rows(700, 1000, 2);
+        let (mut alone, mut together) = (Vec::new(), Vec::new());
+        weights.multiply(&x, &mut alone, &Threads::One);
+        let product = SharedProduct::new(weights.lines(), [700, 1000], &x);
+        // Somebody takes the first share, and is never seen again.
+        let taken = product.share(0);
+        product.next.store(taken.end, Ordering::Relaxed);
+        product.work();
+        together.resize(alone.len(), 0.0);
+        assert!(product.done[0].get().is_none() && product.done[taken.end].get().is_some());
+        product.collect(&mut together, Instant::now());
+        assert_eq!(together, alone);
+    }
+
+    #[test]
+    fn a_panic_sends_the_others_away() {
+        on_threads(2, || {
+            let team = Arc::new(Team::default());
+            let run = AssertUnwindSafe(|| team.run(|| panic!("in a forward")));
+            assert!(catch_unwind(run).is_err());
+            while team.num_helpers.load(Ordering::Relaxed) > 0 {
+                rayon::yield_now();
+            }
+        });
+    }
+}
