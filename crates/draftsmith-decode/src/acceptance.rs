@@ -106,25 +106,23 @@ impl<'m> Acceptance<'m> {
     ) -> Result<Vec<ReadStep>, DecodeError> {
         // The last token read is the candidate before the one now drafted: its own hidden state,
         // hence the head's prediction for it.
-        let own_head = self.head;
-        let predicts = |step: &DraftStep<'_>| {
-            let head = own_head.filter(|_| step.needs.acceptance_prob && step.num_candidates > 0);
-            head.is_some_and(|head| !head.reads().looks_ahead())
-        };
-        let num_predicted = steps.iter().filter(|step| predicts(step)).count();
-        let (logits, predicted) = match self.head.filter(|_| num_predicted > 0) {
+        let head = self.head.filter(|head| !head.reads().looks_ahead());
+        let is_predicted =
+            |step: &DraftStep<'_>| step.needs.acceptance_prob && step.num_candidates > 0;
+        let rows: Vec<usize> = (0..steps.len()).filter(|row| is_predicted(&steps[*row])).collect();
+        let (logits, predicted) = match head.filter(|_| !rows.is_empty()) {
             Some(head) => {
-                let hidden = if num_predicted == steps.len() {
-                    normed.clone()
-                } else {
-                    let rows = (0..steps.len()).filter(|row| predicts(&steps[*row]));
-                    Rows::cat(rows.map(|row| normed.slice(row..row + 1)))
-                };
-                let of_steps = steps.iter().filter(|step| predicts(step));
-                let scalars: Vec<f32> = of_steps
+                let scalars: Vec<f32> = rows
+                    .iter()
+                    .map(|row| &steps[*row])
                     .flat_map(|step| self.scalars(model, head, step.slot, step.tokens.len() - 1))
                     .collect();
-                let acceptance = head.acceptance_logits(&hidden, None, &scalars);
+                let acceptance = if rows.len() == steps.len() {
+                    head.acceptance_logits(&normed, None, &scalars)
+                } else {
+                    let hidden = Rows::cat(rows.iter().map(|row| normed.slice(*row..row + 1)));
+                    head.acceptance_logits(&hidden, None, &scalars)
+                };
                 let [logits, acceptance] = to_host([logits, acceptance], role)?;
                 (logits, acceptance)
             }
@@ -133,21 +131,20 @@ impl<'m> Acceptance<'m> {
                 (logits, Vec::new())
             }
         };
-        let mut predicted = predicted.into_iter();
-        let rows = match steps {
+        let mut predicted = rows.into_iter().zip(predicted).peekable();
+        let of_steps = match steps {
             [_] => vec![logits],
             _ => logits.chunks_exact(logits.len() / steps.len()).map(<[f32]>::to_vec).collect(),
         };
         let mut all = Vec::with_capacity(steps.len());
-        for ((row, step), logits) in steps.iter().enumerate().zip(rows) {
+        for ((row, step), logits) in steps.iter().enumerate().zip(of_steps) {
             let num_read = step.tokens.len();
             check_logits(&logits, role, num_read)?;
-            let mut estimate = None;
-            if predicts(step)
-                && let Some(logit) = predicted.next()
-            {
-                estimate = Some(HeadEstimate::OfRead(self.acceptance_prob(logit, num_read)?));
-            }
+            let estimate = predicted
+                .next_if(|(of_row, _)| *of_row == row)
+                .map(|(_, logit)| self.acceptance_prob(logit, num_read))
+                .transpose()?
+                .map(HeadEstimate::OfRead);
             self.note_forward(step, &logits, &normed, row);
             all.push((logits, estimate));
         }

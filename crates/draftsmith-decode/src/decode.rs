@@ -83,8 +83,8 @@ fn decode_one<T: Target, D: Drafter<T> + ?Sized>(
 }
 
 /// Decodes many sequences, as many side by side as the target has slots: a forward of the drafter is
-/// over all whose draft phases go on, and one of the target over the proposals of all. A slot that comes free is given to the
-/// next sequence. Each gets the tokens that it would get alone.
+/// over all whose draft phases go on, and one of the target over the proposals of all. A slot that
+/// comes free is given to the next sequence. Each gets the tokens that it would get alone.
 ///
 /// `observe` sees every round's tokens with the number of its request, and may break that one off.
 /// The time of a shared forward of the target is shared out by rows, that of the draft phases by the

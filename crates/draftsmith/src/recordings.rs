@@ -16,7 +16,7 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::pair::Pair;
-use crate::responses::SEQUENCES_AT_ONCE;
+use crate::responses::sequences_at_once;
 use crate::results::DrafterName;
 
 /// How a drafter is recorded.
@@ -48,8 +48,7 @@ impl RecordingJob<'_> {
     /// # Errors
     /// If a response does not fit, a model fails, or Ctrl-C is met.
     pub(crate) fn record(&self, responses: &mut [ToRecord<'_>]) -> Result<Vec<Recording>> {
-        let num_threads = if self.on_cpu { rayon::current_num_threads() } else { 1 };
-        let at_once = responses.len().div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE);
+        let at_once = sequences_at_once(responses.len(), self.on_cpu);
         let decoders =
             || Decoders::with_slots(self.pair, self.exports, self.max_new_tokens, at_once);
         let some = |decoders: &mut Decoders<'_>, responses: &mut [ToRecord<'_>]| {

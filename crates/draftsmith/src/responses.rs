@@ -15,7 +15,13 @@ use crate::console::{Console, Interrupted};
 
 /// Sequences that one forward decodes side by side. More bring little: products are then as fast as
 /// the processor multiplies.
-pub(crate) const SEQUENCES_AT_ONCE: usize = 16;
+const SEQUENCES_AT_ONCE: usize = 16;
+
+/// How many of so many sequences go side by side: on the CPU each thread has some of them.
+pub(crate) fn sequences_at_once(num_sequences: usize, on_cpu: bool) -> usize {
+    let num_threads = if on_cpu { rayon::current_num_threads() } else { 1 };
+    num_sequences.div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE)
+}
 
 /// How a target responds.
 pub(crate) struct Responder<'a> {

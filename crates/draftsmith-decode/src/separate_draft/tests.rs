@@ -15,7 +15,7 @@ use crate::logits::Logits;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::{Limits, RoundTokens};
 use crate::session::ModelSession;
-use crate::session::tests::{Models, predicted_for_candidates, tensor_of};
+use crate::session::tests::{Models, draft_one, predicted_for_candidates, tensor_of};
 use crate::target::{Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
@@ -50,18 +50,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                 let expected = of_whole_sequence(models, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
-                    let drafted = draft
-                        .draft(
-                            &mut (),
-                            &[DraftStep {
-                                slot: 0,
-                                tokens: &ids[..at],
-                                num_candidates: at - start,
-                                needs,
-                            }],
-                        )
-                        .expect("finite")
-                        .remove(0);
+                    let drafted = draft_one(&mut draft, &mut (), &ids[..at], at - start, needs);
                     let read = drafted.signals.acceptance_prob;
                     found.extend(read.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,

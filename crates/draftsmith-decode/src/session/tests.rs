@@ -120,15 +120,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
     let draft_step = |len: usize| {
         draft.begin(&mut (), 0, &tokens[..len]).expect("fits");
-        bytes(|| {
-            draft
-                .draft(
-                    &mut (),
-                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 1, needs }],
-                )
-                .expect("finite")
-                .remove(0)
-        })
+        bytes(|| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
     };
     assert_equal_at_every_length(draft_step, "a draft step with a head");
 
@@ -138,15 +130,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
         self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");
-        bytes(|| {
-            self_draft
-                .draft(
-                    &mut target,
-                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 0, needs }],
-                )
-                .expect("finite")
-                .remove(0)
-        })
+        bytes(|| draft_one(&mut self_draft, &mut target, &tokens[..len], 0, needs))
     };
     assert_equal_at_every_length(self_draft_step, "a self-draft step");
 }
@@ -159,15 +143,7 @@ fn host_memory_and_tensors_give_the_same_draft_step_and_chance() {
     let [on_tensors, on_host] = both.each_ref().map(|models| {
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
-        [30, 31, 33].map(|len| {
-            draft
-                .draft(
-                    &mut (),
-                    &[DraftStep { slot: 0, tokens: &tokens[..len], num_candidates: 1, needs }],
-                )
-                .expect("finite")
-                .remove(0)
-        })
+        [30, 31, 33].map(|len| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
         let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
@@ -192,13 +168,7 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
-        draft
-            .draft(
-                &mut (),
-                &[DraftStep { slot: 0, tokens: &tokens[..30], num_candidates: 1, needs }],
-            )
-            .expect("finite")
-            .remove(0)
+        draft_one(&mut draft, &mut (), &tokens[..30], 1, needs)
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
     let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
@@ -209,6 +179,18 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     assert_ne!(chance(&calibrated), chance(&raw));
     assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));
     assert_eq!(calibrated.logits, raw.logits);
+}
+
+/// A draft step of the one sequence that a drafter has.
+pub(crate) fn draft_one<T>(
+    drafter: &mut impl StepDrafter<T>,
+    target: &mut T,
+    tokens: &[u32],
+    num_candidates: usize,
+    needs: SignalNeeds,
+) -> Drafted {
+    let step = DraftStep { slot: 0, tokens, num_candidates, needs };
+    drafter.draft(target, &[step]).expect("finite").remove(0)
 }
 
 /// Ids as a model's whole-sequence forward takes them, `[1, tokens]`.

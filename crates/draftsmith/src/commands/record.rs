@@ -22,7 +22,7 @@ use crate::exports::{Exports, adapter_dirs};
 use crate::pair::Pair;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recordings::{RecordingJob, ToRecord};
-use crate::responses::{Responder, SEQUENCES_AT_ONCE};
+use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
@@ -248,8 +248,7 @@ impl Recorder<'_> {
 
     /// The target's answers to all turns of prompts, each fed with the earlier ones.
     fn answer(&self, prompts: &[SetPrompt], key: RolloutKey) -> Result<Vec<Answer>> {
-        let num_threads = if self.on_cpu { rayon::current_num_threads() } else { 1 };
-        let at_once = prompts.len().div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE);
+        let at_once = sequences_at_once(prompts.len(), self.on_cpu);
         let some = |prompts: &[SetPrompt]| self.answer_some(prompts, key);
         let answers: Vec<Vec<Answer>> = if self.on_cpu {
             prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?

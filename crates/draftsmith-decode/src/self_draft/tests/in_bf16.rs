@@ -9,18 +9,6 @@ use super::*;
 const EXIT_LAYER: usize = 1;
 const CONTEXT: usize = 96;
 
-const FAMILIES: [&str; 9] = [
-    "llama-v5-untied-f32",
-    "mistral-window-f16",
-    "qwen2-sharded-bf16",
-    "qwen3-bf16",
-    "gemma2-bf16",
-    "gemma3-f16",
-    "phi3-longrope-bf16",
-    "gpt-neox-sharded-bin-f16",
-    "gpt-neox-serial-bf16",
-];
-
 fn in_bf16(name: &str) -> CausalLm {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
     let loaded = CausalLm::from_model_dir_in(&dir, WeightDtype::Bf16, &Device::flex());

@@ -9,7 +9,7 @@ use draftsmith_theory::{
 
 use super::*;
 use crate::record::{RecordOptions, RecordRequest, record};
-use crate::session::tests::{predicted_for_candidates, tensor_of};
+use crate::session::tests::{draft_one, predicted_for_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
 
@@ -79,18 +79,8 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                 let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
-                    let drafted = draft
-                        .draft(
-                            &mut session,
-                            &[DraftStep {
-                                slot: 0,
-                                tokens: &ids[..at],
-                                num_candidates: at - start,
-                                needs,
-                            }],
-                        )
-                        .expect("finite")
-                        .remove(0);
+                    let drafted =
+                        draft_one(&mut draft, &mut session, &ids[..at], at - start, needs);
                     found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
