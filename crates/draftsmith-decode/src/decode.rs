@@ -70,13 +70,11 @@ fn decode_one<T: Target, D: Drafter<T> + ?Sized>(
             Stage::NeedsTarget => Duration::ZERO,
             Stage::Finished(_) => return Ok(sequence.into_generation()),
         };
-        let verify_time = timed(|| {
-            let logits = target.verify(&[sequence.verification()])?;
-            sequence.commit(target, drafter, &logits, 0);
-            Ok(())
-        })?;
-        sequence.set_round_times(draft_time, verify_time);
-        if observe(sequence.last_round()).is_break() {
+        let begun = Instant::now();
+        let logits = target.verify(&[sequence.verification()])?;
+        sequence.commit(target, drafter, &logits, 0);
+        sequence.set_round_times(draft_time, begun.elapsed());
+        if observe(sequence.last_round(&logits, 0)).is_break() {
             sequence.stop();
         }
     }
@@ -140,7 +138,7 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
                 Ok(())
             })?;
             sequence.set_round_times(draft_time, row_time * num_rows as u32 + own_time);
-            if observe(*number, sequence.last_round()).is_break() {
+            if observe(*number, sequence.last_round(&logits, first_row)).is_break() {
                 sequence.stop();
             }
             first_row += num_rows;

@@ -1,5 +1,7 @@
 //! Rows of logits on the host: what models answer with and verification reads.
 
+use std::ops::Range;
+
 /// Rows of logits over the vocabulary.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logits {
@@ -25,6 +27,11 @@ impl Logits {
     /// One row.
     pub fn row(&self, index: usize) -> &[f32] {
         &self.values[index * self.vocab_size..(index + 1) * self.vocab_size]
+    }
+
+    /// Some rows, laid end to end.
+    pub fn of_rows(&self, rows: Range<usize>) -> &[f32] {
+        &self.values[rows.start * self.vocab_size..rows.end * self.vocab_size]
     }
 
     /// All rows in order.

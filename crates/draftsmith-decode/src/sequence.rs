@@ -57,6 +57,9 @@ pub struct RoundTokens<'a> {
     pub num_drafted: usize,
     /// Candidates accepted, before any cut.
     pub num_accepted: usize,
+    /// The target's logits that each token of a chain was verified against or drawn from,
+    /// `[kept, vocab]`.
+    pub logits: &'a [f32],
 }
 
 /// A sequence to decode.
@@ -250,13 +253,15 @@ impl<'a> Sequence<'a> {
         };
     }
 
-    /// What the last round gave; nothing before the first.
-    pub fn last_round(&self) -> RoundTokens<'_> {
+    /// What the last round gave, whose rows of the target's logits begin at `first_row`; nothing
+    /// before the first.
+    pub fn last_round<'l>(&'l self, logits: &'l Logits, first_row: usize) -> RoundTokens<'l> {
         let round = self.trace.rounds.last().copied().unwrap_or_default();
         RoundTokens {
             kept: &self.tokens[self.tokens.len() - self.num_kept..],
             num_drafted: round.num_drafted,
             num_accepted: round.num_accepted,
+            logits: logits.of_rows(first_row..first_row + self.num_kept),
         }
     }
 

@@ -7,7 +7,9 @@
 use std::ops::ControlFlow;
 
 use anyhow::Result;
-use draftsmith_decode::{Generation, Limits, ModelSession, NoDrafter, Request, decode_many};
+use draftsmith_decode::{
+    Generation, Limits, ModelSession, NoDrafter, Request, RoundTokens, decode_many,
+};
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, SeededDraws};
 
@@ -35,10 +37,15 @@ pub(crate) struct Responder<'a> {
 
 impl Responder<'_> {
     /// Responses to prompts, in their order; each prompt comes with the draws of its response.
+    /// `observe` sees each token as it comes, with the number of its prompt.
     ///
     /// # Errors
     /// If a prompt is empty or does not fit, the model fails, or Ctrl-C is met.
-    pub(crate) fn respond(&self, prompts: &mut [(&[u32], SeededDraws)]) -> Result<Vec<Generation>> {
+    pub(crate) fn respond(
+        &self,
+        prompts: &mut [(&[u32], SeededDraws)],
+        mut observe: impl FnMut(usize, RoundTokens<'_>),
+    ) -> Result<Vec<Generation>> {
         let longest = prompts.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0);
         // Room for the longest, and not for all that the model could read, times the slots.
         let room = longest.saturating_add(self.limits.max_new_tokens).min(self.context);
@@ -51,7 +58,8 @@ impl Responder<'_> {
             rule: None,
             draws,
         });
-        let responses = decode_many(&mut session, &mut NoDrafter, requests, &mut |_, _| {
+        let responses = decode_many(&mut session, &mut NoDrafter, requests, &mut |nth, tokens| {
+            observe(nth, tokens);
             if self.console.is_interrupted() {
                 ControlFlow::Break(())
             } else {
@@ -101,13 +109,21 @@ mod tests {
                 .enumerate()
                 .map(|(nth, prompt)| (prompt.as_slice(), draws(nth)))
                 .collect();
-            let together = responder.respond(&mut all).expect("finite");
+            let mut drawn_from = vec![Vec::<f32>::new(); prompts.len()];
+            let note = |nth: usize, tokens: RoundTokens<'_>| drawn_from[nth].extend(tokens.logits);
+            let together = responder.respond(&mut all, note).expect("finite");
             assert_eq!(together.len(), prompts.len());
             for (nth, (prompt, together)) in prompts.iter().zip(&together).enumerate() {
                 let mut one = [(prompt.as_slice(), draws(nth))];
-                let alone = responder.respond(&mut one).expect("finite").remove(0);
+                let alone = responder.respond(&mut one, |_, _| ()).expect("finite").remove(0);
                 assert_eq!(alone.token_ids, together.token_ids, "{decoding:?}, prompt {nth}");
                 assert_eq!(alone.finish, together.finish);
+                // What a token was drawn from is what the model gives once it reads all at once.
+                let ids = [&prompt[..], &together.token_ids].concat();
+                let mut session = ModelSession::new(&pair.target, pair.context(), "target");
+                let scored = session.score(&ids[..ids.len() - 1], prompt.len() - 1);
+                let scored: Vec<f32> = scored.expect("finite").rows().flatten().copied().collect();
+                assert!(drawn_from[nth] == scored, "{decoding:?}, prompt {nth}");
             }
             let lens = together.iter().map(|one| one.token_ids.len());
             assert!(lens.collect::<std::collections::BTreeSet<_>>().len() > 1, "lengths differ");

@@ -14,7 +14,7 @@ use draftsmith_data::{
     FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
     write_shard,
 };
-use draftsmith_decode::{Finish, Generation, Limits, ModelSession};
+use draftsmith_decode::{Finish, Generation, Limits, ModelSession, RoundTokens};
 use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -29,6 +29,7 @@ use crate::prompts::FirstPrompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
 use crate::workspace::Workspace;
+use labels::Labels;
 
 /// Prompts (whole conversations) a shard.
 const PROMPTS_PER_SHARD: usize = 32;
@@ -172,8 +173,13 @@ struct Labeller<'a> {
     console: &'a Console,
 }
 
-/// A response, and why it ended.
-type Response = (Vec<u32>, FinishReason);
+/// What answers a turn.
+struct Response {
+    ids: Vec<u32>,
+    finish: FinishReason,
+    /// The target's log-probability of each token, if that is known already.
+    target_log_prob: Option<Vec<f32>>,
+}
 
 impl Labeller<'_> {
     /// The rows of conversations, one an assistant turn, in order.
@@ -228,40 +234,38 @@ impl Labeller<'_> {
             },
             console: self.console,
         };
+        let vocab_size = self.pair.target.shape().vocab_size;
         let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);
         let mut prompts: Vec<(&[u32], SeededDraws)> =
             turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let generations = responder.respond(&mut prompts)?;
-        let response = |generation: Generation| {
-            let finish = match generation.finish {
+        // Without a draft, the logits that a token is drawn from are read once: now.
+        let mut log_probs = vec![Vec::new(); prompts.len()];
+        let note_log_prob = |nth: usize, tokens: RoundTokens<'_>| {
+            if self.pair.draft.is_none() {
+                for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
+                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, *id));
+                }
+            }
+        };
+        let generations = responder.respond(&mut prompts, note_log_prob)?;
+        let response = |(generation, log_probs): (Generation, Vec<f32>)| Response {
+            ids: generation.token_ids,
+            finish: match generation.finish {
                 Finish::Eos => FinishReason::Eos,
                 Finish::Length | Finish::Stopped => FinishReason::Length,
-            };
-            (generation.token_ids, finish)
+            },
+            target_log_prob: self.pair.draft.is_none().then_some(log_probs),
         };
-        Ok(generations.into_iter().map(response).collect())
+        Ok(generations.into_iter().zip(log_probs).map(response).collect())
     }
 
     fn row(&self, prompt: &Prompt, turn: Turn, response: Response) -> Result<ResponseRow> {
         let Turn { id, prompt_ids, .. } = turn;
-        let (response_ids, finish_reason) = response;
-        let context = self.pair.context();
-        let mut ids = prompt_ids.clone();
-        ids.extend(&response_ids);
-        // The logits after the last prompt token and every response token but the last.
-        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
-        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
-        let target_logits = score(&self.pair.target, "target")?;
-        let draft_logits =
-            self.pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
-        let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
-        let labels = labels::label(
-            &self.decoding,
-            &target_logits,
-            draft_logits.as_ref(),
-            &response_ids,
-            &mut draws,
-        );
+        let Response { ids: response_ids, finish: finish_reason, target_log_prob } = response;
+        let labels = match target_log_prob {
+            Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
+            None => self.labels(&id, &prompt_ids, &response_ids)?,
+        };
         let mut row = ResponseRow {
             id,
             source: prompt.source.clone(),
@@ -275,6 +279,21 @@ impl Labeller<'_> {
         Ok(row)
     }
 
+    /// The numbers of a response, which target and draft read.
+    fn labels(&self, id: &str, prompt_ids: &[u32], response_ids: &[u32]) -> Result<Labels> {
+        let context = self.pair.context();
+        let ids = [prompt_ids, response_ids].concat();
+        // The logits after the last prompt token and every response token but the last.
+        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
+        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
+        let target_logits = score(&self.pair.target, "target")?;
+        let draft_logits =
+            self.pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
+        let mut draws = SeededDraws::new(self.seed, &[id, "draft tokens"]);
+        let draft_logits = draft_logits.as_ref();
+        Ok(labels::label(&self.decoding, &target_logits, draft_logits, response_ids, &mut draws))
+    }
+
     /// A response from the file, ended as the target would end it, cut where it does not fit.
     fn existing_response(&self, text: &str, room: usize) -> Result<Response> {
         let mut ids = self.pair.tokenizer.encode(text, false)?;
@@ -282,6 +301,6 @@ impl Labeller<'_> {
         let most = room.min(self.data.max_new_tokens);
         let finish = if ids.len() > most { FinishReason::Length } else { FinishReason::Eos };
         ids.truncate(most);
-        Ok((ids, finish))
+        Ok(Response { ids, finish, target_log_prob: None })
     }
 }

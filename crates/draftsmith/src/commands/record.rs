@@ -299,7 +299,7 @@ impl Recorder<'_> {
             |id: &str| SeededDraws::new(self.seed, &[id, "record", key.stored_decoding().as_str()]);
         let mut prompts: Vec<(&[u32], SeededDraws)> =
             turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let responses = responder.respond(&mut prompts)?;
+        let responses = responder.respond(&mut prompts, |_, _| ())?;
         self.progress.advance(turns.len() as u64);
         let answer = |((_, turn), response): ((usize, Turn), Generation)| {
             let Turn { id, prompt_ids, .. } = turn;

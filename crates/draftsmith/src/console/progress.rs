@@ -13,6 +13,9 @@ use crate::console::streams::tell;
 /// How often a plain line is written.
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
+/// From when on a few units tell how long the rest will take.
+const FIRST_MINUTE: Duration = Duration::from_mins(1);
+
 /// One stage's progress; shared by the threads that work on it.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -27,6 +30,19 @@ pub(crate) struct Progress {
 struct Lines {
     begun: Instant,
     last: Instant,
+    /// Units that were done before.
+    skipped: u64,
+}
+
+impl Lines {
+    /// How many units a second are done, and how long the rest will take; that is not told of a few
+    /// in the first minute, which often come in bunches.
+    fn pace(&self, elapsed: Duration, position: u64, total: u64) -> (f64, Option<Duration>) {
+        let (done, left) = (position.saturating_sub(self.skipped), total.saturating_sub(position));
+        let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
+        let is_telling = done > 0 && (100 * done >= left || elapsed >= FIRST_MINUTE);
+        (rate, is_telling.then(|| Duration::from_secs_f64(left as f64 / rate)))
+    }
 }
 
 impl Progress {
@@ -51,8 +67,8 @@ impl Progress {
         );
         bar.enable_steady_tick(Duration::from_millis(500));
         let now = Instant::now();
-        let lines =
-            (!console.quiet() && !terminal).then(|| Mutex::new(Lines { begun: now, last: now }));
+        let lines = (!console.quiet() && !terminal)
+            .then(|| Mutex::new(Lines { begun: now, last: now, skipped: 0 }));
         Self { bar, lines, name, unit }
     }
 
@@ -76,6 +92,11 @@ impl Progress {
     pub(crate) fn skip_to(&self, position: u64) {
         self.bar.set_position(position);
         self.bar.reset_eta();
+        if let Some(lines) = &self.lines
+            && let Ok(mut lines) = lines.lock()
+        {
+            (lines.skipped, lines.begun) = (position, Instant::now());
+        }
     }
 
     /// Ends the stage without a line.
@@ -108,15 +129,31 @@ impl Progress {
         }
         lines.last = Instant::now();
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
-        let rate = position as f64 / lines.begun.elapsed().as_secs_f64();
-        let left =
-            Duration::from_secs_f64((total.saturating_sub(position)) as f64 / rate.max(1e-9));
+        let (rate, left) = lines.pace(lines.begun.elapsed(), position, total);
+        let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
         tell(format!(
-            "{}: {position}/{total} {}, {rate:.1}/s, {} left{}",
+            "{}: {position}/{total} {}, {rate:.1}/s{left}{}",
             self.name,
             self.unit,
-            HumanDuration(left),
             self.bar.message()
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_is_that_of_what_was_done_now() {
+        let now = Instant::now();
+        let lines = Lines { begun: now, last: now, skipped: 500 };
+        let seconds = Duration::from_secs;
+        // One of a thousand says little in the first minute.
+        assert_eq!(lines.pace(seconds(20), 501, 1500), (0.05, None));
+        assert_eq!(lines.pace(seconds(100), 501, 1500), (0.01, Some(seconds(99_900))));
+        assert_eq!(lines.pace(seconds(20), 510, 1500), (0.5, Some(seconds(1980))));
+        assert_eq!(lines.pace(seconds(90), 500, 1500), (0.0, None));
+        assert_eq!(lines.pace(seconds(10), 1500, 1500), (100.0, Some(seconds(0))));
     }
 }

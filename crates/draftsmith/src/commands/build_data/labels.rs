@@ -72,6 +72,11 @@ fn push(
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
 }
 
+/// A token's log-probability as served.
+pub(super) fn log_prob(decoding: &Decoding, logits: &[f32], id: u32) -> f32 {
+    log(decoding.probs(logits)[id as usize])
+}
+
 fn log(prob: f64) -> f32 {
     prob.ln() as f32
 }

@@ -83,8 +83,12 @@ mod tests {
 
     #[test]
     fn the_last_token_of_a_round_is_the_targets_own() {
-        let round =
-            |kept, num_drafted, num_accepted| RoundTokens { kept, num_drafted, num_accepted };
+        let round = |kept, num_drafted, num_accepted| RoundTokens {
+            kept,
+            num_drafted,
+            num_accepted,
+            logits: &[],
+        };
         use Origin::{Accepted, Bonus, Corrected};
         assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
         assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);
