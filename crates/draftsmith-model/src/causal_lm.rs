@@ -410,13 +410,32 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]` for each of `exit_layers`, in their order, and once more
     ///
     /// # Panics
-    /// If there are fewer layers than one of `exit_layers`, or not one of `wanted` a sequence.
+    /// If there is no exit, there are fewer layers than one of `exit_layers`, or not one of `wanted` a
+    /// sequence.
     pub fn hidden_states_at(
         &self,
         ids: Tensor<2, Int>,
         exit_layers: &[usize],
         wanted: &[Range<usize>],
     ) -> (Vec<Tensor<3>>, Tensor<3>) {
+        let exits = self.exit_states_at(ids, exit_layers, wanted);
+        let deepest = (0..exit_layers.len()).max_by_key(|place| exit_layers[*place]);
+        let deepest = deepest.expect("there is an exit");
+        let last = self.final_states_from(exit_layers[deepest], exits[deepest].clone(), wanted);
+        (exits, last)
+    }
+
+    /// Those of [`CausalLm::hidden_states_at`] after each number of layers in `exit_layers`; no layer
+    /// behind the last of them is run.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn exit_states_at(
+        &self,
+        ids: Tensor<2, Int>,
+        exit_layers: &[usize],
+        wanted: &[Range<usize>],
+    ) -> Vec<Tensor<3>> {
         assert_eq!(ids.dims()[0], wanted.len(), "positions are wanted of every sequence");
         let mut rising: Vec<usize> = (0..exit_layers.len()).collect();
         rising.sort_by_key(|place| exit_layers[*place]);
@@ -428,8 +447,19 @@ impl CausalLm {
             num_run = exit_layers[place];
             exits[place] = hidden.clone();
         }
-        let last = self.run_layers(num_run..self.shape().num_layers, hidden, wanted);
-        (exits, self.final_norm(last))
+        exits
+    }
+
+    /// The final ones of [`CausalLm::hidden_states_at`], from those after the first `exit_layer`
+    /// layers. Of a sequence of which nothing is wanted, nothing is computed.
+    pub fn final_states_from(
+        &self,
+        exit_layer: usize,
+        hidden: Tensor<3>,
+        wanted: &[Range<usize>],
+    ) -> Tensor<3> {
+        let last = self.run_layers(exit_layer..self.shape().num_layers, hidden, wanted);
+        self.final_norm(last)
     }
 
     /// The final hidden states (after the final norm) over whole sequences, without a cache.

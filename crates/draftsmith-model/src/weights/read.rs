@@ -168,7 +168,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing, has not `len` numbers, or one of them is no id of `vocab_size`.
-    pub(crate) fn take_ids(
+    pub fn take_ids(
         &mut self,
         name: &str,
         len: usize,

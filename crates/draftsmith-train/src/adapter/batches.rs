@@ -1,10 +1,12 @@
 //! Batches of sequences: what an adapter is given of rows and the frozen target.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, Lengths};
+use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
 use crate::adapter::distillation::{LmHead, Tokens};
 use crate::data::batches::{BatchSource, TrainingBatch, real};
@@ -19,6 +21,9 @@ pub(crate) struct AdapterRow {
     input_ids: Vec<u32>,
     /// The first position that predicts a token of the response; all that follow do too.
     first_supervised: usize,
+    /// The target's final hidden states at the supervised positions, once they are known and if there
+    /// is room for them.
+    teacher: OnceLock<Vec<f32>>,
 }
 
 impl AdapterRow {
@@ -29,14 +34,14 @@ impl AdapterRow {
     /// the response: from the prompt's last token to the response's last but one. The authors'
     /// code shifts hidden states and targets by one, but not its mask, and so supervises
     /// predictions two tokens late; here BOS is read, as it is when decoding.
-    ///
     pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
         let mut input_ids: Vec<u32> =
             row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
         input_ids.pop();
         let first_supervised = row.prompt_ids.len().saturating_sub(1);
         let is_usable = first_supervised < input_ids.len();
-        is_usable.then(|| Self { id: row.id.clone(), input_ids, first_supervised })
+        let (id, teacher) = (row.id.clone(), OnceLock::new());
+        is_usable.then(|| Self { id, input_ids, first_supervised, teacher })
     }
 
     fn num_supervised(&self) -> usize {
@@ -113,6 +118,8 @@ pub(crate) struct AdapterSource {
     pub(crate) rows: Vec<Arc<AdapterRow>>,
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
+    /// Bytes that the rows' final hidden states may still take.
+    pub(crate) room: Arc<AtomicUsize>,
 }
 
 impl BatchSource for AdapterSource {
@@ -194,15 +201,15 @@ impl AdapterSource {
         wanted.resize(num_rows, 0..0);
         let device = target.model.device();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [num_rows, seq]), &device);
-        let (features, last) = target.model.hidden_states_at(ids, &self.exit_layers, &wanted);
+        let features = target.model.exit_states_at(ids, &self.exit_layers, &wanted);
         let num_tokens = supervised.len();
         supervised.resize(self.lengths.padded(num_tokens), supervised[num_tokens - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
         let are_tokens = real(num_tokens, self.lengths, &device);
         AdapterBatch {
+            teacher: self.teacher(target, rows, &features, wanted, supervised.clone()),
             features,
-            teacher: at_positions(last, supervised.clone()),
             supervised,
             tokens: Tokens { num: num_tokens, are: are_tokens.map(|are| are.unsqueeze_dim(1)) },
             lm_head: target.lm_head.clone(),
@@ -210,6 +217,54 @@ impl AdapterSource {
             step_share: num_tokens as f64 / step_supervised as f64,
             ends_step,
         }
+    }
+
+    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Without
+    /// padding and in f32, on the CPU, they are kept as long as there is room: they cost all layers behind the
+    /// exits, and a row's do not depend on those beside it.
+    fn teacher(
+        &self,
+        target: &FrozenTarget,
+        rows: &[&AdapterRow],
+        features: &[Tensor<3>],
+        mut wanted: Vec<Range<usize>>,
+        supervised: Tensor<1, Int>,
+    ) -> Tensor<2> {
+        let deepest = (0..features.len()).max_by_key(|place| self.exit_layers[*place]);
+        let deepest = deepest.expect("an adapter has an exit");
+        let (exit_layer, hidden) = (self.exit_layers[deepest], features[deepest].clone());
+        let device = hidden.device();
+        if self.lengths == Lengths::InBuckets || hidden.dtype() != DType::F32 {
+            let last = target.model.final_states_from(exit_layer, hidden, &wanted);
+            return at_positions(last, supervised);
+        }
+        for (row, wanted) in rows.iter().zip(&mut wanted) {
+            if row.teacher.get().is_some() {
+                *wanted = 0..0;
+            }
+        }
+        let [_, seq, width] = hidden.dims();
+        let last = if wanted.iter().all(Range::is_empty) {
+            Vec::new()
+        } else {
+            vectors::values(target.model.final_states_from(exit_layer, hidden, &wanted))
+        };
+        let mut all = Vec::with_capacity(supervised.dims()[0] * width);
+        for (nth, row) in rows.iter().enumerate() {
+            if let Some(known) = row.teacher.get() {
+                all.extend_from_slice(known);
+                continue;
+            }
+            let first = (nth * seq + row.first_supervised) * width;
+            let states = &last[first..first + row.num_supervised() * width];
+            all.extend_from_slice(states);
+            let take = |room: usize| room.checked_sub(size_of_val(states));
+            if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+                // Nobody else makes batches of this row meanwhile.
+                let _ = row.teacher.set(states.to_vec());
+            }
+        }
+        vectors::tensor(all, [supervised.dims()[0], width], &device)
     }
 }
 
@@ -290,6 +345,7 @@ mod tests {
             rows,
             batch_size: 3,
             lengths: Lengths::AsGiven,
+            room: Arc::default(),
         }
     }
 
@@ -330,6 +386,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn states_that_are_kept_are_those_that_would_be_computed_again() {
+        let none = source(7);
+        let bits =
+            |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
+                let batches = source.step_batches(epoch, step);
+                let states = |batch: AdapterBatch| {
+                    [batch.features[0].clone().reshape([-1, 16]), batch.teacher].map(values)
+                };
+                batches.map(states).collect()
+            };
+        // Other neighbours each time.
+        let epochs =
+            [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
+        let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * 16 * 4).sum();
+        for room in [bytes, bytes / 2] {
+            let source = AdapterSource { room: Arc::new(room.into()), ..source(7) };
+            for epoch in [1, 2, 3] {
+                let step = &epochs[epoch % 2];
+                assert!(bits(&source, 1, step) == bits(&none, 1, step), "epoch {epoch}");
+            }
+            let num_kept = source.rows.iter().filter(|row| row.teacher.get().is_some()).count();
+            assert_eq!(num_kept == 7, room == bytes, "{num_kept} rows are kept");
+            assert!(num_kept > 1);
+            let left = source.room.load(Ordering::Relaxed);
+            assert!(left < bytes / 7 * 2 && (room != bytes || left == 0), "{left} bytes");
+        }
+        assert!(none.rows.iter().all(|row| row.teacher.get().is_none()));
     }
 
     #[test]

@@ -185,6 +185,8 @@ impl Adaptor<LossInput> for AdapterSums {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use burn::optim::GradientsParams;
     use burn::tensor::activation::{log_softmax, softmax};
     use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
@@ -210,7 +212,8 @@ mod tests {
             .map(|row| AdapterRow::new(row, 64).unwrap().into())
             .collect();
         let targets = FrozenTarget::new(target.clone(), None).into();
-        let source = AdapterSource { targets, exit_layers: vec![1], rows, batch_size: 7, lengths };
+        let (exit_layers, room) = (vec![1], Arc::default());
+        let source = AdapterSource { targets, exit_layers, rows, batch_size: 7, lengths, room };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config };
         let mut learner = AdapterLearner {

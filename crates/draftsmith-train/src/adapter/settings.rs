@@ -40,6 +40,10 @@ pub struct AdapterTraining {
     /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
     /// vocabulary × this many floats, and does not change the result. 256: ours.
     pub loss_chunk: usize,
+    /// Memory, in MiB, for the target's final hidden states: on the CPU later epochs run only the
+    /// layers before the exit for the rows that fit. 0 computes all again in each epoch; either
+    /// gives the same adapters, bit for bit. 1024: ours.
+    pub cache_mib: usize,
     /// The type that the frozen target and the adapter are computed in: `"f32"`, or `"bf16"` on a
     /// GPU. Parameters, optimizer, softmaxes and losses are f32 either way. f32: ours; the authors
     /// train in fp16.
@@ -91,6 +95,7 @@ impl Default for AdapterTraining {
             max_len: 2048,
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 256,
+            cache_mib: 1024,
             dtype: WeightDtype::F32,
             optimizer: OptimizerSettings::ADAPTER,
         }

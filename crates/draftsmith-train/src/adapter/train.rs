@@ -1,6 +1,7 @@
 //! From rows and a frozen target to trained self-draft adapters (Kangaroo, section 3.1).
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
@@ -184,12 +185,14 @@ fn prepare(
     });
     let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
     let targets = targets.clone().map(|target| FrozenTarget::new(target, narrowed));
+    let room = Arc::new(AtomicUsize::new(training.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| AdapterSource {
         targets: targets.clone(),
         exit_layers: training.exit_layer.to_vec(),
         rows,
         batch_size: optimizer.batch_size,
         lengths,
+        room: room.clone(),
     };
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     let prepared = Prepared {
