@@ -1,10 +1,12 @@
-//! Files: whole or absent where they are written, and where they are JSON, read with errors that name
-//! the key.
+//! Files: whole or absent where they are written, on disks that have room for them, and where they are
+//! JSON, read with errors that name the key.
 //!
 //! A crate of its own, because models and datasets both have files and must not see each other.
 
 mod json;
+mod room;
 mod whole;
 
 pub use json::{JsonError, Notation, parse_json, parse_json_value, plain_problem};
+pub use room::{NoRoom, check_room, in_bytes};
 pub use whole::{FileError, write_whole, write_whole_with};

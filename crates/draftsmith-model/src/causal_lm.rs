@@ -158,6 +158,12 @@ impl CausalLm {
         }
     }
 
+    /// Whether weights are packed in host memory: then what it computes of a row does not depend on
+    /// the rows beside it, to the last bit.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.weights, Weights::Packed(_))
+    }
+
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
         match &self.weights {
@@ -185,11 +191,6 @@ impl CausalLm {
         let Weights::Packed(packed) = &self.weights else { return self.clone() };
         let decoder = packed.to_decoder(&self.config, &Device::flex());
         Self { weights: Weights::Tensors(decoder), config: self.config.clone() }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_packed(&self) -> bool {
-        matches!(self.weights, Weights::Packed(_))
     }
 
     /// One layer, and the final norm: what an adapter can begin with.

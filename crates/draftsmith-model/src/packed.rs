@@ -17,6 +17,7 @@ mod attention;
 mod blocks;
 mod buffers;
 mod kernel;
+mod lines;
 mod norm;
 mod read;
 mod sharing;

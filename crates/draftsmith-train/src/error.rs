@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
-use draftsmith_files::FileError;
+use draftsmith_files::{FileError, NoRoom};
 use draftsmith_model::ModelError;
 
 use crate::section::Section;
@@ -26,6 +26,9 @@ pub enum TrainError {
         /// The values it may have.
         expected: &'static str,
     },
+    /// A training's state does not fit the disk.
+    #[error(transparent)]
+    Room(#[from] NoRoom),
     /// A setting is where it was before sections had a table `optimizer`.
     #[error("`{section}.{old}` has moved; hint: write `{section}.optimizer.{new}`")]
     MovedKey {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::hash_file;
+use draftsmith_files::check_room;
 use draftsmith_model::{WEIGHT_NAMES, weight_files};
 use hf_hub::api::Progress as Watcher;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
@@ -176,6 +177,7 @@ impl Hub {
                     match event {
                         Event::File { name, num_bytes } => {
                             in_progress = 0;
+                            check_room(&format!("`{name}`"), &self.cache, num_bytes)?;
                             match &shown {
                                 Some((file, progress)) if *file == name => progress.skip_to(0),
                                 _ => {

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::lines::Lines;
 use super::storage::LINE;
-use super::weights::Lines;
 
 /// Panels that are taken together: those of one pass over a row.
 const PANELS_A_PASS: usize = 6;

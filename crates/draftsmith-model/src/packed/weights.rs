@@ -10,12 +10,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::MAX_ROWS_A_BLOCK;
-use super::kernel::{Shape, multiply_panels};
-use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+use super::lines::Lines;
+use super::storage::{LINE, Storage};
 use super::team::Team;
 use crate::weights::StoredRows;
 
@@ -59,37 +58,11 @@ pub(crate) struct PackedWeights {
     bias: Option<Vec<f32>>,
 }
 
-/// The lines of panels end to end, in one of the storage formats.
-#[derive(Debug)]
-pub(super) enum Lines {
-    F32(Vec<Line>),
-    Bf16(Vec<Bf16Line>),
-    F16(Vec<F16Line>),
-}
-
-/// Evaluates the same for lines of any storage format.
-macro_rules! for_lines {
-    ($lines:expr, $name:ident => $value:expr) => {
-        match $lines {
-            Lines::F32($name) => $value,
-            Lines::Bf16($name) => $value,
-            Lines::F16($name) => $value,
-        }
-    };
-}
-
 impl PackedWeights {
     /// A matrix of zeros without a bias, to be filled by [`PackedWeights::set_outputs`].
     pub(crate) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
-        fn empty<L: StoredLine>(inputs: usize, outputs: usize) -> Vec<L> {
-            vec![L::EMPTY; outputs.div_ceil(LINE) * inputs.div_ceil(L::INPUTS)]
-        }
-        let lines = match storage {
-            Storage::F32 => Lines::F32(empty(inputs, outputs)),
-            Storage::Bf16 => Lines::Bf16(empty(inputs, outputs)),
-            Storage::F16 => Lines::F16(empty(inputs, outputs)),
-        };
-        Self { lines: Arc::new(lines), inputs, outputs, bias: None }
+        let lines = Arc::new(Lines::zeros(storage, inputs, outputs));
+        Self { lines, inputs, outputs, bias: None }
     }
 
     /// Packs a `[in, out]` matrix in f32.
@@ -118,7 +91,7 @@ impl PackedWeights {
         weight: impl Fn(usize, usize) -> f32,
     ) {
         let inputs = self.inputs;
-        for_lines!(self.lines_mut(), lines => set_outputs(lines, inputs, outputs, weight));
+        self.lines_mut().set_outputs(inputs, outputs, weight);
     }
 
     /// Stores the weights of outputs from `first` on, whose rows a file has, `[outputs, in]`; rounded
@@ -126,7 +99,7 @@ impl PackedWeights {
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
         if Storage::of(rows.dtype) == self.storage() {
-            for_lines!(self.lines_mut(), lines => set_rows(lines, inputs, first, rows.bytes));
+            self.lines_mut().set_rows(inputs, first, rows.bytes);
             return;
         }
         let mut values = Vec::new();
@@ -146,11 +119,7 @@ impl PackedWeights {
     }
 
     fn storage(&self) -> Storage {
-        match *self.lines {
-            Lines::F32(_) => Storage::F32,
-            Lines::Bf16(_) => Storage::Bf16,
-            Lines::F16(_) => Storage::F16,
-        }
+        self.lines.storage()
     }
 
     /// The number of inputs.
@@ -170,10 +139,7 @@ impl PackedWeights {
 
     /// Appends one output's weights to `values`: a column of the matrix, a row of its transpose.
     pub(crate) fn read_output(&self, output: usize, values: &mut Vec<f32>) {
-        for_lines!(&*self.lines, lines => {
-            let weight = weights_of(lines, self.inputs, output);
-            values.extend((0..self.inputs).map(weight));
-        });
+        self.lines.read_output(self.inputs, output, values);
     }
 
     /// The same matrix with some of its outputs alone.
@@ -203,7 +169,7 @@ impl PackedWeights {
     /// - output: `[rows, out]`, written whole
     pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>, threads: &Threads) {
         output.resize(x.len() / self.inputs * self.outputs, 0.0);
-        for_lines!(&*self.lines, lines => self.multiply_lines(lines, x, output, threads));
+        self.multiply_into(x, output, threads);
         if let Some(bias) = &self.bias {
             for row in output.chunks_exact_mut(self.outputs) {
                 for (value, bias) in row.iter_mut().zip(bias) {
@@ -213,160 +179,53 @@ impl PackedWeights {
         }
     }
 
-    fn multiply_lines<L: StoredLine>(
-        &self,
-        lines: &[L],
-        x: &[f32],
-        output: &mut [f32],
-        threads: &Threads,
-    ) {
-        let num_rows = x.len() / self.inputs;
-        let num_products = num_rows * self.inputs * self.outputs;
-        let stride = self.inputs.div_ceil(L::INPUTS);
-        let shape = Shape { inputs: self.inputs, stride, outputs: self.outputs };
+    fn multiply_into(&self, x: &[f32], output: &mut [f32], threads: &Threads) {
+        let Self { lines, inputs, outputs, .. } = self;
+        let num_rows = x.len() / inputs;
+        let num_products = num_rows * inputs * outputs;
         match threads {
             Threads::Team(team) if num_products >= TEAM_PRODUCTS => {
-                team.multiply(&self.lines, [self.inputs, self.outputs], x, output);
+                team.multiply(lines, [*inputs, *outputs], x, output);
             }
             Threads::All if num_rows >= 2 * ROWS_A_PASS && num_products >= PARALLEL_PRODUCTS => {
-                multiply_row_blocks(lines, shape, x, output);
+                self.multiply_row_blocks(x, output);
             }
-            Threads::All if self.is_shared() => multiply_panel_groups(lines, shape, x, output),
-            _ => Arch::new().dispatch(Product { x, lines, shape, output }),
+            Threads::All if self.is_shared() => self.multiply_panel_groups(x, output),
+            _ => lines.multiply(*inputs, 0..*outputs, x, output),
         }
     }
-}
 
-impl Lines {
-    /// Multiplies rows with the panels of some outputs, a whole number of panels before them.
-    ///
-    /// # Shapes
-    /// - x: `[rows, inputs]`
-    /// - output: `[rows, outputs]`, of those that are asked for
-    pub(super) fn multiply(
-        &self,
-        inputs: usize,
-        outputs: Range<usize>,
-        x: &[f32],
-        output: &mut [f32],
-    ) {
-        fn product<L: StoredLine>(
-            lines: &[L],
-            inputs: usize,
-            outputs: Range<usize>,
-            x: &[f32],
-            output: &mut [f32],
-        ) {
-            let stride = inputs.div_ceil(L::INPUTS);
-            let lines = &lines[outputs.start / LINE * stride..outputs.end.div_ceil(LINE) * stride];
-            let shape = Shape { inputs, stride, outputs: outputs.len() };
-            Arch::new().dispatch(Product { x, lines, shape, output });
-        }
-        for_lines!(self, lines => product(lines, inputs, outputs, x, output));
+    /// Many rows: a block of them at a time for each thread.
+    fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
+        let Self { lines, inputs, outputs, .. } = self;
+        let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
+        let rows_a_block = rows_a_thread.min(MAX_ROWS_A_BLOCK).next_multiple_of(ROWS_A_PASS);
+        x.par_chunks(rows_a_block * inputs)
+            .zip(output.par_chunks_mut(rows_a_block * outputs))
+            .for_each(|(x, output)| lines.multiply(*inputs, 0..*outputs, x, output));
     }
-}
 
-fn set_outputs<L: StoredLine>(
-    lines: &mut [L],
-    inputs: usize,
-    outputs: Range<usize>,
-    weight: impl Fn(usize, usize) -> f32,
-) {
-    let stride = inputs.div_ceil(L::INPUTS);
-    let mut start = outputs.start;
-    while start < outputs.end {
-        let panel = start / LINE;
-        let end = ((panel + 1) * LINE).min(outputs.end);
-        let lines = &mut lines[panel * stride..][..stride];
-        for input in 0..inputs {
-            let line = &mut lines[input / L::INPUTS];
-            for output in start..end {
-                let weight = weight(input, output - outputs.start);
-                line.set(input % L::INPUTS, output % LINE, weight);
+    /// Few rows and many weights: some panels at a time for each thread.
+    fn multiply_panel_groups(&self, x: &[f32], output: &mut [f32]) {
+        let Self { lines, inputs, outputs, .. } = self;
+        let (num_rows, width) = (x.len() / inputs, PANELS_A_GROUP * LINE);
+        let columns = |group: usize| group * width..((group + 1) * width).min(*outputs);
+        let groups: Vec<Vec<f32>> = (0..outputs.div_ceil(width))
+            .into_par_iter()
+            .map(|group| {
+                let columns = columns(group);
+                let mut output = vec![0.0; num_rows * columns.len()];
+                lines.multiply(*inputs, columns, x, &mut output);
+                output
+            })
+            .collect();
+        for (group, values) in groups.iter().enumerate() {
+            let columns = columns(group);
+            let rows = output.chunks_exact_mut(*outputs);
+            for (row, values) in rows.zip(values.chunks_exact(columns.len())) {
+                row[columns.clone()].copy_from_slice(values);
             }
         }
-        start = end;
-    }
-}
-
-/// Transposes rows of outputs, as a file has them in the storage format, into lines.
-fn set_rows<L: StoredLine>(lines: &mut [L], inputs: usize, first: usize, rows: &[u8]) {
-    let stride = inputs.div_ceil(L::INPUTS);
-    let row_bytes = inputs * LANE_BYTES / L::INPUTS;
-    for (number, row) in rows.chunks_exact(row_bytes).enumerate() {
-        let (panel, output) = ((first + number) / LINE, (first + number) % LINE);
-        let panel = &mut lines[panel * stride..][..stride];
-        let (lanes, last) = row.as_chunks();
-        for (line, lane) in panel.iter_mut().zip(lanes) {
-            line.set_lane(output, *lane);
-        }
-        if !last.is_empty() {
-            let mut lane = [0; LANE_BYTES];
-            lane[..last.len()].copy_from_slice(last);
-            panel[stride - 1].set_lane(output, lane);
-        }
-    }
-}
-
-/// One output's weights by input.
-fn weights_of<L: StoredLine>(
-    lines: &[L],
-    inputs: usize,
-    output: usize,
-) -> impl Fn(usize) -> f32 + '_ {
-    let stride = inputs.div_ceil(L::INPUTS);
-    let panel = &lines[output / LINE * stride..][..stride];
-    move |input| panel[input / L::INPUTS].get(input % L::INPUTS, output % LINE)
-}
-
-/// Many rows: a block of them at a time for each thread.
-fn multiply_row_blocks<L: StoredLine>(lines: &[L], shape: Shape, x: &[f32], output: &mut [f32]) {
-    let Shape { inputs, outputs, .. } = shape;
-    let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
-    let rows_a_block = rows_a_thread.min(MAX_ROWS_A_BLOCK).next_multiple_of(ROWS_A_PASS);
-    x.par_chunks(rows_a_block * inputs)
-        .zip(output.par_chunks_mut(rows_a_block * outputs))
-        .for_each(|(x, output)| Arch::new().dispatch(Product { x, lines, shape, output }));
-}
-
-/// Few rows and many weights: some panels at a time for each thread.
-fn multiply_panel_groups<L: StoredLine>(lines: &[L], shape: Shape, x: &[f32], output: &mut [f32]) {
-    let num_rows = x.len() / shape.inputs;
-    let group_width = PANELS_A_GROUP * LINE;
-    let groups: Vec<Vec<f32>> = lines
-        .par_chunks(PANELS_A_GROUP * shape.stride)
-        .enumerate()
-        .map(|(number, lines)| {
-            let outputs = group_width.min(shape.outputs - number * group_width);
-            let mut output = vec![0.0; num_rows * outputs];
-            let shape = Shape { outputs, ..shape };
-            Arch::new().dispatch(Product { x, lines, shape, output: &mut output });
-            output
-        })
-        .collect();
-    for (number, group) in groups.iter().enumerate() {
-        let start = number * group_width;
-        let width = group.len() / num_rows;
-        for (row, group) in output.chunks_exact_mut(shape.outputs).zip(group.chunks_exact(width)) {
-            row[start..start + width].copy_from_slice(group);
-        }
-    }
-}
-
-/// Rows times panels, `[rows, inputs]` to `[rows, outputs]`.
-struct Product<'a, L> {
-    x: &'a [f32],
-    lines: &'a [L],
-    shape: Shape,
-    output: &'a mut [f32],
-}
-
-impl<L: StoredLine> WithSimd for Product<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        multiply_panels(simd, self.x, self.lines, self.shape, self.output);
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
@@ -219,9 +219,9 @@ impl AdapterSource {
         }
     }
 
-    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Without
-    /// padding and in f32, on the CPU, they are kept as long as there is room: they cost all layers behind the
-    /// exits, and a row's do not depend on those beside it.
+    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a
+    /// packed target are kept as long as there is room: they cost all layers behind the exits, and
+    /// are the same bits whichever rows are beside.
     fn teacher(
         &self,
         target: &FrozenTarget,
@@ -234,7 +234,7 @@ impl AdapterSource {
         let deepest = deepest.expect("an adapter has an exit");
         let (exit_layer, hidden) = (self.exit_layers[deepest], features[deepest].clone());
         let device = hidden.device();
-        if self.lengths == Lengths::InBuckets || hidden.dtype() != DType::F32 {
+        if !target.model.is_packed() {
             let last = target.model.final_states_from(exit_layer, hidden, &wanted);
             return at_positions(last, supervised);
         }
@@ -281,6 +281,10 @@ pub(crate) fn at_positions(hidden: Tensor<3>, positions: Tensor<1, Int>) -> Tens
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use burn::tensor::Device;
+
     use super::*;
     use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
 
@@ -390,19 +394,27 @@ mod tests {
 
     #[test]
     fn states_that_are_kept_are_those_that_would_be_computed_again() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
+        let target = CausalLm::from_model_dir(&dir, &Device::flex()).unwrap();
+        assert!(target.is_packed());
+        let width = target.shape().hidden_size;
+        let source = |num_rows| {
+            let targets = FrozenTarget::new(target.clone(), None).into();
+            AdapterSource { targets, ..source(num_rows) }
+        };
         let none = source(7);
         let bits =
             |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
                 let batches = source.step_batches(epoch, step);
                 let states = |batch: AdapterBatch| {
-                    [batch.features[0].clone().reshape([-1, 16]), batch.teacher].map(values)
+                    [batch.features[0].clone().flatten(0, 1), batch.teacher].map(values)
                 };
                 batches.map(states).collect()
             };
         // Other neighbours each time.
         let epochs =
             [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
-        let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * 16 * 4).sum();
+        let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * width * 4).sum();
         for room in [bytes, bytes / 2] {
             let source = AdapterSource { room: Arc::new(room.into()), ..source(7) };
             for epoch in [1, 2, 3] {

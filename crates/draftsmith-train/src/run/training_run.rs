@@ -9,6 +9,8 @@ use burn_train::metric::{Adaptor, LossInput};
 use burn_train::renderer::MetricsRenderer;
 use burn_train::{InferenceStep, Interrupter, TrainStep};
 
+use draftsmith_files::check_room;
+
 use crate::data::batches::{BatchSource, Loaders};
 use crate::error::TrainError;
 use crate::log::metrics::ScoreSlot;
@@ -26,6 +28,10 @@ use crate::run::trainer::Trainer;
 
 /// The least time between two saved states by default.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Bytes of a weight on the disk: itself and AdamW's two moments, as long as a new state is beside the
+/// last one, and itself in the best weights so far and their successor.
+const BYTES_A_WEIGHT: u64 = (2 * 3 + 2) * 4;
 
 /// One run of a training: where its state is kept, how far it may go, where it computes, and what
 /// shows its progress.
@@ -89,6 +95,8 @@ impl<'a> TrainingRun<'a> {
             Ok([(_, model)]) => vec![(String::new(), model)],
             Err(models) => models,
         };
+        let num_weights: usize = models.iter().map(|(_, model)| model.num_params()).sum();
+        check_room("a training's state", self.checkpoint_dir, num_weights as u64 * BYTES_A_WEIGHT)?;
         let num_steps = loaders.num_steps;
         let trainer = Trainer::new(models, devices, &optimizer, num_steps);
         let dir = self.checkpoint_dir;

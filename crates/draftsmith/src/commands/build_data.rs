@@ -15,6 +15,7 @@ use draftsmith_data::{
     write_shard,
 };
 use draftsmith_decode::{Finish, Generation, Limits, ModelSession, RoundTokens};
+use draftsmith_files::{check_room, in_bytes};
 use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -33,6 +34,9 @@ use labels::Labels;
 
 /// Prompts (whole conversations) a shard.
 const PROMPTS_PER_SHARD: usize = 32;
+
+/// The most bytes that a response's token takes in a shard: twelve columns of four, not compressed.
+const BYTES_A_TOKEN: u64 = 48;
 
 /// What was built, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -67,6 +71,22 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let present = present_shards(&dir, &provenance, num_shards)?;
     check_prompts(pair, &prompts, data)?;
 
+    let num_missing: usize = prompts
+        .chunks(PROMPTS_PER_SHARD)
+        .zip(&present)
+        .filter(|(_, is_present)| !**is_present)
+        .flat_map(|(chunk, _)| chunk)
+        .map(|prompt| prompt.turns.len())
+        .sum();
+    let most_tokens = num_missing as u64 * data.max_new_tokens.min(pair.context()) as u64;
+    let most_bytes = most_tokens.saturating_mul(BYTES_A_TOKEN);
+    check_room("the data", &dir, most_bytes)?;
+    if num_missing > 0 {
+        console.note(format!(
+            "build-data: {num_missing} responses to write, at most {most_tokens} tokens and {}",
+            in_bytes(most_bytes)
+        ));
+    }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
     let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);

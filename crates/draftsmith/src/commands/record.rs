@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{Generation, Limits};
+use draftsmith_files::check_room;
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
@@ -28,6 +29,9 @@ use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
 };
 use crate::workspace::Workspace;
+
+/// The most bytes that a candidate takes in a file: six columns of four, not compressed.
+const BYTES_A_CANDIDATE: u64 = 24;
 
 /// A file of rollouts, as `--json` tells it.
 #[derive(Debug, Serialize)]
@@ -81,9 +85,11 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     ];
     let files = RolloutFiles::of(recipe, workspace)?;
     let dir = recipe.data_dir();
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
-
     let plan = plan(&files, evaluate, &sets, console)?;
+    let most_tokens = (plan.num_responses() * evaluate.max_new_tokens.min(pair.context())) as u64;
+    let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
+    check_room("what drafters propose", &dir, most_bytes)?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     let progress = Progress::new(console, "record", "responses", plan.num_responses() as u64);
     let recorder = Recorder {
         pair,

@@ -1,0 +1,171 @@
+//! The weights of a matrix as lines: how they are filled, read one by one, and multiplied.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+
+use super::kernel::{Shape, multiply_panels};
+use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+
+/// The lines of panels end to end, in one of the storage formats.
+#[derive(Debug)]
+pub(super) enum Lines {
+    F32(Vec<Line>),
+    Bf16(Vec<Bf16Line>),
+    F16(Vec<F16Line>),
+}
+
+/// Evaluates the same for lines of any storage format.
+macro_rules! for_lines {
+    ($lines:expr, $name:ident => $value:expr) => {
+        match $lines {
+            Lines::F32($name) => $value,
+            Lines::Bf16($name) => $value,
+            Lines::F16($name) => $value,
+        }
+    };
+}
+
+impl Lines {
+    /// Zeros.
+    pub(super) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
+        fn empty<L: StoredLine>(inputs: usize, outputs: usize) -> Vec<L> {
+            vec![L::EMPTY; outputs.div_ceil(LINE) * inputs.div_ceil(L::INPUTS)]
+        }
+        match storage {
+            Storage::F32 => Self::F32(empty(inputs, outputs)),
+            Storage::Bf16 => Self::Bf16(empty(inputs, outputs)),
+            Storage::F16 => Self::F16(empty(inputs, outputs)),
+        }
+    }
+
+    pub(super) fn storage(&self) -> Storage {
+        match self {
+            Self::F32(_) => Storage::F32,
+            Self::Bf16(_) => Storage::Bf16,
+            Self::F16(_) => Storage::F16,
+        }
+    }
+
+    /// Stores the weights of some outputs, each named by its input and the output's place among
+    /// `outputs`; rounded to the storage format.
+    pub(super) fn set_outputs(
+        &mut self,
+        inputs: usize,
+        outputs: Range<usize>,
+        weight: impl Fn(usize, usize) -> f32,
+    ) {
+        for_lines!(self, lines => set_outputs(lines, inputs, outputs, weight));
+    }
+
+    /// Stores the weights of outputs from `first` on, whose rows a file has in the storage format,
+    /// `[outputs, in]`.
+    pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: &[u8]) {
+        for_lines!(self, lines => set_rows(lines, inputs, first, rows));
+    }
+
+    /// Appends one output's weights to `values`.
+    pub(super) fn read_output(&self, inputs: usize, output: usize, values: &mut Vec<f32>) {
+        for_lines!(self, lines => {
+            let weight = weights_of(lines, inputs, output);
+            values.extend((0..inputs).map(weight));
+        });
+    }
+
+    /// Multiplies rows with the panels of some outputs, a whole number of panels before them.
+    ///
+    /// # Shapes
+    /// - x: `[rows, inputs]`
+    /// - output: `[rows, outputs]`, of those that are asked for
+    pub(super) fn multiply(
+        &self,
+        inputs: usize,
+        outputs: Range<usize>,
+        x: &[f32],
+        output: &mut [f32],
+    ) {
+        fn product<L: StoredLine>(
+            lines: &[L],
+            inputs: usize,
+            outputs: Range<usize>,
+            x: &[f32],
+            output: &mut [f32],
+        ) {
+            let stride = inputs.div_ceil(L::INPUTS);
+            let lines = &lines[outputs.start / LINE * stride..outputs.end.div_ceil(LINE) * stride];
+            let shape = Shape { inputs, stride, outputs: outputs.len() };
+            Arch::new().dispatch(Product { x, lines, shape, output });
+        }
+        for_lines!(self, lines => product(lines, inputs, outputs, x, output));
+    }
+}
+
+fn set_outputs<L: StoredLine>(
+    lines: &mut [L],
+    inputs: usize,
+    outputs: Range<usize>,
+    weight: impl Fn(usize, usize) -> f32,
+) {
+    let stride = inputs.div_ceil(L::INPUTS);
+    let mut start = outputs.start;
+    while start < outputs.end {
+        let panel = start / LINE;
+        let end = ((panel + 1) * LINE).min(outputs.end);
+        let lines = &mut lines[panel * stride..][..stride];
+        for input in 0..inputs {
+            let line = &mut lines[input / L::INPUTS];
+            for output in start..end {
+                let weight = weight(input, output - outputs.start);
+                line.set(input % L::INPUTS, output % LINE, weight);
+            }
+        }
+        start = end;
+    }
+}
+
+/// Transposes rows of outputs, as a file has them in the storage format, into lines.
+fn set_rows<L: StoredLine>(lines: &mut [L], inputs: usize, first: usize, rows: &[u8]) {
+    let stride = inputs.div_ceil(L::INPUTS);
+    let row_bytes = inputs * LANE_BYTES / L::INPUTS;
+    for (number, row) in rows.chunks_exact(row_bytes).enumerate() {
+        let (panel, output) = ((first + number) / LINE, (first + number) % LINE);
+        let panel = &mut lines[panel * stride..][..stride];
+        let (lanes, last) = row.as_chunks();
+        for (line, lane) in panel.iter_mut().zip(lanes) {
+            line.set_lane(output, *lane);
+        }
+        if !last.is_empty() {
+            let mut lane = [0; LANE_BYTES];
+            lane[..last.len()].copy_from_slice(last);
+            panel[stride - 1].set_lane(output, lane);
+        }
+    }
+}
+
+/// One output's weights by input.
+fn weights_of<L: StoredLine>(
+    lines: &[L],
+    inputs: usize,
+    output: usize,
+) -> impl Fn(usize) -> f32 + '_ {
+    let stride = inputs.div_ceil(L::INPUTS);
+    let panel = &lines[output / LINE * stride..][..stride];
+    move |input| panel[input / L::INPUTS].get(input % L::INPUTS, output % LINE)
+}
+
+/// Rows times panels, `[rows, inputs]` to `[rows, outputs]`.
+struct Product<'a, L> {
+    x: &'a [f32],
+    lines: &'a [L],
+    shape: Shape,
+    output: &'a mut [f32],
+}
+
+impl<L: StoredLine> WithSimd for Product<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        multiply_panels(simd, self.x, self.lines, self.shape, self.output);
+    }
+}
