@@ -420,9 +420,7 @@ impl CausalLm {
         wanted: &[Range<usize>],
     ) -> (Vec<Tensor<3>>, Tensor<3>) {
         let exits = self.exit_states_at(ids, exit_layers, wanted);
-        let deepest = (0..exit_layers.len()).max_by_key(|place| exit_layers[*place]);
-        let deepest = deepest.expect("there is an exit");
-        let last = self.final_states_from(exit_layers[deepest], exits[deepest].clone(), wanted);
+        let last = self.final_states_from(exit_layers, &exits, wanted);
         (exits, last)
     }
 
@@ -451,15 +449,20 @@ impl CausalLm {
         exits
     }
 
-    /// The final ones of [`CausalLm::hidden_states_at`], from those after the first `exit_layer`
-    /// layers. Of a sequence of which nothing is wanted, nothing is computed.
+    /// The final ones of [`CausalLm::hidden_states_at`], from those that
+    /// [`CausalLm::exit_states_at`] gave. Of a sequence of which nothing is wanted, nothing is computed.
+    ///
+    /// # Panics
+    /// If there is no exit.
     pub fn final_states_from(
         &self,
-        exit_layer: usize,
-        hidden: Tensor<3>,
+        exit_layers: &[usize],
+        exits: &[Tensor<3>],
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
-        let last = self.run_layers(exit_layer..self.shape().num_layers, hidden, wanted);
+        let deepest = exit_layers.iter().zip(exits).max_by_key(|(layer, _)| **layer);
+        let (layer, hidden) = deepest.expect("there is an exit");
+        let last = self.run_layers(*layer..self.shape().num_layers, hidden.clone(), wanted);
         self.final_norm(last)
     }
 

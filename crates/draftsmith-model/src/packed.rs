@@ -88,7 +88,7 @@ impl PackedLayer {
     fn num_weights(&self) -> usize {
         let Self { attention, mlp, .. } = self;
         let weights = [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down];
-        weights.iter().map(|weights| weights.num_inputs() * weights.num_outputs()).sum()
+        weights.iter().map(|weights| weights.num_weights()).sum()
     }
 
     /// Adds the layer to rows; `slots` has its memory of each slot.

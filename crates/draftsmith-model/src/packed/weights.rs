@@ -157,9 +157,14 @@ impl PackedWeights {
         selected
     }
 
+    /// The number of weights, its bias not counted.
+    pub(super) fn num_weights(&self) -> usize {
+        self.inputs * self.outputs
+    }
+
     /// Whether even few rows are shared by several threads.
     pub(super) fn is_shared(&self) -> bool {
-        self.inputs * self.outputs >= PARALLEL_WEIGHTS
+        self.num_weights() >= PARALLEL_WEIGHTS
     }
 
     /// `x · weight + bias`, row by row.

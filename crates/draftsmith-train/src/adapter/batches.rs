@@ -230,24 +230,21 @@ impl AdapterSource {
         mut wanted: Vec<Range<usize>>,
         supervised: Tensor<1, Int>,
     ) -> Tensor<2> {
-        let deepest = (0..features.len()).max_by_key(|place| self.exit_layers[*place]);
-        let deepest = deepest.expect("an adapter has an exit");
-        let (exit_layer, hidden) = (self.exit_layers[deepest], features[deepest].clone());
-        let device = hidden.device();
+        let final_states =
+            |wanted| target.model.final_states_from(&self.exit_layers, features, wanted);
         if !target.model.is_packed() {
-            let last = target.model.final_states_from(exit_layer, hidden, &wanted);
-            return at_positions(last, supervised);
+            return at_positions(final_states(&wanted), supervised);
         }
         for (row, wanted) in rows.iter().zip(&mut wanted) {
             if row.teacher.get().is_some() {
                 *wanted = 0..0;
             }
         }
-        let [_, seq, width] = hidden.dims();
+        let [_, seq, width] = features[0].dims();
         let last = if wanted.iter().all(Range::is_empty) {
             Vec::new()
         } else {
-            vectors::values(target.model.final_states_from(exit_layer, hidden, &wanted))
+            vectors::values(final_states(&wanted))
         };
         let mut all = Vec::with_capacity(supervised.dims()[0] * width);
         for (nth, row) in rows.iter().enumerate() {
@@ -264,7 +261,7 @@ impl AdapterSource {
                 let _ = row.teacher.set(states.to_vec());
             }
         }
-        vectors::tensor(all, [supervised.dims()[0], width], &device)
+        vectors::tensor(all, [supervised.dims()[0], width], &features[0].device())
     }
 }
 

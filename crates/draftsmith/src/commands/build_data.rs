@@ -71,13 +71,10 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let present = present_shards(&dir, &provenance, num_shards)?;
     check_prompts(pair, &prompts, data)?;
 
-    let num_missing: usize = prompts
-        .chunks(PROMPTS_PER_SHARD)
-        .zip(&present)
-        .filter(|(_, is_present)| !**is_present)
-        .flat_map(|(chunk, _)| chunk)
-        .map(|prompt| prompt.turns.len())
-        .sum();
+    let (there, missing): (Vec<_>, Vec<_>) =
+        prompts.chunks(PROMPTS_PER_SHARD).enumerate().partition(|(index, _)| present[*index]);
+    let num_missing: usize =
+        missing.iter().flat_map(|(_, chunk)| *chunk).map(|prompt| prompt.turns.len()).sum();
     let most_tokens = num_missing as u64 * data.max_new_tokens.min(pair.context()) as u64;
     let most_bytes = most_tokens.saturating_mul(BYTES_A_TOKEN);
     check_room("the data", &dir, most_bytes)?;
@@ -90,12 +87,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
     let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
-    let num_present = present.iter().filter(|p| **p).count();
     let decoding = data.decoding();
     let labeller =
         Labeller { pair, data, seed: recipe.seed, decoding, progress: &progress, console };
-    let (there, missing): (Vec<_>, Vec<_>) =
-        prompts.chunks(PROMPTS_PER_SHARD).enumerate().partition(|(index, _)| present[*index]);
     progress.skip_to(there.iter().map(|(_, chunk)| chunk.len() as u64).sum());
     let build = |(index, chunk): &(usize, &[&Prompt])| -> Result<usize> {
         let rows = labeller.rows(chunk)?;
@@ -124,7 +118,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let built = BuiltData {
         data_dir: dir,
         num_shards,
-        num_shards_kept: num_present,
+        num_shards_kept: there.len(),
         num_prompts: prompts.len(),
         num_new_tokens: num_new_tokens.iter().sum(),
     };
