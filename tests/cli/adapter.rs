@@ -110,7 +110,7 @@ fn adapters_that_do_not_belong_are_refused() {
     for (was, is, named) in [
         ("\"exit_layer\": 2", "\"exit_layer\": 8", "exit_layer"),
         ("\"exit_layer\": 2", "\"exit\": 2", "exit_layer"),
-        ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "num_hidden"),
+        ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "layers.1."),
     ] {
         std::fs::write(&path, config.replace(was, is)).unwrap();
         generate(&place, &["--adapter", adapter]).fails_naming(&[named]);

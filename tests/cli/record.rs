@@ -220,3 +220,51 @@ fn ctrl_c_keeps_whole_files() {
     assert_eq!(whole.len(), 4);
     assert_eq!(whole[NAMES[2]], left[NAMES[2]]);
 }
+
+#[test]
+fn a_draft_that_may_draw_few_tokens_is_recorded_measured_and_served_so() {
+    const FEW: &str = "evaluate.draft_vocabulary=40";
+    const FILE: &str = "checkpoints/small/draft_vocabulary.safetensors";
+    let place = trained();
+    place.run(&["record", "small.toml"]).ok();
+    let whole = rollouts(&place);
+    let ran = place.run(&["record", "small.toml", "--set", FEW]);
+    assert!(ran.stderr.contains("`draft` = "), "{}", ran.stderr);
+    ran.ok();
+    let few = rollouts(&place);
+    assert!(NAMES.iter().all(|name| few[*name] != whole[*name]));
+    let bytes = std::fs::read(place.path(FILE)).unwrap();
+
+    place.run(&["evaluate", "small.toml", "--set", FEW]).ok();
+    for row in place.results("small").iter().filter(|row| row["decoding"] == "greedy") {
+        assert_eq!(row["lossless"], true, "{row}");
+    }
+    let summary = place.json("checkpoints/small/evaluation/summary.json");
+    let draft = summary["models"][1]["description"].as_str().unwrap();
+    assert!(draft.contains("draws 40 tokens (") && draft.contains(" % of"), "{draft}");
+
+    // Counted once, and nobody needs the data for it any more.
+    std::fs::rename(place.path("data"), place.path("elsewhere")).unwrap();
+    place.run(&["evaluate", "small.toml", "--set", FEW]).ok();
+    assert_eq!(std::fs::read(place.path(FILE)).unwrap(), bytes);
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let generate = |extra: &[&str]| {
+        let prompt = "Convert 3 km to m.";
+        let mut arguments = vec!["generate", "--target", &target, "--prompt", prompt, "--json"];
+        arguments.extend(extra);
+        place.run(&arguments).json()
+    };
+    let few = generate(&["--draft", &draft, "--draft-vocabulary", FILE]);
+    let all = generate(&["--draft", &draft]);
+    assert_eq!(few["token_ids"], generate(&[])["token_ids"]);
+    assert_ne!(few["rounds"].as_array().unwrap().len(), all["rounds"].as_array().unwrap().len());
+    std::fs::remove_file(place.path(FILE)).unwrap();
+    place.run(&["evaluate", "small.toml", "--set", FEW]).fails_naming(&[
+        "evaluate.draft_vocabulary",
+        "data/small",
+        "build-data",
+    ]);
+    place
+        .run(&["evaluate", "small.toml", "--set", "evaluate.draft_vocabulary=0"])
+        .fails_naming(&["evaluate.draft_vocabulary", "is 0"]);
+}

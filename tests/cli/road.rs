@@ -5,6 +5,8 @@ use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::support::{Place, send_signal, wait};
 
 /// File name to bytes of every Parquet shard.
@@ -198,4 +200,40 @@ fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
         assert!(!name.contains("tmp"), "`{name}` is half-written");
     }
     place.run(&["inspect", "data/small"]).ok();
+}
+
+#[test]
+fn prompts_side_by_side_get_the_answers_that_they_get_alone() {
+    let place = Place::new();
+    place.write_small_recipe();
+    for stage in ["build-data", "train-head"] {
+        place.run(&[stage, "small.toml"]).ok();
+    }
+    let counted = |batch_size: &str| {
+        let batch_size = format!("evaluate.batch_size={batch_size}");
+        place.run(&["evaluate", "small.toml", "--set", &batch_size]).ok();
+        let counts = |row: Value| {
+            let names = ["decoding", "drafter", "stop_rule", "setting", "num_tokens", "lossless"];
+            let more = ["num_target_forwards", "num_draft_forwards", "num_drafted", "num_accepted"];
+            names.iter().chain(&more).map(|name| row[*name].clone()).collect::<Vec<Value>>()
+        };
+        place.results("small").into_iter().map(counts).collect::<Vec<_>>()
+    };
+    let alone = counted("1");
+    // Two go side by side, and one by itself.
+    assert_eq!(counted("2"), alone);
+    assert_eq!(counted("9"), alone);
+    let summary = place.json("checkpoints/small/evaluation/summary.json");
+    assert_eq!(summary["batch_size"], 9);
+    for row in place.results("small") {
+        let (speedup, ends) = (&row["speedup"], &row["speedup_interval"]);
+        assert_eq!(ends.is_null(), row["drafter"] == "none", "{row}");
+        if let Some([low, high]) = ends.as_array().map(|ends| [&ends[0], &ends[1]]) {
+            let [low, value, high] = [low, speedup, high].map(|it| it.as_f64().unwrap());
+            assert!(low <= value && value <= high, "{row}");
+        }
+    }
+    place
+        .run(&["evaluate", "small.toml", "--set", "evaluate.batch_size=0"])
+        .fails_naming(&["evaluate.batch_size", "is 0"]);
 }

@@ -2,7 +2,7 @@
 //!
 //! A new drafter is a file of its own, a [`DrafterId`] and a line here.
 
-use draftsmith_model::{AcceptanceHead, Adapter, CausalLm};
+use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
 use draftsmith_theory::DrafterId;
 
 use crate::model_drafter::ModelDrafter;
@@ -17,6 +17,8 @@ pub enum DrafterParts<'m> {
     Draft {
         /// The model.
         model: &'m CausalLm,
+        /// The tokens that it may draw; all of them if None.
+        vocabulary: Option<&'m DraftVocabulary>,
         /// What predicts whether its candidates are accepted.
         head: Option<&'m AcceptanceHead>,
     },
@@ -62,9 +64,16 @@ impl<'m> Drafters<'m> {
         let vocab_size = target.shape().vocab_size;
         let build = |parts| -> Box<dyn ModelDrafter<'m> + 'm> {
             match parts {
-                DrafterParts::Draft { model, head } => Box::new(SeparateDraft::with_slots(
-                    model, head, vocab_size, capacity, num_slots,
-                )),
+                DrafterParts::Draft { model, vocabulary, head } => {
+                    let model = DrafterModel::from(model);
+                    let model = match vocabulary {
+                        Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
+                        None => model,
+                    };
+                    Box::new(SeparateDraft::with_slots(
+                        model, head, vocab_size, capacity, num_slots,
+                    ))
+                }
                 DrafterParts::SelfDraft { exit_layer, adapter, head } => Box::new(
                     SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots),
                 ),

@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{AcceptanceHead, CausalLm, Rows};
+use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::draft_forwards::DraftForwards;
@@ -23,7 +23,7 @@ impl<'m> SeparateDraft<'m> {
     /// The two vocabularies may differ in padding: a candidate that the target has no embedding
     /// for is never drawn, one that the draft has none for has chance 0.
     pub fn new(
-        draft: &CausalLm,
+        draft: impl Into<DrafterModel>,
         head: Option<&'m AcceptanceHead>,
         vocab_size: usize,
         capacity: usize,
@@ -33,7 +33,7 @@ impl<'m> SeparateDraft<'m> {
 
     /// A drafter for `num_slots` sequences side by side.
     pub fn with_slots(
-        draft: &CausalLm,
+        draft: impl Into<DrafterModel>,
         head: Option<&'m AcceptanceHead>,
         vocab_size: usize,
         capacity: usize,

@@ -4,7 +4,8 @@
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
 //! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
 //! [`AdapterArchitecture`] has the others of its ablation (Table 2) and one of ours. Each is a
-//! decoder layer with parts left out, so that a target's own layer can give the first weights.
+//! decoder layer with parts left out, so that a target's own layer can give the first weights; there
+//! may be several of them, one behind the other, which is ours too.
 
 mod files;
 mod packed_adapter;
@@ -29,7 +30,7 @@ use crate::decoder::soft_cap::soft_capped;
 use crate::decoder::source::{Drawn, WeightSource};
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
-use crate::kv_cache::{CachePlace, KvCache, LayerCache};
+use crate::kv_cache::{CachePlace, KvCache};
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Rows, Run};
@@ -37,13 +38,15 @@ use crate::shape::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use packed_adapter::PackedAdapter;
 
-/// What an adapter's tensors are called, as Kangaroo's are: a one-layer Llama's without the first
-/// `model.`.
-const LAYER: &str = "layers.0";
+/// What an adapter's tensors are called, as Kangaroo's are: a Llama's without the first `model.`.
+const LAYERS: &str = "layers";
 const NORM: &str = "norm";
 const LM_HEAD: &str = "lm_head";
 
-/// What an adapter is made of (Kangaroo, Table 2).
+/// The key of its coverage among those of an adapter's training.
+const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
+
+/// What a layer of an adapter is made of (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterArchitecture {
@@ -112,7 +115,8 @@ pub struct AdapterConfig {
     pub exit_layer: usize,
     /// What it is made of.
     pub architecture: AdapterArchitecture,
-    /// A Llama of one layer and the target's sizes: what the adapter's parts are those of.
+    /// A model of the target's family and sizes, of as many layers as the adapter has, the paper's
+    /// one or more: what the adapter's parts are those of.
     pub model: ModelConfig,
     /// The tokens that it may draft; None where it is all of them.
     pub draft_vocabulary: Option<DraftVocabulary>,
@@ -122,10 +126,10 @@ pub struct AdapterConfig {
     pub training: Map<String, Value>,
 }
 
-/// A small layer between a target's shallow layers and its LM head.
+/// A small layer, or a few, between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
-    layer: DecoderLayer,
+    layers: Vec<DecoderLayer>,
     norm: Norm,
     /// `[hidden, vocab]`; `None` where the target's serves.
     lm_head: Option<Linear>,
@@ -152,23 +156,47 @@ impl AdapterConfig {
         if exit_layer == 0 || exit_layer >= num_layers {
             return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
-        let shape = ModelShape { num_layers: 1, ..target.shape.clone() };
-        let mut model = ModelConfig { shape, ..target.clone() };
+        let mut model = target.clone();
         // It looks as far as any of the target's layers does.
-        let window = model.spec.window.filter(|window| !window.layers.contains(&false));
-        model.spec.window = window.map(|window| WindowSpec { layers: vec![true], ..window });
+        model.spec.window = model.spec.window.filter(|window| !window.layers.contains(&false));
         let architecture = AdapterArchitecture::Attention;
-        Ok(Self {
+        let config = Self {
             exit_layer,
             architecture,
             model,
             draft_vocabulary: None,
             target_hash: None,
             training: Map::new(),
-        })
+        };
+        Ok(config.with_layers(1))
     }
 
-    /// What its layer is made of.
+    /// The same adapter of so many layers.
+    ///
+    /// # Panics
+    /// If that is 0.
+    #[must_use]
+    pub fn with_layers(mut self, num_layers: usize) -> Self {
+        assert!(num_layers > 0, "an adapter has a layer");
+        self.model.shape.num_layers = num_layers;
+        let window = self.model.spec.window.take();
+        let layers = vec![true; num_layers];
+        self.model.spec.window = window.map(|window| WindowSpec { layers, ..window });
+        self
+    }
+
+    /// The share of the held-out responses' tokens that are in its draft vocabulary, as its training
+    /// counted them; None where nobody says.
+    pub fn vocabulary_coverage(&self) -> Option<f64> {
+        self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
+    }
+
+    /// Says so among what is told of its training.
+    pub fn set_vocabulary_coverage(&mut self, coverage: f64) {
+        self.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
+    }
+
+    /// What each of its layers is made of.
     fn layer(&self) -> LayerSpec {
         let spec = &self.model.spec;
         let mlp = match self.architecture {
@@ -232,7 +260,12 @@ impl AdapterConfig {
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
         let ModelConfig { shape, spec, .. } = &self.model;
         Ok(Adapter {
-            layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
+            layers: (0..shape.num_layers)
+                .map(|number| {
+                    let prefix = format!("{LAYERS}.{number}");
+                    DecoderLayer::build(&self.layer(), shape, &prefix, source)
+                })
+                .collect::<Result<_, _>>()?,
             norm: source.norm("", NORM, shape.hidden_size, &spec.norm)?,
             lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
             logit_soft_cap: spec.logit_soft_cap,
@@ -244,13 +277,13 @@ impl AdapterConfig {
     }
 
     /// The number of parameters: hidden sizes H, q and kv of all heads, intermediate size I and
-    /// vocabulary V make attention 2H(q + kv) + H, a gated MLP 3HI + H, the one of "MLP only"
-    /// 2H² + H, an LM head HV, and the last norm H.
+    /// vocabulary V make a layer's attention 2H(q + kv) + H, its gated MLP 3HI + H, the one of "MLP
+    /// only" 2H² + H, an LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
         let shape = &self.model.shape;
         let head = self.own_head().map_or(0, |head| head.num_parameters());
         let norm = self.model.spec.norm.num_parameters(shape.hidden_size);
-        self.layer().num_parameters(shape) + head + norm
+        shape.num_layers * self.layer().num_parameters(shape) + head + norm
     }
 
     /// Checks that the adapter fits a target.
@@ -303,22 +336,26 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// The same adapter, its parts with the weights of the target's layer `number`, and its last norm
-    /// with those of the target's. The MLP of "MLP only" stays as it
-    /// is: no layer has one like it.
+    /// The same adapter, its layers' parts with the weights of the target's from layer `first` on, the
+    /// target's last one again where there are no more, and its last norm with those of the target's.
+    /// The MLP of "MLP only" stays as it is: no layer has one like it.
     ///
     /// # Panics
     /// If the target has no such layer, or another shape.
-    pub fn with_layer_of(self, target: &CausalLm, number: usize) -> Self {
+    pub fn with_layers_of(self, target: &CausalLm, first: usize) -> Self {
         let device = self.device();
-        let (layer, norm) = target.layer_and_norm(number);
+        let last = target.shape().num_layers - 1;
         let linear = |from: &Linear| {
             let bias = from.bias.as_ref().map(|bias| copied(bias.val(), &device));
             Linear { bias, ..copied_linear(from.weight.val(), &device) }
         };
         let norm_of = |from: &Norm| from.map(|weights| copied(weights, &device));
-        let layer = self.layer.with_parts_of(&layer, norm_of, linear);
-        Self { layer, norm: norm_of(&norm), ..self }
+        let (_, norm) = target.layer_and_norm(first);
+        let layers = self.layers.into_iter().enumerate().map(|(number, layer)| {
+            let (theirs, _) = target.layer_and_norm(last.min(first + number).max(first));
+            layer.with_parts_of(&theirs, norm_of, linear)
+        });
+        Self { layers: layers.collect(), norm: norm_of(&norm), ..self }
     }
 
     /// The same adapter, its own LM head, if it has one, with the weights of the target's.
@@ -335,7 +372,7 @@ impl Adapter {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let Some(attention) = self.layer.attention() else {
+        let Some(attention) = self.layers[0].attention() else {
             return KvCache::without_attention(capacity, num_slots);
         };
         let [query, ..] = attention.projections();
@@ -419,8 +456,7 @@ impl Adapter {
             None => {
                 let features = place.into_device(&self.device());
                 let positions = self.positions(&features, runs, cache);
-                let layer = cache.layer_mut(0);
-                let normed = features.map(|rows| self.run(rows, &positions, Some(layer)));
+                let normed = features.map(|rows| self.run(rows, &positions, Some(cache)));
                 slots.rows(normed)
             }
         }
@@ -435,11 +471,16 @@ impl Adapter {
         let (place, slots) = features.into_parts();
         let runs = slots.runs(num_rows);
         match &self.packed {
-            Some(packed) => packed.fill(&place.into_host(), runs, cache),
+            Some(packed) => packed.fill(place.into_host(), runs, cache),
             None => {
                 let features = place.into_device(&self.device());
                 let positions = self.positions(&features, runs, cache);
-                self.layer.fill(*features.tensor, &positions, cache.layer_mut(0));
+                let (last, others) = self.layers.split_last().expect("an adapter has a layer");
+                // Without attention there is nothing to be kept.
+                if last.attention().is_some() {
+                    let hidden = forward(others, *features.tensor, &positions, Some(cache));
+                    last.fill(hidden, &positions, cache.layer_mut(others.len()));
+                }
             }
         }
     }
@@ -451,18 +492,33 @@ impl Adapter {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) -> Positions {
-        let num_kv_heads = self.layer.attention().map(Attention::num_kv_heads);
-        Positions::following(&self.reaches, num_kv_heads, features, 0..1, runs, cache)
+        let num_kv_heads = self.layers[0].attention().map(Attention::num_kv_heads);
+        let layers = 0..if num_kv_heads.is_some() { self.layers.len() } else { 1 };
+        Positions::following(&self.reaches, num_kv_heads, features, layers, runs, cache)
     }
 
     fn run(
         &self,
         features: Tensor<3>,
         positions: &Positions,
-        cache: Option<&mut LayerCache>,
+        cache: Option<&mut KvCache>,
     ) -> Tensor<3> {
-        self.norm.forward(self.layer.forward(features, positions, cache))
+        self.norm.forward(forward(&self.layers, features, positions, cache))
     }
+}
+
+/// An adapter's first layers, those of `layers`, one behind the other.
+fn forward(
+    layers: &[DecoderLayer],
+    features: Tensor<3>,
+    positions: &Positions,
+    mut cache: Option<&mut KvCache>,
+) -> Tensor<3> {
+    layers.iter().enumerate().fold(features, |hidden, (number, layer)| {
+        let cache = cache.as_mut().filter(|_| layer.attention().is_some());
+        let cache = cache.map(|cache| cache.layer_mut(number));
+        layer.forward(hidden, positions, cache)
+    })
 }
 
 /// A linear layer with a copy of `[in, out]` weights, on `device`.

@@ -46,5 +46,5 @@ pub use run::optimizer::{OptimizerSettings, check_moved_keys};
 pub use run::progress::EpochScores;
 pub use run::schedule::Schedule;
 pub use run::trained::Trained;
-pub use run::training_run::{Ending, TrainingRun};
+pub use run::training_run::{Ending, TrainingRun, TrainingSize};
 pub use section::Section;

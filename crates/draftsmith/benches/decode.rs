@@ -179,7 +179,7 @@ fn signals(bencher: Bencher, signal: &str) {
         _ => None,
     };
     let head = reads.map(head_of_embedded);
-    let mut drafter = SeparateDraft::new(&DRAFT, head.as_ref(), 1024, 256);
+    let mut drafter = SeparateDraft::new(&*DRAFT, head.as_ref(), 1024, 256);
     let needs = SignalNeeds {
         acceptance_prob: head.is_some(),
         confidence: signal == "confidence",
@@ -256,7 +256,7 @@ fn plain(bencher: Bencher) {
 fn speculative(bencher: Bencher, candidate_length: usize) {
     let prompt = prompt(40);
     let mut target = ModelSession::new(&TARGET, 256, "target");
-    let mut draft = SeparateDraft::new(&DRAFT, None, TARGET.shape().vocab_size, 256);
+    let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256);
     let mut rule = FixedLength::new(candidate_length).expect("at least one");
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, RecordOptions,
-    RecordRequest, RoundTokens, Target, decode_plain, decode_speculative, record,
+    DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, NoDrafter,
+    RecordOptions, RecordRequest, Request, RoundTokens, Target, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
@@ -15,6 +15,13 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::{Exports, HeadExport};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName};
+
+/// A prompt to be answered, with the rule that ends its draft phases, if something drafts.
+pub(crate) struct ToDecode<'r> {
+    pub(crate) prompt_ids: &'r [u32],
+    pub(crate) rule: Option<&'r mut dyn StopRule>,
+    pub(crate) draws: &'r mut dyn Draws,
+}
 
 /// Sessions of all models.
 pub(crate) struct Decoders<'m> {
@@ -57,11 +64,39 @@ impl<'m> Decoders<'m> {
         }
     }
 
-    /// Decodes with a drafter and a rule, which reads the head's predictions as they are calibrated
-    /// for this way of decoding.
+    /// Decodes with a drafter, or with the target alone, as many side by side as there are slots.
+    /// Rules read the head's predictions as they are calibrated for this way of decoding.
     ///
     /// # Errors
-    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    /// If a prompt does not fit, a model fails, or there is no such drafter.
+    pub(crate) fn decode_many<'r>(
+        &mut self,
+        drafter: DrafterName,
+        decoding: &Decoding,
+        all: impl IntoIterator<Item = ToDecode<'r>>,
+    ) -> Result<Vec<Generation>> {
+        let calibration = self.calibration_of(drafter);
+        let limits = &self.limits.clone();
+        let requests = all.into_iter().map(|ToDecode { prompt_ids, rule, draws }| Request {
+            prompt: prompt_ids,
+            decoding: *decoding,
+            limits,
+            rule: rule.map(|rule| rule as &mut dyn StopRule),
+            draws,
+        });
+        let observe = &mut |_: usize, _: RoundTokens<'_>| ControlFlow::Continue(());
+        if drafter.id().is_none() {
+            return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
+        }
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
+        Ok(decode_many(target, drafter, requests, observe)?)
+    }
+
+    /// Decodes one prompt with a drafter and a rule.
+    ///
+    /// # Errors
+    /// As [`Self::decode_many`].
     pub(crate) fn decode(
         &mut self,
         drafter: DrafterName,
@@ -70,23 +105,11 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let calibration = self.calibration_of(drafter);
-        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
-        drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
-        let observe = &mut |_: RoundTokens<'_>| ControlFlow::Continue(());
-        Ok(decode_speculative(
-            target,
-            drafter,
-            rule,
-            decoding,
-            prompt_ids,
-            &self.limits,
-            draws,
-            observe,
-        )?)
+        let one = ToDecode { prompt_ids, rule: Some(rule), draws };
+        Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
-    /// Decodes with the target alone.
+    /// Decodes one prompt with the target alone.
     ///
     /// # Errors
     /// If the prompt does not fit or the model fails.
@@ -96,9 +119,8 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let mut observe = |_: RoundTokens<'_>| ControlFlow::Continue(());
-        let (target, limits) = (self.drafters.target(), &self.limits);
-        Ok(decode_plain(target, decoding, prompt_ids, limits, draws, &mut observe)?)
+        let one = ToDecode { prompt_ids, rule: None, draws };
+        Ok(self.decode_many(DrafterName::None, decoding, [one])?.remove(0))
     }
 
     /// Records what a drafter does along responses of the target, for replay: predictions as the
@@ -190,7 +212,12 @@ pub(crate) fn drafters_of<'m>(
 ) -> Vec<(DrafterParts<'m>, Option<&'m HeadExport>)> {
     let of_draft = pair.draft.iter().map(|model| {
         let head = exports.head.as_ref();
-        (DrafterParts::Draft { model, head: head.map(|head| &head.head) }, head)
+        let parts = DrafterParts::Draft {
+            model,
+            vocabulary: exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary),
+            head: head.map(|head| &head.head),
+        };
+        (parts, head)
     });
     let of_adapters = exports.adapters.iter().map(|export| {
         let head = export.head.as_ref();

@@ -2,6 +2,7 @@
 
 pub(crate) mod calibration;
 pub(crate) mod config_keys;
+pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod tuned;
 
@@ -13,6 +14,7 @@ use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
+use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
@@ -21,6 +23,8 @@ use crate::workspace::Workspace;
 /// What was trained for a pair.
 pub(crate) struct Exports {
     pub(crate) head: Option<HeadExport>,
+    /// The tokens that the draft may draw; all of them if None.
+    pub(crate) draft_tokens: Option<DraftTokens>,
     /// By exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
 }
@@ -41,22 +45,29 @@ impl Exports {
             need_adapter_head(recipe, evaluate, dir)?;
         }
         let adapters = read_adapters(&dirs, workspace)?;
-        Ok(Self { head, adapters })
+        let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
+        Ok(Self { head, draft_tokens, adapters })
     }
 
-    /// Reads the one head or adapter in `dir`.
+    /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.
     ///
     /// # Errors
     /// If it is broken, or of other models than the workspace's.
-    pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
+    pub(crate) fn read_export(
+        kind: ExportKind,
+        dir: &Path,
+        recipe: &Recipe,
+        workspace: &Workspace,
+    ) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
-                Self { head: Some(head), adapters: Vec::new() }
+                let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
+                Self { head: Some(head), draft_tokens, adapters: Vec::new() }
             }
             ExportKind::Adapter => {
                 let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
-                Self { head: None, adapters }
+                Self { head: None, draft_tokens: None, adapters }
             }
         })
     }
@@ -65,6 +76,12 @@ impl Exports {
     pub(crate) fn heads(&self) -> impl Iterator<Item = &HeadExport> {
         let of_adapters = self.adapters.iter().filter_map(|adapter| adapter.head.as_ref());
         self.head.iter().chain(of_adapters)
+    }
+
+    /// How many tokens a drafter may draw where that is not its export's own business: all if None.
+    pub(crate) fn num_draft_tokens(&self, drafter: DrafterName) -> Option<usize> {
+        let is_draft = drafter == DrafterName::Of(DrafterId::Draft);
+        self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
     }
 
     /// The directory of what tuning promises for a drafter: its head's, or that of an adapter
@@ -238,7 +255,7 @@ pub(crate) fn need_head(dir: &Path) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "there is no acceptance head in `{}`; \
+        "there is no acceptance head in `{}`, which has no `config.json`; \
          hint: run `draftsmith train-head` with this recipe first, or set `evaluate.head`",
         dir.display()
     )
@@ -253,7 +270,7 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "there is no adapter in `{}`; hint: run `draftsmith train-adapter` with this \
+        "there is no adapter in `{}`, which has no `config.json`; hint: run `draftsmith train-adapter` with this \
          recipe first, or set `evaluate.adapters`",
         dir.display()
     )

@@ -18,7 +18,8 @@ use anyhow::{Context, Result, bail};
 use draftsmith_files::{Notation, plain_problem, write_whole};
 use draftsmith_model::HeadInput;
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, Section, check_moved_keys,
+    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, Section,
+    check_moved_keys,
 };
 use serde::{Deserialize, Serialize};
 
@@ -133,6 +134,17 @@ impl Recipe {
                 .map(|exit_layer| (*exit_layer, root.join(format!("exit-{exit_layer}"))))
                 .collect(),
         }
+    }
+
+    /// The share of the built data's conversations that nothing was trained on: where heads and
+    /// adapters held out different ones, the smaller, which is part of the larger.
+    pub(crate) fn held_out_share(&self) -> f64 {
+        let head = self.head.as_ref().map(|head| head.optimizer);
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.optimizer);
+        let adapter_head = self.adapter_head.as_ref().map(|head| head.optimizer);
+        let all = [head, adapter, adapter_head].into_iter().flatten();
+        let fractions = all.map(|optimizer| optimizer.validation_fraction);
+        fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
     }
 
     /// Where tune and replay write.

@@ -108,6 +108,10 @@ pub(crate) struct ResultRow {
     /// measured.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) speedup: Option<f64>,
+    /// Its 95 % interval, bootstrapped over prompts; null where there is none, and in files older
+    /// than the column.
+    #[serde(default)]
+    pub(crate) speedup_interval: Option<[f64; 2]>,
     /// The speed-up that these rounds would have at average costs: of draft forwards and of
     /// verifications of so many rows, over all settings together. The measured prefill is added on
     /// both sides, since costs are of rounds only; null where nothing was timed.
@@ -142,6 +146,8 @@ pub(crate) struct RowContext {
     /// The target alone on the same prompts; None if it was not run. Its own row names its own
     /// speed: speed-up 1.
     pub(crate) plain_tokens_per_second: Option<f64>,
+    /// See [`ResultRow::speedup_interval`].
+    pub(crate) speedup_interval: Option<[f64; 2]>,
     /// See [`ResultRow::modelled_speedup`].
     pub(crate) modelled_speedup: Option<f64>,
     /// See [`ResultRow::lossless`].
@@ -179,6 +185,9 @@ impl ResultRow {
             acceptance_by_position: acceptance_by_position(trace),
             tokens_per_second,
             speedup: speedup.filter(|speedup| speedup.is_finite()),
+            speedup_interval: context
+                .speedup_interval
+                .filter(|ends| ends.iter().all(|end| end.is_finite())),
             modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
             lossless: context.lossless,
             num_forgiven_ties: context.num_forgiven_ties,

@@ -27,13 +27,14 @@ struct Column<Row> {
     expendable: usize,
 }
 
-const COLUMNS: [Column<ResultRow>; 7] = [
+const COLUMNS: [Column<ResultRow>; 8] = [
     Column { heading: "tok/s", text: |row| number(row.tokens_per_second, 1), expendable: 0 },
     Column { heading: "speed-up", text: |row| times(row.speedup), expendable: 0 },
-    Column { heading: "model", text: |row| times(row.modelled_speedup), expendable: 3 },
+    Column { heading: "95 %", text: speedup_interval, expendable: 3 },
+    Column { heading: "model", text: |row| times(row.modelled_speedup), expendable: 5 },
     Column { heading: "discard", text: |row| number(row.discard_rate, 3), expendable: 1 },
-    Column { heading: "verify", text: |row| number(row.verification_rate, 3), expendable: 1 },
-    Column { heading: "tok/fwd", text: |row| number(row.compression_rate, 2), expendable: 4 },
+    Column { heading: "verify", text: |row| number(row.verification_rate, 3), expendable: 4 },
+    Column { heading: "tok/fwd", text: |row| number(row.compression_rate, 2), expendable: 6 },
     Column { heading: "lossless", text: lossless, expendable: 2 },
 ];
 
@@ -159,6 +160,12 @@ fn aligned<Row>(
     table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
+/// The 95 % interval of the speed-up.
+fn speedup_interval(row: &ResultRow) -> String {
+    let ends = row.speedup_interval.map(|ends| ends.map(|end| number(end, 2)));
+    ends.map_or_else(|| number(f64::NAN, 2), |[low, high]| format!("{low}-{high}"))
+}
+
 /// `1 prompt`, `2 prompts`.
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
@@ -211,82 +218,82 @@ mod tests {
         let greedy = text.split("\n\n").next().expect("a table");
         insta::assert_snapshot!(greedy, @r#"
         gsm8k, greedy, 20 prompts
-        setting              tok/s  speed-up  model  discard  verify  lossless
-        target alone         158.7     1.00x  1.00x    0.000   1.000       yes
+        setting              tok/s  speed-up       95 %  discard  lossless
+        target alone         158.7     1.00x          -    0.000       yes
         separate draft:
-        K = 1                258.1     1.63x  1.59x    0.057   0.532       yes
-        K = 2                313.9     1.98x  1.89x    0.150   0.386       yes
-        K = 3                340.8     2.15x  2.03x    0.253   0.319       yes
-        K = 4                383.6     2.42x  2.28x    0.251   0.256       yes
-        K = 5                403.9     2.54x  2.39x    0.290   0.221       yes
-        K = 6                416.6     2.62x  2.45x    0.339   0.197       yes
-        K = 8                423.0     2.66x  2.50x    0.434   0.168       yes  fastest
-        K = 10               392.9     2.47x  2.33x    0.643   0.159       yes
-        K = 12               380.0     2.39x  2.28x    0.768   0.145       yes
-        K = 14               378.5     2.38x  2.28x    0.821   0.132       yes
-        heuristic K = 1      377.1     2.38x  2.24x    0.485   0.214       yes
-        heuristic K = 5      398.8     2.51x  2.37x    0.520   0.177       yes  *
-        h = 0.1              362.7     2.29x  2.17x    0.223   0.288       yes
-        h = 0.3              397.3     2.50x  2.37x    0.388   0.205       yes
-        h = 0.5              399.4     2.52x  2.40x    0.558   0.162       yes  *
-        h = 0.7              373.0     2.35x  2.28x    0.748   0.149       yes
-        h = 0.9              344.3     2.17x  2.12x    1.014   0.134       yes
-        lagless h = 0.1      304.1     1.92x  1.84x    0.126   0.350       yes
-        lagless h = 0.3      353.9     2.23x  2.13x    0.238   0.251       yes
-        lagless h = 0.5      377.4     2.38x  2.27x    0.420   0.189       yes  *
-        lagless h = 0.7      344.8     2.17x  2.09x    0.730   0.178       yes
-        lagless h = 0.9      319.1     2.01x  1.97x    1.124   0.141       yes
-        eta = 0.3            339.5     2.14x  2.09x    1.008   0.141       yes
-        eta = 0.5            348.1     2.19x  2.13x    0.679   0.202       yes
-        eta = 0.6            351.8     2.22x  2.13x    0.316   0.278       yes  *
-        eta = 0.7            314.3     1.98x  1.90x    0.198   0.373       yes
-        eta = 0.8            292.3     1.84x  1.78x    0.114   0.436       yes
-        q = 0.3              313.5     1.98x  1.93x    1.136   0.165       yes
-        q = 0.5              371.2     2.34x  2.28x    0.561   0.188       yes  *
-        q = 0.6              353.7     2.23x  2.14x    0.197   0.302       yes
-        joint eta = 0.05     349.7     2.20x  2.15x    0.994   0.128       yes
-        joint eta = 0.2      352.4     2.22x  2.10x    0.787   0.185       yes
-        joint eta = 0.4      392.0     2.47x  2.33x    0.380   0.215       yes  *
-        joint eta = 0.6      370.0     2.33x  2.22x    0.209   0.278       yes
-        entropy h = 0.2      287.3     1.81x  1.75x    0.092   0.451       yes
-        entropy h = 0.3      331.2     2.09x  2.00x    0.192   0.343       yes
-        entropy h = 0.35     353.9     2.23x  2.14x    0.358   0.267       yes  *
-        entropy h = 0.4      338.7     2.13x  2.08x    0.689   0.214       yes
-        worth(head) = 0.08   319.2     2.01x  1.96x    1.171   0.146       yes
-        worth(head) = 0.187  358.3     2.26x  2.20x    0.897   0.136       yes
-        worth(head) = 0.45   401.6     2.53x  2.42x    0.452   0.181       yes  *
-        worth(eta) = 0.08    363.6     2.29x  2.20x    0.845   0.147       yes
-        worth(eta) = 0.187   402.2     2.53x  2.40x    0.524   0.170       yes  *
-        worth(eta) = 0.45    373.9     2.36x  2.23x    0.240   0.268       yes
-        worth(H) = 0.08      339.2     2.14x  2.05x    0.977   0.160       yes
-        worth(H) = 0.187     394.5     2.49x  2.34x    0.515   0.184       yes  *
-        worth(H) = 0.45      366.4     2.31x  2.20x    0.182   0.290       yes
+        K = 1                258.1     1.63x  1.56-1.71    0.057       yes
+        K = 2                313.9     1.98x  1.90-2.08    0.150       yes
+        K = 3                340.8     2.15x  2.06-2.25    0.253       yes
+        K = 4                383.6     2.42x  2.32-2.54    0.251       yes
+        K = 5                403.9     2.54x  2.44-2.67    0.290       yes
+        K = 6                416.6     2.62x  2.52-2.76    0.339       yes
+        K = 8                423.0     2.66x  2.56-2.80    0.434       yes  fastest
+        K = 10               392.9     2.47x  2.38-2.60    0.643       yes
+        K = 12               380.0     2.39x  2.30-2.51    0.768       yes
+        K = 14               378.5     2.38x  2.29-2.50    0.821       yes
+        heuristic K = 1      377.1     2.38x  2.28-2.49    0.485       yes
+        heuristic K = 5      398.8     2.51x  2.41-2.64    0.520       yes  *
+        h = 0.1              362.7     2.29x  2.19-2.40    0.223       yes
+        h = 0.3              397.3     2.50x  2.40-2.63    0.388       yes
+        h = 0.5              399.4     2.52x  2.42-2.64    0.558       yes  *
+        h = 0.7              373.0     2.35x  2.26-2.47    0.748       yes
+        h = 0.9              344.3     2.17x  2.08-2.28    1.014       yes
+        lagless h = 0.1      304.1     1.92x  1.84-2.01    0.126       yes
+        lagless h = 0.3      353.9     2.23x  2.14-2.34    0.238       yes
+        lagless h = 0.5      377.4     2.38x  2.28-2.50    0.420       yes  *
+        lagless h = 0.7      344.8     2.17x  2.09-2.28    0.730       yes
+        lagless h = 0.9      319.1     2.01x  1.93-2.11    1.124       yes
+        eta = 0.3            339.5     2.14x  2.05-2.25    1.008       yes
+        eta = 0.5            348.1     2.19x  2.11-2.30    0.679       yes
+        eta = 0.6            351.8     2.22x  2.13-2.33    0.316       yes  *
+        eta = 0.7            314.3     1.98x  1.90-2.08    0.198       yes
+        eta = 0.8            292.3     1.84x  1.77-1.93    0.114       yes
+        q = 0.3              313.5     1.98x  1.90-2.07    1.136       yes
+        q = 0.5              371.2     2.34x  2.24-2.46    0.561       yes  *
+        q = 0.6              353.7     2.23x  2.14-2.34    0.197       yes
+        joint eta = 0.05     349.7     2.20x  2.11-2.31    0.994       yes
+        joint eta = 0.2      352.4     2.22x  2.13-2.33    0.787       yes
+        joint eta = 0.4      392.0     2.47x  2.37-2.59    0.380       yes  *
+        joint eta = 0.6      370.0     2.33x  2.24-2.45    0.209       yes
+        entropy h = 0.2      287.3     1.81x  1.74-1.90    0.092       yes
+        entropy h = 0.3      331.2     2.09x  2.00-2.19    0.192       yes
+        entropy h = 0.35     353.9     2.23x  2.14-2.34    0.358       yes  *
+        entropy h = 0.4      338.7     2.13x  2.05-2.24    0.689       yes
+        worth(head) = 0.08   319.2     2.01x  1.93-2.11    1.171       yes
+        worth(head) = 0.187  358.3     2.26x  2.17-2.37    0.897       yes
+        worth(head) = 0.45   401.6     2.53x  2.43-2.66    0.452       yes  *
+        worth(eta) = 0.08    363.6     2.29x  2.20-2.40    0.845       yes
+        worth(eta) = 0.187   402.2     2.53x  2.43-2.66    0.524       yes  *
+        worth(eta) = 0.45    373.9     2.36x  2.26-2.47    0.240       yes
+        worth(H) = 0.08      339.2     2.14x  2.05-2.24    0.977       yes
+        worth(H) = 0.187     394.5     2.49x  2.39-2.61    0.515       yes  *
+        worth(H) = 0.45      366.4     2.31x  2.22-2.42    0.182       yes
         self-draft, exit 1:
-        K = 1                233.4     1.47x  1.44x    0.099   0.552       yes
-        K = 2                267.5     1.69x  1.63x    0.203   0.405       yes
-        K = 3                282.7     1.78x  1.71x    0.308   0.333       yes
-        K = 4                292.8     1.84x  1.77x    0.378   0.283       yes
-        K = 5                308.3     1.94x  1.86x    0.395   0.239       yes  best
-        K = 6                297.9     1.88x  1.79x    0.519   0.223       yes
-        heuristic K = 2      290.0     1.83x  1.75x    0.560   0.228       yes  *
-        eta = 0.3            202.3     1.27x  1.27x    1.553   0.184       yes
-        eta = 0.5            220.3     1.39x  1.37x    1.095   0.260       yes
-        eta = 0.6            263.6     1.66x  1.62x    0.499   0.312       yes
-        eta = 0.7            275.2     1.73x  1.68x    0.202   0.380       yes  *
-        eta = 0.8            256.1     1.61x  1.57x    0.158   0.453       yes
-        q = 0.3              219.4     1.38x  1.37x    1.317   0.188       yes
-        q = 0.5              254.8     1.61x  1.58x    0.804   0.229       yes
-        q = 0.6              274.7     1.73x  1.68x    0.366   0.326       yes  *
-        joint eta = 0.2      268.5     1.69x  1.64x    0.832   0.187       yes
-        joint eta = 0.4      295.4     1.86x  1.79x    0.502   0.233       yes  *
-        joint eta = 0.6      286.3     1.80x  1.74x    0.329   0.312       yes
-        entropy h = 0.25     260.0     1.64x  1.59x    0.188   0.432       yes
-        entropy h = 0.3      275.1     1.73x  1.68x    0.250   0.364       yes  *
-        entropy h = 0.35     269.4     1.70x  1.66x    0.568   0.269       yes
-        worth(eta) = 0.08    220.9     1.39x  1.37x    1.351   0.178       yes
-        worth(eta) = 0.187   272.9     1.72x  1.66x    0.791   0.191       yes  *
-        worth(H) = 0.08      249.5     1.57x  1.53x    1.067   0.168       yes
-        worth(H) = 0.187     281.9     1.78x  1.72x    0.681   0.202       yes  *
+        K = 1                233.4     1.47x  1.41-1.54    0.099       yes
+        K = 2                267.5     1.69x  1.62-1.77    0.203       yes
+        K = 3                282.7     1.78x  1.71-1.87    0.308       yes
+        K = 4                292.8     1.84x  1.77-1.94    0.378       yes
+        K = 5                308.3     1.94x  1.86-2.04    0.395       yes  best
+        K = 6                297.9     1.88x  1.80-1.97    0.519       yes
+        heuristic K = 2      290.0     1.83x  1.75-1.92    0.560       yes  *
+        eta = 0.3            202.3     1.27x  1.22-1.34    1.553       yes
+        eta = 0.5            220.3     1.39x  1.33-1.46    1.095       yes
+        eta = 0.6            263.6     1.66x  1.59-1.74    0.499       yes
+        eta = 0.7            275.2     1.73x  1.66-1.82    0.202       yes  *
+        eta = 0.8            256.1     1.61x  1.55-1.69    0.158       yes
+        q = 0.3              219.4     1.38x  1.33-1.45    1.317       yes
+        q = 0.5              254.8     1.61x  1.54-1.69    0.804       yes
+        q = 0.6              274.7     1.73x  1.66-1.82    0.366       yes  *
+        joint eta = 0.2      268.5     1.69x  1.62-1.78    0.832       yes
+        joint eta = 0.4      295.4     1.86x  1.79-1.95    0.502       yes  *
+        joint eta = 0.6      286.3     1.80x  1.73-1.89    0.329       yes
+        entropy h = 0.25     260.0     1.64x  1.57-1.72    0.188       yes
+        entropy h = 0.3      275.1     1.73x  1.66-1.82    0.250       yes  *
+        entropy h = 0.35     269.4     1.70x  1.63-1.78    0.568       yes
+        worth(eta) = 0.08    220.9     1.39x  1.34-1.46    1.351       yes
+        worth(eta) = 0.187   272.9     1.72x  1.65-1.81    0.791       yes  *
+        worth(H) = 0.08      249.5     1.57x  1.51-1.65    1.067       yes
+        worth(H) = 0.187     281.9     1.78x  1.70-1.86    0.681       yes  *
         best: fastest of its road; *: of its rule
         "#);
     }

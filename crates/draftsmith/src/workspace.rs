@@ -41,6 +41,8 @@ pub(crate) struct Workspace {
     draft: Option<ModelDir>,
     /// The chat template that was chosen instead of the target's own.
     chat_template: Option<String>,
+    /// Shows what takes long.
+    console: Console,
     text: OnceLock<Text>,
     text_identity: OnceLock<TextIdentity>,
     pair: OnceLock<Pair>,
@@ -87,6 +89,7 @@ impl Workspace {
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
             chat_template: None,
+            console: Console::silent(),
             text: OnceLock::new(),
             text_identity: OnceLock::new(),
             pair: OnceLock::new(),
@@ -117,7 +120,8 @@ impl Workspace {
         let target = model_dir(target, console)?;
         let draft = draft.map(|draft| model_dir(draft, console)).transpose()?;
         let chat_template = chat_template.map(str::to_owned);
-        Ok(Self { chat_template, ..Self::new(&target, draft.as_deref(), devices) })
+        let console = console.clone();
+        Ok(Self { chat_template, console, ..Self::new(&target, draft.as_deref(), devices) })
     }
 
     /// The same, whose models compute in `dtype`, but for those of a training in another.
@@ -264,7 +268,7 @@ impl Workspace {
     }
 
     fn model_hash<'w>(&self, model: &'w ModelDir) -> Result<&'w str> {
-        model.hash(|| self.note(|| format!("hash of the {}", model.role)))
+        model.hash(&self.console, || self.note(|| format!("hash of the {}", model.role)))
     }
 
     fn text(&self) -> Result<&Text> {

@@ -239,7 +239,7 @@ fn whatever_the_family_greedy_output_is_plain_greedy_output() {
         let ids: Vec<u32> = (0..model.shape().vocab_size as u32).step_by(2).collect();
         let config = config_of(&model, AdapterArchitecture::DecoderLayer, exit_layer);
         let config = AdapterConfig { draft_vocabulary: Some(DraftVocabulary::new(ids)), ..config };
-        let narrow = config.init(&device).with_layer_of(&model, exit_layer);
+        let narrow = config.with_layers(2).init(&device).with_layers_of(&model, exit_layer);
         assert_a_few_rules_are_plain(&model, &narrow, &mut counts);
     }
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");

@@ -11,19 +11,16 @@ use burn::tensor::{Device, FloatDType};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYER, NORM, PackedAdapter};
+use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYERS, NORM, PackedAdapter};
 use crate::config::ModelConfig;
 use crate::decoder::source::{Stored, named_linears};
-use crate::draft_vocabulary::DraftVocabulary;
+use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
 use crate::error::{ModelError, read_json};
 use crate::packed;
 use crate::shape::ModelShape;
 use crate::weights::{
     NamedIds, NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
-
-/// The key, and the tensor that lists the tokens, as 64-bit integers.
-const DRAFT_VOCABULARY: &str = "draft_vocabulary";
 
 /// Our keys of an adapter's `config.json`.
 #[derive(Deserialize)]
@@ -42,7 +39,7 @@ impl AdapterConfig {
     /// Reads an adapter's `config.json`.
     ///
     /// # Errors
-    /// If it is missing, not of a one-layer Llama's shape, or has no `exit_layer`.
+    /// If it is missing, not of a model's shape, or has no `exit_layer`.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let model = ModelConfig::from_model_dir(dir)?;
@@ -57,16 +54,6 @@ impl AdapterConfig {
                     .to_owned(),
             });
         };
-        if model.shape.num_layers != 1 {
-            return Err(ModelError::Config {
-                path,
-                key: "num_hidden_layers",
-                problem: format!(
-                    "is {}, expected 1: this is no adapter's directory",
-                    model.shape.num_layers
-                ),
-            });
-        }
         let mut config =
             Self { exit_layer, architecture, model, draft_vocabulary: None, target_hash, training };
         if let Some(len) = draft_vocabulary {
@@ -97,11 +84,7 @@ fn read_draft_vocabulary(
         )));
     }
     let vocab_size = config.model.shape.vocab_size;
-    let ids = WeightReader::open_dir(dir)?.take_ids(DRAFT_VOCABULARY, len, vocab_size)?;
-    if !ids.is_sorted_by(|a, b| a < b) {
-        return Err(refused("is of a tensor whose ids do not rise".to_owned()));
-    }
-    Ok(DraftVocabulary::new(ids))
+    DraftVocabulary::take(&mut WeightReader::open_dir(dir)?, len, vocab_size)
 }
 
 impl Adapter {
@@ -178,7 +161,12 @@ impl Adapter {
 
     /// The tensors as a checkpoint keeps them.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
-        let mut tensors = self.layer.named(&config.layer(), &self.shape, LAYER);
+        let layers = self.layers.iter().enumerate();
+        let mut tensors: Vec<NamedTensor> = layers
+            .flat_map(|(number, layer)| {
+                layer.named(&config.layer(), &self.shape, &format!("{LAYERS}.{number}"))
+            })
+            .collect();
         tensors.extend(self.norm.named(&config.model.spec.norm, NORM));
         tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
         tensors

@@ -2,6 +2,7 @@
 
 use super::Adapter;
 use crate::decoder::attention::Attention;
+use crate::decoder::layer::DecoderLayer;
 use crate::decoder::mlp::Mlp;
 use crate::kv_cache::KvCache;
 use crate::packed::{
@@ -13,7 +14,8 @@ use crate::rows::{HostRows, Run};
 /// The weights once more, packed: the tensors are there to be written and trained further.
 #[derive(Debug)]
 pub(super) struct PackedAdapter {
-    parts: Parts,
+    /// Of each layer.
+    layers: Vec<Parts>,
     norm: PackedNorm,
     lm_head: Option<PackedWeights>,
     logit_soft_cap: Option<f32>,
@@ -29,22 +31,24 @@ enum Parts {
     Both(PackedLayer),
 }
 
-impl PackedAdapter {
-    pub(super) fn of(adapter: &Adapter) -> Self {
-        let layer = &adapter.layer;
+impl Parts {
+    fn of(layer: &DecoderLayer) -> Self {
         let (attention, mlp) =
             (layer.attention().map(Attention::packed), layer.mlp().map(Mlp::packed));
         let is_parallel = layer.is_parallel();
-        let parts = match (attention, mlp) {
-            (Some(attention), None) => Parts::Attention(attention),
-            (None, Some(mlp)) => Parts::Mlp(mlp),
-            (Some(attention), Some(mlp)) => {
-                Parts::Both(PackedLayer { attention, mlp, is_parallel })
-            }
+        match (attention, mlp) {
+            (Some(attention), None) => Self::Attention(attention),
+            (None, Some(mlp)) => Self::Mlp(mlp),
+            (Some(attention), Some(mlp)) => Self::Both(PackedLayer { attention, mlp, is_parallel }),
             (None, None) => unreachable!("an adapter has a part"),
-        };
+        }
+    }
+}
+
+impl PackedAdapter {
+    pub(super) fn of(adapter: &Adapter) -> Self {
         Self {
-            parts,
+            layers: adapter.layers.iter().map(Parts::of).collect(),
             norm: adapter.norm.packed(),
             lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
             logit_soft_cap: adapter.logit_soft_cap,
@@ -59,45 +63,63 @@ impl PackedAdapter {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) -> HostRows {
-        let x = &mut rows.values;
-        if let Parts::Mlp(mlp) = &self.parts {
-            cache.extend(0..1, runs, 0);
-            mlp.forward(x, cache.scratch_mut());
-        } else {
-            let (rows, mut memory, scratch) = cache.extend_packed(0..1, runs);
-            let slots = memory.next().expect("an adapter's cache has one layer");
-            match &self.parts {
-                Parts::Attention(attention) => {
-                    attention.forward(x, rows, slots, &self.reaches, scratch);
-                }
-                Parts::Both(layer) => {
-                    let layers = std::slice::from_ref(layer);
-                    let caches = std::iter::once(slots);
-                    packed::forward_layers(layers, x, rows, caches, &self.reaches, scratch);
-                }
-                Parts::Mlp(_) => unreachable!("handled above"),
-            }
-        }
-        self.norm.forward(x);
+        self.pass(&self.layers, &mut rows.values, runs, cache, None);
+        self.norm.forward(&mut rows.values);
         rows
     }
 
     /// Reads new tokens into the cache, for their keys and values alone.
     pub(super) fn fill(
         &self,
-        rows: &HostRows,
+        mut rows: HostRows,
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let (Parts::Attention(attention) | Parts::Both(PackedLayer { attention, .. })) =
-            &self.parts
-        else {
+        let (last, others) = self.layers.split_last().expect("an adapter has a layer");
+        self.pass(others, &mut rows.values, runs, cache, Some(last));
+    }
+
+    /// Runs layers over new tokens, and has `filled`, the one behind them, read what comes out for its
+    /// keys and values.
+    fn pass(
+        &self,
+        layers: &[Parts],
+        x: &mut Vec<f32>,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+        filled: Option<&Parts>,
+    ) {
+        if let Parts::Mlp(_) = self.layers[0] {
+            // A token looks at no other: there is nothing to be kept of it.
             cache.extend(0..1, runs, 0);
+            for layer in layers.iter().filter(|_| filled.is_none()) {
+                if let Parts::Mlp(mlp) = layer {
+                    mlp.forward(x, cache.scratch_mut());
+                }
+            }
             return;
-        };
-        let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
-        let slots = memory.next().expect("an adapter's cache has one layer");
-        attention.fill(&rows.values, placed, slots, &self.reaches, scratch);
+        }
+        let (placed, mut memory, scratch) = cache.extend_packed(0..self.layers.len(), runs);
+        const KEPT: &str = "an adapter's cache has its layers";
+        for layer in layers {
+            let slots = memory.next().expect(KEPT);
+            match layer {
+                Parts::Attention(attention) => {
+                    attention.forward(x, placed, slots, &self.reaches, scratch);
+                }
+                Parts::Both(layer) => {
+                    let layers = std::slice::from_ref(layer);
+                    let caches = std::iter::once(slots);
+                    packed::forward_layers(layers, x, placed, caches, &self.reaches, scratch);
+                }
+                Parts::Mlp(_) => unreachable!("all layers are alike"),
+            }
+        }
+        if let Some(Parts::Attention(attention) | Parts::Both(PackedLayer { attention, .. })) =
+            filled
+        {
+            attention.fill(x, placed, memory.next().expect(KEPT), &self.reaches, scratch);
+        }
     }
 
     /// Logits by its own LM head; `None` where it has none.

@@ -30,13 +30,18 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     }
 }
 
-fn config_of(architecture: AdapterArchitecture) -> AdapterConfig {
-    config_for(&target(), architecture)
+fn config_for(
+    target: &CausalLm,
+    architecture: AdapterArchitecture,
+    num_layers: usize,
+) -> AdapterConfig {
+    let config = AdapterConfig::new(target.config(), 1).expect("a valid exit layer");
+    AdapterConfig { architecture, ..config }.with_layers(num_layers)
 }
 
-fn config_for(target: &CausalLm, architecture: AdapterArchitecture) -> AdapterConfig {
-    let config = AdapterConfig::new(target.config(), 1).expect("a valid exit layer");
-    AdapterConfig { architecture, ..config }
+/// Every architecture, of one layer and of two.
+fn architectures() -> impl Iterator<Item = (AdapterArchitecture, usize)> {
+    AdapterArchitecture::ALL.into_iter().flat_map(|all| [(all, 1), (all, 2)])
 }
 
 /// Norms of ones would hide a norm that is not applied.
@@ -53,16 +58,17 @@ impl ModuleMapper for RandomNorms {
 
 /// A directory with a random adapter for the fixture.
 fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConfig, Adapter) {
-    written_for(&target(), architecture)
+    written_for(&target(), architecture, 1)
 }
 
 /// The same for another target.
 fn written_for(
     target: &CausalLm,
     architecture: AdapterArchitecture,
+    num_layers: usize,
 ) -> (tempfile::TempDir, AdapterConfig, Adapter) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut config = config_for(target, architecture);
+    let mut config = config_for(target, architecture, num_layers);
     config.target_hash = Some("abc".to_owned());
     config.training.insert("seed".to_owned(), 7.into());
     let adapter = config.init(&Device::flex()).map(&mut RandomNorms);
@@ -85,8 +91,8 @@ fn an_adapter_round_trips(target: &CausalLm) {
     let [_, _, width] = features.dims();
     let on_device: Rows = features.clone().into();
     let on_host: Rows = HostRows { values: values(features.clone()), width }.into();
-    for architecture in AdapterArchitecture::ALL {
-        let (dir, config, adapter) = written_for(target, architecture);
+    for (architecture, num_layers) in architectures() {
+        let (dir, config, adapter) = written_for(target, architecture, num_layers);
         let (read_config, read) =
             Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
         assert_eq!(read_config, config);
@@ -155,9 +161,9 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
     let [_, _, width] = features().dims();
     assert_eq!(width, target.shape().hidden_size);
     let adapter = |architecture| {
-        config_for(target, architecture)
+        config_for(target, architecture, 1)
             .init(&Device::flex())
-            .with_layer_of(target, 1)
+            .with_layers_of(target, 1)
             .with_head_of(target)
     };
     let x = features();
@@ -195,8 +201,8 @@ fn first_weights_are_its_layers(target: &CausalLm) {
     let (layer, norm) = target.layer_and_norm(last);
     for device in [Device::flex(), Device::flex().autodiff()] {
         for architecture in AdapterArchitecture::ALL {
-            let drawn = config_for(target, architecture).init(&device);
-            let adapter = drawn.clone().with_layer_of(target, last).with_head_of(target);
+            let drawn = config_for(target, architecture, 1).init(&device);
+            let adapter = drawn.clone().with_layers_of(target, last).with_head_of(target);
             assert_eq!(adapter.device(), device);
             let same = |found: &Linear, expected: &Linear| {
                 assert_eq!(values(found.weight.val()), values(expected.weight.val()));
@@ -208,7 +214,9 @@ fn first_weights_are_its_layers(target: &CausalLm) {
                 assert_eq!(found.beta().map(values), expected.beta().map(values));
                 assert_eq!(found.epsilon(), expected.epsilon());
             };
-            if let (Some(found), Some(expected)) = (adapter.layer.attention(), layer.attention()) {
+            if let (Some(found), Some(expected)) =
+                (adapter.layers[0].attention(), layer.attention())
+            {
                 let all = |(before, heads, behind)| {
                     let heads: Option<&[Norm; 2]> = heads;
                     [before].into_iter().chain(heads.into_iter().flatten()).chain(behind)
@@ -222,10 +230,10 @@ fn first_weights_are_its_layers(target: &CausalLm) {
                     same(found, expected);
                 }
             }
-            if let Some(found) = adapter.layer.mlp() {
+            if let Some(found) = adapter.layers[0].mlp() {
                 // No layer of the target has an MLP like that of "MLP only".
                 let expected = match architecture {
-                    AdapterArchitecture::MlpOnly => drawn.layer.mlp(),
+                    AdapterArchitecture::MlpOnly => drawn.layers[0].mlp(),
                     _ => layer.mlp(),
                 };
                 let expected = expected.expect("it has one");
@@ -252,9 +260,25 @@ fn first_weights_are_its_layers(target: &CausalLm) {
 }
 
 #[test]
+fn layers_begin_as_the_targets_next_ones_and_then_its_last_again() {
+    let target = target();
+    let last = target.shape().num_layers - 1;
+    let config = config_for(&target, AdapterArchitecture::DecoderLayer, 3);
+    let adapter = config.init(&Device::flex()).with_layers_of(&target, last - 1);
+    for (layer, number) in adapter.layers.iter().zip([last - 1, last, last]) {
+        let (expected, _) = target.layer_and_norm(number);
+        let [found, expected] = [layer, &expected].map(|layer| {
+            let attention = layer.attention().expect("it has one");
+            attention.projections().map(|linear| values(linear.weight.val()))
+        });
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
 fn parameters_are_counted_in_closed_form() {
-    for architecture in AdapterArchitecture::ALL {
-        let config = config_of(architecture);
+    for (architecture, num_layers) in architectures() {
+        let config = config_for(&target(), architecture, num_layers);
         assert_eq!(config.num_parameters(), config.init(&Device::flex()).num_parameters());
     }
     // Kangaroo's two sizes (its Table 2 and code), without their tensors.
@@ -388,7 +412,7 @@ fn what_was_called_mlp_is_read_as_the_gated_one_and_never_as_another() {
 fn the_papers_mlp_is_two_matrices_in_the_residual_stream() {
     let (_, _, adapter) = written(AdapterArchitecture::MlpOnly);
     let x = Tensor::<3>::random([1, 5, 32], Distribution::Default, &Device::flex());
-    let mlp = adapter.layer.mlp().expect("it has one");
+    let mlp = adapter.layers[0].mlp().expect("it has one");
     let (None, [first, second]) = mlp.projections() else { panic!("it has no gate") };
     let normed = mlp.norms().0.forward(x.clone()).reshape([5, 32]);
     let between = silu(normed.matmul(first.weight.val()));

@@ -80,6 +80,11 @@ impl WeightReader {
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
+    /// The file or directory that was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The names not taken yet, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
@@ -252,13 +257,15 @@ impl OpenFile {
 
 /// The hex SHA-256 over the names, lengths and bytes of `config.json` and of all files that the
 /// weights are read from, whatever they are called and wherever links lead: what provenance calls
-/// the model's hash.
+/// the model's hash. `observe` is told how many bytes were read, of how many.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn hash_model_dir(dir: &Path) -> Result<String, ModelError> {
+pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String, ModelError> {
     let mut names = weight_files(dir)?;
     names.insert(0, "config.json".to_owned());
+    let sizes = names.iter().filter_map(|name| dir.join(name).metadata().ok());
+    let (mut num_read, all) = (0, sizes.map(|file| file.len()).sum());
     let mut hasher = Sha256::new();
     let mut buffer = vec![0_u8; 1 << 20];
     for name in names {
@@ -273,6 +280,8 @@ pub fn hash_model_dir(dir: &Path) -> Result<String, ModelError> {
                 break;
             }
             hasher.update(&buffer[..read]);
+            num_read += read as u64;
+            observe(num_read, all);
         }
     }
     Ok(hex(&hasher.finalize()))

@@ -153,9 +153,9 @@ fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
     let save = |path: &Path, tensor: NamedTensor| {
         write_safetensors(path, &[tensor], WeightDtype::F32, &[]).expect("written");
     };
-    let hash = || hash_model_dir(dir.path()).expect("a hash");
+    let hash = || hash_model_dir(dir.path(), &mut |_, _| ()).expect("a hash");
     std::fs::write(path("config.json"), "{}").expect("written");
-    let message = hash_model_dir(dir.path()).expect_err("refused").to_string();
+    let message = hash_model_dir(dir.path(), &mut |_, _| ()).expect_err("refused").to_string();
     assert!(message.contains("neither `model.safetensors`"), "{message}");
 
     // Weights whose names end in anything, and a link out of the directory, as in Hugging Face's cache.
@@ -188,7 +188,7 @@ fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
     let outside =
         format!(r#"{{"weight_map":{{"a":"{}"}}}}"#, elsewhere.path().join("6a1f").display());
     std::fs::write(path("model.safetensors.index.json"), outside).expect("written");
-    let message = hash_model_dir(dir.path()).expect_err("refused").to_string();
+    let message = hash_model_dir(dir.path(), &mut |_, _| ()).expect_err("refused").to_string();
     assert!(message.contains("`weight_map`"), "{message}");
     save(&path("model.safetensors"), tensor("a", &[2]));
     assert_ne!(hash(), before, "one file is read before an index");

@@ -200,12 +200,13 @@ mod tests {
     fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
         for architecture in AdapterArchitecture::ALL {
             for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
-                check_gradients(architecture, lengths);
+                check_gradients(architecture, 1, lengths);
             }
         }
+        check_gradients(AdapterArchitecture::DecoderLayer, 3, Lengths::AsGiven);
     }
 
-    fn check_gradients(architecture: AdapterArchitecture, lengths: Lengths) {
+    fn check_gradients(architecture: AdapterArchitecture, num_layers: usize, lengths: Lengths) {
         let target = tiny_draft(16, 64);
         let rows = responses(6, 20, 5)
             .iter()
@@ -215,7 +216,7 @@ mod tests {
         let (exit_layers, room) = (vec![1], Arc::default());
         let source = AdapterSource { targets, exit_layers, rows, batch_size: 7, lengths, room };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
-        let config = AdapterConfig { architecture, ..config };
+        let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
         let mut learner = AdapterLearner {
             adapter: config.init(&target.device().autodiff()),
             place: 0,

@@ -11,6 +11,9 @@ use crate::ranges::check_counts;
 use crate::run::optimizer::OptimizerSettings;
 use crate::section::Section;
 
+/// The most layers of an adapter: it is to be small beside its target.
+const MAX_LAYERS: usize = 8;
+
 /// The settings of [`train_adapters`](crate::train_adapters). Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +25,8 @@ pub struct AdapterTraining {
     /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
     /// Llama's MLP alone.
     pub architecture: AdapterArchitecture,
+    /// How many such layers it has, one behind the other: 1, the paper's, to 8.
+    pub num_layers: usize,
     /// How many tokens it may draft: those most frequent in the responses that it is trained on, and
     /// the target's end tokens. Its LM head is those rows of the target's, and the loss is over them
     /// (FR-Spec, Zhao et al. 2025). Left out: all tokens. Not with an LM head of its own.
@@ -90,6 +95,7 @@ impl Default for AdapterTraining {
         Self {
             exit_layer: ExitLayers::One(2),
             architecture: AdapterArchitecture::Attention,
+            num_layers: 1,
             draft_vocabulary: None,
             initial: InitialWeights::Random,
             max_len: 2048,
@@ -125,6 +131,14 @@ impl AdapterTraining {
                 key: "max_len",
                 value: self.max_len.to_string(),
                 expected: "2 or more",
+            });
+        }
+        if !(1..=MAX_LAYERS).contains(&self.num_layers) {
+            return Err(TrainError::Setting {
+                section: Section::Adapter,
+                key: "num_layers",
+                value: self.num_layers.to_string(),
+                expected: "1 to 8",
             });
         }
         if let Some(size) = self.draft_vocabulary
@@ -219,6 +233,9 @@ mod tests {
             check("exit_layer", AdapterTraining { exit_layer: ExitLayers::Many(bad), ..default() });
         }
         check("exit_layer", AdapterTraining { exit_layer: ExitLayers::One(0), ..default() });
+        for num_layers in [0, 9] {
+            check("num_layers", AdapterTraining { num_layers, ..default() });
+        }
         check("max_len", AdapterTraining { max_len: 1, ..default() });
         check("draft_vocabulary", AdapterTraining { draft_vocabulary: Some(0), ..default() });
         let architecture = AdapterArchitecture::AttentionWithHead;

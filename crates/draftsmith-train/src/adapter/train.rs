@@ -87,7 +87,7 @@ pub fn train_adapters(
         let in_config = ["exit_layer", "architecture"];
         trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
         if let Some(coverage) = coverage {
-            trained.config.training.insert("vocabulary_coverage".to_owned(), coverage.into());
+            trained.config.set_vocabulary_coverage(coverage);
         }
         trained
     })
@@ -130,7 +130,8 @@ fn config_of(
     let num_layers = target.shape().num_layers;
     let config = AdapterConfig::new(target.config(), exit_layer)
         .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
-    Ok(AdapterConfig { architecture: training.architecture, ..config })
+    let config = AdapterConfig { architecture: training.architecture, ..config };
+    Ok(config.with_layers(training.num_layers))
 }
 
 /// A draft vocabulary, and the share of the held-out rows' response tokens that it has.
@@ -214,7 +215,7 @@ fn initial_adapter(
     let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
     let adapter = match initial {
         InitialWeights::Random => drawn,
-        InitialWeights::Target => drawn.with_layer_of(target, config.exit_layer),
+        InitialWeights::Target => drawn.with_layers_of(target, config.exit_layer),
     };
     adapter.with_head_of(target)
 }

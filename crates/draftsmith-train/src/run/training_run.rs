@@ -58,6 +58,19 @@ pub struct TrainingRun<'a> {
     pub interrupter: Interrupter,
     /// Whether it is to stop, asked after each batch: never.
     pub should_stop: ShouldStop,
+    /// Told before it begins how large it is.
+    pub begins: Box<dyn FnOnce(TrainingSize) + 'a>,
+}
+
+/// How large a training is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrainingSize {
+    /// Optimizer steps from the first to the last planned one.
+    pub num_steps: usize,
+    /// What is trained, in weights.
+    pub num_weights: usize,
+    /// The most bytes that its state and what is exported take on the disk.
+    pub num_bytes: u64,
 }
 
 impl<'a> TrainingRun<'a> {
@@ -72,6 +85,7 @@ impl<'a> TrainingRun<'a> {
             renderer: Box::new(ListeningRenderer::new(())),
             interrupter: Interrupter::new(),
             should_stop: Box::new(|| false),
+            begins: Box::new(|_| ()),
         }
     }
 
@@ -96,8 +110,10 @@ impl<'a> TrainingRun<'a> {
             Err(models) => models,
         };
         let num_weights: usize = models.iter().map(|(_, model)| model.num_params()).sum();
-        check_room("a training's state", self.checkpoint_dir, num_weights as u64 * BYTES_A_WEIGHT)?;
         let num_steps = loaders.num_steps;
+        let num_bytes = num_weights as u64 * BYTES_A_WEIGHT;
+        check_room("a training's state", self.checkpoint_dir, num_bytes)?;
+        (self.begins)(TrainingSize { num_steps, num_weights, num_bytes });
         let trainer = Trainer::new(models, devices, &optimizer, num_steps);
         let dir = self.checkpoint_dir;
         let trainer = match checkpoint::load(dir, self.fingerprint)? {

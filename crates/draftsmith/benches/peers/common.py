@@ -52,7 +52,16 @@ def serve(args, warm_up, work, set_threads=torch.set_num_threads, versions=None)
     print(json.dumps({"num_threads": num_threads, "versions": versions}), flush=True)
     for _ in sys.stdin:
         seconds, done = timed(work)
-        print(json.dumps({"seconds": seconds, **done}), flush=True)
+        print(json.dumps({"seconds": seconds, "peak_bytes": peak_bytes(), **done}), flush=True)
+
+
+def peak_bytes():
+    """The most memory that this process has held, where Linux tells."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
 
 
 def best_threads(warm_up, set_threads):

@@ -22,7 +22,7 @@ use draftsmith_model::CausalLm;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use self::ours::Ours;
+use self::ours::{Models, Ours};
 use self::table::{Row, print_table};
 use self::theirs::Peer;
 
@@ -46,6 +46,8 @@ const NUM_DECODED: usize = 64;
 const MOST_BUSY: f64 = 0.05;
 /// Rows of an adapter's epoch.
 const NUM_ADAPTER_ROWS: usize = 128;
+/// Rows to train on with a model of the user's.
+const NUM_MODEL_ROWS: usize = 48;
 
 /// Our speed beside transformers and torch.
 #[derive(Debug, Parser)]
@@ -53,7 +55,8 @@ struct Arguments {
     /// A Python with torch, transformers, safetensors, numpy and pyarrow.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// A model to read a prompt with, and to decode with, instead of the works on the embedded pair.
+    /// A model to read a prompt with, to decode with and to train for, its own draft, instead of the
+    /// works on the embedded pair.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// The same weights for llama.cpp to decode with; the Python needs `llama-cpp-python`.
@@ -78,6 +81,9 @@ struct Measurement {
     /// The prompts, where tokens are compared.
     #[serde(default)]
     prompt_ids: Vec<Vec<u32>>,
+    /// The most memory that its process held, where the system tells.
+    #[serde(default)]
+    peak_bytes: Option<u64>,
     /// The answers, where tokens are compared.
     #[serde(default)]
     token_ids: Vec<Vec<u32>>,
@@ -86,7 +92,8 @@ struct Measurement {
 impl Measurement {
     fn of(num_tokens: usize, time: Duration) -> Self {
         let (prompt_ids, token_ids) = (Vec::new(), Vec::new());
-        Self { num_tokens, seconds: time.as_secs_f64(), prompt_ids, token_ids }
+        let seconds = time.as_secs_f64();
+        Self { num_tokens, seconds, prompt_ids, token_ids, peak_bytes: None }
     }
 
     fn tokens_per_second(&self) -> f64 {
@@ -127,11 +134,23 @@ fn main() -> Result<()> {
     let rows = rayon::scope(|_| match &arguments.model {
         Some(dir) => {
             let model = CausalLm::from_model_dir(dir, &Device::flex())?;
-            compare_all(works_on(&model, dir, arguments.gguf.as_deref()), &arguments, python)
+            let ours = [HEAD_TRAINING, ADAPTER_TRAINING]
+                .iter()
+                .any(|name| name.contains(&arguments.only))
+                .then(|| {
+                    eprintln!("peers: building the data to train on");
+                    Ours::prepare(Models::Own(dir), NUM_MODEL_ROWS)
+                })
+                .transpose()?;
+            let mut works = works_on(&model, dir, arguments.gguf.as_deref());
+            if let Some(ours) = &ours {
+                works.extend(trainings(ours, Some(dir), NUM_MODEL_ROWS, 1.2)?);
+            }
+            compare_all(works, &arguments, python)
         }
         None => {
             eprintln!("peers: building the data to train on");
-            let ours = Ours::prepare(NUM_PROMPTS)?;
+            let ours = Ours::prepare(Models::Embedded, NUM_PROMPTS)?;
             compare_all(works(&ours)?, &arguments, python)
         }
     })?;
@@ -205,13 +224,10 @@ fn works_on<'a>(model: &'a CausalLm, dir: &Path, gguf: Option<&Path>) -> Vec<Wor
 /// What is compared on the embedded pair.
 fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
     let num_prompts = ("num-prompts", NUM_PROMPTS.to_string());
-    let data = ("data", ours.data_dir().display().to_string());
-    // As JSON, with every default: a script that read the recipe would not know those.
-    let settings = |training: Value| ("settings", training.to_string());
     let mut assisted =
         flags(&[num_prompts.clone(), ("candidate-length", CANDIDATE_LENGTH.to_string())]);
     assisted.push("--assisted".to_owned());
-    Ok(vec![
+    let mut works = vec![
         Work {
             name: "plain greedy decoding",
             bar: 4.0,
@@ -233,24 +249,45 @@ fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
             script: "label.py",
             flags: flags(&[("num-prompts", NUM_LABEL_PROMPTS.to_string())]),
         },
+    ];
+    works.extend(trainings(ours, None, NUM_ADAPTER_ROWS, 1.0)?);
+    Ok(works)
+}
+
+const HEAD_TRAINING: &str = "head training";
+const ADAPTER_TRAINING: &str = "adapter training";
+
+/// An epoch of a head over all rows, and one of an adapter over the first ones: for the embedded
+/// pair, or for the model in a directory.
+fn trainings<'a>(
+    ours: &'a Ours,
+    model: Option<&Path>,
+    num_adapter_rows: usize,
+    adapter_bar: f64,
+) -> Result<[Work<'a>; 2]> {
+    // As JSON, with every default: a script that read the recipe would not know those.
+    let flags = |training: Value, more: &[(&str, String)]| {
+        let data = ("data", ours.data_dir().display().to_string());
+        let model = model.map(|dir| ("model", dir.display().to_string()));
+        let all = [data, ("settings", training.to_string())].into_iter().chain(model);
+        flags(&all.chain(more.iter().cloned()).collect::<Vec<_>>())
+    };
+    let of_adapter =
+        [("num-rows", num_adapter_rows.to_string()), ("exit-layer", EXIT_LAYER.to_string())];
+    Ok([
         Work {
-            name: "head training",
+            name: HEAD_TRAINING,
             bar: 1.5,
             ours: Box::new(|| ours.train_head()),
             script: "train_head.py",
-            flags: flags(&[data.clone(), settings(json!(ours.head_training()?))]),
+            flags: flags(json!(ours.head_training()?), &[]),
         },
         Work {
-            name: "adapter training",
-            bar: 1.0,
-            ours: Box::new(|| ours.train_adapter(NUM_ADAPTER_ROWS)),
+            name: ADAPTER_TRAINING,
+            bar: adapter_bar,
+            ours: Box::new(move || ours.train_adapter(num_adapter_rows)),
             script: "train_adapter.py",
-            flags: flags(&[
-                data,
-                settings(json!(ours.adapter_training()?)),
-                ("num-rows", NUM_ADAPTER_ROWS.to_string()),
-                ("exit-layer", EXIT_LAYER.to_string()),
-            ]),
+            flags: flags(json!(ours.adapter_training()?), &of_adapter),
         },
     ])
 }
@@ -259,20 +296,39 @@ fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
 fn compare(work: &Work<'_>, python: &Path, rounds: usize) -> Result<Row> {
     let mut peer = Peer::start(python, work.script, &work.flags)?;
     (work.ours)()?;
+    let ours = || {
+        forget_peak();
+        let measured = (work.ours)()?;
+        anyhow::Ok(Measurement { peak_bytes: peak_bytes(), ..measured })
+    };
     let mut pairs = Vec::with_capacity(rounds);
     for round in 0..rounds {
         pairs.push(if round % 2 == 0 {
-            let our = (work.ours)()?;
+            let our = ours()?;
             (our, peer.measure()?)
         } else {
             let their = peer.measure()?;
-            ((work.ours)()?, their)
+            (ours()?, their)
         });
     }
     if pairs.first().is_some_and(|(our, their)| our.prompt_ids != their.prompt_ids) {
         bail!("the two sides encode the prompts differently");
     }
     Ok(Row::new(work.name, work.bar, &pairs, &peer.hello))
+}
+
+/// Has Linux count the most memory that this process holds from now on.
+fn forget_peak() {
+    // Where it cannot, the figure is that of all works so far.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// The most memory that this process held, where Linux tells.
+fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
 }
 
 /// The share of the processors' time that is in use while this waits a second, where the system

@@ -28,9 +28,20 @@ const RECIPE: &str = "recipes/tiny-full.toml";
 /// Held out by the trainers, who do not work without; its time counts as ours, its tokens do not.
 const VALIDATION_FRACTION: f64 = 0.05;
 
-/// The embedded pair, prompts to answer and rows to train on.
+/// Which models work.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Models<'a> {
+    /// The embedded pair, with prompts to answer and all the recipe's data.
+    Embedded,
+    /// A model that is its own draft, with a row for each of the first prompts.
+    Own(&'a Path),
+}
+
+/// A pair, prompts to answer and rows to train on.
 pub(crate) struct Ours {
     root: PathBuf,
+    target_dir: PathBuf,
+    draft_dir: PathBuf,
     recipe: toml::Table,
     seed: u64,
     target: CausalLm,
@@ -51,13 +62,20 @@ struct BuiltData {
 }
 
 impl Ours {
-    /// Loads the pair, encodes the first prompts to be answered, and builds all the recipe's data.
-    pub(crate) fn prepare(num_prompts: usize) -> Result<Self> {
+    /// Loads the pair, encodes the first prompts to be answered, and builds data.
+    pub(crate) fn prepare(models: Models<'_>, num_prompts: usize) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
         let recipe: toml::Table = toml::from_str(&std::fs::read_to_string(root.join(RECIPE))?)?;
-        let models = root.join("checkpoints/tiny");
-        let load = |name: &str| CausalLm::from_model_dir(&models.join(name), &Device::flex());
-        let (target, draft) = (load("target")?, load("draft")?);
+        let embedded = root.join("checkpoints/tiny");
+        let (target_dir, draft_dir) = match models {
+            Models::Embedded => (embedded.join("target"), embedded.join("draft")),
+            Models::Own(dir) => (dir.canonicalize()?, dir.canonicalize()?),
+        };
+        let target = CausalLm::from_model_dir(&target_dir, &Device::flex())?;
+        let draft = match models {
+            Models::Embedded => CausalLm::from_model_dir(&draft_dir, &Device::flex())?,
+            Models::Own(_) => target.clone(),
+        };
         let evaluate = recipe.get("evaluate").context("the recipe has `[evaluate]`")?;
         let limits = Limits {
             max_new_tokens: number(evaluate, "max_new_tokens")?,
@@ -66,13 +84,26 @@ impl Ours {
         let file =
             evaluate.get("prompts").and_then(|all| all.get(0)).and_then(|file| file.as_str());
         let file = file.context("the recipe has prompts to evaluate with")?;
-        let prompts = encode(&models.join("target"), &root.join(file), num_prompts)?;
+        let prompts = encode(&target_dir, &root.join(file), num_prompts)?;
         let seed = recipe.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64;
         let scratch = tempfile::tempdir()?;
         let (data_dir, rows) = (PathBuf::new(), Vec::new());
-        let mut ours =
-            Self { root, recipe, seed, target, draft, limits, prompts, data_dir, rows, scratch };
-        let (built, _) = ours.build_data(None)?;
+        let mut ours = Self {
+            root,
+            target_dir,
+            draft_dir,
+            recipe,
+            seed,
+            target,
+            draft,
+            limits,
+            prompts,
+            data_dir,
+            rows,
+            scratch,
+        };
+        let num_rows = matches!(models, Models::Own(_)).then_some(num_prompts);
+        let (built, _) = ours.build_data(num_rows)?;
         ours.rows = read_dir(&built.data_dir, Incomplete::Refused)?.rows;
         ours.data_dir = built.data_dir;
         Ok(ours)
@@ -131,7 +162,8 @@ impl Ours {
                 self.prompts.iter().map(|prompt| Ok(answer(prompt)?.token_ids)).collect();
             let (seconds, token_ids) = (begun.elapsed().as_secs_f64(), answers?);
             let num_tokens = token_ids.iter().map(Vec::len).sum();
-            Ok(Measurement { num_tokens, seconds, token_ids, prompt_ids: self.prompts.clone() })
+            let prompt_ids = self.prompts.clone();
+            Ok(Measurement { num_tokens, seconds, token_ids, prompt_ids, peak_bytes: None })
         })
     }
 
@@ -156,8 +188,8 @@ impl Ours {
         let mut set = |key: &str, value: toml::Value| {
             command.args(["--set", &format!("{key}={value}")]);
         };
-        set("models.target", path("checkpoints/tiny/target"));
-        set("models.draft", path("checkpoints/tiny/draft"));
+        set("models.target", self.target_dir.display().to_string().into());
+        set("models.draft", self.draft_dir.display().to_string().into());
         set("data.prompts", vec![path("data/tiny/prompts/train.jsonl")].into());
         if let Some(num_prompts) = num_prompts {
             set("name", "label".into());

@@ -15,6 +15,8 @@ pub(crate) struct Row {
     /// How many answers are the same, token for token, of how many.
     equal: Option<(usize, usize)>,
     num_threads: usize,
+    /// The most memory that each side held, in bytes.
+    peaks: [Option<u64>; 2],
     versions: String,
 }
 
@@ -29,6 +31,9 @@ impl Row {
         let rates = |(ours, theirs): &(Measurement, Measurement)| {
             (ours.tokens_per_second(), theirs.tokens_per_second())
         };
+        let peak =
+            |of: fn(&(Measurement, Measurement)) -> Option<u64>| pairs.iter().filter_map(of).max();
+        let peaks = [peak(|(ours, _)| ours.peak_bytes), peak(|(_, theirs)| theirs.peak_bytes)];
         let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.iter().map(rates).unzip();
         let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
         let equal = pairs.first().filter(|(ours, _)| !ours.token_ids.is_empty());
@@ -43,6 +48,7 @@ impl Row {
             ratios: sorted(ratios),
             bar,
             equal,
+            peaks,
             num_threads: hello.num_threads,
             versions: hello.versions.clone(),
         }
@@ -57,16 +63,28 @@ impl Row {
 /// Prints the rows under each other.
 pub(crate) fn print_table(rows: &[Row], rounds: usize) {
     println!(
-        "{:<28}{:>9}{:>9}{:>9}{:>8}{:>15}{:>7}  {:<5}{:>12}",
-        "tokens/s", "ours", "theirs", "threads", "ratio", "least-most", "bar", "met", "same ids"
+        "{:<28}{:>9}{:>9}{:>9}{:>8}{:>15}{:>7}  {:<5}{:>12}{:>13}",
+        "tokens/s",
+        "ours",
+        "theirs",
+        "threads",
+        "ratio",
+        "least-most",
+        "bar",
+        "met",
+        "same ids",
+        "memory, MB"
     );
     for row in rows {
         let ratio = row.ratio();
         let range = format!("{:.2}-{:.2}", row.ratios[0], row.ratios[row.ratios.len() - 1]);
         let met = if ratio >= row.bar { "yes" } else { "no" };
         let equal = row.equal.map_or("-".to_owned(), |(equal, all)| format!("{equal} of {all}"));
+        let peaks =
+            row.peaks.map(|peak| peak.map_or("-".to_owned(), |peak| (peak >> 20).to_string()));
+        let peaks = format!("{}/{}", peaks[0], peaks[1]);
         println!(
-            "{:<28}{:>9.0}{:>9.0}{:>9}{ratio:>8.2}{range:>15}{:>7.1}  {met:<5}{equal:>12}",
+            "{:<28}{:>9.0}{:>9.0}{:>9}{ratio:>8.2}{range:>15}{:>7.1}  {met:<5}{equal:>12}{peaks:>13}",
             row.name, row.ours, row.theirs, row.num_threads, row.bar
         );
     }

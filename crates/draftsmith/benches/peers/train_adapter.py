@@ -8,10 +8,10 @@ from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
 from modules import Adapter, adam_w
 from torch import nn
 
-args = arguments(data="", settings="", num_rows=128, exit_layer=2)
+args = arguments(data="", settings="", model="target", num_rows=128, exit_layer=2)
 ADAPTER = read_settings(args.settings)
 rows = read_rows(args.data, ["prompt_ids", "response_ids"])[: args.num_rows]
-target = load("target")
+target = load(args.model)
 config = target.config
 torch.manual_seed(RECIPE["seed"])
 random.seed(RECIPE["seed"])

@@ -7,11 +7,11 @@ from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
 from modules import Head, adam_w, head_loss
 from torch import nn
 
-args = arguments(data="", settings="")
+args = arguments(data="", settings="", model="draft")
 HEAD = read_settings(args.settings)
 columns = ["prompt_ids", "response_ids", "draft_ids", "draft_log_prob", "target_log_prob"]
 rows = read_rows(args.data, columns)
-draft = load("draft").model
+draft = load(args.model).model
 hidden_size = draft.config.hidden_size
 torch.manual_seed(RECIPE["seed"])
 random.seed(RECIPE["seed"])

@@ -11,6 +11,7 @@ use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
@@ -65,14 +66,20 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     };
     let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
 
-    let mut bench = Bench::new(pair, &exports, evaluate.max_new_tokens, recipe.seed);
+    let mut bench =
+        Bench::new(pair, &exports, evaluate.max_new_tokens, evaluate.batch_size, recipe.seed);
     let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
     let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
     for plan in &plans {
         bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
     }
+    let turns =
+        datasets.iter().flat_map(|dataset| &dataset.prompts).map(|prompt| prompt.turns.len());
+    let most_tokens =
+        turns.sum::<usize>() * num_settings * evaluate.max_new_tokens.min(pair.context());
     console.note(format!(
-        "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts",
+        "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most \
+         {most_tokens} tokens",
         plans.len()
     ));
     let num_runs = (num_prompts * num_settings) as u64;
@@ -81,20 +88,23 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     'all: for dataset in &datasets {
         for plan in &plans {
             let mut group = Group::new(dataset, plan);
-            for (number, prompt) in dataset.prompts.iter().enumerate() {
+            let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
+            for (number, batch) in prompts.chunks(evaluate.batch_size).enumerate() {
                 progress.message(dataset.name.clone());
+                let first = number * evaluate.batch_size;
                 for (index, setting) in plan.settings.iter().enumerate() {
                     if console.is_interrupted() {
                         group.keep_whole_prompts();
-                        evaluated.add(group, recipe)?;
+                        evaluated.add(group, recipe, evaluate.batch_size)?;
                         break 'all;
                     }
-                    let measured = bench.run(number, prompt, &plan.decoding, setting)?;
-                    group.add(index, measured, &mut bench)?;
-                    progress.advance(1);
+                    for measured in bench.run(first, batch, &plan.decoding, setting)? {
+                        group.add(index, measured, &mut bench)?;
+                    }
+                    progress.advance(batch.len() as u64);
                 }
             }
-            evaluated.add(group, recipe)?;
+            evaluated.add(group, recipe, evaluate.batch_size)?;
         }
     }
     progress.finish();
@@ -126,11 +136,12 @@ fn tuned_rules(
         DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
     });
     let mut rules = Vec::new();
-    for dir in iter::once(DrafterName::Of(DrafterId::Draft))
+    for (drafter, dir) in iter::once(DrafterName::Of(DrafterId::Draft))
         .chain(drafters)
-        .filter_map(|it| exports.export_of(it))
+        .filter_map(|it| Some((it, exports.export_of(it)?)))
     {
-        let tuned = Tuned::read_for(&dir, dtype, console)?;
+        let num_tokens = exports.num_draft_tokens(drafter);
+        let tuned = Tuned::read_for(&dir, dtype, num_tokens, console)?;
         rules.extend(tuned.rule(decoding).cloned());
     }
     Ok(rules)

@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::console::{Console, Interrupted};
 use crate::decoders::drafters_of;
 use crate::device::on_pool;
+use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::recipe;
 use crate::results::DecodingName;
@@ -41,6 +42,10 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     head: Option<PathBuf>,
+    /// The tokens that the draft may draw: the `draft_vocabulary.safetensors` that a recipe with
+    /// `evaluate.draft_vocabulary` leaves in its checkpoints.
+    #[arg(long, value_name = "FILE", requires = "draft")]
+    draft_vocabulary: Option<PathBuf>,
     /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
     /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
@@ -137,7 +142,7 @@ fn generate(
     ] {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
-    let mut rule = rule::choose(arguments, &decoding, dtype, console)?;
+    let rule = rule::asked_for(arguments)?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
     let workspace =
@@ -151,7 +156,14 @@ fn generate(
         adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
         adapters.push(adapter);
     }
-    let exports = Exports { head, adapters };
+    let draft_tokens = arguments.draft_vocabulary.as_deref();
+    let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
+    let exports = Exports { head, draft_tokens: draft_tokens.transpose()?, adapters };
+    let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
+    let mut rule = match rule {
+        Some(rule) => rule,
+        None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
+    };
     // An adapter serves instead of a draft.
     let drafter = drafters_of(pair, &exports).pop();
     let speculative = drafter.is_some();

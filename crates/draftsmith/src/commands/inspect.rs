@@ -112,7 +112,7 @@ fn model(dir: &Path) -> Result<Value> {
         "eos_token_ids": shape.eos_token_ids,
         "chat_template": template.is_some(),
         "tokenizer_hash": tokenizer_hash,
-        "hash": hash_dir(dir)?,
+        "hash": hash_dir(dir, &Console::silent())?,
     }))
 }
 
@@ -131,6 +131,7 @@ fn adapter(dir: &Path) -> Result<Value> {
         "kind": "self-draft adapter",
         "exit_layer": config.exit_layer,
         "architecture": config.architecture,
+        "num_layers": shape.num_layers,
         "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
         "hidden_size": shape.hidden_size,
         "num_attention_heads": shape.num_heads,
@@ -143,7 +144,7 @@ fn adapter(dir: &Path) -> Result<Value> {
         "training": config.training,
         "tuned": Tuned::read(dir)?,
         "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
-        "hash": hash_dir(dir)?,
+        "hash": hash_dir(dir, &Console::silent())?,
     }))
 }
 
@@ -165,7 +166,7 @@ fn head(dir: &Path) -> Result<Value> {
         "training": config.training,
         "calibration": HeadCalibration::read(dir)?,
         "tuned": Tuned::read(dir)?,
-        "hash": hash_dir(dir)?,
+        "hash": hash_dir(dir, &Console::silent())?,
     }))
 }
 

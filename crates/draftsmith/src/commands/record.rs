@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{Generation, Limits};
-use draftsmith_files::check_room;
+use draftsmith_files::{check_room, in_bytes};
 use draftsmith_model::HeadInput;
 use draftsmith_theory::{Recording, SeededDraws};
 use rayon::prelude::*;
@@ -90,6 +90,13 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
     check_room("what drafters propose", &dir, most_bytes)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
+    if most_tokens > 0 {
+        console.note(format!(
+            "record: {} responses to write and to record, at most {most_tokens} tokens and {}",
+            plan.num_responses(),
+            in_bytes(most_bytes)
+        ));
+    }
     let progress = Progress::new(console, "record", "responses", plan.num_responses() as u64);
     let recorder = Recorder {
         pair,

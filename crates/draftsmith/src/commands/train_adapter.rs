@@ -11,7 +11,7 @@ use draftsmith_train::{
     AdapterScores, AdapterTraining, ExitLayers, Section, TrainingRun, train_adapters,
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
@@ -194,11 +194,7 @@ impl AdapterOutcome {
             architecture: adapter.config.architecture,
             num_parameters: adapter.config.num_parameters(),
             draft_vocabulary: adapter.config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
-            vocabulary_coverage: adapter
-                .config
-                .training
-                .get("vocabulary_coverage")
-                .and_then(Value::as_f64),
+            vocabulary_coverage: adapter.config.vocabulary_coverage(),
             kept: adapter.speed.is_none(),
             scores: adapter.scores,
             tokens_per_second: adapter.speed.map(|speed| speed.supervised_per_second),

@@ -123,6 +123,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 measured,
                 export.clone(),
             )?;
+            let rule = TunedRule { draft_vocabulary: exports.num_draft_tokens(drafter), ..rule };
             tuning.calibration = calibrating;
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
@@ -231,6 +232,7 @@ fn choose(
         costs: costs.of_rule(&best.config).line(costs.drafter)?,
         num_prompts,
         dtype,
+        draft_vocabulary: None,
     };
     let tuning = Tuning {
         drafter,

@@ -16,25 +16,42 @@ const LINE_INTERVAL: Duration = Duration::from_secs(15);
 /// From when on a few units tell how long the rest will take.
 const FIRST_MINUTE: Duration = Duration::from_mins(1);
 
+/// The first part of a stage is its trial: how long the whole will take is told after it, where that
+/// is a minute or more.
+const TRIAL: Duration = Duration::from_secs(3);
+
 /// One stage's progress; shared by the threads that work on it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Set where lines take the place of the bar.
-    lines: Option<Mutex<Lines>>,
+    /// What is told besides the bar.
+    told: Told,
+    clock: Mutex<Clock>,
     name: &'static str,
     unit: &'static str,
 }
 
+/// What is told of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    /// Lines above the bar, of what does not pass.
+    AboveBar,
+    /// Lines in the place of the bar.
+    Lines,
+}
+
 #[derive(Debug)]
-struct Lines {
+struct Clock {
     begun: Instant,
     last: Instant,
     /// Units that were done before.
     skipped: u64,
+    /// Whether it was told how long the whole will take.
+    has_told_whole: bool,
 }
 
-impl Lines {
+impl Clock {
     /// How many units a second are done, and how long the rest will take; that is not told of a few
     /// in the first minute, which often come in bunches.
     fn pace(&self, elapsed: Duration, position: u64, total: u64) -> (f64, Option<Duration>) {
@@ -42,6 +59,16 @@ impl Lines {
         let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
         let is_telling = done > 0 && (100 * done >= left || elapsed >= FIRST_MINUTE);
         (rate, is_telling.then(|| Duration::from_secs_f64(left as f64 / rate)))
+    }
+
+    /// How long the whole will take, once and after the trial; None where that is soon.
+    fn whole(&mut self, elapsed: Duration, left: Option<Duration>) -> Option<Duration> {
+        if self.has_told_whole || elapsed < TRIAL {
+            return None;
+        }
+        let whole = elapsed + left?;
+        self.has_told_whole = true;
+        (whole >= FIRST_MINUTE).then_some(whole)
     }
 }
 
@@ -66,10 +93,14 @@ impl Progress {
                 .progress_chars("━╸ "),
         );
         bar.enable_steady_tick(Duration::from_millis(500));
+        let told = match (console.quiet(), terminal) {
+            (true, _) => Told::Nothing,
+            (false, true) => Told::AboveBar,
+            (false, false) => Told::Lines,
+        };
         let now = Instant::now();
-        let lines = (!console.quiet() && !terminal)
-            .then(|| Mutex::new(Lines { begun: now, last: now, skipped: 0 }));
-        Self { bar, lines, name, unit }
+        let clock = Clock { begun: now, last: now, skipped: 0, has_told_whole: false };
+        Self { bar, told, clock: Mutex::new(clock), name, unit }
     }
 
     /// Shows a message beside the numbers.
@@ -80,22 +111,23 @@ impl Progress {
     /// Moves on by `units`.
     pub(crate) fn advance(&self, units: u64) {
         self.bar.inc(units);
-        self.line();
+        self.tell_pace();
     }
 
     /// Changes how many units there are.
     pub(crate) fn set_total(&self, total: u64) {
         self.bar.set_length(total);
+        if let Ok(mut clock) = self.clock.lock() {
+            clock.has_told_whole = false;
+        }
     }
 
     /// Moves to `position` without counting what lies before it as done now.
     pub(crate) fn skip_to(&self, position: u64) {
         self.bar.set_position(position);
         self.bar.reset_eta();
-        if let Some(lines) = &self.lines
-            && let Ok(mut lines) = lines.lock()
-        {
-            (lines.skipped, lines.begun) = (position, Instant::now());
+        if let Ok(mut clock) = self.clock.lock() {
+            (clock.skipped, clock.begun) = (position, Instant::now());
         }
     }
 
@@ -107,31 +139,47 @@ impl Progress {
     /// Ends the stage with a line that says how long it took.
     pub(crate) fn finish(self) {
         self.bar.finish_and_clear();
-        let text = format!(
+        self.tell(&format!(
             "{}: {} {} in {}",
             self.name,
             self.bar.position(),
             self.unit,
             HumanDuration(self.bar.elapsed())
-        );
-        if self.lines.is_some() {
-            tell(text);
-        } else if !self.bar.is_hidden() {
-            self.bar.println(text);
+        ));
+    }
+
+    /// A line that stays.
+    pub(crate) fn tell(&self, line: &str) {
+        match self.told {
+            Told::Nothing => {}
+            Told::AboveBar => self.bar.println(line),
+            Told::Lines => tell(line),
         }
     }
 
-    fn line(&self) {
-        let Some(lines) = &self.lines else { return };
-        let Ok(mut lines) = lines.lock() else { return };
-        if lines.last.elapsed() < LINE_INTERVAL {
+    fn tell_pace(&self) {
+        if self.told == Told::Nothing {
             return;
         }
-        lines.last = Instant::now();
+        let Ok(mut clock) = self.clock.lock() else { return };
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
-        let (rate, left) = lines.pace(lines.begun.elapsed(), position, total);
+        let elapsed = clock.begun.elapsed();
+        let (rate, left) = clock.pace(elapsed, position, total);
+        if let Some(whole) = clock.whole(elapsed, left) {
+            clock.last = Instant::now();
+            self.tell(&format!(
+                "{}: will take about {}, by its first {}",
+                self.name,
+                HumanDuration(whole),
+                HumanDuration(elapsed)
+            ));
+        }
+        if self.told != Told::Lines || clock.last.elapsed() < LINE_INTERVAL {
+            return;
+        }
+        clock.last = Instant::now();
         let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
-        tell(format!(
+        self.tell(&format!(
             "{}: {position}/{total} {}, {rate:.1}/s{left}{}",
             self.name,
             self.unit,
@@ -147,13 +195,25 @@ mod tests {
     #[test]
     fn the_pace_is_that_of_what_was_done_now() {
         let now = Instant::now();
-        let lines = Lines { begun: now, last: now, skipped: 500 };
+        let clock = Clock { begun: now, last: now, skipped: 500, has_told_whole: false };
         let seconds = Duration::from_secs;
         // One of a thousand says little in the first minute.
-        assert_eq!(lines.pace(seconds(20), 501, 1500), (0.05, None));
-        assert_eq!(lines.pace(seconds(100), 501, 1500), (0.01, Some(seconds(99_900))));
-        assert_eq!(lines.pace(seconds(20), 510, 1500), (0.5, Some(seconds(1980))));
-        assert_eq!(lines.pace(seconds(90), 500, 1500), (0.0, None));
-        assert_eq!(lines.pace(seconds(10), 1500, 1500), (100.0, Some(seconds(0))));
+        assert_eq!(clock.pace(seconds(20), 501, 1500), (0.05, None));
+        assert_eq!(clock.pace(seconds(100), 501, 1500), (0.01, Some(seconds(99_900))));
+        assert_eq!(clock.pace(seconds(20), 510, 1500), (0.5, Some(seconds(1980))));
+        assert_eq!(clock.pace(seconds(90), 500, 1500), (0.0, None));
+        assert_eq!(clock.pace(seconds(10), 1500, 1500), (100.0, Some(seconds(0))));
+    }
+    #[test]
+    fn how_long_a_stage_will_take_is_told_once_after_a_trial() {
+        let now = Instant::now();
+        let mut clock = Clock { begun: now, last: now, skipped: 0, has_told_whole: false };
+        let seconds = Duration::from_secs;
+        assert_eq!(clock.whole(seconds(2), Some(seconds(500))), None);
+        assert_eq!(clock.whole(seconds(9), None), None);
+        assert_eq!(clock.whole(seconds(10), Some(seconds(490))), Some(seconds(500)));
+        assert_eq!(clock.whole(seconds(11), Some(seconds(489))), None);
+        clock.has_told_whole = false;
+        assert_eq!(clock.whole(seconds(4), Some(seconds(30))), None);
     }
 }

@@ -57,6 +57,9 @@ pub(crate) struct TunedRule {
     /// What the models computed in, on which costs and acceptance depend.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub(crate) dtype: WeightDtype,
+    /// How many tokens the separate draft could draw; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) draft_vocabulary: Option<usize>,
 }
 
 impl Tuned {
@@ -75,30 +78,44 @@ impl Tuned {
         Ok(tuned)
     }
 
-    /// [`Tuned::read`], for models that compute in `dtype`: a rule for others is told of and left
-    /// out.
+    /// [`Tuned::read`], for models that compute in `dtype` and a separate draft that may draw so many
+    /// tokens, or all: a rule for others is told of and left out.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn read_for(dir: &Path, dtype: WeightDtype, console: &Console) -> Result<Self> {
+    pub(crate) fn read_for(
+        dir: &Path,
+        dtype: WeightDtype,
+        draft_vocabulary: Option<usize>,
+        console: &Console,
+    ) -> Result<Self> {
         let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
-        let of_dtype = |rule: Option<TunedRule>| {
+        let tokens = |number: Option<usize>| {
+            number.map_or_else(|| "all tokens".to_owned(), |number| format!("{number} tokens"))
+        };
+        let fitting = |rule: Option<TunedRule>| {
             let rule = rule?;
-            if rule.dtype == dtype {
+            let tuned_with = if rule.dtype != dtype {
+                let (then, now) = (rule.dtype.name(), dtype.name());
+                format!("with `--dtype {then}`, and is left out; hint: tune with `--dtype {now}`")
+            } else if rule.draft_vocabulary != draft_vocabulary {
+                let (then, now) = (tokens(rule.draft_vocabulary), tokens(draft_vocabulary));
+                format!(
+                    "for a draft that draws {then}, and is left out for one that draws {now}; hint: \
+                     tune again, or give its `draft_vocabulary.safetensors`"
+                )
+            } else {
                 return Some(rule);
-            }
+            };
             console.note(format!(
-                "the rule for {} decoding under `{}` of `{}` was tuned with `--dtype {}`, and is left \
-                 out; hint: tune with `--dtype {}`",
+                "the rule for {} decoding under `{}` of `{}` was tuned {tuned_with}",
                 DecodingName::of(&rule.decoding()).text(),
                 Self::KEY,
                 dir.join("config.json").display(),
-                rule.dtype.name(),
-                dtype.name()
             ));
             None
         };
-        Ok(Self { greedy: of_dtype(greedy), sampled: of_dtype(sampled) })
+        Ok(Self { greedy: fitting(greedy), sampled: fitting(sampled) })
     }
 
     /// The rule for a way of decoding.
@@ -171,6 +188,7 @@ mod tests {
             costs: CostModel { draft_seconds: 0.5, target_seconds: 2.0, row_seconds: 0.0 },
             num_prompts: 40,
             dtype: WeightDtype::F32,
+            draft_vocabulary: None,
         }
     }
 
@@ -206,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_serves_the_type_that_it_was_tuned_in() {
+    fn a_rule_serves_the_type_and_the_tokens_that_it_was_tuned_with() {
         let dir = dir_with("{}");
         let reduced = TunedRule { dtype: WeightDtype::Bf16, ..rule(1.0) };
         let tuned = Tuned { sampled: Some(reduced), ..tuned() };
@@ -214,13 +232,18 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
         assert_eq!(text.matches("dtype").count(), 1, "f32 is not named: {text}");
         assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
-        let left = |dtype| {
-            let Tuned { greedy, sampled } =
-                Tuned::read_for(dir.path(), dtype, &Console::silent()).expect("reads");
+        let left = |dtype, vocabulary| {
+            let tuned = Tuned::read_for(dir.path(), dtype, vocabulary, &Console::silent());
+            let Tuned { greedy, sampled } = tuned.expect("reads");
             (greedy.is_some(), sampled.is_some())
         };
-        assert_eq!(left(WeightDtype::F32), (true, false));
-        assert_eq!(left(WeightDtype::Bf16), (false, true));
+        assert_eq!(left(WeightDtype::F32, None), (true, false));
+        assert_eq!(left(WeightDtype::Bf16, None), (false, true));
+        assert_eq!(left(WeightDtype::F32, Some(9)), (false, false));
+        let narrow = TunedRule { draft_vocabulary: Some(9), ..rule(0.0) };
+        write(&Tuned { greedy: Some(narrow), sampled: None }, dir.path());
+        assert_eq!(left(WeightDtype::F32, Some(9)), (true, false));
+        assert_eq!(left(WeightDtype::F32, None), (false, false));
     }
 
     #[test]

@@ -11,6 +11,9 @@ use super::data::{default_max_new_tokens, one};
 use super::stop_rules::{StopRuleKeys, WithStopRules};
 use crate::results::DecodingName;
 
+/// The most prompts side by side: each has a cache of its own.
+const MAX_BATCH_SIZE: usize = 1024;
+
 /// What is measured.
 ///
 /// `remote` makes serde's code for the fields below functions of their own, which the impls further
@@ -29,6 +32,10 @@ pub(crate) struct EvaluateRecipe {
     /// Leave out prompts that do not fit the models' context; an error if false.
     #[serde(default)]
     pub(crate) skip_long_prompts: bool,
+    /// How many prompts are answered side by side. Speeds are then those of all of them together, and
+    /// a promise, which is of one sequence at a time, is not judged.
+    #[serde(default = "default_batch_size")]
+    pub(crate) batch_size: usize,
     /// Which decodings are measured.
     #[serde(default = "default_decodings")]
     pub(crate) decodings: Vec<DecodingName>,
@@ -44,6 +51,10 @@ pub(crate) struct EvaluateRecipe {
     /// The most candidates a round of the separate draft under any rule but a fixed length.
     #[serde(default = "default_max_candidate_length")]
     pub(crate) max_candidate_length: usize,
+    /// How many tokens the separate draft may draw: those most frequent in the responses that were
+    /// built and not held out, and the target's end tokens; all if absent.
+    #[serde(default)]
+    pub(crate) draft_vocabulary: Option<usize>,
     /// The head's directory; the one that this recipe trains if absent.
     #[serde(default)]
     pub(crate) head: Option<PathBuf>,
@@ -96,6 +107,16 @@ impl EvaluateRecipe {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
         require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
+        require(
+            (1..=MAX_BATCH_SIZE).contains(&self.batch_size),
+            "evaluate.batch_size",
+            "is 0 or more than 1024: 1 is one prompt at a time",
+        )?;
+        require(
+            self.draft_vocabulary != Some(0),
+            "evaluate.draft_vocabulary",
+            "is 0: leave it out for all tokens",
+        )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.stop_rules.check()?;
         Bounds::new(1, self.max_self_draft_length)
@@ -110,6 +131,11 @@ impl EvaluateRecipe {
 
 fn default_decodings() -> Vec<DecodingName> {
     vec![DecodingName::Greedy, DecodingName::Sampled]
+}
+
+/// One user at a time.
+fn default_batch_size() -> usize {
+    1
 }
 
 fn default_max_candidate_length() -> usize {

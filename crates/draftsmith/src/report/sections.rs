@@ -131,6 +131,12 @@ fn self_over_separate(group: &Group<'_>) -> Option<f64> {
     speed_ratio(group.best_of_road(Road::SelfDraft)?, group.best_of_road(Road::SeparateDraft)?)
 }
 
+/// The 95 % interval of a speed-up, in words; None where there is none.
+fn speedup_interval(row: &ResultRow) -> Option<String> {
+    let [low, high] = row.speedup_interval?.map(|end| number(end, 2));
+    Some(format!("{low} to {high}"))
+}
+
 fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     let ratio = row.tokens_per_second / over.tokens_per_second;
     ratio.is_finite().then_some(ratio)
@@ -172,6 +178,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
             dataset => group.dataset,
             decoding => group.decoding_text(),
             speedup => times(first.speedup),
+            interval => speedup_interval(first),
             setting => label(first),
             gains => gains.collect::<Vec<_>>(),
             lines,
@@ -322,7 +329,7 @@ pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
         pair("Recipe", summary.recipe.clone()),
         pair("Prompts", prompts.join(", ")),
         pair("Decoding", decodings.join("; ")),
-        pair("Answers", format!("at most {}", counted(summary.max_new_tokens, "new token"))),
+        pair("Answers", answers_text(summary)),
         pair(if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(", ")),
         pair("Machine", summary.machine.clone()),
         pair("Device", device_text(summary)),
@@ -338,6 +345,15 @@ pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
         }
     });
     context! { facts, models => models.collect::<Vec<_>>() }
+}
+
+/// How long answers may be, and how many were given at once.
+fn answers_text(summary: &EvaluationSummary) -> String {
+    let at_most = format!("at most {}", counted(summary.max_new_tokens, "new token"));
+    match summary.batch_size {
+        1 => at_most,
+        several => format!("{at_most}, {several} prompts side by side"),
+    }
 }
 
 /// The device, and what it computed in where that is not f32.

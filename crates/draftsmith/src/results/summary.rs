@@ -32,12 +32,19 @@ pub(crate) struct EvaluationSummary {
     pub(crate) models: Vec<ModelSummary>,
     /// The most tokens an answer may have.
     pub(crate) max_new_tokens: usize,
+    /// How many prompts were answered side by side; 1 in files older than the key.
+    #[serde(default = "one_at_a_time")]
+    pub(crate) batch_size: usize,
     /// The seeds of all draws.
     pub(crate) seeds: Vec<u64>,
     /// The prompts.
     pub(crate) datasets: Vec<DatasetSummary>,
     /// One for each dataset and way of decoding.
     pub(crate) groups: Vec<GroupSummary>,
+}
+
+fn one_at_a_time() -> usize {
+    1
 }
 
 /// A library or driver and its version.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in DESIGN's order.
-const COLUMNS: [&str; 24] = [
+const COLUMNS: [&str; 25] = [
     "dataset",
     "category",
     "drafter",
@@ -32,6 +32,7 @@ const COLUMNS: [&str; 24] = [
     "acceptance_by_position",
     "tokens_per_second",
     "speedup",
+    "speedup_interval",
     "modelled_speedup",
     "lossless",
     "num_forgiven_ties",
@@ -49,6 +50,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         decoding: Decoding::Greedy,
         num_prompts: 1,
         plain_tokens_per_second: Some(50.0),
+        speedup_interval: Some([1.9, 2.1]),
         modelled_speedup: Some(1.9),
         lossless: Some(true),
         num_forgiven_ties: 0,
@@ -400,6 +402,7 @@ fn summaries_come_back() {
             hash: "00ff".into(),
         }],
         max_new_tokens: 128,
+        batch_size: 1,
         seeds: vec![7],
         datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
         groups: vec![

@@ -10,12 +10,12 @@ use draftsmith_data::{
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{Decoding, DrafterId, Recording};
-use draftsmith_train::OptimizerSettings;
 use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::built_data::{built_data, told};
+use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
@@ -191,21 +191,10 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// The share of the built data's conversations that nothing was trained on: where heads and
-/// adapters held out different ones, the smaller, which is part of the larger.
-pub(crate) fn held_out_share(recipe: &Recipe) -> f64 {
-    let head = recipe.head.as_ref().map(|head| head.optimizer);
-    let adapter = recipe.adapter.as_ref().map(|adapter| adapter.optimizer);
-    let adapter_head = recipe.adapter_head.as_ref().map(|head| head.optimizer);
-    let all = [head, adapter, adapter_head].into_iter().flatten();
-    let fractions = all.map(|optimizer| optimizer.validation_fraction);
-    fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
-}
-
 /// What stands for a prompt file where prompts are those that training held out.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
     let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
-    let all = json!({ "rows": data.hash, "share": held_out_share(recipe) });
+    let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 
@@ -219,9 +208,10 @@ fn drafters(
     if let Some(hash) = workspace.draft_hash()? {
         let head_dir = head_dir(recipe, evaluate);
         head_dir.as_deref().map(need_head).transpose()?;
+        let tokens = DraftTokens::of_recipe(recipe, workspace)?;
         drafters.push(Drafting {
             name: DrafterName::Of(DrafterId::Draft),
-            hash: hash.to_owned(),
+            hash: tokens.map_or_else(|| hash.to_owned(), |tokens| tokens.drafter_hash(hash)),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });

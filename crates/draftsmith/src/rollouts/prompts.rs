@@ -8,7 +8,6 @@ use draftsmith_data::{DataSet, Prompt, ResponseRow};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
-use super::files::held_out_share;
 use crate::built_data::built_data;
 use crate::console::Console;
 use crate::pair::Pair;
@@ -122,7 +121,7 @@ fn held_out(
     num_prompts: Option<usize>,
     pair: &Pair,
 ) -> Result<Vec<SetPrompt>> {
-    let (num_rows, share) = (rows.len(), held_out_share(recipe));
+    let (num_rows, share) = (rows.len(), recipe.held_out_share());
     let mut prompts: Vec<(String, Vec<u32>)> = rows
         .iter()
         .filter(|row| is_held_out(row, share))

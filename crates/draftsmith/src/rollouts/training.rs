@@ -64,7 +64,8 @@ impl TrainingRollouts {
             None => workspace.pair()?,
         };
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
-        let exports = Exports { head: None, adapters: adapter.transpose()?.into_iter().collect() };
+        let adapters = adapter.transpose()?.into_iter().collect();
+        let exports = Exports { head: None, draft_tokens: None, adapters };
         let drafter = match exports.adapters.first() {
             Some(adapter) => {
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
-use draftsmith_files::write_whole;
+use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
-use draftsmith_train::{Ending, TrainError, Trained, TrainingRun};
+use draftsmith_train::{Ending, TrainError, Trained, TrainingRun, TrainingSize};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -175,7 +175,8 @@ impl ExportJob<'_> {
         )?;
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
         let data = (self.data.rows.as_slice(), self.provenance);
-        let Some(trained) = resumable.train(steps_left, progress, data, train)? else {
+        let begins = |size: TrainingSize| self.tell(size);
+        let Some(trained) = resumable.train(steps_left, progress, data, &begins, train)? else {
             return Ok(None);
         };
         let interrupted = trained.iter().any(|one| one.interrupted);
@@ -186,6 +187,21 @@ impl ExportJob<'_> {
             resumable.discard()?;
         }
         Ok(Some(Written { exports, interrupted }))
+    }
+
+    /// Tells how large the training is.
+    fn tell(&self, size: TrainingSize) {
+        let lengths =
+            self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
+        self.console.note(format!(
+            "{}: {} rows with {} tokens, in {} steps; {:.1} M weights, at most {} on the disk",
+            self.command,
+            self.data.rows.len(),
+            lengths.sum::<usize>(),
+            size.num_steps,
+            size.num_weights as f64 / 1e6,
+            in_bytes(size.num_bytes)
+        ));
     }
 
     fn write<C: ExportConfig, S: Copy + Serialize>(

@@ -1,4 +1,4 @@
-//! Training progress on the console: a bar an epoch, and a line with its losses at its end.
+//! Training progress on the console: a bar, and a line with its losses at the end of each epoch.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,17 @@ pub(crate) struct EpochProgress {
     shown: &'static [&'static str],
     num_epochs: usize,
     epoch: usize,
+    /// Of all epochs.
     bar: Option<Progress>,
+    validating: Option<Progress>,
     /// The scores of the epoch.
     scores: BTreeMap<String, f64>,
+    /// Training rows of an epoch.
+    num_rows: usize,
+    /// Rows of the half that are done.
     processed: usize,
+    /// Whether nothing was done yet by this run.
+    is_new: bool,
 }
 
 impl EpochProgress {
@@ -36,8 +43,11 @@ impl EpochProgress {
             num_epochs,
             epoch: 1,
             bar: None,
+            validating: None,
             scores: BTreeMap::new(),
+            num_rows: 0,
             processed: 0,
+            is_new: true,
         }
     }
 }
@@ -48,16 +58,30 @@ impl Listener for EpochProgress {
     }
 
     fn start_half(&mut self, half: Half, num_rows: usize) {
-        let name = if half == Half::Training { self.command } else { "validate" };
-        self.bar = Some(Progress::new(&self.console, name, "rows", num_rows as u64));
         self.processed = 0;
+        let progress = |name, total| Progress::new(&self.console, name, "rows", total);
+        if half == Half::Validation {
+            self.validating = Some(progress("validate", num_rows as u64));
+        } else {
+            self.num_rows = num_rows;
+            let total = (num_rows * self.num_epochs) as u64;
+            self.bar.get_or_insert_with(|| progress(self.command, total));
+        }
     }
 
     fn processed(&mut self, num_rows: usize) {
-        if let Some(bar) = &self.bar {
-            bar.advance(num_rows.saturating_sub(self.processed) as u64);
-        }
+        let new = num_rows.saturating_sub(self.processed) as u64;
         self.processed = num_rows;
+        if let Some(validating) = &self.validating {
+            validating.advance(new);
+        } else if let Some(bar) = &self.bar {
+            if std::mem::take(&mut self.is_new) {
+                // What an earlier run did, and the first batch, which is slower than others.
+                bar.skip_to((self.num_rows * (self.epoch - 1) + num_rows) as u64);
+            } else {
+                bar.advance(new);
+            }
+        }
     }
 
     fn number(&mut self, half: Half, name: &str, number: f64, _extent: Extent) {
@@ -66,27 +90,39 @@ impl Listener for EpochProgress {
         } else if name == "Loss"
             && let Some(bar) = &self.bar
         {
-            bar.message(format!("epoch {}, loss {number:.4}", self.epoch));
+            bar.message(format!("epoch {}/{}, loss {number:.4}", self.epoch, self.num_epochs));
         }
     }
 
     fn end_half(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.clear();
+        if let Some(validating) = self.validating.take() {
+            validating.clear();
         }
     }
 
     fn end_epoch(&mut self, epoch: usize) {
         let score = |name: &&str| self.scores.get(*name).map(|value| format!("{name} {value:.4}"));
         let scores: Vec<String> = self.shown.iter().filter_map(score).collect();
-        self.console.note(format!(
+        let line = format!(
             "{}: epoch {epoch}/{}, training loss {}; validation {}",
             self.command,
             self.num_epochs,
             self.scores.get("training loss").map_or_else(|| "-".to_owned(), |l| format!("{l:.4}")),
             scores.join(", "),
-        ));
+        );
+        match &self.bar {
+            Some(bar) => bar.tell(&line),
+            None => self.console.note(line),
+        }
         self.scores.clear();
         self.epoch = epoch + 1;
+    }
+}
+
+impl Drop for EpochProgress {
+    fn drop(&mut self) {
+        for bar in [self.validating.take(), self.bar.take()].into_iter().flatten() {
+            bar.clear();
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_train::renderer::ListeningRenderer;
-use draftsmith_train::{Ending, Interrupter, Resumption, TrainError, TrainingRun, discard};
+use draftsmith_train::{
+    Ending, Interrupter, Resumption, TrainError, TrainingRun, TrainingSize, discard,
+};
 
 use super::progress::EpochProgress;
 use crate::console::Console;
@@ -63,6 +65,7 @@ impl<'a> Resumable<'a> {
         steps_left: &mut StepsLeft,
         progress: EpochProgress,
         (rows, provenance): (&[ResponseRow], &Provenance),
+        begins: &dyn Fn(TrainingSize),
         train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<T>, TrainError>,
     ) -> Result<Option<T>> {
         let interrupter = Interrupter::new();
@@ -73,6 +76,7 @@ impl<'a> Resumable<'a> {
                 renderer,
                 interrupter: interrupter.clone(),
                 should_stop: Box::new(move || console.is_interrupted()),
+                begins: Box::new(begins),
                 ..TrainingRun::new(&self.checkpoint_dir, &self.fingerprint)
             });
             ending.map_err(|error| self.explain(error, rows, provenance))

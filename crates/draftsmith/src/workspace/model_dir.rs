@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{CausalLm, ModelConfig, WeightDtype, hash_model_dir};
 
+use crate::console::Console;
+use crate::console::progress::Progress;
+
 /// A model's directory and what was read of it.
 pub(super) struct ModelDir {
     /// `target` or `draft`.
@@ -59,19 +62,36 @@ impl ModelDir {
         get_or_read(slot, || load(&self.dir))
     }
 
-    /// The hash of weights and `config.json`; `note` is called before it is computed.
-    pub(super) fn hash(&self, note: impl FnOnce()) -> Result<&str> {
+    /// The hash of weights and `config.json`; `note` is called before it is computed, which a bar
+    /// shows where it takes long.
+    pub(super) fn hash(&self, console: &Console, note: impl FnOnce()) -> Result<&str> {
         let hash = get_or_read(&self.hash, || {
             note();
-            hash_dir(&self.dir)
+            hash_dir(&self.dir, console)
         });
         hash.map(String::as_str)
     }
 }
 
+/// Hashing fewer bytes takes no time worth showing.
+const SHOWN_FROM: u64 = 1 << 28;
+
 /// The hash of a directory's weights and `config.json`, as it is now.
-pub(crate) fn hash_dir(dir: &Path) -> Result<String> {
-    hash_model_dir(dir).with_context(|| format!("cannot hash `{}`", dir.display()))
+pub(crate) fn hash_dir(dir: &Path, console: &Console) -> Result<String> {
+    let megabytes = |bytes: u64| bytes / 1_000_000;
+    let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
+    let observe = &mut |num_read, all| {
+        if all >= SHOWN_FROM {
+            let bar = || Progress::new(console, "hash", "MB", megabytes(all));
+            shown.get_or_insert_with(bar).advance(megabytes(num_read) - megabytes(last));
+            last = num_read;
+        }
+    };
+    let hash = hash_model_dir(dir, observe);
+    if let Some(bar) = shown {
+        bar.clear();
+    }
+    hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
 /// What a slot holds, or else what `read` gives.

@@ -23,7 +23,7 @@ fn nothing_is_read_twice_and_nothing_that_is_not_asked_for() {
     assert_eq!(reads(), 3);
     for _ in 0..2 {
         let target = workspace.target_hash().expect("a hash");
-        assert_eq!(target, hash_dir(&workspace.target.dir).expect("a hash"));
+        assert_eq!(target, hash_dir(&workspace.target.dir, &Console::silent()).expect("a hash"));
         assert_eq!(reads(), 4);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    CostModel, Decoding, Fit, Observation, Round, RoundCosts, StopRuleConfig, Trace,
+    CostModel, Decoding, Fit, Interval, Observation, Round, RoundCosts, StopRuleConfig, Trace,
 };
 
 use super::Plan;
@@ -20,6 +20,7 @@ use crate::results::{
     ALL_CATEGORIES, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
     tokens_per_second,
 };
+use crate::statistics::shown_interval;
 
 /// All runs of one dataset under one decoding.
 pub(super) struct Group<'a> {
@@ -108,15 +109,15 @@ impl<'a> Group<'a> {
     }
 
     /// Rows over all prompts, and over each category where there are several.
-    fn rows(&self) -> Vec<ResultRow> {
+    fn rows(&self, seed: u64) -> Vec<ResultRow> {
         let costs = &self.round_costs();
-        let mut rows = self.category_rows(ALL_CATEGORIES, costs, |_| true);
+        let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
         let categories: BTreeSet<&str> =
             prompts.iter().filter_map(|prompt| prompt.category.as_deref()).collect();
         if categories.len() > 1 {
             for category in categories {
-                rows.extend(self.category_rows(category, costs, |run| {
+                rows.extend(self.category_rows(category, seed, costs, |run| {
                     prompts[run.prompt].category.as_deref() == Some(category)
                 }));
             }
@@ -127,6 +128,7 @@ impl<'a> Group<'a> {
     fn category_rows(
         &self,
         category: &str,
+        seed: u64,
         costs: &[Option<RoundCosts>],
         belongs: impl Fn(&Measured) -> bool,
     ) -> Vec<ResultRow> {
@@ -149,6 +151,10 @@ impl<'a> Group<'a> {
                 decoding: self.plan.decoding,
                 num_prompts: runs.len(),
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
+                speedup_interval: setting
+                    .rule
+                    .is_some()
+                    .then(|| speedup_interval(runs, &of_category[0], seed)),
                 modelled_speedup: costs[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     Some(modelled_tokens_per_second(trace, costs)? / plain)
@@ -185,6 +191,21 @@ impl<'a> Group<'a> {
     }
 }
 
+/// The 95 % interval of a speed-up, over prompts.
+fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 2] {
+    let per_second = |runs: &[&Measured], some: &[usize]| {
+        let traces = some.iter().map(|index| &runs[*index].trace);
+        let (tokens, seconds) = traces.fold((0, 0.0), |(tokens, seconds), trace| {
+            let time = trace.prefill_time + trace.decode_time();
+            (tokens + trace.num_tokens, seconds + time.as_secs_f64())
+        });
+        tokens as f64 / seconds
+    };
+    let speedup = |some: &[usize]| per_second(own, some) / per_second(plain, some);
+    let Interval { low, high, .. } = shown_interval(own.len(), seed, speedup);
+    [low, high]
+}
+
 /// Tokens a second with rounds at what they cost on average, and prefill as it was measured; None
 /// where a drafter's cost is not known.
 fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> {
@@ -211,12 +232,17 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluated {
-    pub(super) fn add(&mut self, group: Group<'_>, recipe: &Recipe) -> Result<()> {
+    pub(super) fn add(
+        &mut self,
+        group: Group<'_>,
+        recipe: &Recipe,
+        batch_size: usize,
+    ) -> Result<()> {
         if group.runs.iter().any(Vec::is_empty) {
             return Ok(());
         }
         let fits = group.fits();
-        self.rows.extend(group.rows());
+        self.rows.extend(group.rows(recipe.seed));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.plan.decoding,
@@ -227,7 +253,12 @@ impl Evaluated {
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
-            promises: promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed),
+            // They are of one sequence at a time.
+            promises: if batch_size > 1 {
+                Vec::new()
+            } else {
+                promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed)
+            },
         });
         for (index, setting) in group.plan.settings.iter().enumerate() {
             let name = format!(

@@ -1,15 +1,15 @@
-//! Running the settings over prompts, side by side: for each prompt every setting in turn, so that
-//! a slow minute of the machine falls on all of them alike.
+//! Running the settings over prompts, side by side: for each prompt, or each batch of them, every
+//! setting in turn, so that a slow minute of the machine falls on all of them alike.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_decode::Generation;
-use draftsmith_theory::{Decoding, SeededDraws, Trace};
+use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
 
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
-use crate::conversation::{Turn, answer_turns};
-use crate::decoders::Decoders;
+use crate::conversation::{Turn, answer_side_by_side};
+use crate::decoders::{Decoders, ToDecode};
 use crate::exports::Exports;
 use crate::pair::Pair;
 
@@ -48,9 +48,11 @@ impl<'m> Bench<'m> {
         pair: &'m Pair,
         exports: &'m Exports,
         max_new_tokens: usize,
+        batch_size: usize,
         seed: u64,
     ) -> Self {
-        Self { pair, decoders: Decoders::new(pair, exports, max_new_tokens), seed }
+        let decoders = Decoders::with_slots(pair, exports, max_new_tokens, batch_size);
+        Self { pair, decoders, seed }
     }
 
     /// Runs every setting once on a prompt, untimed and short: the first forwards of a process
@@ -63,51 +65,64 @@ impl<'m> Bench<'m> {
     ) -> Result<()> {
         let most = std::mem::replace(&mut self.decoders.limits.max_new_tokens, 16);
         for setting in settings {
-            self.run(0, prompt, decoding, setting)?;
+            self.run(0, &[prompt], decoding, setting)?;
         }
         self.decoders.limits.max_new_tokens = most;
         Ok(())
     }
 
-    /// Answers all turns of a prompt, each fed with the setting's own earlier answers.
+    /// Answers all turns of prompts, the first of which is so many in its dataset: those of one turn
+    /// side by side, each fed with the setting's own earlier answers. What forwards of several take is
+    /// shared out among them.
     pub(super) fn run(
         &mut self,
-        number: usize,
-        prompt: &Prompt,
+        first: usize,
+        prompts: &[&Prompt],
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Measured> {
+    ) -> Result<Vec<Measured>> {
         let pair = self.pair;
-        let (turns, texts) = answer_turns(
+        let answered = answer_side_by_side(
             pair,
-            prompt,
+            prompts,
             |answered: &Answered| &answered.token_ids,
-            |turn| {
-                let Turn { id, prompt_ids, .. } = turn;
-                let Generation { token_ids, trace, .. } =
-                    self.generate(&id, &prompt_ids, decoding, setting)?;
-                Ok(Answered { trace, token_ids, prompt_ids })
-            },
+            |turns| self.generate(turns, decoding, setting),
         )?;
-        let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
-        Ok(Measured { prompt: number, trace, turns, texts, agreement: Agreement::Same })
+        let measured = answered.into_iter().enumerate().map(|(nth, (turns, texts))| {
+            let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
+            Measured { prompt: first + nth, trace, turns, texts, agreement: Agreement::Same }
+        });
+        Ok(measured.collect())
     }
 
     fn generate(
         &mut self,
-        id: &str,
-        prompt_ids: &[u32],
+        turns: Vec<(usize, Turn)>,
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Generation> {
-        let mut draws = SeededDraws::new(self.seed, &[id, "evaluate", &setting.name()]);
-        match &setting.rule {
-            None => self.decoders.decode_plain(decoding, prompt_ids, &mut draws),
-            Some(rule) => {
-                let rule = &mut *rule.init()?;
-                self.decoders.decode(setting.drafter, rule, decoding, prompt_ids, &mut draws)
-            }
-        }
+    ) -> Result<Vec<Answered>> {
+        let seed = self.seed;
+        let name = setting.name();
+        let draws = |turn: &Turn| SeededDraws::new(seed, &[&turn.id, "evaluate", &name]);
+        let mut draws: Vec<SeededDraws> = turns.iter().map(|(_, turn)| draws(turn)).collect();
+        let rule = |_| setting.rule.as_ref().map(StopRuleConfig::init).transpose();
+        let mut rules = turns.iter().map(rule).collect::<Result<Vec<_>, _>>()?;
+        let to_decode =
+            turns.iter().zip(&mut draws).zip(&mut rules).map(|((turn, draws), rule)| {
+                let rule = rule.as_mut().map(|rule| &mut **rule as _);
+                ToDecode { prompt_ids: &turn.1.prompt_ids, rule, draws }
+            });
+        let named = || {
+            let ids: Vec<String> = turns.iter().map(|(_, turn)| format!("`{}`", turn.id)).collect();
+            format!("prompt {}", ids.join(", "))
+        };
+        let generations =
+            self.decoders.decode_many(setting.drafter, decoding, to_decode).with_context(named)?;
+        let answered = turns.into_iter().zip(generations).map(|((_, turn), generation)| {
+            let Generation { token_ids, trace, .. } = generation;
+            Answered { trace, token_ids, prompt_ids: turn.prompt_ids }
+        });
+        Ok(answered.collect())
     }
 
     /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.

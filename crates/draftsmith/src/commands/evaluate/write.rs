@@ -39,7 +39,7 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
-    let Models { workspace, pair, exports: Exports { head, adapters } } = all;
+    let Models { workspace, pair, exports: Exports { head, draft_tokens, adapters } } = all;
     let mut models = vec![describe(
         "target",
         &recipe.models.target,
@@ -49,7 +49,11 @@ pub(super) fn write(
     if let (Some(draft), Some(path), Some(hash)) =
         (&pair.draft, &recipe.models.draft, workspace.draft_hash()?)
     {
-        models.push(describe("draft", path, draft.config(), hash));
+        let mut draft = describe("draft", path, draft.config(), hash);
+        if let Some(tokens) = draft_tokens {
+            draft.description += &draws(tokens.len(), tokens.coverage);
+        }
+        models.push(draft);
     }
     if let Some(head) = head {
         let kind = if head.config.is_tied() { "tied" } else { "untied" };
@@ -63,7 +67,7 @@ pub(super) fn write(
                 "acceptance head{form}, {} {kind} blocks of width {}{more}",
                 head.config.num_layers, head.config.hidden_size
             ),
-            hash: hash_dir(&head.dir)?,
+            hash: hash_dir(&head.dir, console)?,
         });
     }
     for adapter in adapters {
@@ -71,11 +75,19 @@ pub(super) fn write(
             role: "adapter".to_owned(),
             name: adapter.dir.display().to_string(),
             description: format!(
-                "self-draft adapter behind layer {}, {:.2} M parameters",
+                "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters{}",
                 adapter.config.exit_layer,
-                adapter.adapter.num_parameters() as f64 / 1e6
+                adapter.config.model.shape.num_layers,
+                adapter.config.architecture,
+                adapter.adapter.num_parameters() as f64 / 1e6,
+                adapter
+                    .config
+                    .draft_vocabulary
+                    .as_ref()
+                    .map(|all| draws(all.ids().len(), adapter.config.vocabulary_coverage()))
+                    .unwrap_or_default()
             ),
-            hash: hash_dir(&adapter.dir)?,
+            hash: hash_dir(&adapter.dir, console)?,
         });
     }
     let summary = EvaluationSummary {
@@ -87,6 +99,7 @@ pub(super) fn write(
         versions: machine::versions(),
         models,
         max_new_tokens: evaluate.max_new_tokens,
+        batch_size: evaluate.batch_size,
         seeds: vec![recipe.seed],
         datasets: datasets
             .iter()
@@ -121,6 +134,13 @@ pub(super) fn write(
     console.text(format!("report: {}\n", evaluation.report.display()))?;
     console.document(&evaluation.rows)?;
     Ok(evaluation)
+}
+
+/// How many tokens a drafter draws, and how many of the held-out responses' those are.
+fn draws(num_tokens: usize, coverage: Option<f64>) -> String {
+    let coverage = coverage
+        .map(|coverage| format!(" ({:.1} % of those in held-out responses)", coverage * 100.0));
+    format!(", draws {num_tokens} tokens{}", coverage.unwrap_or_default())
 }
 
 /// A promise and what came of it, in a line.

@@ -13,14 +13,11 @@ use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::results::DecodingName;
 
-/// The rule that was asked for, or else the one that was tuned for this head or adapter, or else
-/// the default.
-pub(super) fn choose(
-    arguments: &GenerateArguments,
-    decoding: &Decoding,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<Box<dyn StopRule>> {
+/// The rule that was asked for, if one was.
+///
+/// # Errors
+/// If a flag makes no sense.
+pub(super) fn asked_for(arguments: &GenerateArguments) -> Result<Option<Box<dyn StopRule>>> {
     let bounds = |most: usize| {
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
             .context("flag `--max-candidate-length`")
@@ -30,7 +27,7 @@ pub(super) fn choose(
         arguments;
     if let Some(candidate_length) = *candidate_length {
         let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        return rule.init().context("flag `--candidate-length`");
+        return rule.init().map(Some).context("flag `--candidate-length`");
     }
     if let Some(stop_threshold) = *stop_threshold {
         if arguments.head.is_none() && head_of_adapter.is_none() {
@@ -45,7 +42,7 @@ pub(super) fn choose(
             without_lag,
             bounds,
         });
-        return rule.init().context("flag `--stop-threshold`");
+        return rule.init().map(Some).context("flag `--stop-threshold`");
     }
     if let Some(confidence_threshold) = *confidence_threshold {
         let (before_draw, bounds) = (false, bounds(6)?);
@@ -54,11 +51,28 @@ pub(super) fn choose(
             before_draw,
             bounds,
         });
-        return rule.init().context("flag `--confidence-threshold`");
+        return rule.init().map(Some).context("flag `--confidence-threshold`");
     }
+    Ok(None)
+}
+
+/// The rule that was tuned for this head or adapter and for a draft that may draw so many tokens, or
+/// else the default.
+///
+/// # Errors
+/// If what was tuned cannot be read.
+pub(super) fn tuned(
+    arguments: &GenerateArguments,
+    decoding: &Decoding,
+    dtype: WeightDtype,
+    draft_vocabulary: Option<usize>,
+    console: &Console,
+) -> Result<Box<dyn StopRule>> {
+    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
-    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, console)).transpose()?;
+    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, console));
+    let tuned = tuned.transpose()?;
     let tuned = tuned.unwrap_or_default();
     let rule = match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => tuned.config.clone(),

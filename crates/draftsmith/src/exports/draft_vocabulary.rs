@@ -1,0 +1,96 @@
+//! The tokens that a separate draft may draw where the recipe limits them, `evaluate.draft_vocabulary`:
+//! those most frequent in the responses that were built and not held out.
+//!
+//! They are counted once and lie in `checkpoints/NAME/draft_vocabulary.safetensors`, for `generate`
+//! and for machines without the data.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use draftsmith_data::{ResponseRow, hash_bytes};
+use draftsmith_model::{DraftVocabulary, read_metadata};
+use draftsmith_train::is_held_out;
+
+use crate::built_data::built_data;
+use crate::recipe::Recipe;
+use crate::workspace::Workspace;
+
+/// What the file says of itself: how many tokens were asked for, of which data, and which share of
+/// the held-out responses' tokens they are.
+const SIZE: &str = "size";
+const DATA: &str = "data";
+const COVERAGE: &str = "coverage";
+
+/// Tokens that a separate draft may draw.
+#[derive(Debug, Clone)]
+pub(crate) struct DraftTokens {
+    pub(crate) vocabulary: DraftVocabulary,
+    /// The share of the held-out responses' tokens that are among them; None where nobody says.
+    pub(crate) coverage: Option<f64>,
+}
+
+impl DraftTokens {
+    /// Those of a recipe, if it limits them and has a draft: counted, where the file in its
+    /// checkpoints is of other data.
+    ///
+    /// # Errors
+    /// If there is neither such a file nor data, or one of them cannot be read.
+    pub(crate) fn of_recipe(recipe: &Recipe, workspace: &Workspace) -> Result<Option<Self>> {
+        let size = recipe.evaluate.as_ref().and_then(|evaluate| evaluate.draft_vocabulary);
+        let (Some(size), Some(_)) = (size, workspace.draft_shape()?) else {
+            return Ok(None);
+        };
+        let path = recipe.checkpoint_dir().join("draft_vocabulary.safetensors");
+        let vocab_size = workspace.vocab_size()?;
+        if path.is_file() && !recipe.data_dir().is_dir() {
+            return Self::read(&path, vocab_size).map(Some);
+        }
+        let data = built_data(recipe, workspace, vocab_size).context(
+            "key `evaluate.draft_vocabulary` takes the most frequent tokens of responses",
+        )?;
+        let share = recipe.held_out_share();
+        let expected = [(DATA, format!("{} without {share}", data.hash)), (SIZE, size.to_string())];
+        if path.is_file() {
+            let found = read_metadata(&path)?;
+            if expected.iter().all(|(key, value)| found.get(*key) == Some(value)) {
+                return Self::read(&path, vocab_size).map(Some);
+            }
+        }
+        let counts = |is_wanted: &dyn Fn(&ResponseRow) -> bool| {
+            let mut counts = vec![0_u64; vocab_size];
+            let rows = data.rows.iter().filter(|row| is_wanted(row));
+            rows.flat_map(|row| &row.response_ids).for_each(|id| counts[*id as usize] += 1);
+            counts
+        };
+        let counted = counts(&|row| !is_held_out(row, share));
+        let always = &workspace.target_shape()?.eos_token_ids;
+        let vocabulary = DraftVocabulary::most_frequent(&counted, size, always);
+        let coverage = vocabulary.coverage(&counts(&|row| is_held_out(row, share)));
+        let mut metadata: Vec<(String, String)> =
+            expected.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        metadata.push((COVERAGE.to_owned(), coverage.to_string()));
+        vocabulary.write(&path, &metadata)?;
+        Ok(Some(Self { vocabulary, coverage: Some(coverage) }))
+    }
+
+    /// Those in a file, for models that know `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has a token that they do not know.
+    pub(crate) fn read(path: &Path, vocab_size: usize) -> Result<Self> {
+        let vocabulary = DraftVocabulary::read(path, vocab_size)?;
+        let coverage = read_metadata(path)?.get(COVERAGE).and_then(|text| text.parse().ok());
+        Ok(Self { vocabulary, coverage })
+    }
+
+    /// How many they are.
+    pub(crate) fn len(&self) -> usize {
+        self.vocabulary.ids().len()
+    }
+
+    /// What a draft that draws them is called in provenance, where `hash` names one that draws all.
+    pub(crate) fn drafter_hash(&self, hash: &str) -> String {
+        let ids = self.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes());
+        hash_bytes(&hash.bytes().chain(ids).collect::<Vec<u8>>())
+    }
+}
