@@ -254,6 +254,9 @@ fn a_draft_that_may_draw_few_tokens_is_recorded_measured_and_served_so() {
         arguments.extend(extra);
         place.run(&arguments).json()
     };
+    place
+        .run(&["evaluate", "small.toml", "--set", "evaluate.draft_vocabulary=41"])
+        .fails_naming(&["evaluate.draft_vocabulary", "data/small"]);
     let few = generate(&["--draft", &draft, "--draft-vocabulary", FILE]);
     let all = generate(&["--draft", &draft]);
     assert_eq!(few["token_ids"], generate(&[])["token_ids"]);

@@ -86,9 +86,17 @@ pub(crate) struct PackedLayer {
 impl PackedLayer {
     /// Weights of its products.
     fn num_weights(&self) -> usize {
+        self.products().iter().map(|weights| weights.num_weights()).sum()
+    }
+
+    /// Bytes of them.
+    fn num_bytes(&self) -> usize {
+        self.products().iter().map(|weights| weights.num_bytes()).sum()
+    }
+
+    fn products(&self) -> [&PackedWeights; 4] {
         let Self { attention, mlp, .. } = self;
-        let weights = [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down];
-        weights.iter().map(|weights| weights.num_weights()).sum()
+        [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down]
     }
 
     /// Adds the layer to rows; `slots` has its memory of each slot.

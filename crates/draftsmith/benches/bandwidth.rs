@@ -18,9 +18,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Parser;
-use draftsmith_decode::{Limits, ModelSession, NoDrafter, Request, RoundTokens, decode_many};
+use draftsmith_decode::{
+    Limits, ModelSession, NoDrafter, Request, RoundTokens, Target, Verification, decode_many,
+};
 use draftsmith_model::{CausalLm, weight_files};
-use draftsmith_theory::{Decoding, SeededDraws};
+use draftsmith_theory::{Decoding, Proposal, SeededDraws};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -34,6 +36,11 @@ const CHUNK_BYTES: usize = 1 << 22;
 const NEW_TOKENS: usize = 64;
 /// Sequences side by side.
 const AT_ONCE: usize = 16;
+/// Rows that a verification has, beside one.
+const ROWS: [usize; 5] = [2, 3, 4, 5, 8];
+/// Tokens before them, and how often each number is timed a round.
+const NUM_BEFORE: usize = 200;
+const NUM_VERIFICATIONS: usize = 15;
 /// The prompts that are read.
 const PROMPTS: [usize; 2] = [250, 1000];
 
@@ -94,6 +101,8 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
     ];
     let names = names.into_iter();
     let names = names.chain(PROMPTS.map(|len| format!("a prompt of {len}, tokens/s")));
+    let names = names.chain(["verifying one row, ms".to_owned()]);
+    let names = names.chain(ROWS.map(|rows| format!("verifying {rows} rows, over one")));
     let mut figures: Vec<Vec<f64>> = Vec::new();
     for _ in 0..rounds {
         let one = read_bytes / seconds(one) / 1e9;
@@ -110,6 +119,7 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
             let read = answer(&model, &prompt(len), 1)?.to_first.as_secs_f64();
             round.push(len as f64 / read);
         }
+        round.extend(verifications(&model)?);
         figures.push(round);
     }
     println!("{:<46}{:>9}{:>9}{:>9}", "", "least", "median", "most");
@@ -121,6 +131,35 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
     }
     println!("\n{rounds} rounds; the weights are {:.0} MB.", file_bytes / 1e6);
     Ok(())
+}
+
+/// Medians of the time that the target takes for one row, in milliseconds, and for several over that;
+/// in turn.
+fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
+    let tokens = prompt(NUM_BEFORE + ROWS[ROWS.len() - 1]);
+    let mut session = ModelSession::new(model, tokens.len() + 1, "model");
+    session.begin(0, &tokens[..NUM_BEFORE])?;
+    let all: Vec<usize> = [1].into_iter().chain(ROWS).collect();
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
+    for _ in 0..NUM_VERIFICATIONS {
+        for (rows, times) in all.iter().zip(&mut times) {
+            let tokens = &tokens[..NUM_BEFORE + rows - 1];
+            let proposal = &Proposal::certain_chain(&tokens[NUM_BEFORE..]);
+            let begun = Instant::now();
+            black_box(session.verify(&[Verification { slot: 0, tokens, proposal }])?);
+            times.push(begun.elapsed().as_secs_f64());
+            session.commit(0, NUM_BEFORE - 1, &[]);
+        }
+    }
+    let medians: Vec<f64> = times
+        .into_iter()
+        .map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        })
+        .collect();
+    let several = medians[1..].iter().map(|several| several / medians[0]);
+    Ok([medians[0] * 1e3].into_iter().chain(several).collect())
 }
 
 /// The share of the weights that a token reads: all but an embedding that is not the LM head too.

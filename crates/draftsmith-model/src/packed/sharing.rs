@@ -16,6 +16,9 @@ use crate::rope::Reach;
 /// Rows from which on two threads share them: below, sharing products saves more.
 const ROWS_FOR_TWO: usize = 7;
 
+/// Weights that stay in caches between forwards, as far as a machine's other tenants let them.
+const CACHED_BYTES: usize = 1 << 24;
+
 /// Layers up to which a model's forwards are shared: their caches are handed over on the stack.
 const MAX_LAYERS: usize = 64;
 
@@ -27,8 +30,12 @@ impl Sharing {
     /// Whether two threads run the next forward.
     pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
         let num_rows = x.len() / layers[0].attention.norm.width();
-        // Products of large layers are worth sharing one by one, and among more than two.
-        let is_large = layers[0].mlp.gate_up.is_shared() || layers.len() > MAX_LAYERS;
+        // Products of large layers are worth sharing one by one, and among more than two; and weights
+        // that caches do not hold would be read once by each thread.
+        let num_bytes: usize = layers.iter().map(PackedLayer::num_bytes).sum();
+        let is_large = num_bytes > CACHED_BYTES
+            || layers[0].mlp.gate_up.is_shared()
+            || layers.len() > MAX_LAYERS;
         // From outside the pool the second thread starts too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
         let may_share = num_rows >= ROWS_FOR_TWO

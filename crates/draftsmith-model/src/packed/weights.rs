@@ -162,6 +162,12 @@ impl PackedWeights {
         self.inputs * self.outputs
     }
 
+    /// Bytes of the weights.
+    pub(super) fn num_bytes(&self) -> usize {
+        let bytes = if self.storage() == Storage::F32 { 4 } else { 2 };
+        self.num_weights() * bytes
+    }
+
     /// Whether even few rows are shared by several threads.
     pub(super) fn is_shared(&self) -> bool {
         self.num_weights() >= PARALLEL_WEIGHTS

@@ -4,9 +4,10 @@
 //! They are counted once and lie in `checkpoints/NAME/draft_vocabulary.safetensors`, for `generate`
 //! and for machines without the data.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::{ResponseRow, hash_bytes};
 use draftsmith_model::{DraftVocabulary, read_metadata};
 use draftsmith_train::is_held_out;
@@ -42,19 +43,18 @@ impl DraftTokens {
         };
         let path = recipe.checkpoint_dir().join("draft_vocabulary.safetensors");
         let vocab_size = workspace.vocab_size()?;
-        if path.is_file() && !recipe.data_dir().is_dir() {
+        let found = if path.is_file() { read_metadata(&path)? } else { BTreeMap::new() };
+        let is_of_size = found.get(SIZE) == Some(&size.to_string());
+        if is_of_size && !recipe.data_dir().is_dir() {
             return Self::read(&path, vocab_size).map(Some);
         }
         let data = built_data(recipe, workspace, vocab_size).context(
             "key `evaluate.draft_vocabulary` takes the most frequent tokens of responses",
         )?;
         let share = recipe.held_out_share();
-        let expected = [(DATA, format!("{} without {share}", data.hash)), (SIZE, size.to_string())];
-        if path.is_file() {
-            let found = read_metadata(&path)?;
-            if expected.iter().all(|(key, value)| found.get(*key) == Some(value)) {
-                return Self::read(&path, vocab_size).map(Some);
-            }
+        let counted_in = format!("{} without {share}", data.hash);
+        if is_of_size && found.get(DATA) == Some(&counted_in) {
+            return Self::read(&path, vocab_size).map(Some);
         }
         let counts = |is_wanted: &dyn Fn(&ResponseRow) -> bool| {
             let mut counts = vec![0_u64; vocab_size];
@@ -63,13 +63,19 @@ impl DraftTokens {
             counts
         };
         let counted = counts(&|row| !is_held_out(row, share));
+        if counted.iter().all(|count| *count == 0) {
+            bail!(
+                "key `evaluate.draft_vocabulary` takes the most frequent tokens of responses, but those \
+                 in `{}` have none; hint: build more data, or leave the key out",
+                recipe.data_dir().display()
+            );
+        }
         let always = &workspace.target_shape()?.eos_token_ids;
         let vocabulary = DraftVocabulary::most_frequent(&counted, size, always);
         let coverage = vocabulary.coverage(&counts(&|row| is_held_out(row, share)));
-        let mut metadata: Vec<(String, String)> =
-            expected.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        metadata.push((COVERAGE.to_owned(), coverage.to_string()));
-        vocabulary.write(&path, &metadata)?;
+        let metadata =
+            [(DATA, counted_in), (SIZE, size.to_string()), (COVERAGE, coverage.to_string())];
+        vocabulary.write(&path, &metadata.map(|(key, value)| (key.to_owned(), value)))?;
         Ok(Some(Self { vocabulary, coverage: Some(coverage) }))
     }
 
