@@ -84,7 +84,7 @@ impl PackedAdapter {
     fn pass(
         &self,
         layers: &[Parts],
-        x: &mut Vec<f32>,
+        x: &mut [f32],
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
         filled: Option<&Parts>,
