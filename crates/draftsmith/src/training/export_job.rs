@@ -194,12 +194,12 @@ impl ExportJob<'_> {
         let lengths =
             self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
         self.console.note(format!(
-            "{}: {} rows with {} tokens, in {} steps; {:.1} M weights, at most {} on the disk",
+            "{}: {} rows with {} tokens, in {} steps; {} weights, at most {} on the disk",
             self.command,
             self.data.rows.len(),
             lengths.sum::<usize>(),
             size.num_steps,
-            size.num_weights as f64 / 1e6,
+            size.num_weights,
             in_bytes(size.num_bytes)
         ));
     }
