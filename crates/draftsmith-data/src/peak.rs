@@ -1,4 +1,5 @@
-//! How much memory the tests took, for those that hold a reader to a bound.
+//! How much memory a process took, for tests that hold a reader to a bound and for the bench beside
+//! peers.
 
 /// The most memory that this process had, in bytes, where the system tells.
 pub(crate) fn peak_bytes() -> Option<usize> {

@@ -270,8 +270,8 @@ pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "there is no adapter in `{}`, which has no `config.json`; hint: run `draftsmith train-adapter` with this \
-         recipe first, or set `evaluate.adapters`",
+        "there is no adapter in `{}`, which has no `config.json`; \
+         hint: run `draftsmith train-adapter` with this recipe first, or set `evaluate.adapters`",
         dir.display()
     )
 }

@@ -19,6 +19,7 @@ mod summary;
 mod tests;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_files::parse_json;
@@ -236,10 +237,14 @@ impl ResultRow {
     }
 }
 
-/// Tokens kept over the time of prefill and of all rounds: what a user waits for. NaN without
-/// either.
+/// The time of prefill and of all rounds: what a user waits for.
+pub(crate) fn waiting_time(trace: &Trace) -> Duration {
+    trace.prefill_time + trace.decode_time()
+}
+
+/// Tokens kept over [`waiting_time`]. NaN without either.
 pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
-    trace.num_tokens as f64 / (trace.prefill_time + trace.decode_time()).as_secs_f64()
+    trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
 }
 
 /// For each position of a round, the share accepted of the candidates that were judged: those whose

@@ -18,11 +18,12 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::decode::{decode_plain, decode_speculative};
+use crate::decode::decode_speculative;
 use crate::logits::Logits;
 use crate::separate_draft::SeparateDraft;
-use crate::sequence::{Finish, Generation, Limits, RoundTokens};
+use crate::sequence::{Finish, Generation, Limits};
 use crate::session::checked;
+use crate::session::tests::{go_on, greedy, greedy_plain};
 use crate::target::{Target, Verification};
 
 const EXIT_LAYERS: [usize; 2] = [1, 2];
@@ -123,27 +124,6 @@ fn session_with_exit(model: &CausalLm, exit_layer: usize, context: usize) -> Mod
     let mut session = ModelSession::new(model, context, "target");
     session.set_exit(Some(exit_layer));
     session
-}
-
-fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
-fn greedy_plain(target: &mut impl Target, prompt: &[u32], limits: &Limits) -> Generation {
-    let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_plain(target, &Decoding::Greedy, prompt, limits, draws, &mut go_on).expect("decodes")
-}
-
-fn greedy<T: Target>(
-    target: &mut T,
-    drafter: &mut impl Drafter<T>,
-    rule: &mut dyn StopRule,
-    prompt: &[u32],
-    limits: &Limits,
-) -> Generation {
-    let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_speculative(target, drafter, rule, &Decoding::Greedy, prompt, limits, draws, &mut go_on)
-        .expect("decodes")
 }
 
 /// Rounds that were followed by another, by whether all their candidates were accepted: such a

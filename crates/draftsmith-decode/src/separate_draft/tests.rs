@@ -10,12 +10,13 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::decode::{decode_plain, decode_speculative};
 use crate::logits::Logits;
 use crate::record::{RecordOptions, RecordRequest, record};
-use crate::sequence::{Limits, RoundTokens};
+use crate::sequence::Limits;
 use crate::session::ModelSession;
-use crate::session::tests::{Models, draft_one, predicted_for_candidates, tensor_of};
+use crate::session::tests::{
+    Models, draft_one, greedy, greedy_plain, predicted_for_candidates, tensor_of,
+};
 use crate::target::{Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
@@ -126,19 +127,16 @@ fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
 fn replay_is_decoding_with_a_head_of_any_form() {
     let bounds = Bounds { min: 1, max: 5 };
     let limits = Limits { max_new_tokens: 24, eos_token_ids: vec![1] };
-    let go_on = &mut |_: RoundTokens<'_>| ControlFlow::Continue(());
-    let (greedy, prompt) = (Decoding::Greedy, [5, 17, 42]);
+    let prompt = [5, 17, 42];
     let recorded = all_reads().into_iter().filter(|reads| reads.inputs().len() < 3);
     for (nth, reads) in recorded.enumerate() {
         let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
         let mut target = Whimsical(ModelSession::new(&models.target, 64, "target"));
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
         let draws = &mut SeededDraws::new(0, &["unused"]);
-        let plain = decode_plain(&mut target, &greedy, &prompt, &limits, draws, go_on)
-            .expect("finite")
-            .token_ids;
+        let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
         let options = RecordOptions {
-            decoding: greedy,
+            decoding: Decoding::Greedy,
             limits: limits.clone(),
             max_length: bounds.max,
             has_head: true,
@@ -167,17 +165,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
         assert!((3..places.len() - 3).contains(&num_rejected), "{num_rejected}");
         for config in rules(bounds) {
             let rule = &mut *config.init().expect("valid");
-            let decoded = decode_speculative(
-                &mut target,
-                &mut draft,
-                rule,
-                &greedy,
-                &prompt,
-                &limits,
-                draws,
-                go_on,
-            )
-            .expect("finite");
+            let decoded = greedy(&mut target, &mut draft, rule, &prompt, &limits);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded.token_ids, plain, "{reads:?}, {config:?}");
             assert_eq!(decoded.trace.counts(), replayed, "{reads:?}, {config:?}");
@@ -188,13 +176,10 @@ fn replay_is_decoding_with_a_head_of_any_form() {
 #[test]
 fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets() {
     let limits = Limits { max_new_tokens: 40, eos_token_ids: vec![1] };
-    let go_on = &mut |_: RoundTokens<'_>| ControlFlow::Continue(());
-    let (greedy, prompt) = (Decoding::Greedy, [5, 17, 42]);
+    let prompt = [5, 17, 42];
     for Models { target: model, .. } in &Models::both("few-tokens", 1, &HeadReads::default()) {
         let mut target = ModelSession::new(model, 64, "target");
-        let draws = &mut SeededDraws::new(0, &["unused"]);
-        let plain = decode_plain(&mut target, &greedy, &prompt, &limits, draws, go_on);
-        let plain = plain.expect("finite").token_ids;
+        let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
         // The draft is the target, which draws every second token, and never the answer's first.
         let ids = (0..VOCAB_SIZE as u32).filter(|id| id % 2 == plain[0] % 2 && *id != plain[0]);
         let vocabulary = DraftVocabulary::new(ids.collect::<Vec<_>>());
@@ -207,17 +192,7 @@ fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets
 
         let rule = FixedLengthConfig { candidate_length: 3 };
         let mut rule = StopRuleConfig::FixedLength(rule).init().expect("valid");
-        let decoded = decode_speculative(
-            &mut target,
-            &mut draft,
-            rule.as_mut(),
-            &greedy,
-            &prompt,
-            &limits,
-            draws,
-            go_on,
-        )
-        .expect("finite");
+        let decoded = greedy(&mut target, &mut draft, rule.as_mut(), &prompt, &limits);
         assert_eq!(decoded.token_ids, plain);
         let counts = decoded.trace.counts();
         assert!(counts.num_discarded > 0, "what it may not draw is not drafted");

@@ -1,23 +1,27 @@
 //! What a step in host memory allocates, after few tokens and after many, and what it gives beside
 //! tensors.
 
+use std::ops::ControlFlow;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrawnCandidate,
     HeadFeatures, HeadReads, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, DrawnFrom, HeadEstimate, Node, Platt, Proposal, SignalNeeds, entropy_of_log_probs,
-    log_softmax,
+    Calibration, Decoding, DrawnFrom, HeadEstimate, Node, Platt, Proposal, SeededDraws,
+    SignalNeeds, StopRule, entropy_of_log_probs, log_softmax,
 };
 
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
+use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
+use crate::sequence::{Generation, Limits, RoundTokens};
 use crate::target::{Target, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
@@ -249,4 +253,32 @@ fn a_proposal_with_branches_is_refused() {
     proposal.push(Node { parent: None, token_id: 8, drawn_from: DrawnFrom::OneHot });
     let one = Verification { slot: 0, tokens: &[5, 6, 7, 8], proposal: &proposal };
     assert_eq!(target.verify(&[one]), Err(DecodeError::BranchingProposal { role: "target" }));
+}
+
+/// Sees a round, and lets decoding go on.
+pub(crate) fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// The target alone.
+pub(crate) fn greedy_plain(
+    target: &mut impl Target,
+    prompt: &[u32],
+    limits: &Limits,
+) -> Generation {
+    let draws = &mut SeededDraws::new(0, &["unused"]);
+    decode_plain(target, &Decoding::Greedy, prompt, limits, draws, &mut go_on).expect("decodes")
+}
+
+/// With a drafter.
+pub(crate) fn greedy<T: Target>(
+    target: &mut T,
+    drafter: &mut impl Drafter<T>,
+    rule: &mut dyn StopRule,
+    prompt: &[u32],
+    limits: &Limits,
+) -> Generation {
+    let draws = &mut SeededDraws::new(0, &["unused"]);
+    decode_speculative(target, drafter, rule, &Decoding::Greedy, prompt, limits, draws, &mut go_on)
+        .expect("decodes")
 }

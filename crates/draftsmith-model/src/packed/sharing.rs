@@ -30,6 +30,9 @@ impl Sharing {
     /// Whether two threads run the next forward.
     pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
         let num_rows = x.len() / layers[0].attention.norm.width();
+        if num_rows < ROWS_FOR_TWO {
+            return false;
+        }
         // Products of large layers are worth sharing one by one, and among more than two; and weights
         // that caches do not hold would be read once by each thread.
         let num_bytes: usize = layers.iter().map(PackedLayer::num_bytes).sum();
@@ -38,10 +41,7 @@ impl Sharing {
             || layers.len() > MAX_LAYERS;
         // From outside the pool the second thread starts too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
-        let may_share = num_rows >= ROWS_FOR_TWO
-            && !is_large
-            && is_on_pool
-            && rayon::current_num_threads() >= 2;
+        let may_share = !is_large && is_on_pool && rayon::current_num_threads() >= 2;
         may_share && self.is_worth_it()
     }
 

@@ -8,6 +8,8 @@
 #[path = "../../src/allocator.rs"]
 mod allocator;
 mod ours;
+#[path = "../../../draftsmith-data/src/peak.rs"]
+mod peak;
 mod table;
 mod theirs;
 mod timed;
@@ -23,6 +25,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::ours::{Models, Ours};
+use self::peak::peak_bytes;
 use self::table::{Row, print_table};
 use self::theirs::Peer;
 
@@ -83,7 +86,7 @@ struct Measurement {
     prompt_ids: Vec<Vec<u32>>,
     /// The most memory that its process held, where the system tells.
     #[serde(default)]
-    peak_bytes: Option<u64>,
+    peak_bytes: Option<usize>,
     /// The answers, where tokens are compared.
     #[serde(default)]
     token_ids: Vec<Vec<u32>>,
@@ -321,14 +324,6 @@ fn compare(work: &Work<'_>, python: &Path, rounds: usize) -> Result<Row> {
 fn forget_peak() {
     // Where it cannot, the figure is that of all works so far.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// The most memory that this process held, where Linux tells.
-fn peak_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kilobytes * 1024)
 }
 
 /// The share of the processors' time that is in use while this waits a second, where the system

@@ -16,7 +16,7 @@ pub(crate) struct Row {
     equal: Option<(usize, usize)>,
     num_threads: usize,
     /// The most memory that each side held, in bytes.
-    peaks: [Option<u64>; 2],
+    peaks: [Option<usize>; 2],
     versions: String,
 }
 
@@ -31,8 +31,9 @@ impl Row {
         let rates = |(ours, theirs): &(Measurement, Measurement)| {
             (ours.tokens_per_second(), theirs.tokens_per_second())
         };
-        let peak =
-            |of: fn(&(Measurement, Measurement)) -> Option<u64>| pairs.iter().filter_map(of).max();
+        let peak = |of: fn(&(Measurement, Measurement)) -> Option<usize>| {
+            pairs.iter().filter_map(of).max()
+        };
         let peaks = [peak(|(ours, _)| ours.peak_bytes), peak(|(_, theirs)| theirs.peak_bytes)];
         let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.iter().map(rates).unzip();
         let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();

@@ -204,6 +204,7 @@ mod tests {
         assert_eq!(clock.pace(seconds(90), 500, 1500), (0.0, None));
         assert_eq!(clock.pace(seconds(10), 1500, 1500), (100.0, Some(seconds(0))));
     }
+
     #[test]
     fn how_long_a_stage_will_take_is_told_once_after_a_trial() {
         let now = Instant::now();

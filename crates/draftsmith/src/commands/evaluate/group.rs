@@ -18,7 +18,7 @@ use crate::recipe::Recipe;
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
     ALL_CATEGORIES, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
-    tokens_per_second,
+    tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -193,15 +193,19 @@ impl<'a> Group<'a> {
 
 /// The 95 % interval of a speed-up, over prompts.
 fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 2] {
-    let per_second = |runs: &[&Measured], some: &[usize]| {
-        let traces = some.iter().map(|index| &runs[*index].trace);
-        let (tokens, seconds) = traces.fold((0, 0.0), |(tokens, seconds), trace| {
-            let time = trace.prefill_time + trace.decode_time();
-            (tokens + trace.num_tokens, seconds + time.as_secs_f64())
+    // Summed over rounds once, and not for each resample.
+    let [own, plain] = [own, plain].map(|runs| {
+        let of_run =
+            |run: &&Measured| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
+        runs.iter().map(of_run).collect::<Vec<(usize, f64)>>()
+    });
+    let per_second = |runs: &[(usize, f64)], some: &[usize]| {
+        let (tokens, seconds) = some.iter().fold((0, 0.0), |(tokens, seconds), index| {
+            (tokens + runs[*index].0, seconds + runs[*index].1)
         });
         tokens as f64 / seconds
     };
-    let speedup = |some: &[usize]| per_second(own, some) / per_second(plain, some);
+    let speedup = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
     let Interval { low, high, .. } = shown_interval(own.len(), seed, speedup);
     [low, high]
 }
