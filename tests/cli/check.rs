@@ -45,16 +45,19 @@ const WIDE: [f64; 3] = [0.5, 0.0, 1.0];
 /// No drafter is so bad.
 const BROKEN: [f64; 3] = [0.001, 0.0005, 0.0015];
 
-/// Replaces all weights by noise of their size.
+/// Replaces all weights, in f32 or bf16, by noise of their size.
 fn make_noise(dir: &Path) {
     let path = dir.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut state = 1_u32;
-    for weight in bytes[header..].chunks_exact_mut(4) {
+    let is_bf16 = String::from_utf8_lossy(&bytes[8..header]).contains("BF16");
+    // A bf16 is the upper half of an f32.
+    let lower = if is_bf16 { 2 } else { 0 };
+    for weight in bytes[header..].chunks_exact_mut(4 - lower) {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let noise = f32::from((state >> 16) as u16) / 65_536.0 - 0.5;
-        weight.copy_from_slice(&(noise * 0.4).to_le_bytes());
+        weight.copy_from_slice(&(noise * 0.4).to_le_bytes()[lower..]);
     }
     std::fs::write(path, bytes).unwrap();
     // It would be refused by its checksum.

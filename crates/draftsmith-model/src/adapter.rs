@@ -36,6 +36,7 @@ use crate::rope::Reach;
 use crate::rows::{DeviceRows, Rows, Run};
 use crate::shape::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
+use crate::weights::WeightDtype;
 use packed_adapter::PackedAdapter;
 
 /// What an adapter's tensors are called, as Kangaroo's are: a Llama's without the first `model.`.
@@ -120,6 +121,8 @@ pub struct AdapterConfig {
     pub model: ModelConfig,
     /// The tokens that it may draft; None where it is all of them.
     pub draft_vocabulary: Option<DraftVocabulary>,
+    /// The type of the weights in its file; its target's, where it was trained here.
+    pub dtype: WeightDtype,
     /// SHA-256 of the target the adapter was trained for, if known.
     pub target_hash: Option<String>,
     /// Everything else that training recorded.
@@ -165,6 +168,7 @@ impl AdapterConfig {
             architecture,
             model,
             draft_vocabulary: None,
+            dtype: WeightDtype::F32,
             target_hash: None,
             training: Map::new(),
         };
@@ -221,6 +225,11 @@ impl AdapterConfig {
         LayerSpec { attention, mlp, ..spec.layer(0) }
     }
 
+    /// What the tensors of a layer begin with.
+    fn layer_name(&self, number: usize) -> String {
+        format!("{LAYERS}.{number}")
+    }
+
     /// Its own LM head, if it has one.
     fn own_head(&self) -> Option<LinearSpec> {
         self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
@@ -262,8 +271,7 @@ impl AdapterConfig {
         Ok(Adapter {
             layers: (0..shape.num_layers)
                 .map(|number| {
-                    let prefix = format!("{LAYERS}.{number}");
-                    DecoderLayer::build(&self.layer(), shape, &prefix, source)
+                    DecoderLayer::build(&self.layer(), shape, &self.layer_name(number), source)
                 })
                 .collect::<Result<_, _>>()?,
             norm: source.norm("", NORM, shape.hidden_size, &spec.norm)?,

@@ -39,6 +39,9 @@ pub struct CausalLm {
     weights: Weights,
     #[module(skip)]
     config: ModelConfig,
+    /// Of the files.
+    #[module(skip)]
+    stored: WeightDtype,
 }
 
 /// Where a model's weights are: in one of two places, never in both.
@@ -55,7 +58,7 @@ impl ModelConfig {
     /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
         let weights = Weights::Tensors(Decoder::init(self, device));
-        CausalLm { weights, config: self.clone() }
+        CausalLm { weights, config: self.clone(), stored: WeightDtype::F32 }
     }
 }
 
@@ -116,8 +119,9 @@ impl CausalLm {
             let is_tied_head = config.spec.tie_word_embeddings && name == tied_head;
             config.spec.names.ignored.iter().any(|end| name.ends_with(end)) || is_tied_head
         });
+        let stored = WeightDtype::beside(&reader);
         reader.finish()?;
-        Ok(Self { weights, config })
+        Ok(Self { weights, config, stored })
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
@@ -158,6 +162,12 @@ impl CausalLm {
         }
     }
 
+    /// The type to keep weights in that are used beside the model's: bf16 where its files have 16
+    /// bits a number.
+    pub fn stored_dtype(&self) -> WeightDtype {
+        self.stored
+    }
+
     /// Whether weights are packed in host memory: then what it computes of a row does not depend on
     /// the rows beside it, to the last bit.
     pub fn is_packed(&self) -> bool {
@@ -182,7 +192,7 @@ impl CausalLm {
             Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
             Weights::Tensors(decoder) => decoder,
         };
-        Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), config: self.config }
+        Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
     /// The same with tensors in f32, to compare with.
@@ -190,7 +200,7 @@ impl CausalLm {
     pub(crate) fn to_tensors(&self) -> Self {
         let Weights::Packed(packed) = &self.weights else { return self.clone() };
         let decoder = packed.to_decoder(&self.config, &Device::flex());
-        Self { weights: Weights::Tensors(decoder), config: self.config.clone() }
+        Self { weights: Weights::Tensors(decoder), ..self.clone() }
     }
 
     /// One layer, and the final norm: what an adapter can begin with.

@@ -11,7 +11,7 @@ use burn::tensor::{Device, FloatDType};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig, LAYERS, NORM, PackedAdapter};
+use super::{Adapter, AdapterArchitecture, AdapterConfig, NORM, PackedAdapter};
 use crate::config::ModelConfig;
 use crate::decoder::source::{Stored, named_linears};
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
@@ -30,6 +30,9 @@ struct OwnKeys {
     architecture: AdapterArchitecture,
     /// How many tokens the tensor of that name lists.
     draft_vocabulary: Option<usize>,
+    /// What transformers 5 calls `dtype`, and earlier ones `torch_dtype`.
+    dtype: Option<String>,
+    torch_dtype: Option<String>,
     target_hash: Option<String>,
     #[serde(default)]
     training: Map<String, Value>,
@@ -43,8 +46,15 @@ impl AdapterConfig {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let model = ModelConfig::from_model_dir(dir)?;
-        let OwnKeys { exit_layer, architecture, draft_vocabulary, target_hash, training } =
-            read_json(&path)?;
+        let OwnKeys {
+            exit_layer,
+            architecture,
+            draft_vocabulary,
+            dtype,
+            torch_dtype,
+            target_hash,
+            training,
+        } = read_json(&path)?;
         let Some(exit_layer) = exit_layer else {
             return Err(ModelError::Config {
                 path,
@@ -54,8 +64,16 @@ impl AdapterConfig {
                     .to_owned(),
             });
         };
-        let mut config =
-            Self { exit_layer, architecture, model, draft_vocabulary: None, target_hash, training };
+        let dtype = WeightDtype::of_config(dtype.or(torch_dtype).as_deref());
+        let mut config = Self {
+            exit_layer,
+            architecture,
+            model,
+            draft_vocabulary: None,
+            dtype,
+            target_hash,
+            training,
+        };
         if let Some(len) = draft_vocabulary {
             config.draft_vocabulary = Some(read_draft_vocabulary(dir, len, &config)?);
         }
@@ -117,6 +135,9 @@ impl Adapter {
         let mut reader = WeightReader::open_dir(dir)?;
         let dtype = dtype.float_dtype();
         let mut adapter = config.build(&mut Stored { reader: &mut reader, device, dtype })?;
+        if dtype == FloatDType::F32 && packed::runs_on(device) {
+            adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
+        }
         let ignored = config.model.spec.names.ignored;
         let has_vocabulary = config.draft_vocabulary.is_some();
         reader.ignore(|name| {
@@ -126,13 +147,10 @@ impl Adapter {
         });
         reader.finish()?;
         check_weights(dir)?;
-        if dtype == FloatDType::F32 && packed::runs_on(device) {
-            adapter.packed = Some(Arc::new(PackedAdapter::of(&adapter)));
-        }
         Ok((config, adapter))
     }
 
-    /// Writes `model.safetensors` in f32, then `config.json`, each under a temporary name first.
+    /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name first.
     ///
     /// # Errors
     /// If the directory cannot be written.
@@ -141,8 +159,8 @@ impl Adapter {
         let vocabulary = config.draft_vocabulary.as_ref();
         let ids = vocabulary.map(|all| NamedIds { name: DRAFT_VOCABULARY, ids: all.ids() });
         let ids: Vec<NamedIds<'_>> = ids.into_iter().collect();
-        let hash = write_with_ids(&path, &self.named(config), &ids, WeightDtype::F32, &[])?;
-        let mut json = config.model.to_json(WeightDtype::F32.config_name());
+        let hash = write_with_ids(&path, &self.named(config), &ids, config.dtype, &[])?;
+        let mut json = config.model.to_json(config.dtype.config_name());
         json["exit_layer"] = config.exit_layer.into();
         if config.architecture != AdapterArchitecture::Attention {
             json["architecture"] = config.architecture.to_string().into();
@@ -164,7 +182,7 @@ impl Adapter {
         let layers = self.layers.iter().enumerate();
         let mut tensors: Vec<NamedTensor> = layers
             .flat_map(|(number, layer)| {
-                layer.named(&config.layer(), &self.shape, &format!("{LAYERS}.{number}"))
+                layer.named(&config.layer(), &self.shape, &config.layer_name(number))
             })
             .collect();
         tensors.extend(self.norm.named(&config.model.spec.norm, NORM));

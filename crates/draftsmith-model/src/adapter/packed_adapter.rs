@@ -1,15 +1,17 @@
 //! An adapter with packed weights, as decoding on the CPU runs it.
 
-use super::Adapter;
-use crate::decoder::attention::Attention;
-use crate::decoder::layer::DecoderLayer;
-use crate::decoder::mlp::Mlp;
+use super::{AdapterConfig, NORM};
+use crate::config::ModelConfig;
+use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{
-    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Threads,
+    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Packing, Threads,
 };
 use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
+use crate::shape::ModelShape;
+use crate::spec::LayerSpec;
+use crate::weights::WeightReader;
 
 /// The weights once more, packed: the tensors are there to be written and trained further.
 #[derive(Debug)]
@@ -32,28 +34,44 @@ enum Parts {
 }
 
 impl Parts {
-    fn of(layer: &DecoderLayer) -> Self {
-        let (attention, mlp) =
-            (layer.attention().map(Attention::packed), layer.mlp().map(Mlp::packed));
-        let is_parallel = layer.is_parallel();
-        match (attention, mlp) {
-            (Some(attention), None) => Self::Attention(attention),
-            (None, Some(mlp)) => Self::Mlp(mlp),
-            (Some(attention), Some(mlp)) => Self::Both(PackedLayer { attention, mlp, is_parallel }),
+    /// A layer's, under `name`.
+    fn read(
+        spec: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+        packing: &mut Packing<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(match (&spec.attention, &spec.mlp) {
+            (Some(_), Some(_)) => Self::Both(packing.layer(spec, shape, name)?),
+            (Some(attention), None) => {
+                Self::Attention(packing.attention(attention, spec, shape, name)?)
+            }
+            (None, Some(mlp)) => Self::Mlp(packing.mlp(mlp, spec, shape, name)?),
             (None, None) => unreachable!("an adapter has a part"),
-        }
+        })
     }
 }
 
 impl PackedAdapter {
-    pub(super) fn of(adapter: &Adapter) -> Self {
-        Self {
-            layers: adapter.layers.iter().map(Parts::of).collect(),
-            norm: adapter.norm.packed(),
-            lm_head: adapter.lm_head.as_ref().map(|head| packed::pack(&[head])),
-            logit_soft_cap: adapter.logit_soft_cap,
-            reaches: adapter.reaches.clone(),
-        }
+    /// Packs a checkpoint's tensors, in the format that it has them in.
+    ///
+    /// # Errors
+    /// If a tensor is missing or misshapen, or a file is broken.
+    pub(super) fn read(
+        config: &AdapterConfig,
+        reader: &mut WeightReader,
+    ) -> Result<Self, ModelError> {
+        let ModelConfig { shape, spec, .. } = &config.model;
+        let mut packing = Packing { reader, storage: None };
+        let layer =
+            |number| Parts::read(&config.layer(), shape, &config.layer_name(number), &mut packing);
+        Ok(Self {
+            layers: (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?,
+            norm: packing.norm("", NORM, shape.hidden_size, &spec.norm)?,
+            lm_head: config.own_head().map(|head| packing.linears("", &[head])).transpose()?,
+            logit_soft_cap: spec.logit_soft_cap,
+            reaches: Reach::all_of(spec, shape),
+        })
     }
 
     /// What the LM head reads of new tokens, which are those of the slots in `runs`.

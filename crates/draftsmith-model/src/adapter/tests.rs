@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::module::ModuleMapper;
 use burn::tensor::activation::silu;
 use burn::tensor::{Distribution, Int, TensorData};
+use half::bf16;
 
 use super::*;
 use crate::error::read_json;
@@ -146,6 +147,31 @@ fn an_adapter_round_trips(target: &CausalLm) {
         for logits in all_logits {
             assert_close(&logits, &expected);
         }
+    }
+}
+
+#[test]
+fn weights_of_16_bits_are_read_and_computed_with_as_the_file_has_them() {
+    let (target, device) = (target(), Device::flex());
+    let features =
+        Tensor::random([1, 9, target.shape().hidden_size], Distribution::Default, &device);
+    for (architecture, num_layers) in architectures() {
+        let (dir, config, adapter) = written_for(&target, architecture, num_layers);
+        let config = AdapterConfig { dtype: WeightDtype::Bf16, ..config };
+        adapter.write_dir(dir.path(), &config).expect("written again");
+        let reader = WeightReader::open_dir(dir.path()).expect("readable");
+        assert_eq!(reader.dtype().as_deref(), Some("BF16"));
+        let (read_config, read) =
+            Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
+        assert_eq!(read_config, config);
+        let (found, written) = (read.named(&config), adapter.named(&config));
+        for (found, written) in found.iter().zip(&written) {
+            let rounded = written.values.iter().map(|value| bf16::from_f32(*value).to_f32());
+            assert!(found.values.iter().copied().eq(rounded), "{}", found.name);
+        }
+        // Packed weights beside tensors.
+        let normed = read.forward_cached(features.clone().into(), &mut read.new_cache(9, 1));
+        assert_close(&values(normed.into_tensor(&device)), &values(read.forward(features.clone())));
     }
 }
 

@@ -182,11 +182,6 @@ impl Attention {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// What it computes besides.
-    pub(crate) fn form(&self) -> AttentionForm {
-        self.form
-    }
-
     /// The same attention of other weights, each made of the one here.
     pub(super) fn with_weights_of(
         self,

@@ -82,11 +82,13 @@ impl DecoderLayer {
     }
 
     /// The MLP, unless it is left out.
+    #[cfg(test)]
     pub(crate) fn mlp(&self) -> Option<&Mlp> {
         self.mlp.as_ref()
     }
 
     /// Whether the MLP reads what attention reads.
+    #[cfg(test)]
     pub(crate) fn is_parallel(&self) -> bool {
         self.is_parallel
     }

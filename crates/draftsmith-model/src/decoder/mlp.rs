@@ -53,10 +53,6 @@ impl Mlp {
         (self.gate.as_ref(), [&self.up, &self.down])
     }
 
-    pub(crate) fn activation(&self) -> Activation {
-        self.activation
-    }
-
     /// Whether the other has the same parts.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);

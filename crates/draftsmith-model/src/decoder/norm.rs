@@ -50,6 +50,7 @@ impl Norm {
     }
 
     /// What is added before the root is taken.
+    #[cfg(test)]
     pub(crate) fn epsilon(&self) -> f64 {
         self.epsilon
     }

@@ -1,8 +1,5 @@
-//! Between a decoder's tensors and packed weights.
-//!
-//! Adapters are packed when they were read. What is packed becomes tensors again for the few who
-//! need it so: what is trained and begins with a frozen model's layer, losses that take the LM head
-//! as a matrix, and files.
+//! From packed weights back to tensors, for the few who need them so: what is trained and begins
+//! with a frozen model's layer, losses that take the LM head as a matrix, and files.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -10,52 +7,11 @@ use std::ops::Range;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType};
 
-use super::attention::Attention;
-use super::mlp::Mlp;
 use super::norm::Norm;
 use super::source::{WeightSource, linear};
-use crate::packed::{
-    PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, pack, values,
-};
+use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
 use crate::shape::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, NormForm, NormSpec};
-
-impl Norm {
-    pub(crate) fn packed(&self) -> PackedNorm {
-        let (gamma, beta) = (values(self.gamma()), self.beta().map(values));
-        PackedNorm { gamma, beta, epsilon: self.epsilon() as f32 }
-    }
-}
-
-impl Attention {
-    pub(crate) fn packed(&self) -> PackedAttention {
-        let [query, key, value, output] = self.projections();
-        let (norm, head_norms, post_norm) = self.norms();
-        PackedAttention {
-            norm: norm.packed(),
-            qkv: pack(&[query, key, value]),
-            head_norms: head_norms.map(|both| both.each_ref().map(Norm::packed)),
-            output: pack(&[output]),
-            post_norm: post_norm.map(Norm::packed),
-            form: self.form(),
-        }
-    }
-}
-
-impl Mlp {
-    pub(crate) fn packed(&self) -> PackedMlp {
-        let (gate, [up, down]) = self.projections();
-        let (norm, post_norm) = self.norms();
-        PackedMlp {
-            norm: norm.packed(),
-            gate_up: pack(&gate.into_iter().chain([up]).collect::<Vec<_>>()),
-            is_gated: gate.is_some(),
-            activation: self.activation(),
-            down: pack(&[down]),
-            post_norm: post_norm.map(Norm::packed),
-        }
-    }
-}
 
 /// The weights of some outputs, and their biases, as tensors on `device`.
 pub(crate) fn unpacked_linear(

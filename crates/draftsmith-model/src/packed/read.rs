@@ -103,7 +103,7 @@ impl Packing<'_> {
         })
     }
 
-    fn attention(
+    pub(crate) fn attention(
         &mut self,
         spec: &AttentionSpec,
         layer: &LayerSpec,
@@ -128,7 +128,7 @@ impl Packing<'_> {
         })
     }
 
-    fn mlp(
+    pub(crate) fn mlp(
         &mut self,
         spec: &MlpSpec,
         layer: &LayerSpec,

@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::read::hex;
+use super::read::{WeightReader, hex};
 use crate::error::ModelError;
 
 /// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
@@ -37,6 +37,22 @@ impl WeightDtype {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+        }
+    }
+
+    /// That of weights to be used beside those of a checkpoint: bf16 where its first have 16 bits.
+    pub(crate) fn beside(reader: &WeightReader) -> Self {
+        match reader.dtype().as_deref() {
+            Some("BF16" | "F16") => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
+    /// That of weights which a `config.json` says to be of such a type, and bf16 in place of f16.
+    pub(crate) fn of_config(name: Option<&str>) -> Self {
+        match name {
+            Some("bfloat16" | "float16") => Self::Bf16,
+            _ => Self::F32,
         }
     }
 

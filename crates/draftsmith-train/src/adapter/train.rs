@@ -130,7 +130,8 @@ fn config_of(
     let num_layers = target.shape().num_layers;
     let config = AdapterConfig::new(target.config(), exit_layer)
         .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
-    let config = AdapterConfig { architecture: training.architecture, ..config };
+    let (architecture, dtype) = (training.architecture, target.stored_dtype());
+    let config = AdapterConfig { architecture, dtype, ..config };
     Ok(config.with_layers(training.num_layers))
 }
 

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
 use draftsmith_data::{Incomplete, ResponseRow, read_dir};
-use draftsmith_model::CausalLm;
+use draftsmith_model::{AdapterConfig, CausalLm, WeightDtype};
 use draftsmith_train::{
     AdapterTraining, Clipping, ExitLayers, HeadTraining, OptimizerSettings, Schedule, StepExamples,
     TrainingRun, adapter_examples, first_adapter, first_head, head_examples, train_adapters,
@@ -188,6 +188,8 @@ fn adapter(
         Task { what: What::Adapter, model_dir: dir.to_path_buf(), steps, settings, exit_layer };
     let place = tempfile::tempdir()?;
     let (config, first) = first_adapter(&target, training, exit_layer, seed)?;
+    // As it begins here.
+    let config = AdapterConfig { dtype: WeightDtype::F32, ..config };
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
         let begun = Instant::now();
