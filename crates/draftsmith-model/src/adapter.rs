@@ -396,6 +396,16 @@ impl Adapter {
         self.norm.gamma().device()
     }
 
+    /// Its layers, the first first.
+    pub(crate) fn layers(&self) -> &[DecoderLayer] {
+        &self.layers
+    }
+
+    /// What its LM head reads comes out of this.
+    pub(crate) fn norm(&self) -> &Norm {
+        &self.norm
+    }
+
     /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
     /// autodiff device, gradients reach this adapter's own parameters, in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {

@@ -214,6 +214,22 @@ impl CausalLm {
         }
     }
 
+    /// A model of tensors, to be used beside one whose files have `stored`.
+    pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
+        Self { weights: Weights::Tensors(decoder), config, stored }
+    }
+
+    /// The embeddings as a matrix in f32, without what they are multiplied with.
+    ///
+    /// # Shapes
+    /// - output: `[vocab, hidden]`
+    pub(crate) fn embedding(&self) -> Tensor<2> {
+        match &self.weights {
+            Weights::Tensors(decoder) => decoder.embedding().cast(FloatDType::F32),
+            Weights::Packed(packed) => packed.embedding_table(&self.device()),
+        }
+    }
+
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         match &self.weights {

@@ -171,6 +171,11 @@ impl Decoder {
         if self.dtype() == dtype { self } else { cast_parameters(self, dtype) }
     }
 
+    /// `[vocab, hidden]`
+    pub(crate) fn embedding(&self) -> Tensor<2> {
+        self.embedding.val()
+    }
+
     pub(crate) fn layers(&self) -> &[DecoderLayer] {
         &self.layers
     }

@@ -149,6 +149,17 @@ pub enum ModelError {
         /// The target's layers.
         num_layers: usize,
     },
+    /// An adapter that no model of its target's family computes.
+    #[error(
+        "an adapter of the architecture `{architecture}` cannot be a draft model: no layer of a \
+         {family} computes it; train one of another architecture, best a `decoder-layer`"
+    )]
+    NoDraftModel {
+        /// What the adapter is made of.
+        architecture: String,
+        /// The target's family.
+        family: &'static str,
+    },
     /// The tensors of an acceptance head fit neither schema.
     #[error("`{path}`: {problem}")]
     HeadSchema {

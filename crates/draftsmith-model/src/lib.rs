@@ -10,6 +10,7 @@ mod buckets;
 mod causal_lm;
 mod config;
 mod decoder;
+mod draft_model;
 mod draft_vocabulary;
 mod drafter;
 mod error;

@@ -78,11 +78,16 @@ impl PackedModel {
 
     /// The same as tensors in f32: to be written, or computed with in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
-        let all = 0..config.shape.vocab_size;
-        let embedding = unpacked_linear(self.embedding(), all, device).weight.val().transpose();
+        let embedding = self.embedding_table(device);
         let layers = (0..config.shape.num_layers).map(|n| self.layer(n, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
+    }
+
+    /// The embeddings as a tensor, `[vocab, hidden]`.
+    pub(super) fn embedding_table(&self, device: &Device) -> Tensor<2> {
+        let table = self.embedding();
+        unpacked_linear(table, 0..table.num_outputs(), device).weight.val().transpose()
     }
 
     /// A layer as tensors in f32.

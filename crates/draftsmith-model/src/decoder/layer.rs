@@ -2,16 +2,16 @@
 //! layers have both, an adapter's may leave one out.
 
 use burn::module::Module;
-use burn::nn::Linear;
-use burn::tensor::Tensor;
+use burn::nn::{Initializer, Linear};
+use burn::tensor::{Device, Tensor};
 
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
 use super::norm::Norm;
-use super::source::{WeightSource, named_linears};
+use super::source::{Drawn, WeightSource, named_linears};
 use crate::kv_cache::LayerCache;
 use crate::shape::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec};
 use crate::weights::NamedTensor;
 
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` where both read the
@@ -91,6 +91,21 @@ impl DecoderLayer {
     #[cfg(test)]
     pub(crate) fn is_parallel(&self) -> bool {
         self.is_parallel
+    }
+
+    /// The layer with both parts of `spec`: one that is left out here is there with weights of zero,
+    /// and adds nothing.
+    pub(crate) fn with_both_parts(
+        self,
+        spec: &LayerSpec,
+        shape: &ModelShape,
+        device: &Device,
+    ) -> Self {
+        let matrix =
+            |linear: &LinearSpec| Initializer::Zeros.init([linear.inputs, linear.outputs], device);
+        let Ok(zeros) = Self::build(spec, shape, "", &mut Drawn { device, matrix });
+        let (attention, mlp) = (self.attention.or(zeros.attention), self.mlp.or(zeros.mlp));
+        Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
     /// The layer whose parts are those of `other` as far as both have them in one form, each norm

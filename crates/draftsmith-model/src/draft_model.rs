@@ -1,0 +1,174 @@
+//! A self-draft adapter as an ordinary model, for runtimes that know draft models and no adapters.
+//!
+//! The target's first layers, the adapter's behind them, the adapter's norm and an LM head are a
+//! model of the target's family, whose logits are those of the adapter. What the target shares with
+//! it in one process, it has once more here: its first layers run again in verification.
+
+use burn::tensor::{Tensor, TensorData};
+
+use crate::adapter::{Adapter, AdapterArchitecture, AdapterConfig};
+use crate::causal_lm::CausalLm;
+use crate::config::ModelConfig;
+use crate::decoder::Decoder;
+use crate::error::ModelError;
+use crate::spec::WindowSpec;
+
+impl AdapterConfig {
+    /// What its draft model is: the target's first `exit_layer` layers and the adapter's.
+    ///
+    /// # Errors
+    /// If no layer of the target's family computes what the adapter does.
+    pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
+        if self.architecture == AdapterArchitecture::MlpOnly {
+            return Err(ModelError::NoDraftModel {
+                architecture: self.architecture.to_string(),
+                family: target.architecture.name(),
+            });
+        }
+        let mut model = target.clone();
+        let own_layers = self.model.shape.num_layers;
+        model.shape.num_layers = self.exit_layer + own_layers;
+        let looks_back = self.model.spec.window.is_some();
+        model.spec.window = model.spec.window.map(|window| {
+            let mut layers = window.layers[..self.exit_layer].to_vec();
+            layers.resize(self.exit_layer + own_layers, looks_back);
+            WindowSpec { layers, ..window }
+        });
+        model.spec.tie_word_embeddings &= !self.has_other_head();
+        Ok(model)
+    }
+
+    /// Whether its draft model has another LM head than the target.
+    fn has_other_head(&self) -> bool {
+        self.architecture.has_head() || self.draft_vocabulary.is_some()
+    }
+}
+
+impl Adapter {
+    /// Its draft model, as tensors in f32. A part that the adapter's layers leave out is there with
+    /// weights of zero, which adds nothing. Tokens that it may not draft have rows of zeros in the LM
+    /// head, and so logits of 0: an ordinary model has no lower ones for them.
+    ///
+    /// # Errors
+    /// If no layer of the target's family computes what the adapter does.
+    ///
+    /// # Panics
+    /// If `target` is not the one that it was trained for, by its shape.
+    pub fn draft_model(
+        &self,
+        config: &AdapterConfig,
+        target: &CausalLm,
+    ) -> Result<CausalLm, ModelError> {
+        let model = config.draft_model(target.config())?;
+        let device = target.device();
+        let ModelConfig { shape, spec, .. } = &model;
+        let theirs = (0..config.exit_layer).map(|number| target.layer_and_norm(number).0);
+        let own = self.layers().iter().enumerate().map(|(number, layer)| {
+            let spec = spec.layer(config.exit_layer + number);
+            layer.clone().with_both_parts(&spec, shape, &device)
+        });
+        let lm_head = self.own_head().unwrap_or_else(|| target.lm_head_weight());
+        let lm_head = match &config.draft_vocabulary {
+            Some(vocabulary) => {
+                let mut kept = vec![0.0_f32; shape.vocab_size];
+                vocabulary.ids().iter().for_each(|id| kept[*id as usize] = 1.0);
+                lm_head * Tensor::from_data(TensorData::new(kept, [1, shape.vocab_size]), &device)
+            }
+            None => lm_head,
+        };
+        let decoder = Decoder::new(
+            &model,
+            target.embedding(),
+            theirs.chain(own).collect(),
+            self.norm().clone(),
+            lm_head,
+        );
+        Ok(CausalLm::of_tensors(model, decoder, target.stored_dtype()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::draft_vocabulary::DraftVocabulary;
+    use crate::fixtures::{FIXTURES, ids_tensor, load};
+    use crate::weights::WeightDtype;
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().try_into_vec().expect("f32")
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+        assert_eq!(found.len(), expected.len());
+        let scale = expected.iter().fold(1.0_f32, |most, b| most.max(b.abs()));
+        for (a, b) in found.iter().zip(expected) {
+            // Sums in another order.
+            assert!((a - b).abs() < 2e-5 * scale, "{what}: {a} for {b}");
+        }
+    }
+
+    /// Logits of the adapter behind the target's layers, and of its draft model from its files.
+    fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
+        let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
+        let adapter = config.init(&Device::flex());
+        let features = target.all_hidden_states(ids_tensor(&ids)).swap_remove(config.exit_layer);
+        let normed = adapter.forward(features);
+        let [_, num_rows, width] = normed.dims();
+        let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
+        let cap = target.config().spec.logit_soft_cap;
+        let logits = normed.reshape([num_rows, width]).matmul(head);
+        let expected = values(crate::decoder::soft_cap::soft_capped(logits, cap));
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let model = adapter.draft_model(config, target).expect(what);
+        model.write_model_dir(place.path(), WeightDtype::F32).expect("written");
+        let read = CausalLm::from_model_dir(place.path(), &Device::flex()).expect("readable");
+        assert_eq!(read.shape().num_layers, config.exit_layer + config.model.shape.num_layers);
+        let last = read.all_hidden_states(ids_tensor(&ids)).pop().expect("there are layers");
+        [values(read.lm_head(read.final_norm(last))), expected]
+    }
+
+    #[test]
+    fn its_logits_are_the_adapters_whatever_the_family_and_the_architecture() {
+        for name in FIXTURES {
+            let target = load(name);
+            let exits = 1..target.shape().num_layers;
+            for (exit_layer, num_layers) in [(1, 1), (exits.end - 1, 2)] {
+                for architecture in AdapterArchitecture::ALL {
+                    let config = AdapterConfig::new(target.config(), exit_layer).expect("an exit");
+                    let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
+                    let what = format!("{name}, {architecture}, {exit_layer} + {num_layers}");
+                    if architecture == AdapterArchitecture::MlpOnly {
+                        let refused = config.draft_model(target.config()).expect_err("refused");
+                        assert!(refused.to_string().contains("`mlp-only`"), "{refused}");
+                        continue;
+                    }
+                    let [found, expected] = both(&target, &config, &what);
+                    assert_close(&found, &expected, &what);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_that_the_adapter_may_not_draft_have_logits_of_zero() {
+        for name in FIXTURES {
+            let target = load(name);
+            let config = AdapterConfig::new(target.config(), 1).expect("an exit");
+            let vocabulary = DraftVocabulary::new(vec![1, 3, 4, 20]);
+            let config = AdapterConfig { draft_vocabulary: Some(vocabulary.clone()), ..config };
+            let [found, all] = both(&target, &config, name);
+            let vocab_size = target.shape().vocab_size;
+            for (found, all) in found.chunks(vocab_size).zip(all.chunks(vocab_size)) {
+                let kept = |row: &[f32]| -> Vec<f32> {
+                    vocabulary.ids().iter().map(|id| row[*id as usize]).collect()
+                };
+                assert_close(&kept(found), &kept(all), name);
+                let others =
+                    found.iter().enumerate().filter(|(id, _)| !vocabulary.contains(*id as u32));
+                assert!(others.map(|(_, logit)| *logit).all(|logit| logit == 0.0), "{name}");
+            }
+        }
+    }
+}
