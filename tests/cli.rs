@@ -7,6 +7,8 @@ mod adapter;
 mod bad_input;
 #[path = "cli/check.rs"]
 mod check;
+#[path = "cli/export.rs"]
+mod export;
 #[path = "cli/generate.rs"]
 mod generate;
 #[path = "cli/hub.rs"]

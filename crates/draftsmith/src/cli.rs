@@ -8,13 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use draftsmith_data::Incomplete;
 use draftsmith_data::is_panic_caught;
 use draftsmith_model::WeightDtype;
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
+use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
@@ -77,11 +78,13 @@ enum Command {
     /// Generate text with one model, with a target and its draft, or with a model and its adapter.
     Generate(GenerateArguments),
     /// Measure costs here, replay all stop rules, and write the best into what was trained.
-    Tune(ReadingData<RecipeArguments>),
+    Tune(ReadingData<TuneArguments>),
     /// Show what every stop rule would do on the test prompts, from their recordings.
     Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter may be served: output and promises hold.
     Check(CheckArguments),
+    /// Write what was trained in a form that another runtime loads.
+    Export(ExportArguments),
     /// Explain a model, a head, an adapter, a dataset, rollouts or results.
     Inspect {
         /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
@@ -96,6 +99,24 @@ struct RecipeArguments {
     /// Override a key, as in `--set head.num_layers=2`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+}
+
+/// Arguments of `tune`.
+#[derive(Debug, Args)]
+struct TuneArguments {
+    #[command(flatten)]
+    recipe: RecipeArguments,
+    /// Price adapters as draft models of their own, as `export --for draft-model` makes them, under
+    /// the rules that runtimes have.
+    #[arg(long = "for", value_name = "FORM")]
+    form: Option<TunedForm>,
+}
+
+/// What else an adapter may be served as.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TunedForm {
+    /// A draft model.
+    DraftModel,
 }
 
 /// Arguments of commands that train.
@@ -290,8 +311,13 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
         }
         Command::Tune(a) => {
-            let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
-            commands::tune::run(&recipe, &workspace, console).map(drop)
+            let (recipe, workspace, _lock) = stage(&a.arguments.recipe, a.incomplete())?;
+            match a.arguments.form {
+                None => commands::tune::run(&recipe, &workspace, console).map(drop),
+                Some(TunedForm::DraftModel) => {
+                    commands::tune::run_for_draft_model(&recipe, &workspace, console)
+                }
+            }
         }
         Command::Replay(a) => {
             let recipe = recipe(&a.arguments)?;
@@ -301,6 +327,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::replay::run(&recipe, &workspace, console).map(drop)
         }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
+        Command::Export(a) => commands::export::run(&a, &device()?, console),
         Command::Inspect { path } => commands::inspect::run(&path, console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }

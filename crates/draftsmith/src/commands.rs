@@ -3,6 +3,7 @@
 pub(crate) mod build_data;
 pub(crate) mod check;
 pub(crate) mod evaluate;
+pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod record;

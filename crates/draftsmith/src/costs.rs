@@ -4,7 +4,7 @@ mod measure;
 mod mixed;
 
 use draftsmith_theory::{
-    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName,
+    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName, TheoryError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,19 @@ impl Costs {
             confidence_seconds: 0.0,
             entropy_seconds: 0.0,
         }
+    }
+
+    /// The same costs of another drafter.
+    ///
+    /// # Errors
+    /// If there is no price of a draft forward.
+    pub(crate) fn of_drafter(self, drafter: DrafterId) -> Result<Self, TheoryError> {
+        let renamed = |rounds: RoundCosts| {
+            let seconds = rounds.draft_seconds(self.drafter)?;
+            Ok(rounds.with_draft_seconds(drafter, seconds))
+        };
+        let (rounds, mixed_rounds) = (renamed(self.rounds)?, renamed(self.mixed_rounds)?);
+        Ok(Self { drafter, rounds, mixed_rounds, ..self })
     }
 
     /// The costs of rounds under a rule.

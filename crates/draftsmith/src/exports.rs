@@ -2,6 +2,7 @@
 
 pub(crate) mod calibration;
 pub(crate) mod config_keys;
+pub(crate) mod draft_model;
 pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod tuned;

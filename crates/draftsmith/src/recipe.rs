@@ -97,6 +97,23 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// The recipe of what was trained: one that was given, or the one that training wrote beside it.
+    ///
+    /// # Errors
+    /// If there is none, or it makes no sense.
+    pub(crate) fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
+        let beside = dir.join("recipe.toml");
+        let path = given.unwrap_or(&beside);
+        if given.is_none() && !path.is_file() {
+            bail!(
+                "there is no `{}`, which training writes beside an export and which names its \
+                 models; hint: give a recipe with `--recipe FILE`",
+                path.display()
+            );
+        }
+        Self::read(path, &Overrides { seed, ..Overrides::default() })
+    }
+
     /// Where build-data writes.
     pub(crate) fn data_dir(&self) -> PathBuf {
         Path::new("data").join(&self.name)

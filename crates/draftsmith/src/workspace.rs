@@ -251,6 +251,11 @@ impl Workspace {
         Ok(self.draft_shape()?.map_or(target, |draft| target.min(draft.vocab_size)))
     }
 
+    /// The target's directory.
+    pub(crate) fn target_dir(&self) -> &Path {
+        &self.target.dir
+    }
+
     /// The target's hash, for provenance.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{Overrides, Recipe};
+use crate::recipe::Recipe;
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
@@ -167,7 +167,7 @@ fn check(
 ) -> Result<()> {
     let dir = &arguments.export;
     let kind = ExportKind::of(dir)?;
-    let recipe = read_recipe(arguments, seed)?;
+    let recipe = Recipe::of_export(dir, arguments.recipe.as_deref(), seed)?;
     let draft = match kind {
         ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
         ExportKind::Adapter => None,
@@ -238,22 +238,6 @@ fn check(
         None => Ok(()),
         Some(error) => Err(CheckFailed(error).into()),
     }
-}
-
-/// The recipe that was given, or the one that training wrote beside the export.
-fn read_recipe(arguments: &CheckArguments, seed: Option<u64>) -> Result<Recipe> {
-    let path = match &arguments.recipe {
-        Some(path) => path.clone(),
-        None => arguments.export.join("recipe.toml"),
-    };
-    if arguments.recipe.is_none() && !path.is_file() {
-        bail!(
-            "there is no `{}`, which training writes beside an export and which names its models; \
-             hint: give a recipe with `--recipe FILE`",
-            path.display()
-        );
-    }
-    Recipe::read(&path, &Overrides { seed, ..Overrides::default() })
 }
 
 /// The prompt files that were given, or those of the recipe's evaluation.

@@ -7,6 +7,8 @@
 //! rules are then replayed, and later decode, with calibrated ones.
 
 mod calibrate;
+mod draft_model;
+mod measuring;
 mod runtimes;
 mod show;
 
@@ -14,11 +16,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Counts, Decoding, Recordings, Sampling, SignalNeeds, seconds_per_token};
+use draftsmith_theory::{Counts, Decoding, DrafterId, Recordings, Sampling, seconds_per_token};
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
-use self::runtimes::RuntimeSetting;
+use self::measuring::{cost_prompts, lengths_under};
 use crate::console::Console;
 use crate::costs::{self, Costs};
 use crate::decoders::Decoders;
@@ -26,18 +28,15 @@ use crate::device::on_pool;
 use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
+use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::prompts::spread;
 use crate::recipe::{Recipe, sampling};
 use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
 use crate::tuning::{CostsEntry, MeasuredCosts, write_costs};
 use crate::workspace::Workspace;
-
-/// Prompts that costs are measured on.
-const NUM_COST_PROMPTS: usize = 4;
 
 /// What was found for one drafter and decoding.
 #[derive(Debug, Serialize)]
@@ -78,14 +77,21 @@ pub(crate) fn run(
     on_pool(|| tune(recipe, workspace, console))
 }
 
+/// Runs the stage for runtimes that run adapters as draft models of their own.
+pub(crate) fn run_for_draft_model(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<()> {
+    on_pool(|| draft_model::tune(recipe, workspace, console).map(drop))
+}
+
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let mut decoders = Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe, workspace)?;
-    let prompts = validation_prompts(recipe, workspace, console)?;
-    let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
-    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|(_, ids)| ids).collect();
+    let prompts = cost_prompts(recipe, workspace, console)?;
     let mut tunings = Vec::new();
     let mut tuned_exports: Vec<TunedExport> = Vec::new();
     for drafter in decoders.drafters() {
@@ -175,13 +181,6 @@ impl TunedExport {
     }
 }
 
-/// The lengths of rounds under the rule that looks at the draft and is best for the costs.
-fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
-    let mut choices = best_of_each(recordings, costs)?;
-    choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
-    Ok(recordings.round_lengths(&cheapest(&choices)?.config)?)
-}
-
 /// The best rule for the costs, and what it promises.
 fn choose(
     recipe: &Recipe,
@@ -247,7 +246,13 @@ fn choose(
         calibration: None,
         rules,
         chosen: best.name,
-        runtimes: runtimes::best_settings(recordings, drafter, decoding, costs, fixed)?,
+        // They have no self-drafts.
+        runtimes: match drafter {
+            DrafterName::Of(DrafterId::Draft) => {
+                runtimes::best_settings(recordings, decoding, costs, fixed, recipe.seed)?
+            }
+            _ => Vec::new(),
+        },
         export,
     };
     Ok((tuning, rule))

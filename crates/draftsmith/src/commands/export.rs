@@ -1,0 +1,107 @@
+//! `export`: what was trained, in the forms that other runtimes load.
+
+mod draft_model;
+mod out_dir;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::console::Console;
+use crate::device::on_pool;
+use crate::exports::ExportKind;
+use crate::recipe::Recipe;
+use crate::workspace::Workspace;
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// What is to load it.
+    #[arg(long = "for", value_name = "FORM")]
+    form: Form,
+    /// The recipe that names the models; the one beside what was trained if absent.
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+    /// An adapter's directory.
+    source: PathBuf,
+    /// The directory to write, which must not be there, or be empty.
+    out: PathBuf,
+}
+
+/// A form that something else loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Form {
+    /// A self-draft adapter as an ordinary checkpoint of the target's family, for every runtime that
+    /// has draft models: transformers, vLLM, SGLang, llama.cpp.
+    DraftModel,
+}
+
+/// What is exported, and where to.
+struct Export<'a> {
+    source: &'a Path,
+    out: &'a Path,
+}
+
+/// What was written.
+struct Written {
+    /// In words.
+    what: String,
+    /// What of the source those who load it cannot honour, each in a sentence.
+    ignored: Vec<String>,
+    /// How it is loaded.
+    commands: Vec<String>,
+}
+
+/// The same as `--json` tells it.
+#[derive(Serialize)]
+struct Document<'a> {
+    form: Form,
+    source: &'a Path,
+    out: &'a Path,
+    what: &'a str,
+    ignored: &'a [String],
+    commands: &'a [String],
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
+    on_pool(|| export(arguments, device, console))
+}
+
+fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
+    let ExportArguments { form, recipe, source, out } = arguments;
+    let kind = ExportKind::of(source)?;
+    let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
+    let template = recipe.models.chat_template.as_deref();
+    let target = &recipe.models.target;
+    let workspace = Workspace::open(target, None, template, vec![device.clone()], console)?;
+    let export = Export { source, out };
+    let Written { what, ignored, commands } = match (form, kind) {
+        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace)?,
+        (Form::DraftModel, ExportKind::Head) => bail!(
+            "`{}` is an acceptance head, and a draft model has none; hint: the draft that it is for \
+             is a draft model already",
+            source.display()
+        ),
+    };
+    let mut text = format!("{what}: {}\n", out.display());
+    for sentence in &ignored {
+        text += &format!("not taken along: {sentence}\n");
+    }
+    for command in &commands {
+        text += &format!("{command}\n");
+    }
+    console.text(text)?;
+    console.document(&Document {
+        form: *form,
+        source,
+        out,
+        what: &what,
+        ignored: &ignored,
+        commands: &commands,
+    })
+}

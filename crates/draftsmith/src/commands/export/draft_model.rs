@@ -1,0 +1,136 @@
+//! An adapter as a draft model: a checkpoint of the target's family that any runtime with draft
+//! models loads.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use draftsmith_files::{parse_json, write_whole};
+use draftsmith_model::AdapterConfig;
+use serde_json::{Map, Value, json};
+
+use super::out_dir::OutDir;
+use super::{Export, Written};
+use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
+use crate::exports::{AdapterExport, found_adapter_head};
+use crate::results::DecodingName;
+use crate::workspace::Workspace;
+
+/// Where a draft model says what it was made of, in its `config.json`.
+const MADE_OF: &str = "draftsmith";
+
+/// Writes the draft model of the adapter in `source`.
+pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Written> {
+    let Export { source, out, .. } = *export;
+    let AdapterExport { adapter, config, .. } = AdapterExport::without_head(source, workspace)?;
+    let tuned = TunedDraftModel::read(source)?;
+    let target = &workspace.target_alone()?.target;
+    let model = adapter.draft_model(&config, target)?;
+    let dir = OutDir::begin(out)?;
+    model.write_model_dir(dir.path(), target.stored_dtype())?;
+    let made_of = json!({
+        "draft_model_of": {
+            "adapter": workspace.adapter_hash(source, &config)?,
+            "target_hash": workspace.target_hash()?,
+            "exit_layer": config.exit_layer,
+            "architecture": config.architecture.to_string(),
+        }
+    });
+    add_keys(&dir.path().join("config.json"), [(MADE_OF, made_of)])?;
+    let generation = dir.path().join("generation_config.json");
+    let theirs = workspace.target_dir().join("generation_config.json");
+    if theirs.is_file() {
+        dir.copy_from(workspace.target_dir(), "generation_config.json")?;
+    }
+    if let Some(keys) = tuned.as_ref().and_then(TunedDraftModel::assistant_keys) {
+        add_keys(&generation, keys)?;
+    }
+    for name in TEXT_FILES {
+        dir.copy_from(workspace.target_dir(), name)?;
+    }
+    dir.finish()?;
+    Ok(Written {
+        what: format!(
+            "a draft model of {} layers, the target's first {} and {} of the adapter, with {} \
+             parameters",
+            model.shape().num_layers,
+            config.exit_layer,
+            model.shape().num_layers - config.exit_layer,
+            model.config().num_parameters()
+        ),
+        ignored: ignored(source, &config, tuned.as_ref()),
+        commands: commands(out, tuned.as_ref()),
+    })
+}
+
+/// What a tokenizer and a chat template may lie in.
+const TEXT_FILES: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+];
+
+/// Sets keys of a JSON file.
+fn add_keys<'k>(path: &Path, keys: impl IntoIterator<Item = (&'k str, Value)>) -> Result<()> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let mut all: Map<String, Value> = parse_json(path, &bytes)?;
+    all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
+    Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
+}
+
+/// What runtimes cannot honour.
+fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel>) -> Vec<String> {
+    let mut ignored = Vec::new();
+    if let Some(vocabulary) = &config.draft_vocabulary {
+        ignored.push(format!(
+            "the draft vocabulary: {} tokens keep their rows of the LM head, the others' are zeros, \
+             and a draft forward reads all {}; an adapter for this use is trained without \
+             `adapter.draft_vocabulary`",
+            vocabulary.ids().len(),
+            config.model.shape.vocab_size
+        ));
+    }
+    if let Some(head) = found_adapter_head(source) {
+        ignored.push(format!(
+            "the acceptance head in `{}`: `--for transformers` takes it along",
+            head.display()
+        ));
+    }
+    if tuned.is_none() {
+        ignored.push(
+            "no settings: it was not tuned for this use; run `draftsmith tune --for draft-model` \
+             with its recipe and export it again, or set how much it drafts yourself"
+                .to_owned(),
+        );
+    }
+    ignored
+}
+
+/// How each runtime is told of it.
+fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
+    let settings: Vec<(DecodingName, &RuntimeSetting)> = tuned
+        .into_iter()
+        .flat_map(TunedDraftModel::settings)
+        .flat_map(|(name, settings)| settings.iter().map(move |setting| (name, setting)))
+        .collect();
+    let mut commands = vec![format!(
+        "transformers: target.generate(**inputs, \
+         assistant_model=AutoModelForCausalLM.from_pretrained(\"{}\"))",
+        out.display()
+    )];
+    for (name, RuntimeSetting { runtime, setting, speedup, .. }) in settings {
+        // Its own keys are in `generation_config.json`.
+        if runtime != "transformers" {
+            commands.push(format!(
+                "{runtime}, {}: {setting} ({:.2}x promised)",
+                name.text(),
+                speedup.value
+            ));
+        }
+    }
+    commands
+}

@@ -1,0 +1,173 @@
+//! What tuning found for an adapter as a draft model of its own: the key `tuned_draft_model` of the
+//! adapter's `config.json`.
+//!
+//! Runtimes that know draft models and no adapters run the target's first layers once more, in the
+//! draft, and all of them in verification. `tune --for draft-model` replays the adapter's rollouts at
+//! those costs, under the rules that the runtimes have, and writes this; `export --for draft-model`
+//! puts it into the draft model's `generation_config.json`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use draftsmith_model::WeightDtype;
+use draftsmith_theory::StopRuleConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::exports::config_keys::{named, read_key};
+use crate::results::{DecodingName, Estimate};
+use crate::statistics::interval_of;
+
+/// The best setting that a runtime can express.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RuntimeSetting {
+    /// The runtime that knows it.
+    pub(crate) runtime: String,
+    /// The setting, as it spells it.
+    pub(crate) setting: String,
+    /// The rule that it is.
+    pub(crate) config: StopRuleConfig,
+    /// Modelled speed over the best fixed length, minus 1.
+    pub(crate) gain: f64,
+    /// Modelled speed over the target alone, with its 95 % interval.
+    pub(crate) speedup: Estimate,
+}
+
+/// The best settings of runtimes for an adapter's draft model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TunedDraftModel {
+    /// For greedy decoding, if that was tuned.
+    pub(crate) greedy: Option<Vec<RuntimeSetting>>,
+    /// For sampled decoding, if that was tuned.
+    pub(crate) sampled: Option<Vec<RuntimeSetting>>,
+    /// Prompts it was tuned on.
+    pub(crate) num_prompts: usize,
+    /// What the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
+}
+
+impl TunedDraftModel {
+    /// The key in `config.json`.
+    pub(crate) const KEY: &str = "tuned_draft_model";
+
+    /// Reads what tuning wrote for the adapter in `dir`; None where it has not.
+    ///
+    /// # Errors
+    /// If `config.json` cannot be read, or what the key holds makes no sense.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+        let tuned: Option<Self> = read_key(dir, Self::KEY)?;
+        for setting in tuned.iter().flat_map(Self::settings).flat_map(|(_, settings)| settings) {
+            let check = || {
+                setting.config.init()?;
+                interval_of(&setting.speedup).map(drop)
+            };
+            check().with_context(|| named(dir, Self::KEY))?;
+        }
+        Ok(tuned)
+    }
+
+    /// The settings of each way of decoding that was tuned for.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (DecodingName, &Vec<RuntimeSetting>)> {
+        let both = [(DecodingName::Greedy, &self.greedy), (DecodingName::Sampled, &self.sampled)];
+        both.into_iter().filter_map(|(name, settings)| Some((name, settings.as_ref()?)))
+    }
+
+    /// The place for a way of decoding.
+    pub(crate) fn slot(&mut self, name: DecodingName) -> &mut Option<Vec<RuntimeSetting>> {
+        match name {
+            DecodingName::Greedy => &mut self.greedy,
+            DecodingName::Sampled => &mut self.sampled,
+        }
+    }
+
+    /// What transformers' assisted generation reads of a draft model's `generation_config.json`, by
+    /// the faster of its rules: greedy decoding's, where that was tuned for.
+    pub(crate) fn assistant_keys(&self) -> Option<[(&'static str, Value); 3]> {
+        let (_, settings) = self.settings().next()?;
+        let keys = settings.iter().filter_map(|setting| {
+            let (num_tokens, threshold) = match &setting.config {
+                StopRuleConfig::FixedLength(fixed) => (fixed.candidate_length, 0.0),
+                StopRuleConfig::CandidateProbThreshold(rule) => {
+                    (rule.bounds.max, rule.confidence_threshold)
+                }
+                _ => return None,
+            };
+            let keys = [
+                ("num_assistant_tokens", json!(num_tokens)),
+                ("num_assistant_tokens_schedule", json!("constant")),
+                ("assistant_confidence_threshold", json!(threshold)),
+            ];
+            Some((setting.speedup.value, keys)).filter(|_| setting.runtime == "transformers")
+        });
+        keys.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, keys)| keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::{Bounds, CandidateProbThresholdConfig, FixedLengthConfig};
+
+    use super::*;
+    use crate::exports::config_keys::write_keys;
+
+    fn setting(runtime: &str, config: StopRuleConfig, speedup: f64) -> RuntimeSetting {
+        let speedup = Estimate { value: speedup, low: speedup - 0.125, high: speedup + 0.125 };
+        let (runtime, setting) = (runtime.to_owned(), "as it spells it".to_owned());
+        RuntimeSetting { runtime, setting, config, gain: 0.25, speedup }
+    }
+
+    fn fixed(candidate_length: usize) -> StopRuleConfig {
+        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+    }
+
+    fn tuned() -> TunedDraftModel {
+        let config = StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
+            confidence_threshold: 0.5,
+            bounds: Bounds { min: 1, max: 6 },
+        });
+        let settings = vec![
+            setting("vLLM", fixed(9), 3.0),
+            setting("transformers", fixed(2), 1.25),
+            setting("transformers", config, 1.5),
+        ];
+        TunedDraftModel { greedy: Some(settings), num_prompts: 4, ..TunedDraftModel::default() }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_and_nonsense_is_named() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("config.json"), "{}").expect("written");
+        assert_eq!(TunedDraftModel::read(dir.path()).expect("reads"), None);
+        let write = |tuned: &TunedDraftModel| {
+            let value = serde_json::to_value(tuned).expect("plain numbers");
+            write_keys(dir.path(), vec![(TunedDraftModel::KEY, value)]).expect("written");
+        };
+        write(&tuned());
+        assert_eq!(TunedDraftModel::read(dir.path()).expect("reads"), Some(tuned()));
+        let wrong = setting("vLLM", fixed(0), 1.0);
+        write(&TunedDraftModel { sampled: Some(vec![wrong]), ..tuned() });
+        let error = format!("{:#}", TunedDraftModel::read(dir.path()).expect_err("refused"));
+        assert!(error.contains("tuned_draft_model"), "{error}");
+    }
+
+    #[test]
+    fn transformers_is_told_its_own_best_rule() {
+        let keys = tuned().assistant_keys().expect("it was tuned");
+        assert_eq!(
+            keys,
+            [
+                ("num_assistant_tokens", json!(6)),
+                ("num_assistant_tokens_schedule", json!("constant")),
+                ("assistant_confidence_threshold", json!(0.5)),
+            ]
+        );
+        let one = vec![setting("transformers", fixed(2), 1.25)];
+        let sampled = TunedDraftModel { greedy: None, sampled: Some(one), ..tuned() };
+        let [(_, length), _, (_, threshold)] = sampled.assistant_keys().expect("it was tuned");
+        assert_eq!((length, threshold), (json!(2), json!(0.0)));
+        assert_eq!(TunedDraftModel::default().assistant_keys(), None);
+    }
+}
