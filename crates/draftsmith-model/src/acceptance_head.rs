@@ -338,17 +338,9 @@ impl AcceptanceHead {
     /// # Errors
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &AcceptanceHeadConfig) -> Result<(), ModelError> {
-        let mut tensors = Vec::new();
         let mut metadata = Vec::new();
-        if let Some(input) = &self.input {
-            push_linear(&mut tensors, "input", input);
-        }
         let is_authors = config.is_authors();
-        for (i, block) in self.blocks.iter().enumerate() {
-            let name = if is_authors { format!("model.{i}.linear") } else { format!("blocks.{i}") };
-            push_linear(&mut tensors, &name, block);
-        }
-        if is_authors {
+        let tensors = if is_authors {
             for i in 1..config.num_layers {
                 for part in ["weight", "bias"] {
                     metadata.push((
@@ -357,14 +349,43 @@ impl AcceptanceHead {
                     ));
                 }
             }
-            push_linear(&mut tensors, &format!("model.{}", config.num_layers), &self.output);
+            let output = format!("model.{}", config.num_layers);
+            self.named(|i| format!("model.{i}.linear"), &output)
         } else {
-            push_linear(&mut tensors, "output", &self.output);
-        }
+            self.named_as_own()
+        };
         let path = dir.join("model.safetensors");
         let hash = write_safetensors(&path, &tensors, WeightDtype::F32, &metadata)?;
         let json = serde_json::to_value(config).expect("a struct with string keys");
         write_config(dir, json, hash)
+    }
+}
+
+impl AcceptanceHead {
+    /// Writes the weights alone, under the names of our own schema whatever the head: `input` if
+    /// something is read besides a hidden state, `blocks.0` and so on as far as they differ, and
+    /// `output`, each with `weight`, `[out, in]`, and but for `input` with `bias`.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write_weights(&self, path: &Path) -> Result<(), ModelError> {
+        write_safetensors(path, &self.named_as_own(), WeightDtype::F32, &[]).map(drop)
+    }
+
+    fn named_as_own(&self) -> Vec<NamedTensor> {
+        self.named(|i| format!("blocks.{i}"), "output")
+    }
+
+    fn named(&self, block_name: impl Fn(usize) -> String, output_name: &str) -> Vec<NamedTensor> {
+        let mut tensors = Vec::new();
+        if let Some(input) = &self.input {
+            push_linear(&mut tensors, "input", input);
+        }
+        for (i, block) in self.blocks.iter().enumerate() {
+            push_linear(&mut tensors, &block_name(i), block);
+        }
+        push_linear(&mut tensors, output_name, &self.output);
+        tensors
     }
 }
 

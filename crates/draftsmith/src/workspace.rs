@@ -256,6 +256,11 @@ impl Workspace {
         &self.target.dir
     }
 
+    /// The draft's directory, if there is one.
+    pub(crate) fn draft_dir(&self) -> Option<&Path> {
+        self.draft.as_ref().map(|draft| draft.dir.as_path())
+    }
+
     /// The target's hash, for provenance.
     ///
     /// # Errors

@@ -144,7 +144,8 @@ impl AcceptanceHeadConfig {
         self.tied && self.reads.is_hidden_alone()
     }
 
-    pub(super) fn num_stored_blocks(&self) -> usize {
+    /// How many blocks differ.
+    pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }
 

@@ -2,6 +2,7 @@
 
 mod draft_model;
 mod out_dir;
+mod transformers;
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,11 @@ pub(crate) struct ExportArguments {
     /// The recipe that names the models; the one beside what was trained if absent.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// An adapter's directory.
+    /// With a head: end a round when the chance of a rejection exceeds this; what was tuned if
+    /// absent, or else 0.7.
+    #[arg(long, value_name = "H")]
+    stop_threshold: Option<f64>,
+    /// An adapter's or a head's directory.
     source: PathBuf,
     /// The directory to write, which must not be there, or be empty.
     out: PathBuf,
@@ -38,12 +43,16 @@ enum Form {
     /// A self-draft adapter as an ordinary checkpoint of the target's family, for every runtime that
     /// has draft models: transformers, vLLM, SGLang, llama.cpp.
     DraftModel,
+    /// An acceptance head inside its draft's directory, which transformers' assisted generation then
+    /// stops by: a head's separate draft, or the draft model of an adapter with a head.
+    Transformers,
 }
 
 /// What is exported, and where to.
 struct Export<'a> {
     source: &'a Path,
     out: &'a Path,
+    stop_threshold: Option<f64>,
 }
 
 /// What was written.
@@ -73,13 +82,17 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 }
 
 fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
-    let ExportArguments { form, recipe, source, out } = arguments;
+    let ExportArguments { form, recipe, stop_threshold, source, out } = arguments;
     let kind = ExportKind::of(source)?;
     let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
     let template = recipe.models.chat_template.as_deref();
     let target = &recipe.models.target;
-    let workspace = Workspace::open(target, None, template, vec![device.clone()], console)?;
-    let export = Export { source, out };
+    let draft = match kind {
+        ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
+        ExportKind::Adapter => None,
+    };
+    let workspace = Workspace::open(target, draft, template, vec![device.clone()], console)?;
+    let export = Export { source, out, stop_threshold: *stop_threshold };
     let Written { what, ignored, commands } = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace)?,
         (Form::DraftModel, ExportKind::Head) => bail!(
@@ -87,6 +100,7 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
              is a draft model already",
             source.display()
         ),
+        (Form::Transformers, kind) => transformers::export(&export, kind, &workspace)?,
     };
     let mut text = format!("{what}: {}\n", out.display());
     for sentence in &ignored {

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
-use draftsmith_model::AdapterConfig;
+use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
-use super::out_dir::OutDir;
+use super::out_dir::{OutDir, copy_if_there};
 use super::{Export, Written};
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, found_adapter_head};
@@ -21,31 +21,13 @@ const MADE_OF: &str = "draftsmith";
 /// Writes the draft model of the adapter in `source`.
 pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Written> {
     let Export { source, out, .. } = *export;
-    let AdapterExport { adapter, config, .. } = AdapterExport::without_head(source, workspace)?;
+    let adapter = AdapterExport::without_head(source, workspace)?;
     let tuned = TunedDraftModel::read(source)?;
-    let target = &workspace.target_alone()?.target;
-    let model = adapter.draft_model(&config, target)?;
     let dir = OutDir::begin(out)?;
-    model.write_model_dir(dir.path(), target.stored_dtype())?;
-    let made_of = json!({
-        "draft_model_of": {
-            "adapter": workspace.adapter_hash(source, &config)?,
-            "target_hash": workspace.target_hash()?,
-            "exit_layer": config.exit_layer,
-            "architecture": config.architecture.to_string(),
-        }
-    });
-    add_keys(&dir.path().join("config.json"), [(MADE_OF, made_of)])?;
-    let generation = dir.path().join("generation_config.json");
-    let theirs = workspace.target_dir().join("generation_config.json");
-    if theirs.is_file() {
-        dir.copy_from(workspace.target_dir(), "generation_config.json")?;
-    }
+    let model = write_draft_model(&adapter, workspace, dir.path())?;
+    let config = &adapter.config;
     if let Some(keys) = tuned.as_ref().and_then(TunedDraftModel::assistant_keys) {
-        add_keys(&generation, keys)?;
-    }
-    for name in TEXT_FILES {
-        dir.copy_from(workspace.target_dir(), name)?;
+        add_keys(&dir.path().join("generation_config.json"), keys)?;
     }
     dir.finish()?;
     Ok(Written {
@@ -57,13 +39,37 @@ pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Writt
             model.shape().num_layers - config.exit_layer,
             model.config().num_parameters()
         ),
-        ignored: ignored(source, &config, tuned.as_ref()),
+        ignored: ignored(source, config, tuned.as_ref()),
         commands: commands(out, tuned.as_ref()),
     })
 }
 
+/// Writes the checkpoint of an adapter's draft model, with the target's text side.
+pub(super) fn write_draft_model(
+    AdapterExport { adapter, config, dir: source, .. }: &AdapterExport,
+    workspace: &Workspace,
+    out: &Path,
+) -> Result<CausalLm> {
+    let target = &workspace.target_alone()?.target;
+    let model = adapter.draft_model(config, target)?;
+    model.write_model_dir(out, target.stored_dtype())?;
+    let made_of = json!({
+        "draft_model_of": {
+            "adapter": workspace.adapter_hash(source, config)?,
+            "target_hash": workspace.target_hash()?,
+            "exit_layer": config.exit_layer,
+            "architecture": config.architecture.to_string(),
+        }
+    });
+    add_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
+    for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
+        copy_if_there(workspace.target_dir(), out, name)?;
+    }
+    Ok(model)
+}
+
 /// What a tokenizer and a chat template may lie in.
-const TEXT_FILES: [&str; 8] = [
+pub(super) const TEXT_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -75,7 +81,10 @@ const TEXT_FILES: [&str; 8] = [
 ];
 
 /// Sets keys of a JSON file.
-fn add_keys<'k>(path: &Path, keys: impl IntoIterator<Item = (&'k str, Value)>) -> Result<()> {
+pub(super) fn add_keys<'k>(
+    path: &Path,
+    keys: impl IntoIterator<Item = (&'k str, Value)>,
+) -> Result<()> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
     let mut all: Map<String, Value> = parse_json(path, &bytes)?;
     all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));

@@ -43,20 +43,6 @@ impl OutDir {
         &self.partial
     }
 
-    /// Copies a file of another directory into it, if that is there.
-    ///
-    /// # Errors
-    /// If it cannot be copied.
-    pub(super) fn copy_from(&self, dir: &Path, name: &str) -> Result<()> {
-        let from = dir.join(name);
-        if !from.is_file() {
-            return Ok(());
-        }
-        fs::copy(&from, self.partial.join(name))
-            .map(drop)
-            .with_context(|| format!("cannot copy `{}`", from.display()))
-    }
-
     /// Puts it in its place.
     ///
     /// # Errors
@@ -67,6 +53,20 @@ impl OutDir {
         fs::rename(&self.partial, &self.out)
             .with_context(|| format!("cannot write `{}`", self.out.display()))
     }
+}
+
+/// Copies a file of one directory into another, if it is there.
+///
+/// # Errors
+/// If it cannot be copied.
+pub(super) fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
+    let from = from.join(name);
+    if !from.is_file() {
+        return Ok(());
+    }
+    fs::copy(&from, to.join(name))
+        .map(drop)
+        .with_context(|| format!("cannot copy `{}`", from.display()))
 }
 
 impl Drop for OutDir {
@@ -93,7 +93,7 @@ mod tests {
         fs::create_dir(&out).expect("an empty directory is in no one's way");
         let whole = OutDir::begin(&out).expect("it is empty");
         fs::write(whole.path().join("a"), "1").expect("written");
-        whole.copy_from(place.path(), "absent").expect("nothing to copy");
+        copy_if_there(place.path(), whole.path(), "absent").expect("nothing to copy");
         whole.finish().expect("put in its place");
         assert_eq!(fs::read_to_string(out.join("a")).expect("read"), "1");
         assert_eq!(names(), 1);

@@ -1,0 +1,133 @@
+"""An acceptance head: the chance that a candidate of the draft is accepted by its target.
+
+Written by draftsmith. The head is SpecDec++'s (Huang et al. 2024, section 3): residual blocks
+`x + silu(W x + b)` over a hidden state of the draft behind its final norm, and a linear layer to two
+logits. A head that looks ahead reads the state that a candidate was drawn from, the candidate's
+embedding and its log-probability; the paper's reads the candidate's own state, one forward later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import linear, silu
+
+CONFIG = "acceptance_head.json"
+WEIGHTS = "acceptance_head.safetensors"
+LAST_POSITION = 20
+MAX_LOGIT = 30.0
+
+
+def sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(min(-logit, 700.0)))
+
+
+@dataclass
+class Forward:
+    """A forward of the draft that a candidate may be drawn from."""
+
+    hidden: torch.Tensor  # [hidden], what the LM head reads
+    logits: torch.Tensor  # [vocab], raw
+
+
+class AcceptanceHead:
+    """The head in a directory, with its calibration and the threshold to stop at."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self.config = json.loads((directory / CONFIG).read_text())
+        tensors = load_file(directory / WEIGHTS)
+        self.tensors = {name: tensor.to(device, torch.float32) for name, tensor in tensors.items()}
+        self.looks_ahead: bool = self.config["form"] == "look-ahead"
+        self.stop_threshold: float = self.config["stop_threshold"]
+        self.min_candidates: int = self.config["min_candidates"]
+        self.max_candidates: int = self.config["max_candidates"]
+
+    def scalars(self, forward: Forward, candidate: int, position: int) -> list[float]:
+        """What is read of a candidate besides vectors, each number of the size of 1."""
+        if not (self.looks_ahead or self.config["inputs"]):
+            return []
+        cap = self.config["logit_soft_cap"]
+        logits = forward.logits.double()
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        log_probs = torch.log_softmax(logits, dim=-1)
+        probs = log_probs.exp()
+        largest_entropy = math.log(max(self.config["vocab_size"], 2))
+        numbers = []
+        if self.looks_ahead:
+            numbers.append(max(log_probs[candidate].item() / largest_entropy, -2.0))
+        for name in self.config["inputs"]:
+            if name == "entropy":
+                entropy = -torch.where(probs > 0, probs * log_probs, 0.0).sum().item()
+                numbers.append(entropy / largest_entropy)
+            elif name == "top_prob":
+                top = probs.max().item()
+                log_odds = math.inf if top >= 1.0 else math.log(top / (1.0 - top))
+                numbers.append(min(max(log_odds / 5.0, -2.0), 2.0))
+            elif name == "position":
+                numbers.append(math.log1p(min(position, LAST_POSITION)) / math.log1p(LAST_POSITION))
+        return numbers
+
+    def probability(self, hidden: torch.Tensor, embedding: torch.Tensor | None,
+                    scalars: list[float], is_greedy: bool) -> float:
+        """The calibrated chance that a candidate is accepted."""
+        x = hidden.float()
+        extra = [embedding.float() * self.config["embedding_scale"]] if self.looks_ahead else []
+        extra += [torch.tensor(scalars, device=x.device)] if scalars else []
+        if extra:
+            x = x + linear(torch.cat(extra), self.tensors["input.weight"])
+        for depth in range(self.config["num_layers"]):
+            block = f"blocks.{min(depth, self.config['num_stored_blocks'] - 1)}"
+            x = x + silu(linear(x, self.tensors[f"{block}.weight"], self.tensors[f"{block}.bias"]))
+        reject, accept = linear(x, self.tensors["output.weight"], self.tensors["output.bias"]).tolist()
+        return self.calibrated(accept - reject, is_greedy)
+
+    def calibrated(self, logit: float, is_greedy: bool) -> float:
+        calibration = self.config["calibration"]["greedy" if is_greedy else "sampled"]
+        if calibration is None:
+            return sigmoid(logit)
+        if calibration["kind"] == "platt":
+            logit = min(max(logit, -MAX_LOGIT), MAX_LOGIT)
+            return sigmoid(calibration["scale"] * logit + calibration["bias"])
+        probability = sigmoid(logit)
+        at, values = calibration["predicted"], calibration["calibrated"]
+        right = bisect_right(at, probability)
+        if right == 0 or right == len(at):
+            return values[0] if right == 0 else values[-1]
+        share = (probability - at[right - 1]) / (at[right] - at[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+class Round:
+    """A round of drafting: told of each candidate after it was drawn, says when to stop.
+
+    It stops once the chance that some candidate is rejected exceeds the threshold. With the paper's
+    head the last candidate's own chance is not known yet and does not count.
+    """
+
+    def __init__(self, head: AcceptanceHead, is_greedy: bool) -> None:
+        self.head = head
+        self.is_greedy = is_greedy
+        self.all_accepted = 1.0
+        self.num_candidates = 0
+        self.last: tuple[Forward, int] | None = None
+
+    def stops(self, forward: Forward, candidate: int, embedding: torch.Tensor) -> bool:
+        """`candidate` was drawn from `forward`."""
+        head, position = self.head, self.num_candidates
+        self.num_candidates += 1
+        if head.looks_ahead:
+            scalars = head.scalars(forward, candidate, position)
+            self.all_accepted *= head.probability(forward.hidden, embedding, scalars, self.is_greedy)
+        elif self.last is not None:
+            drawn_from, previous = self.last
+            scalars = head.scalars(drawn_from, previous, position - 1)
+            self.all_accepted *= head.probability(forward.hidden, None, scalars, self.is_greedy)
+        self.last = (forward, candidate)
+        doubts = 1.0 - self.all_accepted > head.stop_threshold
+        return doubts and self.num_candidates >= head.min_candidates

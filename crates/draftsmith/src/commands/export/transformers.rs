@@ -1,0 +1,177 @@
+//! An acceptance head inside its draft's directory, for plain transformers: its `generate` is replaced
+//! by one that stops by the head where it drafts for a target.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::write_whole;
+use draftsmith_model::{CausalLm, weight_files};
+use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
+use serde_json::{Value, json};
+
+use super::draft_model::{TEXT_FILES, add_keys, write_draft_model};
+use super::out_dir::{OutDir, copy_if_there};
+use super::{Export, Written};
+use crate::exports::tuned::{Tuned, default_rule};
+use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
+use crate::results::DecodingName;
+use crate::workspace::Workspace;
+
+/// What transformers runs in place of `generate`.
+const GENERATE: &str = include_str!("python/generate.py");
+/// The head itself.
+pub(super) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
+
+/// Writes the draft with its head: a head's separate draft, or an adapter's draft model.
+pub(super) fn export(
+    export: &Export<'_>,
+    kind: ExportKind,
+    workspace: &Workspace,
+) -> Result<Written> {
+    let dir = OutDir::begin(export.out)?;
+    let mut ignored = Vec::new();
+    let head = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
+    let custom = dir.path().join("custom_generate");
+    write_whole(&custom.join("generate.py"), GENERATE)?;
+    write_whole(&custom.join("acceptance_head.py"), ACCEPTANCE_HEAD)?;
+    dir.finish()?;
+    Ok(Written {
+        what: format!(
+            "a draft that stops where its head doubts the candidates by more than {}",
+            head.stop_threshold
+        ),
+        ignored,
+        commands: vec![
+            format!(
+                "transformers: assistant = AutoModelForCausalLM.from_pretrained(\"{}\", \
+                 trust_remote_code=True)",
+                export.out.display()
+            ),
+            "transformers: target.generate(**inputs, assistant_model=assistant)".to_owned(),
+            "without trust_remote_code it is a plain draft of as many candidates".to_owned(),
+        ],
+    })
+}
+
+/// Writes a draft and its head's weights and settings into a directory; what cannot be taken along is
+/// added to `ignored`.
+pub(super) fn write_with_head(
+    export: &Export<'_>,
+    kind: ExportKind,
+    workspace: &Workspace,
+    out: &Path,
+    ignored: &mut Vec<String>,
+) -> Result<RejectionThresholdConfig> {
+    let source = export.source;
+    let (head, draft) = match kind {
+        ExportKind::Head => {
+            let head = read_draft_head(source, workspace)?;
+            let draft = workspace.draft_in(workspace.dtype())?;
+            let dir = workspace.draft_dir().context("a head has a draft")?;
+            copy_model(dir, out)?;
+            (head, draft.context("a head has a draft")?.clone())
+        }
+        ExportKind::Adapter => {
+            let adapter = AdapterExport::without_head(source, workspace)?;
+            let Some(head) = read_adapter_head(source, &adapter.config, workspace)? else {
+                bail!(
+                    "the adapter in `{}` has no acceptance head; hint: train one with a section \
+                     `[adapter_head]`, or export it with `--for draft-model`",
+                    source.display()
+                );
+            };
+            let draft = write_draft_model(&adapter, workspace, out)?;
+            (head, draft)
+        }
+    };
+    let rule = rule_of(&head, export.stop_threshold, ignored)?;
+    write_head(&head, &draft, &rule, out)?;
+    let keys = [
+        ("num_assistant_tokens", json!(rule.bounds.max)),
+        ("num_assistant_tokens_schedule", json!("constant")),
+        ("assistant_confidence_threshold", json!(0.0)),
+    ];
+    add_keys(&out.join("generation_config.json"), keys)?;
+    Ok(rule)
+}
+
+/// Copies a checkpoint.
+fn copy_model(from: &Path, out: &Path) -> Result<()> {
+    let mut names: Vec<String> = weight_files(from)?;
+    let beside = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin.index.json",
+    ];
+    names.extend(beside.iter().chain(&TEXT_FILES).map(|name| (*name).to_owned()));
+    names.iter().try_for_each(|name| copy_if_there(from, out, name))
+}
+
+/// The threshold that was given, or tuned, or else the paper's.
+fn rule_of(
+    head: &HeadExport,
+    given: Option<f64>,
+    ignored: &mut Vec<String>,
+) -> Result<RejectionThresholdConfig> {
+    let StopRuleConfig::RejectionThreshold(default) = default_rule(true) else {
+        unreachable!("a head's default rule has a threshold")
+    };
+    let tuned = Tuned::read(&head.dir)?.unwrap_or_default();
+    let rules = [DecodingName::Greedy, DecodingName::Sampled].map(|name| tuned.rule(name));
+    let mut thresholds = rules.iter().flatten().filter_map(|rule| match &rule.config {
+        StopRuleConfig::RejectionThreshold(rule) => Some(*rule),
+        _ => None,
+    });
+    let tuned_for = thresholds.next();
+    if let Some(rule) = rules.iter().flatten().next().filter(|_| tuned_for.is_none()) {
+        ignored.push(format!(
+            "the tuned rule, `{}`, which is none of a head's threshold: give one with \
+             `--stop-threshold`, {} otherwise",
+            rule.config.name().symbol().unwrap_or("K"),
+            default.stop_threshold
+        ));
+    }
+    let rule = tuned_for.unwrap_or(default);
+    if rule.without_lag {
+        ignored.push(
+            "that the rule is asked before a candidate is drawn: transformers asks behind it, as the \
+             paper does"
+                .to_owned(),
+        );
+    }
+    let stop_threshold = given.unwrap_or(rule.stop_threshold);
+    let rule = RejectionThresholdConfig { stop_threshold, ..rule };
+    StopRuleConfig::RejectionThreshold(rule).init()?;
+    Ok(rule)
+}
+
+/// Writes the head's weights and what it reads.
+fn write_head(
+    head: &HeadExport,
+    draft: &CausalLm,
+    rule: &RejectionThresholdConfig,
+    out: &Path,
+) -> Result<()> {
+    head.head.write_weights(&out.join("acceptance_head.safetensors"))?;
+    let map = |name| head.calibration.map(name).map_or(Ok(Value::Null), serde_json::to_value);
+    let spec = &draft.config().spec;
+    let settings = json!({
+        "num_layers": head.config.num_layers,
+        "num_stored_blocks": head.config.num_stored_blocks(),
+        "form": head.config.reads.form(),
+        "inputs": head.config.reads.inputs(),
+        "vocab_size": draft.shape().vocab_size,
+        "embedding_scale": spec.embedding_scale.unwrap_or(1.0),
+        "logit_soft_cap": spec.logit_soft_cap,
+        "calibration": {
+            "greedy": map(DecodingName::Greedy)?,
+            "sampled": map(DecodingName::Sampled)?,
+        },
+        "stop_threshold": rule.stop_threshold,
+        "min_candidates": rule.bounds.min,
+        "max_candidates": rule.bounds.max,
+    });
+    let text = serde_json::to_string_pretty(&settings)? + "\n";
+    Ok(write_whole(&out.join("acceptance_head.json"), text)?)
+}
