@@ -120,3 +120,102 @@ fn what_an_ordinary_model_cannot_be_is_named() {
     export(ADAPTER, &[]).fails_naming(&["recipe.toml", "--recipe"]);
     place.run(&["export", "--for", "nothing", ADAPTER, "o"]).fails_naming(&["draft-model"]);
 }
+
+#[test]
+fn the_authors_forms_come_back_as_they_were_and_what_they_lack_is_named() {
+    let place = adapter_place("");
+    let told = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
+    assert!(told.contains("an adapter for Kangaroo's class"), "{told}");
+    let files = std::fs::read_dir(place.path("theirs")).unwrap();
+    let mut files: Vec<String> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    files.sort();
+    assert_eq!(files, ["config.json", "pytorch_model.bin"]);
+    let import = |more: &[&str]| {
+        place.run(&[&["import", "--from", "kangaroo", "theirs", "back"], more].concat())
+    };
+    import(&[]).fails_naming(&["--exit-layer"]);
+    assert!(!place.path("back").exists());
+    import(&["--exit-layer", "2"]).ok();
+    let [ours, back] =
+        [["--adapter", ADAPTER], ["--adapter", "back"]].map(|drafter| generate(&place, drafter));
+    assert_eq!(back["token_ids"], ours["token_ids"]);
+    assert_eq!(rounds(&back), rounds(&ours));
+    // Their class rotates with 10,000 whatever the file says.
+    let config = place.path("theirs").join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let mut json: Value = serde_json::from_str(&text).unwrap();
+    json["rope_theta"] = 500_000.0.into();
+    json["rope_parameters"]["rope_theta"] = 500_000.0.into();
+    std::fs::write(&config, json.to_string()).unwrap();
+    std::fs::remove_dir_all(place.path("back")).unwrap();
+    let ran = import(&["--exit-layer", "2"]);
+    assert!(ran.stderr.contains("500000") && ran.stderr.contains("10000"), "{}", ran.stderr);
+    assert_eq!(rounds(&generate(&place, ["--adapter", "back"])), rounds(&ours));
+    place
+        .run(&["export", "--for", "specdec-pp", ADAPTER, "out"])
+        .fails_naming(&["a self-draft adapter", "hint"]);
+}
+
+#[test]
+fn heads_go_to_the_authors_class_and_into_their_drafts() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml", "--set", "head.num_layers=2"]).ok();
+    const HEAD: &str = "checkpoints/small/head";
+    let told = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
+    assert!(told.contains("from_pretrained(\"theirs\")"), "{told}");
+    let draft = place.json(&format!("{HEAD}/config.json"))["hidden_size"].clone();
+    let expected = serde_json::json!({ "hidden_size": draft, "num_layers": 2 });
+    assert_eq!(place.json("theirs/config.json"), expected);
+    place.run(&["import", "--from", "specdec-pp", "theirs", "back"]).ok();
+    let decode = |head: &str| {
+        let (target, draft) = (model("target"), model("draft"));
+        let [target, draft] = [&target, &draft].map(|path| path.display().to_string());
+        let mut arguments = vec!["generate", "--json", "--target", &target, "--draft", &draft];
+        arguments.extend(["--head", head, "--stop-threshold", "0.4", "--max-new-tokens", "40"]);
+        arguments.extend(["--prompt", "What is 47 + 85? Show the steps."]);
+        rounds(&place.run(&arguments).json())
+    };
+    assert_eq!(decode("back"), decode(HEAD));
+
+    // Inside its draft, for transformers.
+    let arguments =
+        ["export", "--for", "transformers", HEAD, "inside", "--stop-threshold", "0.4", "--json"];
+    let exported = place.run(&arguments).json();
+    assert!(exported["commands"].to_string().contains("trust_remote_code"), "{exported}");
+    let settings = place.json("inside/acceptance_head.json");
+    assert_eq!(
+        (&settings["stop_threshold"], &settings["form"]),
+        (&0.4.into(), &"candidate".into())
+    );
+    assert_eq!((&settings["num_layers"], &settings["num_stored_blocks"]), (&2.into(), &1.into()));
+    let generation = place.json("inside/generation_config.json");
+    assert_eq!(generation["num_assistant_tokens"], settings["max_candidates"]);
+    assert_eq!(generation["assistant_confidence_threshold"], 0.0);
+    for name in ["generate.py", "acceptance_head.py"] {
+        assert!(place.path("inside/custom_generate").join(name).is_file(), "{name}");
+    }
+    let same = |name: &str| {
+        std::fs::read(place.path("inside").join(name)).unwrap()
+            == std::fs::read(model("draft").join(name)).unwrap()
+    };
+    assert!(same("model.safetensors") && same("config.json") && same("tokenizer.json"));
+    place.run(&["export", "--for", "draft-model", HEAD, "out"]).fails_naming(&["acceptance head"]);
+    let wrong = ["export", "--for", "transformers", HEAD, "out", "--stop-threshold", "1.5"];
+    place.run(&wrong).fails_naming(&["1.5"]);
+    assert!(!place.path("out").exists());
+
+    // What their class cannot compute.
+    for (keys, named) in [
+        (&["head.form=\"look-ahead\"", "head.labels=\"overlap\""][..], "looks ahead"),
+        (&["head.inputs=[\"entropy\"]"], "`inputs`"),
+        (&["head.num_layers=2", "head.tied=false"], "untied"),
+    ] {
+        let mut arguments = vec!["train-head", "small.toml"];
+        arguments.extend(keys.iter().flat_map(|key| ["--set", key]));
+        place.run(&arguments).ok();
+        place.run(&["export", "--for", "specdec-pp", HEAD, "out"]).fails_naming(&[named]);
+    }
+}

@@ -8,6 +8,7 @@
 //! may be several of them, one behind the other, which is ours too.
 
 mod files;
+mod kangaroo;
 mod packed_adapter;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use crate::rows::{DeviceRows, Rows, Run};
 use crate::shape::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use crate::weights::WeightDtype;
+pub use kangaroo::KANGAROO_ROPE_THETA;
 use packed_adapter::PackedAdapter;
 
 /// What an adapter's tensors are called, as Kangaroo's are: a Llama's without the first `model.`.

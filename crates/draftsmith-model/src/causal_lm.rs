@@ -16,7 +16,6 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use draftsmith_files::write_whole;
 use serde_json::json;
 
 use crate::buckets::padded_rows;
@@ -30,7 +29,7 @@ use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights, Storage};
 use crate::rows::{DeviceRows, HostRows, Place, Rows, Run, Slots};
 use crate::shape::ModelShape;
-use crate::weights::{WeightDtype, WeightReader, pretty, write_safetensors};
+use crate::weights::{WeightDtype, WeightReader, write_json, write_safetensors};
 use packed_model::PackedModel;
 
 /// A causal language model.
@@ -140,8 +139,8 @@ impl CausalLm {
         let json = self.config.to_json(dtype.config_name());
         let generation =
             json!({"bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"]});
-        write_whole(&dir.join("generation_config.json"), pretty(&generation).as_bytes())?;
-        Ok(write_whole(&dir.join("config.json"), pretty(&json).as_bytes())?)
+        write_json(&dir.join("generation_config.json"), &generation)?;
+        write_json(&dir.join("config.json"), &json)
     }
 
     /// What the model is, without its weights.

@@ -160,6 +160,12 @@ pub enum ModelError {
         /// The target's family.
         family: &'static str,
     },
+    /// An adapter that Kangaroo's class does not compute.
+    #[error("this adapter is none of Kangaroo's: {problem}")]
+    NotKangaroo {
+        /// Why not.
+        problem: String,
+    },
     /// The tensors of an acceptance head fit neither schema.
     #[error("`{path}`: {problem}")]
     HeadSchema {

@@ -32,7 +32,7 @@ pub use acceptance_head::{
     AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
     HeadReads, LAST_POSITION,
 };
-pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig};
+pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA};
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};

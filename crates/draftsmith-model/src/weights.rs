@@ -21,6 +21,9 @@ pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, hash_model_dir};
 pub(crate) use stored::StoredRows;
+pub(crate) use torch::write_torch;
+#[cfg(test)]
 pub(crate) use write::pretty;
+pub(crate) use write::write_json;
 pub(crate) use write::{NamedIds, write_with_ids};
 pub use write::{NamedTensor, WeightDtype, write_safetensors};

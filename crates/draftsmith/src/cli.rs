@@ -17,6 +17,7 @@ use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
+use crate::commands::import::ImportArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
@@ -85,6 +86,8 @@ enum Command {
     Check(CheckArguments),
     /// Write what was trained in a form that another runtime loads.
     Export(ExportArguments),
+    /// Read a head or an adapter of the methods' authors, and write it as ours.
+    Import(ImportArguments),
     /// Explain a model, a head, an adapter, a dataset, rollouts or results.
     Inspect {
         /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
@@ -328,6 +331,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &device()?, console),
+        Command::Import(a) => commands::import::run(&a, console),
         Command::Inspect { path } => commands::inspect::run(&path, console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }

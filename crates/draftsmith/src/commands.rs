@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod generate;
+pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod record;
 pub(crate) mod replay;

@@ -16,6 +16,7 @@ mod devices;
 mod exports;
 mod hub;
 mod lock;
+mod out_dir;
 mod pair;
 mod prompts;
 #[doc(hidden)]

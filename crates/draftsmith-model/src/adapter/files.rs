@@ -39,6 +39,33 @@ struct OwnKeys {
 }
 
 impl AdapterConfig {
+    /// The adapter of a file's tensors, which has no others.
+    ///
+    /// # Errors
+    /// If one is missing, extra or misshapen, or the file is broken.
+    pub(super) fn take(&self, mut reader: WeightReader) -> Result<Adapter, ModelError> {
+        let device = &Device::flex();
+        let mut source = Stored { reader: &mut reader, device, dtype: FloatDType::F32 };
+        let adapter = self.build(&mut source)?;
+        self.finish(reader)?;
+        Ok(adapter)
+    }
+
+    /// Ends reading.
+    ///
+    /// # Errors
+    /// If a tensor is left.
+    fn finish(&self, mut reader: WeightReader) -> Result<(), ModelError> {
+        let ignored = self.model.spec.names.ignored;
+        let has_vocabulary = self.draft_vocabulary.is_some();
+        reader.ignore(|name| {
+            // That was read with the configuration.
+            let is_read = has_vocabulary && name == DRAFT_VOCABULARY;
+            is_read || ignored.iter().any(|end| name.ends_with(end))
+        });
+        reader.finish()
+    }
+
     /// Reads an adapter's `config.json`.
     ///
     /// # Errors
@@ -138,14 +165,7 @@ impl Adapter {
         if dtype == FloatDType::F32 && packed::runs_on(device) {
             adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
         }
-        let ignored = config.model.spec.names.ignored;
-        let has_vocabulary = config.draft_vocabulary.is_some();
-        reader.ignore(|name| {
-            // That was read with the configuration.
-            let is_read = has_vocabulary && name == DRAFT_VOCABULARY;
-            is_read || ignored.iter().any(|end| name.ends_with(end))
-        });
-        reader.finish()?;
+        config.finish(reader)?;
         check_weights(dir)?;
         Ok((config, adapter))
     }

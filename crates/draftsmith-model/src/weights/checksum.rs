@@ -5,13 +5,12 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use draftsmith_files::write_whole;
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::read::hex;
-use super::write::pretty;
+use super::write::write_json;
 use crate::error::{ModelError, read_json};
 
 /// The key of `config.json`.
@@ -30,7 +29,7 @@ pub(crate) fn write_config(
     weights_hash: String,
 ) -> Result<(), ModelError> {
     config["weights_hash"] = weights_hash.into();
-    Ok(write_whole(&dir.join("config.json"), pretty(&config).as_bytes())?)
+    write_json(&dir.join("config.json"), &config)
 }
 
 /// Checks an export's weights. Those that other programs or earlier versions wrote have no checksum.

@@ -80,6 +80,20 @@ impl WeightReader {
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
+    /// The same with names without `prefix`, where every name begins with it.
+    pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
+        if self.tensors.keys().all(|name| name.starts_with(prefix)) {
+            let short = |name: &String| name[prefix.len()..].to_owned();
+            self.tensors = self.tensors.iter().map(|(name, file)| (short(name), *file)).collect();
+            for file in &mut self.files {
+                let tensors = std::mem::take(&mut file.tensors);
+                let named = tensors.into_iter().filter(|(name, _)| name.starts_with(prefix));
+                file.tensors = named.map(|(name, stored)| (short(&name), stored)).collect();
+            }
+        }
+        self
+    }
+
     /// The file or directory that was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path

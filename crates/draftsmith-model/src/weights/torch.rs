@@ -5,6 +5,7 @@
 mod pickle;
 #[cfg(test)]
 mod tests;
+mod write;
 mod zip;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 use self::pickle::TorchTensor;
+pub(crate) use self::write::write_torch;
 use self::zip::Archive;
 use super::stored::StoredTensor;
 use crate::error::ModelError;

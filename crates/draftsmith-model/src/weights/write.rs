@@ -174,6 +174,14 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
+/// Writes JSON as people read it, whole or not at all.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), ModelError> {
+    Ok(write_whole(path, pretty(value).as_bytes())?)
+}
+
 /// JSON as people read it, with a newline at the end.
 pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")

@@ -1,7 +1,7 @@
 //! `export`: what was trained, in the forms that other runtimes load.
 
 mod draft_model;
-mod out_dir;
+mod foreign;
 mod transformers;
 
 use std::path::{Path, PathBuf};
@@ -46,6 +46,10 @@ enum Form {
     /// An acceptance head inside its draft's directory, which transformers' assisted generation then
     /// stops by: a head's separate draft, or the draft model of an adapter with a head.
     Transformers,
+    /// An acceptance head for the SpecDec++ authors' class.
+    SpecdecPp,
+    /// A self-draft adapter for Kangaroo's class.
+    Kangaroo,
 }
 
 /// What is exported, and where to.
@@ -84,23 +88,36 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
     let ExportArguments { form, recipe, stop_threshold, source, out } = arguments;
     let kind = ExportKind::of(source)?;
-    let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
-    let template = recipe.models.chat_template.as_deref();
-    let target = &recipe.models.target;
-    let draft = match kind {
-        ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
-        ExportKind::Adapter => None,
+    let workspace = || -> Result<Workspace> {
+        let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
+        let template = recipe.models.chat_template.as_deref();
+        let draft = match kind {
+            ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
+            ExportKind::Adapter => None,
+        };
+        let devices = vec![device.clone()];
+        Workspace::open(&recipe.models.target, draft, template, devices, console)
     };
-    let workspace = Workspace::open(target, draft, template, vec![device.clone()], console)?;
     let export = Export { source, out, stop_threshold: *stop_threshold };
     let Written { what, ignored, commands } = match (form, kind) {
-        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace)?,
+        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,
+        (Form::Transformers, kind) => transformers::export(&export, kind, &workspace()?)?,
+        (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(&export)?,
+        (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(&export)?,
         (Form::DraftModel, ExportKind::Head) => bail!(
             "`{}` is an acceptance head, and a draft model has none; hint: the draft that it is for \
              is a draft model already",
             source.display()
         ),
-        (Form::Transformers, kind) => transformers::export(&export, kind, &workspace)?,
+        (Form::SpecdecPp, ExportKind::Adapter) | (Form::Kangaroo, ExportKind::Head) => bail!(
+            "`{}` is {}, and that form is not for such; hint: `--for specdec-pp` takes acceptance \
+             heads, `--for kangaroo` self-draft adapters",
+            source.display(),
+            match kind {
+                ExportKind::Head => "an acceptance head",
+                ExportKind::Adapter => "a self-draft adapter",
+            }
+        ),
     };
     let mut text = format!("{what}: {}\n", out.display());
     for sentence in &ignored {

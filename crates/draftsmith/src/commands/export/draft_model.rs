@@ -8,10 +8,10 @@ use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
-use super::out_dir::{OutDir, copy_if_there};
 use super::{Export, Written};
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, found_adapter_head};
+use crate::out_dir::{OutDir, copy_if_there};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 

@@ -10,10 +10,10 @@ use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
 use super::draft_model::{TEXT_FILES, add_keys, write_draft_model};
-use super::out_dir::{OutDir, copy_if_there};
 use super::{Export, Written};
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
+use crate::out_dir::{OutDir, copy_if_there};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// A directory in the making: it lies beside its place, under another name, until it is whole.
-pub(super) struct OutDir {
+pub(crate) struct OutDir {
     out: PathBuf,
     partial: PathBuf,
 }
@@ -16,7 +16,7 @@ impl OutDir {
     ///
     /// # Errors
     /// If there is something, or the directory cannot be made.
-    pub(super) fn begin(out: &Path) -> Result<Self> {
+    pub(crate) fn begin(out: &Path) -> Result<Self> {
         let Some(name) = out.file_name() else {
             bail!("`{}` is no name for a directory to write", out.display());
         };
@@ -39,7 +39,7 @@ impl OutDir {
     }
 
     /// Where its files are written.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.partial
     }
 
@@ -47,7 +47,7 @@ impl OutDir {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         // An empty one; not every system renames over it.
         let _ = fs::remove_dir(&self.out);
         fs::rename(&self.partial, &self.out)
@@ -59,7 +59,7 @@ impl OutDir {
 ///
 /// # Errors
 /// If it cannot be copied.
-pub(super) fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
+pub(crate) fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
     let from = from.join(name);
     if !from.is_file() {
         return Ok(());

@@ -1,0 +1,116 @@
+//! Heads and adapters in the forms of the methods' authors.
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use draftsmith_files::write_whole;
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, KANGAROO_ROPE_THETA, ModelShape,
+    RopeScaling,
+};
+use serde_json::json;
+
+use super::{Export, Written};
+use crate::exports::calibration::HeadCalibration;
+use crate::exports::draft_model::TunedDraftModel;
+use crate::exports::found_adapter_head;
+use crate::exports::tuned::Tuned;
+use crate::out_dir::OutDir;
+
+/// Writes a head as the SpecDec++ authors' class keeps its own.
+pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
+    let config = AcceptanceHeadConfig::from_dir(source)?;
+    if !config.is_authors() {
+        let why = if config.reads.looks_ahead() {
+            "it looks ahead: their head reads a candidate's own hidden state, and nothing else"
+        } else if !config.reads.is_hidden_alone() {
+            "it has `inputs` besides a hidden state, which theirs does not read"
+        } else {
+            "its blocks are untied, and their class would keep the last of them alone"
+        };
+        bail!(
+            "the SpecDec++ authors' class cannot compute the head in `{}`: {why}",
+            source.display()
+        );
+    }
+    let (_, head) = AcceptanceHead::from_dir(source, config.hidden_size, &Device::flex())?;
+    let dir = OutDir::begin(out)?;
+    head.write_dir(dir.path(), &config)?;
+    // Theirs has these keys alone.
+    let keys = json!({ "hidden_size": config.hidden_size, "num_layers": config.num_layers });
+    write_whole(&dir.path().join("config.json"), serde_json::to_string_pretty(&keys)? + "\n")?;
+    dir.finish()?;
+    let calibration = HeadCalibration::read(source)?;
+    let mut ignored = Vec::new();
+    if calibration != HeadCalibration::default() {
+        ignored.push(
+            "the calibration: their class gives the head's own predictions, and thresholds mean \
+             something else"
+                .to_owned(),
+        );
+    }
+    ignored.extend(tuned_sentence(&Tuned::read(source)?.unwrap_or_default()));
+    Ok(Written {
+        what: format!(
+            "an acceptance head of {} layers for the SpecDec++ authors' class",
+            config.num_layers
+        ),
+        ignored,
+        commands: vec![format!("AcceptancePredictionHead.from_pretrained(\"{}\")", out.display())],
+    })
+}
+
+/// Writes an adapter as Kangaroo's class loads it.
+pub(super) fn kangaroo(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
+    let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
+    // Any target with a layer behind it.
+    let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
+    let (config, adapter) = Adapter::from_dir(source, &target, &Device::flex())?;
+    let dir = OutDir::begin(out)?;
+    adapter.write_kangaroo(dir.path(), &config)?;
+    dir.finish()?;
+    let mut ignored = Vec::new();
+    if !config.rotates_as_kangaroo() {
+        ignored.push(format!(
+            "the rotation: their class rotates with the base {KANGAROO_ROPE_THETA}, whatever \
+             `config.json` says, and this adapter's is {}{}: change `rope_theta` there, or it drafts \
+             nonsense",
+            config.model.spec.rope.theta,
+            if config.model.spec.rope.scaling == RopeScaling::None {
+                ""
+            } else {
+                ", stretched"
+            }
+        ));
+    }
+    ignored.extend(tuned_sentence(&Tuned::read(source)?.unwrap_or_default()));
+    if TunedDraftModel::read(source)?.is_some() {
+        ignored.push("what was tuned for it as a draft model".to_owned());
+    }
+    if let Some(head) = found_adapter_head(source) {
+        ignored.push(format!("the acceptance head in `{}`", head.display()));
+    }
+    Ok(Written {
+        what: "an adapter for Kangaroo's class".to_owned(),
+        ignored,
+        commands: vec![format!(
+            "--adapter-path {} --exitlayer {}",
+            out.display(),
+            config.exit_layer
+        )],
+    })
+}
+
+/// What tuning found is not kept in other formats.
+fn tuned_sentence(tuned: &Tuned) -> Option<String> {
+    let rules = [&tuned.greedy, &tuned.sampled];
+    let rules: Vec<String> = rules
+        .into_iter()
+        .flatten()
+        .map(|rule| {
+            let symbol = rule.config.name().symbol().unwrap_or("K");
+            format!("{symbol} = {:.3}", rule.config.parameter())
+        })
+        .collect();
+    (!rules.is_empty())
+        .then(|| format!("the tuned rules, {}: set them by hand", rules.join(" and ")))
+}
