@@ -3,6 +3,7 @@
 mod draft_model;
 mod foreign;
 mod transformers;
+mod vllm;
 
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,8 @@ enum Form {
     /// An acceptance head inside its draft's directory, which transformers' assisted generation then
     /// stops by: a head's separate draft, or the draft model of an adapter with a head.
     Transformers,
+    /// The same as a Python package that vLLM loads a proposer from.
+    Vllm,
     /// An acceptance head for the SpecDec++ authors' class.
     SpecdecPp,
     /// A self-draft adapter for Kangaroo's class.
@@ -102,6 +105,7 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
     let Written { what, ignored, commands } = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,
         (Form::Transformers, kind) => transformers::export(&export, kind, &workspace()?)?,
+        (Form::Vllm, kind) => vllm::export(&export, kind, &workspace()?)?,
         (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(&export)?,
         (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(&export)?,
         (Form::DraftModel, ExportKind::Head) => bail!(

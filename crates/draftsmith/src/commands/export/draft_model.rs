@@ -93,16 +93,7 @@ pub(super) fn add_keys<'k>(
 
 /// What runtimes cannot honour.
 fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel>) -> Vec<String> {
-    let mut ignored = Vec::new();
-    if let Some(vocabulary) = &config.draft_vocabulary {
-        ignored.push(format!(
-            "the draft vocabulary: {} tokens keep their rows of the LM head, the others' are zeros, \
-             and a draft forward reads all {}; an adapter for this use is trained without \
-             `adapter.draft_vocabulary`",
-            vocabulary.ids().len(),
-            config.model.shape.vocab_size
-        ));
-    }
+    let mut ignored = Vec::from_iter(vocabulary_ignored(config));
     if let Some(head) = found_adapter_head(source) {
         ignored.push(format!(
             "the acceptance head in `{}`: `--for transformers` takes it along",
@@ -117,6 +108,18 @@ fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel
         );
     }
     ignored
+}
+
+/// What becomes of a draft vocabulary.
+pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
+    let vocabulary = config.draft_vocabulary.as_ref()?;
+    Some(format!(
+        "the draft vocabulary: {} tokens keep their rows of the LM head, the others' are zeros, and a \
+         draft forward reads all {}; an adapter for this use is trained without \
+         `adapter.draft_vocabulary`",
+        vocabulary.ids().len(),
+        config.model.shape.vocab_size
+    ))
 }
 
 /// How each runtime is told of it.

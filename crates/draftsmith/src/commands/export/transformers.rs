@@ -9,7 +9,7 @@ use draftsmith_model::{CausalLm, weight_files};
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
-use super::draft_model::{TEXT_FILES, add_keys, write_draft_model};
+use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
 use super::{Export, Written};
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
@@ -80,6 +80,7 @@ pub(super) fn write_with_head(
                     source.display()
                 );
             };
+            ignored.extend(vocabulary_ignored(&adapter.config));
             let draft = write_draft_model(&adapter, workspace, out)?;
             (head, draft)
         }

@@ -1,0 +1,124 @@
+"""A draft whose rounds end by its acceptance head, for vLLM's `custom_class` proposers.
+
+Written by draftsmith for vLLM @VERSIONS@. The directory of this file is a Python package; with its
+parent on `PYTHONPATH`:
+
+    --speculative-config '{"method": "custom_class", "model": "@PACKAGE@.Proposer",
+                           "num_speculative_tokens": @MOST@}'
+
+vLLM takes proposals for certain, so candidates are the draft's most probable tokens and each request
+gets as many as the head lets through. Output is the target's own, as with any proposer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from .acceptance_head import AcceptanceHead, Forward, Round
+
+VERSIONS = (@VERSION_TUPLE@)
+
+
+@dataclass
+class Sequence:
+    """What the draft has read of a request. vLLM moves requests between rows and does not say which
+    is which, so they are known by what they begin with."""
+
+    tokens: list[int]
+    cache: DynamicCache
+
+
+class Proposer:
+    def __init__(self, vllm_config: Any) -> None:
+        version = ".".join(vllm.__version__.split(".")[:2])
+        if version not in VERSIONS:
+            raise RuntimeError(
+                f"vLLM {vllm.__version__} may call proposers otherwise than {' and '.join(VERSIONS)}, "
+                "for which this was written; install one of those, or export again with a newer draftsmith"
+            )
+        directory = Path(__file__).parent
+        device = torch.device(vllm_config.device_config.device)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=vllm_config.model_config.dtype
+        ).to(device).eval()
+        self.head = AcceptanceHead(directory, device)
+        self.model.get_output_embeddings().register_forward_hook(self._watch)
+        self.embeddings = self.model.get_input_embeddings().weight
+        ends = self.model.generation_config.eos_token_id
+        self.ends = set(ends if isinstance(ends, list) else [ends])
+        self.most = min(
+            self.head.max_candidates, vllm_config.speculative_config.num_speculative_tokens
+        )
+        self.max_len = min(
+            vllm_config.model_config.max_model_len, self.model.config.max_position_embeddings
+        )
+        self.device = device
+        self.sequences: list[Sequence] = []
+
+    def load_model(self, model: Any) -> None:
+        """vLLM offers the target; the draft is a model of its own."""
+
+    @torch.inference_mode()
+    def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
+                slot_mappings: Any = None) -> list[list[int]]:
+        """Candidates of each row; none where nothing was sampled."""
+        kept: list[Sequence] = []
+        proposals = []
+        for row, sampled in enumerate(sampled_token_ids):
+            if not sampled:
+                proposals.append([])
+                continue
+            tokens = [int(token) for token in token_ids_cpu[row, : int(num_tokens_no_spec[row])]]
+            sequence = self._take(tokens)
+            kept.append(sequence)
+            proposals.append(self._draft(tokens, sequence))
+        # Requests that had no row are over, or come back and are read again.
+        self.sequences = kept
+        return proposals
+
+    def _watch(self, lm_head: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        self.forward = Forward(hidden=inputs[0][0, -1], logits=output[0, -1])
+
+    def _take(self, tokens: list[int]) -> Sequence:
+        """The sequence that shares most with `tokens`, rolled back to what it shares; taken once."""
+        best, most = None, 0
+        for sequence in self.sequences:
+            shared = 0
+            for one, other in zip(sequence.tokens, tokens):
+                if one != other:
+                    break
+                shared += 1
+            if shared > most:
+                best, most = sequence, shared
+        # The last token is read anew: its forward is what the first candidate is drawn from.
+        most = min(most, len(tokens) - 1)
+        if best is None or most == 0:
+            return Sequence([], DynamicCache(config=self.model.config))
+        self.sequences.remove(best)
+        best.cache.crop(most)
+        del best.tokens[most:]
+        return best
+
+    def _draft(self, tokens: list[int], sequence: Sequence) -> list[int]:
+        room = min(self.most, self.max_len - len(tokens) - 1)
+        candidates: list[int] = []
+        this_round = Round(self.head, is_greedy=True)
+        unread = tokens[len(sequence.tokens):]
+        while len(candidates) < room:
+            ids = torch.tensor([unread], device=self.device)
+            self.model(ids, past_key_values=sequence.cache, use_cache=True, logits_to_keep=1)
+            sequence.tokens.extend(unread)
+            candidate = int(self.forward.logits.argmax())
+            candidates.append(candidate)
+            if this_round.stops(self.forward, candidate, self.embeddings[candidate]):
+                break
+            if candidate in self.ends:
+                break
+            unread = [candidate]
+        return candidates

@@ -1,0 +1,68 @@
+//! A draft with its acceptance head as a package that vLLM loads a proposer from.
+
+use anyhow::{Result, bail};
+use draftsmith_files::write_whole;
+
+use super::transformers::{ACCEPTANCE_HEAD, write_with_head};
+use super::{Export, Written};
+use crate::exports::ExportKind;
+use crate::out_dir::OutDir;
+use crate::workspace::Workspace;
+
+/// The proposer, with what is filled in between `@`s.
+const PROPOSER: &str = include_str!("python/proposer.py");
+
+/// The releases whose way of calling proposers was read: they call it unstable.
+const VERSIONS: [&str; 2] = ["0.32", "0.33"];
+
+/// Writes the package.
+pub(super) fn export(
+    export: &Export<'_>,
+    kind: ExportKind,
+    workspace: &Workspace,
+) -> Result<Written> {
+    let package = export.out.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    if !package.starts_with(is_letter)
+        || !package.chars().all(|c| is_letter(c) || c.is_ascii_digit())
+    {
+        bail!(
+            "`{}` is to be a Python package, whose name has letters, digits and underscores alone",
+            export.out.display()
+        );
+    }
+    let dir = OutDir::begin(export.out)?;
+    let mut ignored = Vec::new();
+    let rule = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
+    let quoted = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");
+    let proposer = PROPOSER
+        .replace("@VERSIONS@", &VERSIONS.join(" and "))
+        .replace("@VERSION_TUPLE@", &quoted)
+        .replace("@PACKAGE@", &package)
+        .replace("@MOST@", &rule.bounds.max.to_string());
+    write_whole(&dir.path().join("__init__.py"), proposer)?;
+    write_whole(&dir.path().join("acceptance_head.py"), ACCEPTANCE_HEAD)?;
+    dir.finish()?;
+    ignored.push(
+        "sampled drafts: vLLM takes such proposals for certain, so candidates are the draft's most \
+         probable tokens; train heads for it on greedy labels"
+            .to_owned(),
+    );
+    Ok(Written {
+        what: format!(
+            "a vLLM proposer, for {}, that stops where its head doubts the candidates by more than {}",
+            VERSIONS.join(" and "),
+            rule.stop_threshold
+        ),
+        ignored,
+        commands: vec![format!(
+            "PYTHONPATH={} vllm serve TARGET --speculative-config '{{\"method\": \"custom_class\", \
+             \"model\": \"{package}.Proposer\", \"num_speculative_tokens\": {}}}'",
+            export.out.parent().map_or(".".into(), |dir| match dir.display().to_string() {
+                here if here.is_empty() => ".".to_owned(),
+                dir => dir,
+            }),
+            rule.bounds.max
+        )],
+    })
+}
