@@ -117,9 +117,12 @@ if [ -n "$vllm_python" ]; then
     run train-head paper.toml > /dev/null
     for name in paper ahead; do
         run export --for vllm "checkpoints/$name/head" "vllm_$name" --stop-threshold 0.5 > /dev/null
-        check "vLLM, the draft with its $name head" env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 \
+        check "vLLM, the draft with its $name head" env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu \
+            VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
             "$vllm_python" "$checks/vllm_rounds.py" "$binary" $target "vllm_$name" $prompts 20 -- --target $target \
             --draft "$draft" --head "checkpoints/$name/head" --stop-threshold 0.5
     done
+    check 'vLLM, the draft model of an adapter' env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 \
+        "$vllm_python" "$checks/vllm_draft_model.py" "$binary" $target draft-model $prompts 20
 fi
 exit $failed

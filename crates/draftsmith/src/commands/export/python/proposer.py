@@ -101,8 +101,9 @@ class Proposer:
         if best is None or most == 0:
             return Sequence([], DynamicCache(config=self.model.config))
         self.sequences.remove(best)
-        best.cache.crop(most)
-        del best.tokens[most:]
+        if most < len(best.tokens):
+            best.cache.crop(most - len(best.tokens))
+            del best.tokens[most:]
         return best
 
     def _draft(self, tokens: list[int], sequence: Sequence) -> list[int]:

@@ -1,0 +1,40 @@
+"""Holds vLLM with an exported draft model to vLLM without one.
+
+    python vllm_draft_model.py DRAFTSMITH TARGET DRAFT PROMPTS COUNT
+
+Prompts are answered greedily in f32, plainly and with `"method": "draft_model"` and four candidates a round:
+tokens have to be equal, also to `draftsmith generate`'s of the target alone. Ends with 1 where they are not.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from transformers_rounds import ours, prompt_of
+from vllm.inputs import TokensPrompt
+from vllm_rounds import answers
+
+
+def main() -> int:
+    binary, target, draft, path, count = sys.argv[1:]
+    with open(path) as lines:
+        texts = [prompt_of(line) for line in lines][: int(count)]
+    told = [ours(binary, ["--target", target], text) for text in texts]
+    prompts = [TokensPrompt(prompt_token_ids=one["prompt_ids"]) for one in told]
+    plain = answers(target, prompts)
+    drafted = answers(target, prompts, speculative_config={
+        "method": "draft_model", "model": draft, "num_speculative_tokens": 4})
+    wrong = 0
+    for number, (one, other, expected) in enumerate(zip(plain, drafted, told)):
+        length = min(len(one), len(other), len(expected["token_ids"]))
+        # The end token is told by one and not by another.
+        near = max(map(len, (one, other, expected["token_ids"]))) - length <= 1
+        if not near or not one[:length] == other[:length] == expected["token_ids"][:length]:
+            wrong += 1
+            print(f"prompt {number}: tokens DIFFER")
+    print(f"{len(texts)} prompts, {wrong} differ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
