@@ -91,6 +91,17 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
     let ExportArguments { form, recipe, stop_threshold, source, out } = arguments;
     let kind = ExportKind::of(source)?;
+    if *form != Form::SpecdecPp
+        && kind == ExportKind::Head
+        && let Some(adapter) = source.parent()
+        && ExportKind::of(adapter).is_ok_and(|kind| kind == ExportKind::Adapter)
+    {
+        bail!(
+            "`{}` is the head of an adapter; hint: give the adapter's directory, `{}`",
+            source.display(),
+            adapter.display()
+        );
+    }
     let workspace = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
         let template = recipe.models.chat_template.as_deref();

@@ -159,6 +159,9 @@ fn text(tuning: &DraftModelTuning) -> Result<String> {
             setting.runtime, setting.setting
         );
     }
+    if tuning.runtimes.iter().all(|setting| setting.speedup.high < 1.0) {
+        text += "\nit does not pay so: the target alone is faster, whatever the setting\n";
+    }
     text += &format!("\nwritten to {}\n\n", tuning.export.join("config.json").display());
     Ok(text)
 }
