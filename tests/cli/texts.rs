@@ -26,6 +26,8 @@ fn the_help() {
         "evaluate",
         "check",
         "generate",
+        "export",
+        "import",
         "inspect",
     ];
     let all = told(&place, &["--help"]);

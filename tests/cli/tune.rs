@@ -125,7 +125,7 @@ fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
     let shown = tune("platt");
     for part in [
         ["cross-validated", "as they are", "platt", "isotonic", "Brier", "AUROC"],
-        ["a draft forward", "chosen", "num_assistant_tokens=", "--draft-max", "vLLM, SGLang", ""],
+        ["a draft forward", "chosen", "num_assistant_tokens=", "--spec-draft-n-max", "SGLang", ""],
     ]
     .concat()
     {

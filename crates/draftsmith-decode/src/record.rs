@@ -407,6 +407,7 @@ impl StopRule for EverySignal {
         SignalNeeds {
             acceptance_prob: self.has_head,
             confidence: true,
+            confidence_of_ten: true,
             candidate_prob: true,
             entropy: true,
         }
@@ -450,6 +451,7 @@ impl Step {
                 _ => draft_prob,
             },
             confidence: self.signals.confidence.expect(given),
+            confidence_of_ten: self.signals.confidence_of_ten.expect(given),
             entropy: self.signals.entropy.expect(given),
             predicted_acceptance_prob: None,
             draft_log_prob: draft_prob.ln(),

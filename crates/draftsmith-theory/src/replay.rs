@@ -35,6 +35,8 @@ pub struct RecordedCandidate {
     pub candidate_prob: f64,
     /// [`DraftSignals::confidence`](crate::DraftSignals::confidence).
     pub confidence: f64,
+    /// [`DraftSignals::confidence_of_ten`](crate::DraftSignals::confidence_of_ten).
+    pub confidence_of_ten: f64,
     /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
     /// What the acceptance head predicts for this candidate. None without a head, and of a

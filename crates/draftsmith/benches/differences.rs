@@ -97,6 +97,7 @@ fn rollouts(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String> 
             let columns = [
                 &candidates.candidate_prob,
                 &candidates.confidence,
+                &candidates.confidence_of_ten,
                 &candidates.draft_entropy,
                 &candidates.draft_log_prob,
                 &candidates.target_log_prob,

@@ -111,6 +111,7 @@ fn candidate(draws: &mut SeededDraws) -> RecordedCandidate {
         token_id: 3,
         candidate_prob: prob,
         confidence: prob.max(0.3),
+        confidence_of_ten: prob.max(0.3),
         entropy: 2.0 * (1.0 - prob),
         predicted_acceptance_prob: Some(draws.uniform().sqrt()),
         draft_log_prob: -1.0,

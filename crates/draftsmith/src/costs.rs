@@ -76,7 +76,10 @@ impl Costs {
     pub(crate) fn of_needs(&self, needs: SignalNeeds) -> RoundCosts {
         let extras = [
             (needs.acceptance_prob, self.head_seconds),
-            (needs.confidence || needs.candidate_prob, self.confidence_seconds),
+            (
+                needs.confidence || needs.confidence_of_ten || needs.candidate_prob,
+                self.confidence_seconds,
+            ),
             (needs.entropy, self.entropy_seconds),
         ];
         let extra: f64 = extras.iter().filter(|(is_read, _)| *is_read).map(|(_, s)| s).sum();

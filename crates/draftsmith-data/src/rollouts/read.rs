@@ -58,6 +58,7 @@ fn rollout(row: &TableRow<'_>) -> Result<RolloutRow, DataError> {
             candidate_ids: row.ids("candidate_ids")?,
             candidate_prob: row.doubles("candidate_prob")?,
             confidence: row.doubles("confidence")?,
+            confidence_of_ten: row.doubles("confidence_of_ten")?,
             draft_entropy: row.doubles("draft_entropy")?,
             predicted_acceptance_prob: predicted(row)?,
             draft_log_prob: row.doubles("draft_log_prob")?,

@@ -36,6 +36,8 @@ pub struct RolloutCandidates {
     pub candidate_prob: Vec<f64>,
     /// The largest raw draft probability (T = 1).
     pub confidence: Vec<f64>,
+    /// The same among the ten largest, scaled to a sum of 1.
+    pub confidence_of_ten: Vec<f64>,
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
     /// The acceptance head's probability that this candidate is accepted; `None` where there was no
@@ -127,6 +129,7 @@ impl RolloutRow {
         [
             ("candidate_prob", Numbers::Prob, Some(&candidates.candidate_prob)),
             ("confidence", Numbers::Prob, Some(&candidates.confidence)),
+            ("confidence_of_ten", Numbers::Prob, Some(&candidates.confidence_of_ten)),
             ("draft_entropy", Numbers::Entropy, Some(&candidates.draft_entropy)),
             (PREDICTED, Numbers::Prob, predicted),
             ("draft_log_prob", Numbers::LogProb, Some(&candidates.draft_log_prob)),

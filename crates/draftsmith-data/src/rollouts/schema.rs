@@ -3,7 +3,7 @@
 use crate::columns::{Column, Kind};
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 11] = [
+pub(super) const COLUMNS: [Column; 12] = [
     Column::new("id", Kind::Text),
     Column::new("start", Kind::Number),
     Column::new("is_response", Kind::Flag),
@@ -11,6 +11,7 @@ pub(super) const COLUMNS: [Column; 11] = [
     Column::new("candidate_ids", Kind::Ids),
     Column::new("candidate_prob", Kind::Doubles),
     Column::new("confidence", Kind::Doubles),
+    Column::new("confidence_of_ten", Kind::Doubles),
     Column::new("draft_entropy", Kind::Doubles),
     Column::part_of("the acceptance head", "predicted_acceptance_prob", Kind::Doubles),
     Column::new("draft_log_prob", Kind::Doubles),

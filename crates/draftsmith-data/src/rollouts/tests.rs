@@ -44,6 +44,7 @@ fn candidates(noise: &mut Noise, candidate_ids: Vec<u32>, with_head: bool) -> Ro
         candidate_ids,
         candidate_prob: list(Noise::unit),
         confidence: list(Noise::unit),
+        confidence_of_ten: list(Noise::unit),
         draft_entropy: list(|noise| -noise.log_prob()),
         predicted_acceptance_prob: predicted,
         draft_log_prob: list(Noise::log_prob),
@@ -115,6 +116,7 @@ fn bits(row: &RolloutRow) -> impl PartialEq + std::fmt::Debug {
     let lists = [
         of_list(&candidates.candidate_prob),
         of_list(&candidates.confidence),
+        of_list(&candidates.confidence_of_ten),
         of_list(&candidates.draft_entropy),
         of_list(&candidates.draft_log_prob),
         of_list(&candidates.target_log_prob),
@@ -184,15 +186,15 @@ fn other_readers_find_plain_parquet() {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
     let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
     let fields = builder.schema().fields();
-    assert_eq!(fields.len(), 11);
+    assert_eq!(fields.len(), 12);
     assert_eq!(*fields[0], Field::new("id", DataType::Utf8, false));
     assert_eq!(*fields[1], Field::new("start", DataType::UInt32, false));
     assert_eq!(*fields[2], Field::new("is_response", DataType::Boolean, false));
     assert_eq!(*fields[4], Field::new("candidate_ids", list(DataType::UInt32), false));
     assert_eq!(*fields[6], Field::new("confidence", list(DataType::Float64), false));
     let predicted = Field::new("predicted_acceptance_prob", list(DataType::Float64), true);
-    assert_eq!(*fields[8], predicted);
-    assert_eq!(*fields[10], Field::new("target_log_prob", list(DataType::Float64), false));
+    assert_eq!(*fields[9], predicted);
+    assert_eq!(*fields[11], Field::new("target_log_prob", list(DataType::Float64), false));
     let metadata = builder.metadata();
     let entries = metadata.file_metadata().key_value_metadata().unwrap();
     let value = |key: &str| entries.iter().find(|entry| entry.key == key).unwrap().value.as_deref();

@@ -48,6 +48,7 @@ pub(super) fn to_array(rows: &[RolloutRow], column: Column) -> Result<ArrayRef, 
         }
         "candidate_prob" => doubles(|row| &row.candidate_prob),
         "confidence" => doubles(|row| &row.confidence),
+        "confidence_of_ten" => doubles(|row| &row.confidence_of_ten),
         "draft_entropy" => doubles(|row| &row.draft_entropy),
         "predicted_acceptance_prob" => {
             let predicted = candidates.map(|row| row.predicted_acceptance_prob.as_ref());

@@ -93,6 +93,7 @@ fn assert_alike(found: &Recording, expected: &Recording) {
             [
                 candidate.candidate_prob,
                 candidate.confidence,
+                candidate.confidence_of_ten,
                 candidate.entropy,
                 candidate.predicted_acceptance_prob.unwrap_or(-1.0),
                 candidate.draft_log_prob,

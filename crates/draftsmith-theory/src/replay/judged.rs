@@ -119,6 +119,7 @@ mod tests {
             token_id: token as u32,
             candidate_prob: Q[token],
             confidence: 0.5,
+            confidence_of_ten: 0.5,
             entropy: 1.0,
             predicted_acceptance_prob: Some(token as f64 / 8.0),
             draft_log_prob: Q[token].ln(),

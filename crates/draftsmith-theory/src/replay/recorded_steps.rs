@@ -49,6 +49,7 @@ impl<'a> RecordedSteps<'a> {
                 .and_then(|read| read.predicted_acceptance_prob)
                 .map(HeadEstimate::OfRead),
             confidence: Some(candidate.confidence),
+            confidence_of_ten: Some(candidate.confidence_of_ten),
             candidate_prob: None,
             entropy: Some(candidate.entropy),
         }

@@ -48,6 +48,7 @@ fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {
         token_id: 7,
         candidate_prob: near(),
         confidence: near(),
+        confidence_of_ten: near(),
         entropy: 2.0 * (1.0 - near()),
         predicted_acceptance_prob: Some(near()),
         draft_log_prob: -1.0,

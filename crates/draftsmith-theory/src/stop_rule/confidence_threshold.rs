@@ -17,7 +17,8 @@ const GIVEN: &str = "drafters give the signals a rule needs";
 pub struct ConfidenceThresholdConfig {
     /// η, a probability.
     pub confidence_threshold: f64,
-    /// Ask before a candidate is drawn, which then is not.
+    /// Ask before a candidate is drawn, which then is not, and of the ten most probable tokens
+    /// alone.
     #[serde(default)]
     pub before_draw: bool,
     /// The candidate lengths.
@@ -73,7 +74,15 @@ impl RuleConfig for ConfidenceThresholdConfig {
     }
 
     fn needs(&self) -> SignalNeeds {
-        SignalNeeds { confidence: true, ..SignalNeeds::default() }
+        needs(self.before_draw)
+    }
+}
+
+fn needs(is_before_draw: bool) -> SignalNeeds {
+    SignalNeeds {
+        confidence: !is_before_draw,
+        confidence_of_ten: is_before_draw,
+        ..SignalNeeds::default()
     }
 }
 
@@ -83,9 +92,9 @@ impl RuleConfig for ConfidenceThresholdConfig {
 /// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors'
 /// code has <.
 ///
-/// The form [before the draw](Self::before_draw) is llama.cpp's `--draft-p-min`: no candidate is
-/// drawn where the draft is less sure than that, strictly. The forward is spent, a verified row
-/// saved. It does not look at the candidate, so nothing is withheld because of its own value; with
+/// The form [before the draw](Self::before_draw) is llama.cpp's `--spec-draft-p-min`: no candidate is
+/// drawn where the draft is less sure than that, strictly, of the most probable of its ten most
+/// probable tokens, beside each other. The forward is spent, a verified row saved. It does not look at the candidate, so nothing is withheld because of its own value; with
 /// a minimum of 0 a round may end without any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConfidenceThreshold {
@@ -118,7 +127,7 @@ impl StopRule for ConfidenceThreshold {
     }
 
     fn stops_before_draw(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
-        self.is_before_draw && signals.confidence.expect(GIVEN) < self.confidence_threshold
+        self.is_before_draw && signals.confidence_of_ten.expect(GIVEN) < self.confidence_threshold
     }
 
     fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
@@ -126,7 +135,7 @@ impl StopRule for ConfidenceThreshold {
     }
 
     fn needs(&self) -> SignalNeeds {
-        SignalNeeds { confidence: true, ..SignalNeeds::default() }
+        needs(self.is_before_draw)
     }
 }
 
@@ -136,7 +145,8 @@ mod tests {
     use super::*;
 
     fn confident(confidence: f64) -> DraftSignals {
-        DraftSignals { confidence: Some(confidence), ..DraftSignals::default() }
+        let both = Some(confidence);
+        DraftSignals { confidence: both, confidence_of_ten: both, ..DraftSignals::default() }
     }
 
     fn length(rule: &mut dyn StopRule, confidences: &[f64]) -> Option<usize> {
@@ -173,7 +183,10 @@ mod tests {
     fn it_asks_for_confidence_and_refuses_what_is_no_probability() {
         let bounds = Bounds { min: 1, max: 6 };
         let confidence = SignalNeeds { confidence: true, ..SignalNeeds::default() };
-        assert_eq!(ConfidenceThreshold::new(0.6, bounds).expect("valid").needs(), confidence);
+        let rule = ConfidenceThreshold::new(0.6, bounds).expect("valid");
+        assert_eq!(rule.needs(), confidence);
+        let of_ten = SignalNeeds { confidence_of_ten: true, ..SignalNeeds::default() };
+        assert_eq!(rule.before_draw().needs(), of_ten);
         for threshold in [-0.1, 1.1, f64::NAN] {
             assert!(ConfidenceThreshold::new(threshold, bounds).is_err());
         }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::distribution::checked_max;
 use crate::exponentials;
+use crate::select::kth_largest;
 
 /// What the drafter knows when it has just drawn a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -15,6 +16,9 @@ pub struct DraftSignals {
     /// temperature 1, before top-k and top-p. Of a greedy candidate it is the candidate's own. None
     /// unless the rule needs it.
     pub confidence: Option<f64>,
+    /// The same among the ten largest of those probabilities, scaled to a sum of 1: what llama.cpp
+    /// calls p. None unless the rule needs it.
+    pub confidence_of_ten: Option<f64>,
     /// The candidate's own probability under what it was drawn from, as served; raw where it is
     /// greedy. The round loop fills it in, once the candidate is drawn. None unless the rule needs
     /// it.
@@ -56,6 +60,8 @@ pub struct SignalNeeds {
     pub acceptance_prob: bool,
     /// [`DraftSignals::confidence`].
     pub confidence: bool,
+    /// [`DraftSignals::confidence_of_ten`].
+    pub confidence_of_ten: bool,
     /// [`DraftSignals::candidate_prob`].
     pub candidate_prob: bool,
     /// [`DraftSignals::entropy`].
@@ -77,6 +83,9 @@ impl SignalNeeds {
             signals.confidence = self.confidence.then_some(softmax.largest_prob);
         } else if self.confidence {
             signals.confidence = Some(largest_prob(logits));
+        }
+        if self.confidence_of_ten {
+            signals.confidence_of_ten = Some(largest_prob_of_ten(logits));
         }
         signals
     }
@@ -115,6 +124,26 @@ pub fn largest_prob(logits: &[f32]) -> f64 {
     let (total, _) = exponentials::coarse_sums(logits, checked_max(logits));
     assert!(total.is_finite(), "logits must not be NaN");
     total.recip()
+}
+
+/// The largest of the ten largest probabilities of the softmax of `logits`, which are scaled to a sum of
+/// 1; of fewer tokens, of them all.
+///
+/// # Panics
+/// If no logit is finite, or any is NaN or +∞.
+fn largest_prob_of_ten(logits: &[f32]) -> f64 {
+    const TEN: usize = 10;
+    let largest = checked_max(logits);
+    let weight = |logit: f32| f64::from(logit - largest).exp();
+    if logits.len() <= TEN {
+        return logits.iter().map(|logit| weight(*logit)).sum::<f64>().recip();
+    }
+    let tenth = kth_largest(logits, TEN);
+    let greater = logits.iter().filter(|logit| **logit > tenth);
+    let (count, total) =
+        greater.fold((0, 0.0), |(count, total), logit| (count + 1, total + weight(*logit)));
+    // Of those as large as the tenth, as many as are left.
+    (total + (TEN - count) as f64 * weight(tenth)).recip()
 }
 
 /// What one pass over logits tells of their softmax, to within some millionths.
@@ -173,6 +202,14 @@ mod tests {
         assert_eq!(both.confidence, Some(found));
         let entropy = crate::entropy_of_log_probs(&log_probs);
         assert!((both.entropy.expect("needed") - entropy).abs() < 1e-6, "{both:?} for {entropy}");
+        let ten = SignalNeeds { confidence_of_ten: true, ..SignalNeeds::default() };
+        let of_ten = |logits: &[f32]| ten.signals_of_logits(logits).confidence_of_ten;
+        // Of few tokens, they are all.
+        assert!((of_ten(&logits).expect("needed") - largest).abs() < 1e-6);
+        assert_eq!(of_ten(&[2.0; 40]), Some(0.1));
+        let many: Vec<f32> = (0..100).map(|i| -0.25 * (i * 37 % 100) as f32).collect();
+        let total: f64 = (0..10).map(|i| (-0.25 * f64::from(i)).exp()).sum();
+        assert!((of_ten(&many).expect("needed") - 1.0 / total).abs() < 1e-12);
         let softmax = SoftmaxSummary::of(&logits);
         for (logit, log_prob) in logits.iter().zip(&log_probs) {
             let found = softmax.log_prob(*logit);

@@ -129,6 +129,7 @@ mod tests {
                 candidate_ids: ids.to_vec(),
                 candidate_prob: vec![0.5; num],
                 confidence: vec![0.5; num],
+                confidence_of_ten: vec![0.5; num],
                 draft_entropy: vec![1.0; num],
                 predicted_acceptance_prob: None,
                 draft_log_prob: vec![-0.25; num],

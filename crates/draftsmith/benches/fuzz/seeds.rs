@@ -238,6 +238,7 @@ fn rollouts() -> Result<Vec<Seed>> {
             candidate_ids: ids.to_vec(),
             candidate_prob: vec![0.5; ids.len()],
             confidence: vec![0.75; ids.len()],
+            confidence_of_ten: vec![0.75; ids.len()],
             draft_entropy: vec![1.5; ids.len()],
             predicted_acceptance_prob: Some(vec![0.25; ids.len()]),
             draft_log_prob: vec![-0.75; ids.len()],

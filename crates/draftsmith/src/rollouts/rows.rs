@@ -49,6 +49,7 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
         candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
         candidate_prob: list(|candidate| candidate.candidate_prob),
         confidence: list(|candidate| candidate.confidence),
+        confidence_of_ten: list(|candidate| candidate.confidence_of_ten),
         draft_entropy: list(|candidate| candidate.entropy),
         predicted_acceptance_prob: has_head.then(|| list(predicted)),
         draft_log_prob: list(|candidate| candidate.draft_log_prob),
@@ -62,6 +63,7 @@ fn candidates(columns: &RolloutCandidates) -> impl Iterator<Item = RecordedCandi
         token_id: columns.candidate_ids[at],
         candidate_prob: columns.candidate_prob[at],
         confidence: columns.confidence[at],
+        confidence_of_ten: columns.confidence_of_ten[at],
         entropy: columns.draft_entropy[at],
         predicted_acceptance_prob: predicted
             .map(|predicted| predicted[at])
@@ -81,6 +83,7 @@ mod tests {
             token_id,
             candidate_prob: share,
             confidence: share.sqrt(),
+            confidence_of_ten: share.cbrt(),
             entropy: 1.0 + share,
             predicted_acceptance_prob,
             draft_log_prob: share.ln(),

@@ -158,6 +158,7 @@ fn truncate(row: &mut RolloutRow, len: usize) {
     let lists = [
         &mut candidates.candidate_prob,
         &mut candidates.confidence,
+        &mut candidates.confidence_of_ten,
         &mut candidates.draft_entropy,
         candidates.predicted_acceptance_prob.as_mut().unwrap(),
         &mut candidates.draft_log_prob,
