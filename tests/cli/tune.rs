@@ -213,3 +213,42 @@ fn nothing_is_tuned_or_replayed_from_nothing() {
         place.run(&["tune", "small.toml", "--set", set]).fails_naming(&[key]);
     }
 }
+
+#[test]
+fn given_costs_are_taken_as_they_are_and_nothing_is_measured() {
+    let place = Place::new();
+    let path = place.write_small_recipe();
+    let text = std::fs::read_to_string(&path).unwrap().replace("[head]\nnum_layers = 1\n", "");
+    let head = text.find("[head.optimizer]").unwrap();
+    let evaluate = text.find("[evaluate]").unwrap();
+    // The paper's costs, so that what comes of them is there to compare with.
+    let more = "decodings = ['greedy']\nmax_candidate_length = 6\n\
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n\
+                [tune.costs]\ndraft_ms = 23.4\ntarget_ms = 112\n";
+    std::fs::write(&path, text[..head].to_owned() + &text[evaluate..] + more).unwrap();
+    place.run(&["record", "small.toml"]).ok();
+    let replay = place.run(&["replay", "small.toml", "--json"]).json();
+    let groups = replay["groups"].as_array().unwrap();
+    let sources: Vec<&Value> = groups.iter().map(|group| &group["cost_source"]).collect();
+    assert_eq!(sources, ["given", "paper"]);
+    let rows = |group: &Value| group["rows"].as_array().unwrap().clone();
+    for (given, paper) in rows(&groups[0]).iter().zip(&rows(&groups[1])) {
+        assert_eq!(given["stop_rule"], paper["stop_rule"]);
+        for key in ["speedup", "gain"] {
+            assert_close(&given[key]["value"], paper[key]["value"].as_f64().unwrap());
+            assert_close(&given[key]["low"], paper[key]["low"].as_f64().unwrap());
+        }
+    }
+    let tunings = place.run(&["tune", "small.toml", "--json"]).json();
+    assert_eq!(tunings[0]["cost_source"], "given");
+    assert_eq!(tunings[0]["num_passes"], 0);
+    assert_eq!(place.json("checkpoints/small/tuning/costs.json").as_array().unwrap().len(), 0);
+    let row = best_fixed_length(&groups[0]["rows"]);
+    assert_eq!(best_fixed_length(&tunings[0]["rules"])["config"], row["config"]);
+    let set = |key: &str| place.run(&["replay", "small.toml", "--set", key]);
+    set("tune.costs.draft_ms=-1").fails_naming(&["`tune.costs.draft_ms`", "not above 0"]);
+    set("tune.costs.target_ms=-1").fails_naming(&["`tune.costs.target_ms`"]);
+    let other = set("tune.costs.draft_ms={ self_draft_1 = 2.0 }");
+    assert!(other.stderr.contains("costs are not known"), "{}", other.stderr);
+    assert_eq!(other.code, Some(0));
+}

@@ -1,12 +1,16 @@
-//! What draft forwards, target forwards and rows cost: measured on this machine, or the paper's.
+//! What draft forwards, target forwards and rows cost: measured on this machine, given by the user,
+//! or the paper's.
 
 mod measure;
 mod mixed;
 
+use anyhow::Result;
 use draftsmith_theory::{
     CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName, TheoryError,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::recipe::GivenCosts;
 
 pub(crate) use measure::{Measurement, measure};
 
@@ -39,7 +43,28 @@ impl Costs {
     /// further rows cost nothing.
     pub(crate) fn paper(drafter: DrafterId) -> Self {
         let line = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
-        let rounds = RoundCosts::from_line(drafter, line).expect("the paper's are times");
+        Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
+    }
+
+    /// Those that the user gives for a drafter, one of so many; None where it is to be measured.
+    ///
+    /// # Errors
+    /// If they do not say whose they are.
+    pub(crate) fn given(
+        given: &GivenCosts,
+        drafter: DrafterId,
+        num_drafters: usize,
+    ) -> Result<Option<Self>> {
+        let draft_ms = given.draft_ms(drafter, num_drafters)?;
+        let Some((draft_ms, rows_ms)) = draft_ms.zip(given.rows_ms()) else { return Ok(None) };
+        let seconds = |ms: f64| ms * 1e-3;
+        let rows = rows_ms.into_iter().map(seconds).collect();
+        let rounds = RoundCosts::new([(drafter, seconds(draft_ms))].into(), rows)?;
+        Ok(Some(Self::of_all(drafter, rounds)))
+    }
+
+    /// The same costs for all rounds, whose signals cost nothing.
+    fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
         Self {
             drafter,
             mixed_rounds: rounds.clone(),
@@ -109,6 +134,26 @@ mod tests {
         let other: Costs = serde_json::from_value(json).expect("reads");
         let refused = other.rounds.line(other.drafter).expect_err("no price").to_string();
         assert!(refused.contains("`draft`"), "{refused}");
+    }
+
+    #[test]
+    fn given_costs_are_milliseconds_of_the_drafters_that_they_name() {
+        let exit = DrafterId::SelfDraft { exit_layer: 2 };
+        let given = |text: &str| toml::from_str::<GivenCosts>(text).expect("reads");
+        let free_rows = given("draft_ms = 31.25\ntarget_ms = 125");
+        let costs = Costs::given(&free_rows, exit, 1).expect("one").expect("given");
+        assert_eq!(costs.rounds.draft_seconds(exit).expect("a price"), 0.03125);
+        assert_eq!([1, 2, 14].map(|rows| costs.rounds.verify_seconds(rows)), [0.125; 3]);
+        assert_eq!(
+            costs.of_needs(SignalNeeds { entropy: true, ..SignalNeeds::default() }),
+            costs.rounds
+        );
+        let rows = given("draft_ms = { self_draft_2 = 1 }\nrows_ms = [8, 9, 12]");
+        let costs = Costs::given(&rows, exit, 2).expect("named").expect("given");
+        for (rows, ms) in [(1, 8.0), (2, 9.0), (3, 12.0), (4, 14.0)] {
+            assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);
+        }
+        assert_eq!(Costs::given(&rows, DrafterId::Draft, 2).expect("not named"), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Paths are relative to the directory that draftsmith is run in.
 
 mod checks;
+mod costs;
 mod data;
 #[cfg(test)]
 mod documented;
@@ -24,6 +25,7 @@ use draftsmith_train::{
 use serde::{Deserialize, Serialize};
 
 use self::checks::require;
+pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::overrides::Overrides;

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::Costs;
-use crate::recipe::Recipe;
-use crate::results::{DecodingName, Replay};
+use crate::recipe::{Recipe, TuneRecipe};
+use crate::results::{DecodingName, DrafterName, Replay};
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,17 @@ pub(crate) fn read_costs(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<Cost
     let mut costs: Vec<CostsEntry> = read_written(&recipe.tuning_dir().join(COSTS), "tune")?;
     costs.retain(|entry| entry.dtype == dtype);
     Ok(costs)
+}
+
+/// The costs that the recipe gives, of those of its drafters that it gives any for.
+///
+/// # Errors
+/// If it does not say whose they are.
+pub(crate) fn given_costs(tune: &TuneRecipe, drafters: &[DrafterName]) -> Result<Vec<Costs>> {
+    let Some(given) = &tune.costs else { return Ok(Vec::new()) };
+    let ids = drafters.iter().filter_map(|drafter| drafter.id());
+    let of_each = ids.map(|id| Costs::given(given, id, drafters.len()));
+    Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// Writes `costs.json`.

@@ -1,8 +1,8 @@
 //! `replay`: what every rule would have done on the test prompts, from their rollouts alone, and
 //! how much of what a perfect head could gain the trained one gains.
 //!
-//! Each rule's setting is chosen on the validation prompts' rollouts, for this machine's costs (as
-//! `tune` measured them) and for the paper's. A head's predictions are calibrated as its export says,
+//! Each rule's setting is chosen on the validation prompts' rollouts, for the costs that the recipe
+//! gives or else this machine's (as `tune` measured them), and for the paper's. A head's predictions are calibrated as its export says,
 //! and are judged themselves too: before and after, on the test prompts.
 
 use anyhow::{Context, Result};
@@ -20,21 +20,22 @@ use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
 use crate::table::{render_predictions, render_replay_table};
-use crate::tuning::{read_costs, write_replay};
+use crate::tuning::{given_costs, read_costs, write_replay};
 use crate::workspace::Workspace;
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {
-    let (_, evaluate) = recipe.need_tuning("replay")?;
+    let (tune, evaluate) = recipe.need_tuning("replay")?;
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let given = given_costs(tune, &files.drafters())?;
     let measured = read_costs(recipe, workspace.dtype())?;
-    if measured.is_empty() {
+    if measured.is_empty() && given.is_empty() {
         console.note(
             "replay: this machine's costs are not known, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
     let mut replay = Replay { dtype: workspace.dtype(), ..Replay::default() };
-    let files = RolloutFiles::of(recipe, workspace)?;
     for drafter in files.drafters() {
         let calibration = match files.head_dir(drafter) {
             Some(dir) => HeadCalibration::read(dir)?,
@@ -52,13 +53,15 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             };
             let share_accepted = test.summary().share_accepted;
             let (validation, test) = (calibrated(validation), calibrated(test));
+            let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
                 .map(|entry| (entry.decoding, &entry.measured.costs))
                 .find(|(name, costs)| (costs.drafter, *name) == (test.drafter, *decoding))
                 .map(|(_, costs)| (CostSource::Machine, costs.clone()));
+            let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
-            for (source, costs) in machine.into_iter().chain([paper]) {
+            for (source, costs) in own.into_iter().chain([paper]) {
                 let sets = Sets {
                     validation: &validation,
                     test: &test,

@@ -22,7 +22,7 @@ use serde::Serialize;
 use self::calibrate::{Calibrating, calibrate};
 use self::measuring::{cost_prompts, lengths_under};
 use crate::console::Console;
-use crate::costs::{self, Costs};
+use crate::costs::{self, Costs, Measurement};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
 use crate::exports::Exports;
@@ -31,11 +31,11 @@ use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::recipe::{Recipe, sampling};
-use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{Choice, best_of_each, cheapest, per_token};
-use crate::tuning::{CostsEntry, MeasuredCosts, write_costs};
+use crate::tuning::{CostsEntry, MeasuredCosts, given_costs, write_costs};
 use crate::workspace::Workspace;
 
 /// What was found for one drafter and decoding.
@@ -43,6 +43,8 @@ use crate::workspace::Workspace;
 pub(crate) struct Tuning {
     pub(crate) drafter: DrafterName,
     pub(crate) decoding: DecodingName,
+    /// Whose costs these are.
+    pub(crate) cost_source: CostSource,
     #[serde(flatten)]
     pub(crate) costs: MeasuredCosts,
     pub(crate) num_prompts: usize,
@@ -92,6 +94,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     let mut decoders = Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
+    let given = given_costs(tune, &decoders.drafters())?;
     let mut tunings = Vec::new();
     let mut tuned_exports: Vec<TunedExport> = Vec::new();
     for drafter in decoders.drafters() {
@@ -110,16 +113,23 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 Some(fitted) => set.recordings.calibrated(&fitted.map),
                 None => set.recordings,
             };
-            console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-            let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
-            let measured = costs::measure(
-                &mut decoders,
-                drafter,
-                &decoding,
-                &prompts,
-                &lengths_under,
-                console,
-            )?;
+            let (source, measured) =
+                match given.iter().find(|costs| drafter.id() == Some(costs.drafter)) {
+                    Some(costs) => (CostSource::Given, Measurement::given(costs.clone())),
+                    None => {
+                        console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+                        let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
+                        let measured = costs::measure(
+                            &mut decoders,
+                            drafter,
+                            &decoding,
+                            &prompts,
+                            &lengths_under,
+                            console,
+                        )?;
+                        (CostSource::Machine, measured)
+                    }
+                };
             let (mut tuning, rule) = choose(
                 recipe,
                 &recordings,
@@ -129,8 +139,10 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 measured,
                 export.clone(),
             )?;
-            let rule = TunedRule { draft_vocabulary: exports.num_draft_tokens(drafter), ..rule };
+            let draft_vocabulary = exports.num_draft_tokens(drafter);
+            let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
             tuning.calibration = calibrating;
+            tuning.cost_source = source;
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
                 DecodingName::Sampled => tuned.sampled = Some(rule),
@@ -147,8 +159,10 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     for export in &tuned_exports {
         export.write()?;
     }
+    // What is given stands in the recipe.
     let entries: Vec<CostsEntry> = tunings
         .iter()
+        .filter(|tuning| tuning.cost_source.is_machine())
         .map(|tuning| CostsEntry {
             decoding: tuning.decoding,
             dtype: workspace.dtype(),
@@ -188,7 +202,7 @@ fn choose(
     drafter: DrafterName,
     decoding: Decoding,
     dtype: WeightDtype,
-    measured: costs::Measurement,
+    measured: Measurement,
     export: Option<PathBuf>,
 ) -> Result<(Tuning, TunedRule)> {
     let costs = &measured.costs;
@@ -232,10 +246,12 @@ fn choose(
         num_prompts,
         dtype,
         draft_vocabulary: None,
+        cost_source: CostSource::default(),
     };
     let tuning = Tuning {
         drafter,
         decoding: DecodingName::of(&decoding),
+        cost_source: CostSource::default(),
         costs: MeasuredCosts {
             costs: costs.clone(),
             uncertainty: measured.uncertainty,

@@ -127,6 +127,11 @@ fn quiet(passes: &mut [Pass]) -> &[Pass] {
 }
 
 impl Measurement {
+    /// What is given and not measured.
+    pub(crate) fn given(costs: Costs) -> Self {
+        Self { costs, uncertainty: 0.0, num_passes: 0 }
+    }
+
     fn of(passes: &[Pass], drafter: DrafterId) -> Result<Self> {
         let column = |of: &dyn Fn(&Pass) -> f64| Spread::of(passes.iter().map(of).collect());
         let draft = column(&|pass| pass.draft_seconds);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::console::Console;
 use crate::exports::config_keys::{named, read_key};
 use crate::recipe::decoding;
-use crate::results::{DecodingName, DrafterName, Estimate};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 use crate::statistics::interval_of;
 
 /// The best rules for one head or adapter.
@@ -60,6 +60,9 @@ pub(crate) struct TunedRule {
     /// How many tokens the separate draft could draw; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) draft_vocabulary: Option<usize>,
+    /// Whose costs those are. For what is given of another machine, speeds here promise nothing.
+    #[serde(default, skip_serializing_if = "CostSource::is_machine")]
+    pub(crate) cost_source: CostSource,
 }
 
 impl Tuned {
@@ -189,6 +192,7 @@ mod tests {
             num_prompts: 40,
             dtype: WeightDtype::F32,
             draft_vocabulary: None,
+            cost_source: CostSource::Machine,
         }
     }
 

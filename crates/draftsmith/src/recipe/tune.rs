@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::checks::require;
+use super::costs::GivenCosts;
 
 /// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are
 /// those of `[evaluate]`, whose prompts are recorded too, for the test.
@@ -25,6 +26,9 @@ pub(crate) struct TuneRecipe {
     /// them.
     #[serde(default)]
     pub(crate) calibration: CalibrationChoice,
+    /// What forwards cost where the drafters are going to serve; measured here if absent.
+    #[serde(default)]
+    pub(crate) costs: Option<GivenCosts>,
 }
 
 /// Which calibration of a head's predictions is fitted to the rollouts.
@@ -53,6 +57,7 @@ impl Default for TuneRecipe {
             num_prompts: None,
             max_length: default_max_length(),
             calibration: CalibrationChoice::default(),
+            costs: None,
         }
     }
 }
@@ -65,6 +70,7 @@ impl TuneRecipe {
             "is empty: leave it out for the prompts that training held out",
         )?;
         require(self.num_prompts != Some(0), "tune.num_prompts", "is 0: leave it out for all")?;
-        require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")
+        require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")?;
+        self.costs.iter().try_for_each(|costs| costs.check("tune.costs."))
     }
 }

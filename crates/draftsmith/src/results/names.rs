@@ -113,21 +113,30 @@ impl DecodingName {
 }
 
 /// Which costs a replay is computed with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CostSource {
     /// Those measured on this machine.
+    #[default]
     Machine,
+    /// Those that the user gives.
+    Given,
     /// Those of the SpecDec++ paper: 0.0234 s a draft forward, 0.112 s a target forward, however many
     /// rows it has.
     Paper,
 }
 
 impl CostSource {
+    /// Whether they were measured here, as files that do not say are taken to mean.
+    pub(crate) fn is_machine(&self) -> bool {
+        *self == Self::Machine
+    }
+
     /// Whose costs in words.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Machine => "costs of this machine",
+            Self::Given => "costs as given",
             Self::Paper => "costs of the SpecDec++ paper",
         }
     }

@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::Tuning;
 use super::calibrate::Calibrating;
-use crate::results::{DrafterName, Estimate};
+use crate::results::{CostSource, DrafterName, Estimate};
 use crate::table::{calibration_text, kind_text, render_scores};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
@@ -28,15 +28,21 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     text += &format!(
         "a draft forward {}, a target forward of one row {}, a row more {} on average; \n\
          with the head {} more a draft forward, confidence {}, entropy {}\n\
-         (known to {:.1} % after {} passes)\n",
+         ({})\n",
         micro(costs.rounds.draft_seconds(costs.drafter)?),
         micro(costs.rounds.verify_seconds(1)),
         micro(costs.rounds.row_seconds()),
         micro(costs.head_seconds),
         micro(costs.confidence_seconds),
         micro(costs.entropy_seconds),
-        tuning.costs.uncertainty * 100.0,
-        tuning.costs.num_passes,
+        match tuning.cost_source {
+            CostSource::Machine => format!(
+                "known to {:.1} % after {} passes",
+                tuning.costs.uncertainty * 100.0,
+                tuning.costs.num_passes
+            ),
+            given => given.text().to_owned(),
+        },
     );
     if let Some(calibrating) = &tuning.calibration {
         text += &calibration(calibrating);

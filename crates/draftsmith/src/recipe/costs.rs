@@ -1,0 +1,139 @@
+//! The table `[tune.costs]`: what forwards cost where the drafters are going to serve.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use draftsmith_theory::DrafterId;
+use serde::{Deserialize, Serialize};
+
+use super::checks::require;
+
+/// Costs that are given and not measured, in milliseconds, as a runtime's own timings say them. What
+/// a head and a stop rule's signals cost is part of a draft forward's time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GivenCosts {
+    /// A draft forward: a number where there is one drafter, else a table by drafter, as in
+    /// `{ draft = 1.5, self_draft_2 = 0.8 }`, of which those that are left out are measured.
+    pub(crate) draft_ms: Option<DraftMs>,
+    /// A target forward, however many rows it has.
+    pub(crate) target_ms: Option<f64>,
+    /// Verifications of 1, 2, 3 … rows, where more rows take longer; beyond the last, rows cost what
+    /// they do on average.
+    pub(crate) rows_ms: Option<Vec<f64>>,
+}
+
+/// What a draft forward costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected milliseconds, or a table of them by drafter, such as `{ draft = 1.5 }`"
+)]
+pub(crate) enum DraftMs {
+    /// Of the only drafter.
+    One(f64),
+    /// Of several, by name.
+    Each(BTreeMap<DrafterId, f64>),
+}
+
+impl GivenCosts {
+    /// Verifications of 1, 2, 3 … rows, in milliseconds; the last goes for all with more rows where it
+    /// is the only one.
+    pub(crate) fn rows_ms(&self) -> Option<Vec<f64>> {
+        self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
+    }
+
+    /// What is given for a drafter, one of so many; None where it is to be measured.
+    ///
+    /// # Errors
+    /// If a number is given and there are several drafters.
+    pub(crate) fn draft_ms(&self, drafter: DrafterId, num_drafters: usize) -> Result<Option<f64>> {
+        match &self.draft_ms {
+            None => Ok(None),
+            Some(DraftMs::Each(all)) => Ok(all.get(&drafter).copied()),
+            Some(DraftMs::One(ms)) if num_drafters < 2 => Ok(Some(*ms)),
+            Some(DraftMs::One(ms)) => bail!(
+                "key `tune.costs.draft_ms` is one number, but the recipe has {num_drafters} drafters; \
+                 hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`; others are measured"
+            ),
+        }
+    }
+
+    /// Checks the values of keys that are called `prefix` and their name.
+    pub(super) fn check(&self, prefix: &str) -> Result<()> {
+        let key = |name: &str| format!("{prefix}{name}");
+        let is_time = |ms: &f64| *ms > 0.0 && ms.is_finite();
+        const TIMES: &str = "has a time that is not above 0 and finite";
+        let draft_ms: Vec<f64> = match &self.draft_ms {
+            None => Vec::new(),
+            Some(DraftMs::One(ms)) => vec![*ms],
+            Some(DraftMs::Each(all)) => all.values().copied().collect(),
+        };
+        require(draft_ms.iter().all(is_time), &key("draft_ms"), TIMES)?;
+        require(self.target_ms.iter().all(is_time), &key("target_ms"), TIMES)?;
+        let rows_ms = self.rows_ms.as_deref().unwrap_or_default();
+        require(rows_ms.iter().all(is_time), &key("rows_ms"), TIMES)?;
+        require(
+            self.rows_ms.as_ref().is_none_or(|rows| rows.len() > 1),
+            &key("rows_ms"),
+            "has fewer than two times: give those of 1, 2, 3 … rows, or `target_ms` alone where rows \
+             cost nothing",
+        )?;
+        let first = rows_ms.first();
+        require(
+            first.zip(self.target_ms).is_none_or(|(first, target)| *first == target),
+            &key("target_ms"),
+            "is not the first of `rows_ms`, which is that of one row: leave it out",
+        )?;
+        let is_given = self.draft_ms.is_some() || self.target_ms.is_some() || !rows_ms.is_empty();
+        require(
+            !is_given || self.rows_ms().is_some(),
+            &key("target_ms"),
+            "is missing, as is `rows_ms`: say what a forward of the target takes",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<GivenCosts> {
+        let costs: GivenCosts = toml::from_str(text)?;
+        costs.check("")?;
+        Ok(costs)
+    }
+
+    #[test]
+    fn a_number_is_of_the_only_drafter_and_a_table_names_its_drafters() {
+        let (draft, exit) = (DrafterId::Draft, DrafterId::SelfDraft { exit_layer: 2 });
+        let one = read("draft_ms = 1.5\nrows_ms = [20, 21.5, 22]").expect("reads");
+        assert_eq!(one.rows_ms(), Some(vec![20.0, 21.5, 22.0]));
+        assert_eq!(one.draft_ms(exit, 1).expect("the only one"), Some(1.5));
+        let refused = one.draft_ms(draft, 2).expect_err("whose?").to_string();
+        assert!(refused.contains("`tune.costs.draft_ms`") && refused.contains("{ draft = 1.5 }"));
+        let each = read("draft_ms = { self_draft_2 = 0.5 }\ntarget_ms = 20").expect("reads");
+        assert_eq!(each.rows_ms(), Some(vec![20.0]));
+        assert_eq!(each.draft_ms(exit, 2).expect("named"), Some(0.5));
+        assert_eq!(each.draft_ms(draft, 2).expect("not named"), None);
+        assert_eq!(GivenCosts::default().draft_ms(draft, 3).expect("nothing given"), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_key() {
+        for (text, named) in [
+            ("draft_ms = 0.0\ntarget_ms = 3", "`draft_ms`"),
+            ("draft_ms = 1\ntarget_ms = inf", "`target_ms`"),
+            ("draft_ms = 1\nrows_ms = [3, -1]", "`rows_ms`"),
+            ("draft_ms = 1\nrows_ms = [3]", "fewer than two"),
+            ("draft_ms = 1", "say what a forward of the target takes"),
+            ("draft_ms = 1\ntarget_ms = 3\nrows_ms = [4, 5]", "not the first of `rows_ms`"),
+            ("draft_ms = 'x'\ntarget_ms = 3", "expected milliseconds"),
+            ("draft_ms = { drft = 1 }\ntarget_ms = 3", "expected milliseconds"),
+            ("target = 3", "unknown field `target`"),
+        ] {
+            let message = format!("{:#}", read(text).expect_err("refused"));
+            assert!(message.contains(named), "{message}");
+        }
+    }
+}
