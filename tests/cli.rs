@@ -26,6 +26,8 @@ mod road;
 mod stale;
 #[path = "cli/support.rs"]
 mod support;
+#[path = "cli/survey.rs"]
+mod survey;
 #[path = "cli/sweep.rs"]
 mod sweep;
 #[path = "cli/texts.rs"]

@@ -21,6 +21,7 @@ fn the_help() {
         "train-head",
         "train-adapter",
         "record",
+        "survey",
         "tune",
         "replay",
         "evaluate",
@@ -29,6 +30,8 @@ fn the_help() {
         "export",
         "import",
         "inspect",
+        "export",
+        "import",
     ];
     let all = told(&place, &["--help"]);
     for command in commands {

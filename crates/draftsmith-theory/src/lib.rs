@@ -30,6 +30,7 @@
 //! | `losslessness` | whether sampled output has the target's distribution, tested; which greedy mismatches are rounding |
 //! | `head_metrics` | how good an acceptance head's predictions are |
 //! | `calibration` | what a head's prediction is worth as a chance, fitted (by `isotonic`, or scale and bias) |
+//! | `ridge` | the linear map that says one set of vectors from another |
 //! | `split` | training or validation, by row id |
 
 mod acceptance_bounds;
@@ -52,6 +53,7 @@ mod losslessness;
 mod mixing;
 mod proposal;
 mod replay;
+mod ridge;
 mod round_costs;
 mod sampling;
 mod select;
@@ -88,6 +90,7 @@ pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
     seconds_per_token,
 };
+pub use ridge::ridge;
 pub use round_costs::{DraftSeconds, RoundCosts};
 pub use sampling::{Decoding, Sampling};
 pub use split::in_validation;

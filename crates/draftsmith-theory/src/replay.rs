@@ -19,8 +19,8 @@ mod recorded_steps;
 mod step_function;
 
 use crate::{
-    Counts, DraftLimits, DraftPhase, DrafterId, HeadTiming, Oracle, RoundCosts, RoundEnd, StopRule,
-    StopRuleConfig, TheoryError, acceptance_prob, trace::RoundCounts,
+    Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
+    RoundEnd, StopRule, StopRuleConfig, TheoryError, Trace, acceptance_prob, trace::RoundCounts,
 };
 use recorded_steps::RecordedSteps;
 
@@ -129,12 +129,29 @@ impl Recordings {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<usize>, TheoryError> {
+        Ok(self.trace(config)?.rounds.iter().map(|round| round.num_drafted).collect())
+    }
+
+    /// The rounds of all responses under a rule, whose times are not known.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace, TheoryError> {
         let mut rule = self.rule(config)?;
-        let mut lengths = Vec::new();
+        let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
         for response in &self.responses {
-            self.replay_one(response, &mut *rule, untimed, |length| lengths.push(length));
+            self.replay_one(response, &mut *rule, untimed, |counts| {
+                let RoundCounts { num_drafted, num_draft_forwards, num_accepted, .. } = counts;
+                let forwards = Forwards::of(self.drafter, num_draft_forwards);
+                trace.rounds.push(Round {
+                    num_drafted,
+                    forwards,
+                    num_accepted,
+                    ..Round::default()
+                });
+            });
         }
-        Ok(lengths)
+        Ok(trace)
     }
 
     /// A rule that can be replayed here.
@@ -224,7 +241,7 @@ impl Recordings {
         response: &Recording,
         rule: &mut dyn StopRule,
         round_seconds: impl Fn(usize, usize) -> f64,
-        mut observe_length: impl FnMut(usize),
+        mut observe: impl FnMut(RoundCounts),
     ) -> Spending {
         let mut seconds = 0.0;
         let mut counts = Counts::default();
@@ -244,15 +261,16 @@ impl Recordings {
             }
             let num_draft_forwards = phase.num_steps();
             let num_accepted = steps.num_accepted();
-            observe_length(candidates.len());
             let num_kept = (num_accepted + 1).min(response.places.len() - counts.num_tokens);
             seconds += round_seconds(num_draft_forwards, candidates.len());
-            counts.add_round(RoundCounts {
+            let round = RoundCounts {
                 num_drafted: candidates.len(),
                 num_draft_forwards,
                 num_accepted,
                 num_kept,
-            });
+            };
+            observe(round);
+            counts.add_round(round);
             rule.end_round(RoundEnd { num_accepted, num_kept });
         }
         Spending { counts, seconds }
@@ -331,6 +349,10 @@ mod tests {
             let counts = total(recordings.replay_counts(&config).expect("replays"));
             let lengths = recordings.round_lengths(&config).expect("replays");
             assert_eq!(lengths.len(), counts.num_target_forwards);
+            let rounds = recordings.trace(&config).expect("replays").rounds;
+            let total = |of: fn(&Round) -> usize| rounds.iter().map(of).sum::<usize>();
+            assert_eq!(total(|round| round.num_accepted), counts.num_accepted);
+            assert_eq!(total(Round::num_draft_forwards), counts.num_draft_forwards);
             assert_eq!(lengths.iter().sum::<usize>(), counts.num_drafted);
             let longest = config.init().expect("valid").bounds().max;
             assert!(lengths.iter().all(|length| *length <= longest));

@@ -18,6 +18,7 @@ use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
+use crate::commands::survey::SurveyArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
@@ -78,6 +79,9 @@ enum Command {
     Evaluate(RecipeArguments),
     /// Generate text with one model, with a target and its draft, or with a model and its adapter.
     Generate(GenerateArguments),
+    /// Tell whether speculation is worth it for a target and a draft, or for a target alone, before
+    /// anything is trained.
+    Survey(SurveyArguments),
     /// Measure costs here, replay all stop rules, and write the best into what was trained.
     Tune(ReadingData<TuneArguments>),
     /// Show what every stop rule would do on the test prompts, from their recordings.
@@ -312,6 +316,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Generate(a) => {
             commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
+        }
+        Command::Survey(a) => {
+            commands::survey::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
         }
         Command::Tune(a) => {
             let (recipe, workspace, _lock) = stage(&a.arguments.recipe, a.incomplete())?;

@@ -10,6 +10,7 @@ pub(crate) mod inspect;
 pub(crate) mod record;
 pub(crate) mod replay;
 pub(crate) mod run;
+pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod train_adapter;

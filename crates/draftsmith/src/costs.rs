@@ -6,7 +6,8 @@ mod mixed;
 
 use anyhow::Result;
 use draftsmith_theory::{
-    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName, TheoryError,
+    CostModel, DraftSeconds, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName,
+    TheoryError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,18 @@ impl Costs {
         let rows = rows_ms.into_iter().map(seconds).collect();
         let rounds = RoundCosts::new([(drafter, seconds(draft_ms))].into(), rows)?;
         Ok(Some(Self::of_all(drafter, rounds)))
+    }
+
+    /// What the user gives for the target's forwards, with no price of any drafter; None where that is to
+    /// be measured.
+    ///
+    /// # Errors
+    /// If they are no times.
+    pub(crate) fn given_target(given: &GivenCosts) -> Result<Option<Self>> {
+        let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
+        let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
+        let rounds = RoundCosts::new(DraftSeconds::new(), rows)?;
+        Ok(Some(Self::of_all(DrafterId::Draft, rounds)))
     }
 
     /// The same costs for all rounds, whose signals cost nothing.

@@ -31,6 +31,11 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
+    /// Nothing was trained.
+    pub(crate) fn none() -> Self {
+        Self { head: None, draft_tokens: None, adapters: Vec::new() }
+    }
+
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
     ///
     /// # Errors

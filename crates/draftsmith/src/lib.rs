@@ -15,6 +15,8 @@ mod device;
 mod devices;
 mod exports;
 mod hub;
+mod judging;
+mod labels;
 mod lock;
 mod out_dir;
 mod pair;
@@ -22,6 +24,7 @@ mod prompts;
 #[doc(hidden)]
 pub mod readers;
 mod recipe;
+mod recorder;
 mod recordings;
 mod report;
 mod responses;

@@ -16,7 +16,7 @@ mod tune;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{Notation, plain_problem, write_whole};
+use draftsmith_files::write_whole;
 use draftsmith_model::HeadInput;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, Section,
@@ -24,7 +24,7 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
-use self::checks::require;
+use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
@@ -275,14 +275,6 @@ impl Recipe {
              one or the other",
         )
     }
-}
-
-/// toml's own message, which shows the place, without its trailing newline and the names of Rust's
-/// types.
-fn toml_error(error: &toml::de::Error) -> anyhow::Error {
-    let told = error.message();
-    let text = error.to_string().replace(told, &plain_problem(told, Notation::Toml));
-    anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
 #[cfg(test)]

@@ -249,7 +249,7 @@ pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
 
 /// For each position of a round, the share accepted of the candidates that were judged: those whose
 /// predecessors in the round were all accepted. A later one is thrown away unseen.
-fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
+pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     let share = |position: usize| {
         let judged = trace
             .rounds

@@ -79,6 +79,14 @@ pub(crate) fn best_with_head(recordings: &Recordings, costs: &Costs) -> Result<V
     best_of(recordings, costs, |needs| needs.acceptance_prob)
 }
 
+/// The same of the rules that look at no candidate, only at how rounds went.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    best_of(recordings, costs, |needs| needs == SignalNeeds::default())
+}
+
 fn best_of(
     recordings: &Recordings,
     costs: &Costs,
@@ -124,6 +132,16 @@ pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
         .iter()
         .min_by(|one, other| one.seconds_per_token.total_cmp(&other.seconds_per_token));
     cheapest.context("there is no rule to choose from")
+}
+
+/// The lengths of rounds under the rule that looks at the draft and is best for the costs.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
+    let mut choices = best_of_each(recordings, costs)?;
+    choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
+    Ok(recordings.round_lengths(&cheapest(&choices)?.config)?)
 }
 
 /// Seconds a token over some of the responses.

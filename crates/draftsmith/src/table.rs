@@ -16,7 +16,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
 
 pub(crate) use calibration::{calibration_text, kind_text, render_predictions, render_scores};
-pub(crate) use replay::render_replay_table;
+pub(crate) use replay::{render_replay_table, render_rules};
 pub(crate) use sweep::render_sweep_table;
 
 /// A column: its heading, its text in a row, and when it goes if the terminal is too narrow.

@@ -4,8 +4,6 @@
 //! a job that was killed resumes at the first missing shard, and the bytes are the same in the
 //! end, however often it was stopped and on however many threads it ran.
 
-mod labels;
-
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -14,7 +12,7 @@ use draftsmith_data::{
     FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
     write_shard,
 };
-use draftsmith_decode::{Finish, Generation, Limits, ModelSession, RoundTokens};
+use draftsmith_decode::{Finish, Generation, Limits, RoundTokens};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
@@ -25,12 +23,12 @@ use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_named, answer_side_by_side};
 use crate::device::DeviceChoice;
+use crate::labels::{self, Labels};
 use crate::pair::Pair;
 use crate::prompts::FirstPrompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
 use crate::workspace::Workspace;
-use labels::Labels;
 
 /// Prompts (whole conversations) a shard.
 const PROMPTS_PER_SHARD: usize = 32;
@@ -278,7 +276,10 @@ impl Labeller<'_> {
         let Response { ids: response_ids, finish: finish_reason, target_log_prob } = response;
         let labels = match target_log_prob {
             Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
-            None => self.labels(&id, &prompt_ids, &response_ids)?,
+            None => {
+                let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
+                Labels::of(self.pair, &self.decoding, &prompt_ids, &response_ids, &mut draws)?
+            }
         };
         let mut row = ResponseRow {
             id,
@@ -291,21 +292,6 @@ impl Labeller<'_> {
         };
         row.round_stored();
         Ok(row)
-    }
-
-    /// The numbers of a response, which target and draft read.
-    fn labels(&self, id: &str, prompt_ids: &[u32], response_ids: &[u32]) -> Result<Labels> {
-        let context = self.pair.context();
-        let ids = [prompt_ids, response_ids].concat();
-        // The logits after the last prompt token and every response token but the last.
-        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
-        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
-        let target_logits = score(&self.pair.target, "target")?;
-        let draft_logits =
-            self.pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
-        let mut draws = SeededDraws::new(self.seed, &[id, "draft tokens"]);
-        let draft_logits = draft_logits.as_ref();
-        Ok(labels::label(&self.decoding, &target_logits, draft_logits, response_ids, &mut draws))
     }
 
     /// A response from the file, ended as the target would end it, cut where it does not fit.

@@ -8,22 +8,16 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_decode::{Generation, Limits};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_model::HeadInput;
-use draftsmith_theory::{Recording, SeededDraws};
-use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::{Turn, answer_side_by_side};
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{Exports, adapter_dirs};
-use crate::pair::Pair;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::recordings::{RecordingJob, ToRecord};
-use crate::responses::{Responder, sequences_at_once};
+use crate::recorder::Recorder;
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
@@ -100,8 +94,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     let progress = Progress::new(console, "record", "responses", plan.num_responses() as u64);
     let recorder = Recorder {
         pair,
-        exports: &exports,
-        evaluate,
+        max_new_tokens: evaluate.max_new_tokens,
         seed: recipe.seed,
         max_length: tune.max_length,
         on_cpu: DeviceChoice::is_cpu(workspace.device()),
@@ -117,8 +110,18 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
             let summary = match present {
                 Some(summary) => summary,
                 None => {
-                    let recordings = recorder.record(key, group.prompts, &mut answers)?;
-                    files.write(key, &recordings)?.summary()
+                    let decoding = evaluate.decoding(key.decoding);
+                    let (set, how) = (key.set.name(), key.decoding.text());
+                    let answers = match &mut answers {
+                        Some(answers) => answers,
+                        None => {
+                            progress.message(format!("target, {set}, {how}"));
+                            answers.insert(recorder.answer(group.prompts, decoding)?)
+                        }
+                    };
+                    progress.message(format!("{}, {set}, {how}", key.drafter));
+                    let recorded = recorder.record(&exports, key.drafter, decoding, &*answers)?;
+                    files.write(key, &recorded)?.summary()
                 }
             };
             recorded.push(RecordedFile {
@@ -192,134 +195,6 @@ fn plan<'a>(
         }
     }
     Ok(Plan { groups })
-}
-
-/// The target's answer to one prompt.
-struct Answer {
-    id: String,
-    prompt_ids: Vec<u32>,
-    response_ids: Vec<u32>,
-}
-
-/// What the recordings of all prompts have in common.
-struct Recorder<'a> {
-    pair: &'a Pair,
-    exports: &'a Exports,
-    evaluate: &'a EvaluateRecipe,
-    seed: u64,
-    max_length: usize,
-    on_cpu: bool,
-    console: &'a Console,
-    progress: &'a Progress,
-}
-
-impl Recorder<'_> {
-    /// Records all prompts. Their answers, a turn each, are added where the target has not given
-    /// them yet.
-    fn record(
-        &self,
-        key: RolloutKey,
-        prompts: &[SetPrompt],
-        answers: &mut Option<Vec<Answer>>,
-    ) -> Result<Vec<(String, Recording)>> {
-        let (set, decoding) = (key.set.name(), key.stored_decoding());
-        let answers = match answers {
-            Some(answers) => answers,
-            None => {
-                self.progress.message(format!("target, {set}, {decoding}"));
-                answers.insert(self.answer(prompts, key)?)
-            }
-        };
-        self.progress.message(format!("{}, {set}, {decoding}", key.drafter));
-        let job = RecordingJob {
-            pair: self.pair,
-            exports: self.exports,
-            drafter: key.drafter,
-            decoding: self.evaluate.decoding(key.decoding),
-            max_new_tokens: self.evaluate.max_new_tokens,
-            max_length: self.max_length,
-            on_cpu: self.on_cpu,
-            console: self.console,
-            progress: self.progress,
-        };
-        let drafter = key.drafter.to_string();
-        let mut responses: Vec<ToRecord<'_>> = answers
-            .iter()
-            .map(|answer| {
-                let stream = [&answer.id, "rollouts", &drafter, decoding.as_str()];
-                ToRecord {
-                    prompt_ids: &answer.prompt_ids,
-                    response_ids: &answer.response_ids,
-                    draws: SeededDraws::new(self.seed, &stream),
-                }
-            })
-            .collect();
-        let recorded = job.record(&mut responses)?;
-        let ids = answers.iter().map(|answer| answer.id.clone());
-        Ok(ids.zip(recorded).collect())
-    }
-
-    /// The target's answers to all turns of prompts, each fed with the earlier ones.
-    fn answer(&self, prompts: &[SetPrompt], key: RolloutKey) -> Result<Vec<Answer>> {
-        let at_once = sequences_at_once(prompts.len(), self.on_cpu);
-        let some = |prompts: &[SetPrompt]| self.answer_some(prompts, key);
-        let answers: Vec<Vec<Answer>> = if self.on_cpu {
-            prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?
-        } else {
-            prompts.chunks(at_once).map(some).collect::<Result<_>>()?
-        };
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    /// The answers to prompts that go side by side: all of one form, as those of a set are.
-    fn answer_some(&self, prompts: &[SetPrompt], key: RolloutKey) -> Result<Vec<Answer>> {
-        let mut conversations = Vec::new();
-        let mut held_out = Vec::new();
-        for (nth, prompt) in prompts.iter().enumerate() {
-            match prompt {
-                SetPrompt::Conversation(prompt) => conversations.push(prompt),
-                SetPrompt::HeldOut { id, prompt_ids } => {
-                    let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
-                    held_out.push((nth, Turn { number: 0, id, prompt_ids }));
-                }
-            }
-        }
-        let respond = |turns: Vec<(usize, Turn)>| self.respond(turns, key);
-        let of_conversations = answer_side_by_side(
-            self.pair,
-            &conversations,
-            |answer: &Answer| &answer.response_ids,
-            respond,
-        )?;
-        let of_held_out = self.respond(held_out, key)?;
-        Ok(of_conversations.into_iter().flat_map(|(all, _)| all).chain(of_held_out).collect())
-    }
-
-    /// The target's answers to turns, with which others go side by side.
-    fn respond(&self, turns: Vec<(usize, Turn)>, key: RolloutKey) -> Result<Vec<Answer>> {
-        let target = &self.pair.target;
-        let responder = Responder {
-            target,
-            context: self.pair.context(),
-            decoding: self.evaluate.decoding(key.decoding),
-            limits: Limits {
-                max_new_tokens: self.evaluate.max_new_tokens,
-                eos_token_ids: target.shape().eos_token_ids.clone(),
-            },
-            console: self.console,
-        };
-        let draws =
-            |id: &str| SeededDraws::new(self.seed, &[id, "record", key.stored_decoding().as_str()]);
-        let mut prompts: Vec<(&[u32], SeededDraws)> =
-            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let responses = responder.respond(&mut prompts, |_, _| ())?;
-        self.progress.advance(turns.len() as u64);
-        let answer = |((_, turn), response): ((usize, Turn), Generation)| {
-            let Turn { id, prompt_ids, .. } = turn;
-            Answer { id, prompt_ids, response_ids: response.token_ids }
-        };
-        Ok(turns.into_iter().zip(responses).map(answer).collect())
-    }
 }
 
 fn tell(recorded: &[RecordedFile], console: &Console) -> Result<()> {

@@ -6,19 +6,19 @@
 //! and are judged themselves too: before and after, on the test prompts.
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings, Spending};
+use draftsmith_theory::{Decoding, HeadMetrics, Recordings};
 
 use crate::console::Console;
 use crate::costs::Costs;
 use crate::exports::calibration::{FittedCalibration, HeadCalibration};
+use crate::judging::{Fold, Judging};
 use crate::recipe::Recipe;
 use crate::results::{
-    ClosedForm, CostSource, DecodingName, DrafterName, Estimate, HeadPredictions, JudgedHead,
-    Replay, ReplayGroup, ReplayRow, StopRuleName,
+    ClosedForm, CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay,
+    ReplayGroup, StopRuleName,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::statistics::shown_interval;
-use crate::sweep::{Choice, best_of_each, best_with_head, per_token};
+use crate::sweep::best_of_each;
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{given_costs, read_costs, write_replay};
 use crate::workspace::Workspace;
@@ -122,7 +122,9 @@ impl Sets<'_> {
         decoding: DecodingName,
         cost_source: CostSource,
     ) -> Result<ReplayGroup> {
-        let choices = best_of_each(self.validation, &self.costs)?;
+        let fold = Fold::new(self.validation, self.test, &self.costs, best_of_each)?;
+        let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
+        let choices = judging.choices();
         let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
         let fixed = fixed.context("fixed lengths are among the rules")?;
         let costs = self.costs.rounds.line(self.costs.drafter)?;
@@ -130,50 +132,7 @@ impl Sets<'_> {
             let (length, max_length) = (fixed.config.parameter() as usize, self.test.max_length);
             ClosedForm::new(acceptance_prob, length, max_length, &costs)
         });
-        let fixed = self.spent(self.test, fixed)?;
-        let plain = self.test.plain(&self.costs.rounds);
-        let perfect = self.validation.head.is_some().then(|| {
-            let validation = self.validation.with_perfect_head();
-            let choices = best_with_head(&validation, &self.costs)?;
-            anyhow::Ok((self.test.with_perfect_head(), choices))
-        });
-        let perfect = perfect.transpose()?;
-        let rows = choices
-            .iter()
-            .map(|choice| {
-                let own = self.spent(self.test, choice)?;
-                let gain = |some: &[usize]| over(&fixed, &own, some);
-                let ceiling = match &perfect {
-                    Some((test, choices)) if choice.config.needs().acceptance_prob => {
-                        let best = choices.iter().find(|perfect| perfect.name == choice.name);
-                        Some(self.spent(test, best.context("every rule is tried")?)?)
-                    }
-                    _ => None,
-                };
-                let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&fixed, spent, some));
-                let counts: Counts = own.iter().map(|spent| spent.counts).sum();
-                let ceiling = most.map(|most| self.estimate(&most));
-                // A share of nothing, or of what may be nothing, says nothing.
-                let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
-                Ok(ReplayRow {
-                    stop_rule: choice.name,
-                    config: choice.config.clone(),
-                    speedup: self.estimate(&|some| 1.0 + over(&plain, &own, some)),
-                    gain: self.estimate(&gain),
-                    verification_rate: counts.verification_rate(),
-                    discard_rate: counts.discard_rate(),
-                    ceiling,
-                    share_of_ceiling: most
-                        .filter(|_| is_gain)
-                        .map(|most| self.estimate(&|some| gain(some) / most(some))),
-                })
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let oracle = (decoding == DecodingName::Greedy).then(|| {
-            let oracle = self.test.replay_oracle(&self.costs.mixed_rounds)?;
-            anyhow::Ok(self.estimate(&|some| over(&fixed, &oracle, some)))
-        });
-        let oracle = oracle.transpose()?;
+        let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
             decoding,
@@ -183,21 +142,8 @@ impl Sets<'_> {
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
             closed_form,
-            rows,
+            rows: judging.rows(choices)?,
             oracle,
         })
     }
-
-    fn spent(&self, recordings: &Recordings, choice: &Choice) -> Result<Vec<Spending>> {
-        Ok(recordings.replay(&choice.config, &self.costs.of_rule(&choice.config))?)
-    }
-
-    fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
-        shown_interval(self.test.responses.len(), self.seed, statistic).into()
-    }
-}
-
-/// How much faster one is than the other over some responses, minus 1.
-fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 {
-    per_token(slow, some) / per_token(fast, some) - 1.0
 }

@@ -20,7 +20,7 @@ use draftsmith_theory::{Counts, Decoding, DrafterId, Recordings, Sampling, secon
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
-use self::measuring::{cost_prompts, lengths_under};
+use self::measuring::cost_prompts;
 use crate::console::Console;
 use crate::costs::{self, Costs, Measurement};
 use crate::decoders::Decoders;
@@ -34,7 +34,7 @@ use crate::recipe::{Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
-use crate::sweep::{Choice, best_of_each, cheapest, per_token};
+use crate::sweep::{Choice, best_of_each, cheapest, lengths_under, per_token};
 use crate::tuning::{CostsEntry, MeasuredCosts, given_costs, write_costs};
 use crate::workspace::Workspace;
 

@@ -81,7 +81,7 @@ fn passes(
     console: &Console,
 ) -> Result<Measurement> {
     let id = drafter.id().context("the target alone has no draft forwards to measure")?;
-    let progress = Progress::new(console, "tune", "answers", 0);
+    let progress = Progress::new(console, "costs", "answers", 0);
     let mut run = |lengths: &mut MixedLengths| {
         Pass::run(decoders, drafter, decoding, prompts, lengths, console, &progress)
     };

@@ -1,12 +1,13 @@
 //! The table `[tune.costs]`: what forwards cost where the drafters are going to serve.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_theory::DrafterId;
 use serde::{Deserialize, Serialize};
 
-use super::checks::require;
+use super::checks::{require, toml_error};
 
 /// Costs that are given and not measured, in milliseconds, as a runtime's own timings say them. What
 /// a head and a stop rule's signals cost is part of a draft forward's time.
@@ -37,6 +38,19 @@ pub(crate) enum DraftMs {
 }
 
 impl GivenCosts {
+    /// Reads the keys of the table from a file of their own.
+    ///
+    /// # Errors
+    /// If it cannot be read, or a key is unknown or makes no sense.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let named = || format!("costs `{}`", path.display());
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the costs `{}`", path.display()))?;
+        let costs: Self = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+        costs.check("").with_context(named)?;
+        Ok(costs)
+    }
+
     /// Verifications of 1, 2, 3 … rows, in milliseconds; the last goes for all with more rows where it
     /// is the only one.
     pub(crate) fn rows_ms(&self) -> Option<Vec<f64>> {
@@ -53,8 +67,7 @@ impl GivenCosts {
             Some(DraftMs::Each(all)) => Ok(all.get(&drafter).copied()),
             Some(DraftMs::One(ms)) if num_drafters < 2 => Ok(Some(*ms)),
             Some(DraftMs::One(ms)) => bail!(
-                "key `tune.costs.draft_ms` is one number, but the recipe has {num_drafters} drafters; \
-                 hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`; others are measured"
+                "key `draft_ms` of the costs is one number, but there are {num_drafters} drafters; hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`"
             ),
         }
     }
@@ -99,9 +112,10 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<GivenCosts> {
-        let costs: GivenCosts = toml::from_str(text)?;
-        costs.check("")?;
-        Ok(costs)
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("costs.toml");
+        std::fs::write(&path, text).expect("written");
+        GivenCosts::read(&path)
     }
 
     #[test]
@@ -111,7 +125,7 @@ mod tests {
         assert_eq!(one.rows_ms(), Some(vec![20.0, 21.5, 22.0]));
         assert_eq!(one.draft_ms(exit, 1).expect("the only one"), Some(1.5));
         let refused = one.draft_ms(draft, 2).expect_err("whose?").to_string();
-        assert!(refused.contains("`tune.costs.draft_ms`") && refused.contains("{ draft = 1.5 }"));
+        assert!(refused.contains("`draft_ms`") && refused.contains("{ draft = 1.5 }"), "{refused}");
         let each = read("draft_ms = { self_draft_2 = 0.5 }\ntarget_ms = 20").expect("reads");
         assert_eq!(each.rows_ms(), Some(vec![20.0]));
         assert_eq!(each.draft_ms(exit, 2).expect("named"), Some(0.5));
@@ -133,7 +147,7 @@ mod tests {
             ("target = 3", "unknown field `target`"),
         ] {
             let message = format!("{:#}", read(text).expect_err("refused"));
-            assert!(message.contains(named), "{message}");
+            assert!(message.contains(named) && message.contains("costs.toml"), "{message}");
         }
     }
 }

@@ -11,7 +11,7 @@ use draftsmith_data::{
     DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
     read_rollouts, rollouts_path, write_rollouts,
 };
-use draftsmith_theory::{DrafterId, Sampling, SeededDraws};
+use draftsmith_theory::{DrafterId, Recording, Sampling, SeededDraws};
 use draftsmith_train::RecordedRollouts;
 
 use super::rows::rows_of;
@@ -133,6 +133,20 @@ impl TrainingRollouts {
             ids.zip(&recorded).flat_map(|(id, recording)| rows_of(id, recording, false)).collect();
         write_rollouts(&path, &rows, &expected)?;
         Ok(Self { rows, is_greedy })
+    }
+
+    /// The first candidate of each rollout of recordings, which nothing is written of.
+    pub(crate) fn of(recorded: &[(&str, &Recording)], is_greedy: bool) -> Self {
+        let shortened = |recording: &Recording| {
+            let mut recording = recording.clone();
+            recording.places.iter_mut().flat_map(|place| &mut place.rollout).for_each(|rollout| {
+                rollout.truncate(1);
+            });
+            recording
+        };
+        let rows =
+            recorded.iter().flat_map(|(id, recording)| rows_of(id, &shortened(recording), false));
+        Self { rows: rows.collect(), is_greedy }
     }
 
     /// The rollouts as training takes them.

@@ -41,25 +41,42 @@ pub(crate) fn render_replay_table(
         let heading =
             heading.into_iter().chain(group.closed_form.as_ref().map(|it| closed_form(it, group)));
         let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
-        lines.extend(group_lines(group, width, colour));
+        lines.extend(rule_lines(&group.rows, group.oracle, width, colour));
         lines.join("\n") + "\n"
     });
     let mut text = tables.collect::<Vec<_>>().join("\n");
     if !groups.is_empty() {
         let has_ceiling =
             groups.iter().flat_map(|group| &group.rows).any(|row| row.ceiling.is_some());
-        let legend = format!(
-            "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
-             prefill{}",
-            if has_ceiling {
-                "; ceiling: the gain with a perfect head, reached: the share of it"
-            } else {
-                ""
-            }
-        );
-        text += &format!("\n{}\n", wrapped(&legend, width).join("\n"));
+        text += &format!("\n{}", legend(has_ceiling, width));
     }
     text
+}
+
+/// The rules of one group as a text table with its legend, ending with a line break, in columns as in
+/// [`render_replay_table`].
+pub(crate) fn render_rules(
+    rows: &[ReplayRow],
+    oracle: Option<Estimate>,
+    width: Option<usize>,
+    colour: bool,
+) -> String {
+    let has_ceiling = rows.iter().any(|row| row.ceiling.is_some());
+    let lines = rule_lines(rows, oracle, width, colour).join("\n");
+    format!("{lines}\n\n{}", legend(has_ceiling, width))
+}
+
+fn legend(has_ceiling: bool, width: Option<usize>) -> String {
+    let legend = format!(
+        "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
+         prefill{}",
+        if has_ceiling {
+            "; ceiling: the gain with a perfect head, reached: the share of it"
+        } else {
+            ""
+        }
+    );
+    wrapped(&legend, width).join("\n") + "\n"
 }
 
 /// `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
@@ -92,9 +109,14 @@ fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
     )
 }
 
-fn group_lines(group: &ReplayGroup, width: Option<usize>, colour: bool) -> Vec<String> {
-    let mut judged: Vec<Judged<'_>> = group.rows.iter().map(Judged::Rule).collect();
-    judged.extend(group.oracle.map(Judged::Oracle));
+fn rule_lines(
+    rows: &[ReplayRow],
+    oracle: Option<Estimate>,
+    width: Option<usize>,
+    colour: bool,
+) -> Vec<String> {
+    let mut judged: Vec<Judged<'_>> = rows.iter().map(Judged::Rule).collect();
+    judged.extend(oracle.map(Judged::Oracle));
     let best = judged.iter().filter_map(Judged::own_gain).map(|gain| gain.value);
     let best = best.filter(|gain| gain.is_finite()).reduce(f64::max);
     let lines = judged.iter().map(|row| Line::Row {

@@ -12,20 +12,21 @@ use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, Recordings};
 use serde::Serialize;
 
-use super::measuring::{cost_prompts, lengths_under};
+use super::measuring::cost_prompts;
 use super::runtimes::best_settings;
+use super::show::how_known;
 use crate::console::Console;
-use crate::costs;
+use crate::costs::{self, Measurement};
 use crate::decoders::Decoders;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::recipe::Recipe;
-use crate::results::{DecodingName, DrafterName, Estimate, StopRuleName};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::best_of_each;
-use crate::tuning::MeasuredCosts;
+use crate::sweep::{best_of_each, lengths_under};
+use crate::tuning::{MeasuredCosts, given_costs};
 use crate::workspace::Workspace;
 
 /// What was found for one adapter and decoding.
@@ -34,6 +35,8 @@ pub(crate) struct DraftModelTuning {
     /// The adapter as it is called where it drafts behind the target's layers.
     pub(crate) drafter: DrafterName,
     pub(crate) decoding: DecodingName,
+    /// Whose costs these are.
+    pub(crate) cost_source: CostSource,
     #[serde(flatten)]
     pub(crate) costs: MeasuredCosts,
     pub(crate) num_prompts: usize,
@@ -49,7 +52,7 @@ pub(super) fn tune(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<DraftModelTuning>> {
-    let (_, evaluate) = recipe.need_tuning("tune")?;
+    let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     if exports.adapters.is_empty() {
         anyhow::bail!(
@@ -59,7 +62,8 @@ pub(super) fn tune(
     }
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
-    let nothing_trained = Exports { head: None, draft_tokens: None, adapters: Vec::new() };
+    let nothing_trained = Exports::none();
+    let given = given_costs(tune, &files.drafters())?;
     let mut tunings = Vec::new();
     for adapter in &exports.adapters {
         let id = DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer };
@@ -73,20 +77,28 @@ pub(super) fn tune(
             let recorded = files.read(RolloutKey { drafter, set, decoding: *name })?.recordings;
             // Runtimes know no heads.
             let recordings = Recordings { head: None, ..recorded };
-            console.note(format!(
-                "tune: measuring costs, {drafter} as a draft model, {}",
-                name.text()
-            ));
             let lengths_under =
                 |costs: &costs::Costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?);
-            let measured = costs::measure(
-                &mut decoders,
-                DrafterName::Of(DrafterId::Draft),
-                &decoding,
-                &prompts,
-                &lengths_under,
-                console,
-            )?;
+            let given = given.iter().find(|costs| costs.drafter == id);
+            let measured = match given {
+                Some(costs) => Measurement::given(costs.clone()),
+                None => {
+                    console.note(format!(
+                        "tune: measuring costs, {drafter} as a draft model, {}",
+                        name.text()
+                    ));
+                    let draft = DrafterName::Of(DrafterId::Draft);
+                    costs::measure(
+                        &mut decoders,
+                        draft,
+                        &decoding,
+                        &prompts,
+                        &lengths_under,
+                        console,
+                    )?
+                }
+            };
+            let cost_source = given.map_or(CostSource::Machine, |_| CostSource::Given);
             let costs = measured.costs.of_drafter(id)?;
             let choices = best_of_each(&recordings, &costs)?;
             let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
@@ -97,6 +109,7 @@ pub(super) fn tune(
             let tuning = DraftModelTuning {
                 drafter,
                 decoding: *name,
+                cost_source,
                 costs: MeasuredCosts {
                     costs,
                     uncertainty: measured.uncertainty,
@@ -141,7 +154,7 @@ fn text(tuning: &DraftModelTuning) -> Result<String> {
     let mut text = format!(
         "{} as a draft model, {}: {} prompts, {} tokens\n\
          a draft forward {}, a target forward of one row {}, a row more {} on average \
-         (known to {:.1} % after {} passes)\n\n",
+         ({})\n\n",
         tuning.drafter.text(),
         tuning.decoding.text(),
         tuning.num_prompts,
@@ -149,8 +162,7 @@ fn text(tuning: &DraftModelTuning) -> Result<String> {
         milli(costs.rounds.draft_seconds(costs.drafter)?),
         milli(costs.rounds.verify_seconds(1)),
         milli(costs.rounds.row_seconds()),
-        tuning.costs.uncertainty * 100.0,
-        tuning.costs.num_passes,
+        how_known(tuning.cost_source, &tuning.costs),
     );
     for setting in &tuning.runtimes {
         let Estimate { value, low, high } = setting.speedup;

@@ -7,6 +7,7 @@ use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::table::{calibration_text, kind_text, render_scores};
+use crate::tuning::MeasuredCosts;
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 ///
@@ -35,14 +36,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         micro(costs.head_seconds),
         micro(costs.confidence_seconds),
         micro(costs.entropy_seconds),
-        match tuning.cost_source {
-            CostSource::Machine => format!(
-                "known to {:.1} % after {} passes",
-                tuning.costs.uncertainty * 100.0,
-                tuning.costs.num_passes
-            ),
-            given => given.text().to_owned(),
-        },
+        how_known(tuning.cost_source, &tuning.costs),
     );
     if let Some(calibrating) = &tuning.calibration {
         text += &calibration(calibrating);
@@ -92,6 +86,16 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         None => text += "\nno head or adapter to write it to\n\n",
     }
     Ok(text)
+}
+
+/// How well costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
+pub(super) fn how_known(source: CostSource, costs: &MeasuredCosts) -> String {
+    match source {
+        CostSource::Machine => {
+            format!("known to {:.1} % after {} passes", costs.uncertainty * 100.0, costs.num_passes)
+        }
+        other => other.text().to_owned(),
+    }
 }
 
 /// The head's predictions under every form, and the form that was chosen.

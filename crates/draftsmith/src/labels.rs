@@ -1,16 +1,42 @@
 //! The numbers of a row: the target's and the draft's probabilities at each position of a response.
 
+use anyhow::Result;
 use draftsmith_data::DraftColumns;
-use draftsmith_decode::Logits;
+use draftsmith_decode::{Logits, ModelSession};
 use draftsmith_theory::{
     Decoding, Draws, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
 };
 
+use crate::pair::Pair;
+
 /// The columns that come from logits.
 #[derive(Debug)]
-pub(super) struct Labels {
-    pub(super) response_target_log_prob: Vec<f32>,
-    pub(super) draft: Option<DraftColumns>,
+pub(crate) struct Labels {
+    pub(crate) response_target_log_prob: Vec<f32>,
+    pub(crate) draft: Option<DraftColumns>,
+}
+
+impl Labels {
+    /// The numbers of a response, which target and draft read.
+    ///
+    /// # Errors
+    /// If it does not fit, or a model fails.
+    pub(crate) fn of(
+        pair: &Pair,
+        decoding: &Decoding,
+        prompt_ids: &[u32],
+        response_ids: &[u32],
+        draws: &mut dyn Draws,
+    ) -> Result<Self> {
+        let context = pair.context();
+        let ids = [prompt_ids, response_ids].concat();
+        // The logits after the last prompt token and every response token but the last.
+        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
+        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
+        let target = score(&pair.target, "target")?;
+        let draft = pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
+        Ok(label(decoding, &target, draft.as_ref(), response_ids, draws))
+    }
 }
 
 /// Labels a response X from the logits after each prefix, and draws the draft's own tokens Y from
@@ -22,7 +48,7 @@ pub(super) struct Labels {
 ///
 /// # Panics
 /// If there is not one row of logits for each token of the response.
-pub(super) fn label(
+fn label(
     decoding: &Decoding,
     target: &Logits,
     draft: Option<&Logits>,
@@ -73,7 +99,7 @@ fn push(
 }
 
 /// A token's log-probability as served.
-pub(super) fn log_prob(decoding: &Decoding, logits: &[f32], id: u32) -> f32 {
+pub(crate) fn log_prob(decoding: &Decoding, logits: &[f32], id: u32) -> f32 {
     log(decoding.probs(logits)[id as usize])
 }
 

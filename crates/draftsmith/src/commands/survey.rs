@@ -1,0 +1,221 @@
+//! `survey`: whether speculation is worth it for a target and a draft, or for a target alone, before
+//! anything is trained.
+//!
+//! The target answers some prompts, the draft is recorded along the answers as `record` does it, and
+//! every rule is replayed at costs that are measured as `tune` measures them, or given. Prompts are few,
+//! so each half of them is judged by what was chosen, and learnt, on the other. Nothing is written
+//! but in memory and a temporary directory.
+
+mod costs;
+mod pair;
+mod probe;
+mod read_out;
+mod show;
+mod target_alone;
+mod verdict;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use clap::{ArgGroup, Args};
+use draftsmith_model::WeightDtype;
+use draftsmith_theory::{Decoding, Sampling};
+use serde::Serialize;
+
+use self::pair::PairSurvey;
+use self::target_alone::TargetSurvey;
+use crate::console::Console;
+use crate::console::progress::Progress;
+use crate::device::{DeviceChoice, on_pool};
+use crate::prompts::{PromptChoice, read_sources};
+use crate::recipe::{self, GivenCosts};
+use crate::recorder::{Answer, Recorder};
+use crate::rollouts::SetPrompt;
+use crate::workspace::Workspace;
+
+/// The greatest number of candidates a round.
+const MAX_LENGTH: usize = 10;
+
+/// The fewest answers of which halves say anything.
+const MIN_ANSWERS: usize = 4;
+
+/// Arguments of `survey`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("survey-decoding").args(["greedy", "temperature"]))]
+pub(crate) struct SurveyArguments {
+    /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
+    #[arg(long, value_name = "MODEL")]
+    target: PathBuf,
+    /// A draft, likewise. Without one, the target's own first layers are looked at.
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+    /// Prompt files like what you serve, in any of the forms that a recipe's may have.
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    prompts: Vec<PathBuf>,
+    /// How many prompts are used, spread evenly over all files.
+    #[arg(long, value_name = "N", default_value = "50")]
+    num_prompts: NonZeroUsize,
+    /// The most new tokens an answer.
+    #[arg(long, value_name = "N", default_value = "128")]
+    max_new_tokens: NonZeroUsize,
+    /// Always take the most probable token (the default).
+    #[arg(long)]
+    greedy: bool,
+    /// Sample at this temperature; 0 is greedy.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f64>,
+    /// Sample from the smallest set of tokens that has this mass.
+    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
+    top_p: f64,
+    /// What forwards cost where you serve, instead of here: a TOML file with the keys of a recipe's
+    /// `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
+    /// or `none`.
+    #[arg(long, value_name = "NAME|FILE")]
+    chat_template: Option<String>,
+}
+
+/// All that a survey found, as `--json` tells it.
+#[derive(Debug, Serialize)]
+struct Survey {
+    target: PathBuf,
+    /// Null where the target was looked at alone.
+    draft: Option<PathBuf>,
+    /// How answers were decoded.
+    decoding: Decoding,
+    seed: u64,
+    num_prompts: usize,
+    /// Answers, one a turn.
+    num_answers: usize,
+    /// Their tokens.
+    num_tokens: usize,
+    #[serde(flatten)]
+    found: Found,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Found {
+    Pair(Box<PairSurvey>),
+    Target(Box<TargetSurvey>),
+}
+
+/// What both kinds of survey work with.
+struct Surveyor<'a> {
+    workspace: &'a Workspace,
+    answers: &'a [Answer],
+    decoding: Decoding,
+    max_new_tokens: usize,
+    given: Option<&'a GivenCosts>,
+    seed: u64,
+    console: &'a Console,
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    arguments: &SurveyArguments,
+    seed: u64,
+    device: &Device,
+    dtype: WeightDtype,
+    console: &Console,
+) -> Result<()> {
+    on_pool(|| survey(arguments, seed, device, dtype, console))
+}
+
+fn survey(
+    arguments: &SurveyArguments,
+    seed: u64,
+    device: &Device,
+    dtype: WeightDtype,
+    console: &Console,
+) -> Result<()> {
+    let decoding = recipe::decoding(Sampling {
+        temperature: arguments.temperature.unwrap_or(0.0),
+        top_p: arguments.top_p,
+        top_k: None,
+    });
+    decoding.validate()?;
+    let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
+    let sources = read_sources(&arguments.prompts)?;
+    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let devices = vec![device.clone()];
+    let workspace =
+        Workspace::open(&arguments.target, draft, template, devices, console)?.computing_in(dtype);
+    let pair = workspace.pair()?;
+    let num_prompts = Some(arguments.num_prompts.get());
+    let choice = PromptChoice { num_prompts, skip_long: true };
+    let prompts = choice.of_all(&sources, pair, console)?;
+    let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
+    let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
+    let progress = Progress::new(console, "survey", "answers", num_turns as u64);
+    progress.message("target");
+    let max_new_tokens = arguments.max_new_tokens.get();
+    let recorder = Recorder {
+        pair,
+        max_new_tokens,
+        seed,
+        max_length: MAX_LENGTH,
+        on_cpu: DeviceChoice::is_cpu(workspace.device()),
+        console,
+        progress: &progress,
+    };
+    let answers = recorder.answer(&prompts, decoding)?;
+    progress.clear();
+    if answers.len() < MIN_ANSWERS {
+        bail!(
+            "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
+             tell enough",
+            answers.len()
+        );
+    }
+    let surveyor = Surveyor {
+        workspace: &workspace,
+        answers: &answers,
+        decoding,
+        max_new_tokens,
+        given: given.as_ref(),
+        seed,
+        console,
+    };
+    let found = match draft {
+        Some(_) => Found::Pair(Box::new(pair::survey(&surveyor)?)),
+        None => Found::Target(Box::new(target_alone::survey(&surveyor)?)),
+    };
+    let survey = Survey {
+        target: arguments.target.clone(),
+        draft: arguments.draft.clone(),
+        decoding,
+        seed,
+        num_prompts: prompts.len(),
+        num_answers: answers.len(),
+        num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
+        found,
+    };
+    console.text(show::survey(&survey, console.width(), console.colour())?)?;
+    console.document(&survey)
+}
+
+impl Surveyor<'_> {
+    /// The answers in two halves, conversations alternating: the numbers of each half's.
+    fn halves(&self) -> [Vec<usize>; 2] {
+        let mut halves = [Vec::new(), Vec::new()];
+        let mut first: Option<&str> = None;
+        let mut half = 1;
+        for (nth, answer) in self.answers.iter().enumerate() {
+            // A turn's id is its conversation's with `#turn` behind it, and follows it.
+            let goes_on = first.is_some_and(|first| {
+                answer.id.strip_prefix(first).is_some_and(|rest| rest.starts_with('#'))
+            });
+            if !goes_on {
+                first = Some(&answer.id);
+                half = 1 - half;
+            }
+            halves[half].push(nth);
+        }
+        halves
+    }
+}

@@ -1,0 +1,167 @@
+//! How much a head could know: small heads, each trained for a moment on half of the answers by the
+//! trainer of `train-head`, and asked about the other half.
+//!
+//! What such a head explains of what a constant leaves unexplained is a floor: one that is trained on
+//! thousands of prompts explains more.
+
+use anyhow::{Context, Result};
+use draftsmith_data::{FinishReason, ResponseRow};
+use draftsmith_decode::Finish;
+use draftsmith_model::{HeadForm, HeadInput};
+use draftsmith_theory::{Decoding, HeadMetrics, HeadScores, JudgedPrediction, Recording};
+use draftsmith_train::{
+    Ending, HeadData, HeadLabels, HeadTraining, OptimizerSettings, TrainError, TrainingRun,
+    train_heads,
+};
+
+use super::Surveyor;
+use crate::console::Interrupted;
+use crate::exports::{Exports, HeadExport};
+use crate::rollouts::TrainingRollouts;
+
+/// How the probes are trained: the form that is recommended for heads of one's own, at a rate for few
+/// steps, to the epoch that held-out answers like best.
+fn settings() -> HeadTraining {
+    HeadTraining {
+        num_layers: 1,
+        form: HeadForm::LookAhead,
+        inputs: vec![HeadInput::Entropy, HeadInput::TopProb],
+        labels: HeadLabels::Rollouts,
+        rejection_weight: 1.0,
+        optimizer: OptimizerSettings {
+            learning_rate: 3e-3,
+            num_epochs: 12,
+            patience: Some(3),
+            gradient_accumulation: 1,
+            validation_fraction: 0.25,
+            ..OptimizerSettings::HEAD
+        },
+        ..HeadTraining::default()
+    }
+}
+
+impl Surveyor<'_> {
+    /// A head that was trained on some answers, along which the draft was recorded; None where they are
+    /// too few.
+    pub(super) fn probe(
+        &self,
+        some: &[usize],
+        recorded: &[(String, Recording)],
+    ) -> Result<Option<Exports>> {
+        let settings = settings();
+        let draft = self.workspace.draft_in(settings.dtype)?.context("there is a draft")?;
+        let rows: Vec<ResponseRow> = some.iter().map(|nth| self.row(*nth)).collect();
+        let recordings: Vec<(&str, &Recording)> =
+            some.iter().map(|nth| (recorded[*nth].0.as_str(), &recorded[*nth].1)).collect();
+        let rollouts = TrainingRollouts::of(&recordings, self.decoding == Decoding::Greedy);
+        let data = HeadData { rows: &rows, rollouts: Some(rollouts.recorded()) };
+        let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
+        let console = self.console.clone();
+        let run = TrainingRun {
+            should_stop: Box::new(move || console.is_interrupted()),
+            ..TrainingRun::new(dir.path(), "survey")
+        };
+        let trained = match train_heads(draft, data, &[settings], self.seed, run) {
+            Ok(Ending::Finished(mut heads)) => heads.remove(0),
+            Ok(Ending::Stopped { .. }) => return Err(Interrupted.into()),
+            Err(TrainError::TooFewRows { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        // Through a file, as one that is served: what was trained is slower.
+        let head_dir = dir.path().join("head");
+        trained.model.write_dir(&head_dir, &trained.config)?;
+        let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
+        Ok(Some(Exports { head: Some(head), ..Exports::none() }))
+    }
+
+    /// An answer as a row of data. The target's probabilities of it are not asked for.
+    fn row(&self, nth: usize) -> ResponseRow {
+        let answer = &self.answers[nth];
+        ResponseRow {
+            id: answer.id.clone(),
+            source: answer.id.split('#').next().unwrap_or_default().to_owned(),
+            prompt_ids: answer.prompt_ids.clone(),
+            response_ids: answer.response_ids.clone(),
+            response_target_log_prob: vec![f32::NEG_INFINITY; answer.response_ids.len()],
+            draft: None,
+            finish_reason: match answer.finish {
+                Finish::Eos => FinishReason::Eos,
+                Finish::Length | Finish::Stopped => FinishReason::Length,
+            },
+        }
+    }
+}
+
+/// What predictions for some answers come to, answer by answer.
+pub(super) struct Unexplained {
+    /// KL(label ‖ prediction) in nats, summed over the candidates of each answer.
+    of_head: Vec<f64>,
+    /// The same of the other half's mean label.
+    of_constant: Vec<f64>,
+}
+
+impl Unexplained {
+    /// What is left over by predictions, and by the mean label of `others`.
+    pub(super) fn of(judged: &[Vec<JudgedPrediction>], others: &[Vec<JudgedPrediction>]) -> Self {
+        let (mut labels, mut weight) = (0.0, 0.0);
+        for judged in others.iter().flatten() {
+            labels += judged.weight * judged.label;
+            weight += judged.weight;
+        }
+        let constant = if weight > 0.0 { labels / weight } else { 0.5 };
+        let sums = |predict: &dyn Fn(f64) -> f64| -> Vec<f64> {
+            judged.iter().map(|answer| kl_sum(answer, predict)).collect()
+        };
+        Self { of_head: sums(&|prob| prob), of_constant: sums(&|_| constant) }
+    }
+
+    /// Both halves' answers, one's behind the other's.
+    pub(super) fn join(mut self, other: Self) -> Self {
+        self.of_head.extend(other.of_head);
+        self.of_constant.extend(other.of_constant);
+        self
+    }
+
+    /// The share that the head explains over some answers; below 0 where the constant says more.
+    pub(super) fn share(&self, some: &[usize]) -> f64 {
+        let sum = |of: &[f64]| some.iter().map(|nth| of[*nth]).sum::<f64>();
+        1.0 - sum(&self.of_head) / sum(&self.of_constant)
+    }
+}
+
+fn kl_sum(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> f64 {
+    let weight: f64 = judged.iter().map(|judged| judged.weight).sum();
+    if weight == 0.0 { 0.0 } else { weight * scores(judged, predict).kl }
+}
+
+/// How good predictions are.
+pub(super) fn scores(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> HeadScores {
+    let mut metrics = HeadMetrics::default();
+    for judged in judged {
+        metrics.update_weighted(predict(judged.predicted_prob), judged.label, judged.weight);
+    }
+    metrics.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(predicted_prob: f64, label: f64) -> JudgedPrediction {
+        JudgedPrediction { predicted_prob, label, weight: 1.0 }
+    }
+
+    #[test]
+    fn a_perfect_head_explains_all_and_the_mean_nothing() {
+        let others = vec![vec![judged(0.5, 1.0), judged(0.5, 0.0)]];
+        let share = |answers: &[Vec<JudgedPrediction>]| {
+            Unexplained::of(answers, &others).share(&(0..answers.len()).collect::<Vec<_>>())
+        };
+        let perfect = vec![vec![judged(1.0, 1.0)], vec![judged(0.0, 0.0), judged(1.0, 1.0)]];
+        assert!((share(&perfect) - 1.0).abs() < 1e-9);
+        let constant = vec![vec![judged(0.5, 1.0), judged(0.5, 0.0)], vec![]];
+        assert_eq!(share(&constant), 0.0);
+        let wrong = vec![vec![judged(0.1, 1.0), judged(0.9, 0.0)]];
+        assert!(share(&wrong) < 0.0);
+    }
+}

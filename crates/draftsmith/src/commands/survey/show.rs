@@ -1,0 +1,148 @@
+//! A survey as text.
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::pair::PairSurvey;
+use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
+use super::verdict::told;
+use super::{Found, Survey};
+use crate::results::{CostSource, DecodingName, Estimate};
+use crate::table::render_rules;
+
+/// All of a survey, ending with the verdict.
+///
+/// # Errors
+/// If the costs do not say what a draft forward takes.
+pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Result<String> {
+    let heading = format!(
+        "{}: {} prompts, {} answers, {} tokens\n",
+        DecodingName::of(&survey.decoding).text(),
+        survey.num_prompts,
+        survey.num_answers,
+        survey.num_tokens
+    );
+    let (text, sentence) = match &survey.found {
+        Found::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
+        Found::Target(found) => (target(found), &found.verdict.sentence),
+    };
+    Ok(format!("{heading}{text}\n{sentence}\n"))
+}
+
+fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
+    let costs = &found.costs;
+    let mut text = format!(
+        "most probable tokens agree at {}, overlap {}\n",
+        share(found.agreement),
+        share(found.overlap)
+    );
+    let by_position: Vec<String> =
+        found.acceptance_by_position.iter().map(|share| format!("{share:.2}")).collect();
+    if !by_position.is_empty() {
+        text += &format!("accepted by position in a round: {}\n", by_position.join(" "));
+    }
+    text += &format!(
+        "a draft forward {}, verifications of {}{}\n",
+        milliseconds(costs.rounds.draft_seconds(costs.drafter)?),
+        rows(&|rows| costs.rounds.verify_seconds(rows)),
+        source(found.cost_source)
+    );
+    let lengths: Vec<String> = found
+        .fixed_lengths
+        .iter()
+        .map(|fixed| format!("{} {:.2}x", fixed.candidate_length, fixed.speedup.value))
+        .collect();
+    text += &format!("speed-up at K: {}\n\n", lengths.join(", "));
+    text += "every rule, each half of the prompts judged by what the other half chose:\n";
+    text += &render_rules(&found.rules, found.oracle, width, colour);
+    text += &format!(
+        "\nthe best rule that needs no training: {}, {:.2}x, {} over the best K\n",
+        found.untrained.setting,
+        found.untrained.speedup.value,
+        told(found.untrained_gain)
+    );
+    text += &format!("a perfect head: {} over the best K\n", told(found.head.ceiling));
+    if let Some(probe) = &found.head.probe {
+        text += &format!(
+            "heads trained for a moment on half of the prompts explain {} of what a constant leaves \
+             unexplained (AUROC {}); a head gains about that share of a perfect one's gain: {} over \
+             the best K, and more with more data\n",
+            share(probe.explained),
+            probe.scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.3}")),
+            told(probe.outlook.over_fixed),
+        );
+    }
+    Ok(text)
+}
+
+fn target(found: &TargetSurvey) -> String {
+    let mut text = format!(
+        "target forwards of {}{}\n\n",
+        rows(&|rows| found.verify_seconds[rows - 1]),
+        source(found.cost_source)
+    );
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).force_no_tty();
+    table.set_header([
+        "exit layer",
+        "cost",
+        "pays from",
+        "agrees",
+        "95 %",
+        "setting",
+        "speed-up",
+        "95 %",
+        "",
+    ]);
+    for exit in &found.exits {
+        let interval = |estimate: Estimate| format!("{:.3}..{:.3}", estimate.low, estimate.high);
+        table.add_row([
+            exit.exit_layer.to_string(),
+            format!("{:.1} %", 100.0 * exit.draft_share),
+            format!("{:.3}", exit.break_even),
+            format!("{:.3}", exit.agreement.value),
+            interval(exit.agreement),
+            exit.setting.clone(),
+            format!("{:.3}x", exit.speedup.value),
+            interval(exit.speedup),
+            if exit.exit_layer == found.best_exit_layer { "*" } else { "" }.to_owned(),
+        ]);
+    }
+    for column in [0, 1, 2, 3, 4, 6, 7] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let lines: Vec<String> =
+        table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
+    text += &format!("{}\n", lines.join("\n"));
+    text += &format!(
+        "\n*: the best; agrees: a linear read-out of the layer with the target, a floor of what an adapter \
+         learns;\ncost: of a draft forward with {DRAFT_VOCABULARY} tokens at most, of a target forward; \
+         pays from: the share of\ntokens from which on one candidate a round gains\n"
+    );
+    text
+}
+
+/// `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.
+fn rows(seconds: &dyn Fn(usize) -> f64) -> String {
+    let ms = |rows: usize| format!("{:.3}", 1e3 * seconds(rows));
+    format!("1, 2, 4 and 8 rows {}, {}, {} and {} ms", ms(1), ms(2), ms(4), ms(8))
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.3} ms", 1e3 * seconds)
+}
+
+fn source(source: CostSource) -> String {
+    match source {
+        CostSource::Machine => " here".to_owned(),
+        other => format!(", {}", other.text()),
+    }
+}
+
+/// `0.912 (0.900 to 0.923)`.
+fn share(estimate: Estimate) -> String {
+    let Estimate { value, low, high } = estimate;
+    format!("{value:.3} ({low:.3} to {high:.3})")
+}

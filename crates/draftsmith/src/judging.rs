@@ -1,0 +1,282 @@
+//! How good stop rules are, by replay: settings that were chosen on some recordings are judged on
+//! others, against the best fixed length and against the target alone.
+//!
+//! A fold is a pair of the two. `replay` has one, of validation and test prompts. `survey` has few
+//! prompts and two folds: each half is judged by what was chosen on the other, so that every prompt
+//! counts and none has chosen what it is judged by.
+
+use anyhow::{Context, Result};
+use draftsmith_theory::{Counts, Recordings, Spending};
+
+use crate::costs::Costs;
+use crate::results::{Estimate, ReplayRow, StopRuleName};
+use crate::statistics::shown_interval;
+use crate::sweep::{Choice, best_with_head, cheapest, per_token};
+
+/// What rules are chosen on, and what they are judged on.
+pub(crate) struct Fold<'a> {
+    /// The best setting of each rule.
+    choices: Vec<Choice>,
+    judged_on: &'a Recordings,
+    /// The same with a perfect head; none where no head was recorded.
+    perfect: Option<Perfect>,
+}
+
+/// A fold with a perfect head, and the rules that read it.
+struct Perfect {
+    choices: Vec<Choice>,
+    judged_on: Recordings,
+}
+
+impl<'a> Fold<'a> {
+    /// Chooses the settings, with `choose`.
+    ///
+    /// # Errors
+    /// If nothing was recorded.
+    pub(crate) fn new(
+        chosen_on: &Recordings,
+        judged_on: &'a Recordings,
+        costs: &Costs,
+        choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
+    ) -> Result<Self> {
+        let perfect = chosen_on.head.is_some().then(|| {
+            let choices = best_with_head(&chosen_on.with_perfect_head(), costs)?;
+            anyhow::Ok(Perfect { choices, judged_on: judged_on.with_perfect_head() })
+        });
+        Ok(Self { choices: choose(chosen_on, costs)?, judged_on, perfect: perfect.transpose()? })
+    }
+
+    /// The best rule of those that `belong`, and what it takes where it is judged.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn best(
+        &self,
+        costs: &Costs,
+        belongs: fn(&Choice) -> bool,
+    ) -> Result<(Choice, Vec<Spending>)> {
+        let choices: Vec<Choice> =
+            self.choices.iter().filter(|choice| belongs(choice)).cloned().collect();
+        let best = cheapest(&choices)?.clone();
+        let spent = self.judged_on.replay(&best.config, &costs.of_rule(&best.config))?;
+        Ok((best, spent))
+    }
+}
+
+/// Folds whose judged responses, one fold's behind the other's, are what estimates are over.
+pub(crate) struct Judging<'a> {
+    folds: Vec<Fold<'a>>,
+    costs: &'a Costs,
+    seed: u64,
+    /// What fixed lengths take, each fold's best.
+    fixed: Vec<Spending>,
+    plain: Vec<Spending>,
+}
+
+impl<'a> Judging<'a> {
+    /// Judges what the folds chose.
+    ///
+    /// # Errors
+    /// If the costs have no price for the drafter.
+    pub(crate) fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
+        let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
+        let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
+        judging.fixed = judging.spent_under(StopRuleName::FixedLength)?;
+        Ok(judging)
+    }
+
+    /// What the target alone takes.
+    pub(crate) fn plain(&self) -> &[Spending] {
+        &self.plain
+    }
+
+    /// The settings that the first fold chose: those of all, where there is one.
+    pub(crate) fn choices(&self) -> &[Choice] {
+        &self.folds[0].choices
+    }
+
+    /// What each rule comes to; its settings are told as in `shown`.
+    ///
+    /// # Errors
+    /// If a rule cannot be replayed.
+    pub(crate) fn rows(&self, shown: &[Choice]) -> Result<Vec<ReplayRow>> {
+        shown.iter().map(|choice| self.row(choice)).collect()
+    }
+
+    fn row(&self, shown: &Choice) -> Result<ReplayRow> {
+        let own = self.spent_under(shown.name)?;
+        let gain = |some: &[usize]| over(&self.fixed, &own, some);
+        let ceiling = match shown.config.needs().acceptance_prob {
+            true => self.perfect(|choices| named(choices, shown.name))?,
+            false => None,
+        };
+        let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
+        let counts: Counts = own.iter().map(|spent| spent.counts).sum();
+        let ceiling = most.map(|most| self.estimate(&most));
+        // A share of nothing, or of what may be nothing, says nothing.
+        let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
+        Ok(ReplayRow {
+            stop_rule: shown.name,
+            config: shown.config.clone(),
+            speedup: self.speedup(&own),
+            gain: self.estimate(&gain),
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
+            ceiling,
+            share_of_ceiling: most
+                .filter(|_| is_gain)
+                .map(|most| self.estimate(&|some| gain(some) / most(some))),
+        })
+    }
+
+    /// What is gained over the best fixed length by whoever knows the answers.
+    ///
+    /// # Errors
+    /// If the costs have no price for the drafter.
+    pub(crate) fn oracle(&self) -> Result<Estimate> {
+        let mut oracle = Vec::new();
+        for fold in &self.folds {
+            oracle.extend(fold.judged_on.replay_oracle(&self.costs.mixed_rounds)?);
+        }
+        Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
+    }
+
+    /// What the best fixed lengths take.
+    pub(crate) fn fixed(&self) -> &[Spending] {
+        &self.fixed
+    }
+
+    /// What the best rules take of those that `belong`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<Spending>> {
+        let mut all = Vec::with_capacity(self.plain.len());
+        for fold in &self.folds {
+            all.extend(fold.best(self.costs, belongs)?.1);
+        }
+        Ok(all)
+    }
+
+    /// The speed of one over the target's alone.
+    pub(crate) fn speedup(&self, own: &[Spending]) -> Estimate {
+        self.estimate(&|some| 1.0 + over(&self.plain, own, some))
+    }
+
+    /// A statistic over the judged responses, with its interval.
+    pub(crate) fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
+        shown_interval(self.plain.len(), self.seed, statistic).into()
+    }
+
+    /// What a rule takes at each fold's setting.
+    fn spent_under(&self, name: StopRuleName) -> Result<Vec<Spending>> {
+        self.spent(|fold| Ok((fold.judged_on, named(&fold.choices, name)?)))
+    }
+
+    fn perfect(&self, pick: impl Fn(&[Choice]) -> Result<Choice>) -> Result<Option<Vec<Spending>>> {
+        if self.folds.iter().any(|fold| fold.perfect.is_none()) {
+            return Ok(None);
+        }
+        let spent = self.spent(|fold| {
+            let perfect = fold.perfect.as_ref().context("each fold has one")?;
+            Ok((&perfect.judged_on, pick(&perfect.choices)?))
+        });
+        spent.map(Some)
+    }
+
+    fn spent<'s>(
+        &'s self,
+        pick: impl Fn(&'s Fold<'a>) -> Result<(&'s Recordings, Choice)>,
+    ) -> Result<Vec<Spending>> {
+        let mut all = Vec::with_capacity(self.plain.len());
+        for fold in &self.folds {
+            let (recordings, Choice { config, .. }) = pick(fold)?;
+            all.extend(recordings.replay(&config, &self.costs.of_rule(&config))?);
+        }
+        Ok(all)
+    }
+}
+
+/// A rule's choice among those of all.
+fn named(choices: &[Choice], name: StopRuleName) -> Result<Choice> {
+    let found = choices.iter().find(|choice| choice.name == name);
+    found.cloned().with_context(|| format!("the rule `{name:?}` was tried"))
+}
+
+/// How much faster one is than the other over some responses, minus 1.
+pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 {
+    per_token(slow, some) / per_token(fast, some) - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::{
+        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
+        StopRuleConfig,
+    };
+
+    use super::*;
+    use crate::sweep::best_unread;
+
+    /// Responses whose tokens are drafted with a chance.
+    fn recordings(num_responses: usize, accepted: f64, name: &str) -> Recordings {
+        let mut draws = SeededDraws::new(1, &["judging", name]);
+        let candidate = RecordedCandidate {
+            token_id: 7,
+            candidate_prob: 0.5,
+            confidence: 0.5,
+            confidence_of_ten: 0.5,
+            entropy: 1.0,
+            predicted_acceptance_prob: None,
+            draft_log_prob: -1.0,
+            target_log_prob: -1.0,
+        };
+        let mut place = || RecordedPlace {
+            candidate,
+            rollout: (draws.uniform() >= accepted).then(|| vec![candidate; 8]),
+        };
+        let response = |_| Recording { places: (0..40).map(|_| place()).collect(), limit: 40 };
+        Recordings {
+            drafter: DrafterId::Draft,
+            max_length: 8,
+            eos_token_ids: vec![0],
+            head: None,
+            responses: (0..num_responses).map(response).collect(),
+        }
+    }
+
+    #[test]
+    fn each_half_is_judged_by_what_the_other_chose() {
+        let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
+        let costs = Costs::paper(DrafterId::Draft);
+        let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
+        let folds = [fold(&often, &seldom).expect("rules"), fold(&seldom, &often).expect("rules")];
+        let lengths = folds.each_ref().map(|fold| {
+            let fixed = named(&fold.choices, StopRuleName::FixedLength).expect("tried");
+            fixed.config.parameter()
+        });
+        assert!(lengths[0] > lengths[1], "{lengths:?}");
+        let judging = Judging::new(folds.into(), &costs, 3).expect("a price");
+        let config = |length: f64| {
+            let candidate_length = length as usize;
+            StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+        };
+        let expected: Vec<Spending> = [(&seldom, lengths[0]), (&often, lengths[1])]
+            .into_iter()
+            .flat_map(|(half, length)| {
+                half.replay(&config(length), &costs.rounds).expect("replays")
+            })
+            .collect();
+        assert_eq!(judging.fixed(), expected);
+        // What was chosen for the other half is worse than what was chosen for itself.
+        let own = vec![fold(&often, &often).expect("rules")];
+        let own = Judging::new(own, &costs, 3).expect("a price");
+        let crossed = judging.speedup(judging.fixed());
+        assert!(crossed.value < own.speedup(own.fixed()).value && crossed.low < crossed.value);
+        assert_eq!(judging.plain().len(), 40);
+        let rows = judging.rows(judging.choices()).expect("replays");
+        let fixed = rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
+        let fixed = fixed.expect("a row");
+        assert_eq!((fixed.speedup, fixed.gain.value), (crossed, 0.0));
+    }
+}

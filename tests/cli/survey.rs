@@ -1,0 +1,162 @@
+//! `survey`: the figures are those of `record` and `replay`, nothing is written, and bad input is told.
+
+use serde_json::Value;
+
+#[cfg(unix)]
+use crate::support::Running;
+use crate::support::{Place, model};
+
+/// Costs that make nothing depend on the machine.
+const COSTS: &str = "draft_ms = 2.0\nrows_ms = [10.0, 10.5, 11.0, 12.0]\n";
+
+fn place() -> Place {
+    let place = Place::new();
+    place.write_prompts("prompts.jsonl", 24);
+    place.write("costs.toml", COSTS);
+    place
+}
+
+fn arguments(more: &[&str]) -> Vec<String> {
+    let target = model("target").display().to_string();
+    let given = ["survey", "--target", &target, "--prompts", "prompts.jsonl"];
+    let always = ["--max-new-tokens", "40"];
+    given.iter().chain(&always).chain(more).map(|word| (*word).to_owned()).collect()
+}
+
+fn run(place: &Place, more: &[&str]) -> crate::support::Ran {
+    let arguments = arguments(more);
+    place.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[track_caller]
+fn assert_same(one: &Value, other: &Value) {
+    for key in ["value", "low", "high"] {
+        let (one, other) = (one[key].as_f64().unwrap(), other[key].as_f64().unwrap());
+        // Numbers that went through text, of f32 in rollouts.
+        assert!((one - other).abs() < 1e-9, "{key}: {one} and {other}");
+    }
+}
+
+#[test]
+fn a_pair_has_the_figures_that_record_and_replay_give() {
+    let place = place();
+    let draft = model("draft").display().to_string();
+    let pair = ["--draft", &draft, "--costs", "costs.toml"];
+    let found = run(&place, &[&pair[..], &["--json"]].concat()).json();
+    assert_eq!((&found["num_prompts"], &found["num_answers"]), (&24.into(), &24.into()));
+    // Nothing is left behind.
+    assert_eq!(place.names("."), ["costs.toml", "prompts.jsonl"]);
+
+    // The same prompts to choose on and to judge on.
+    let recipe = format!(
+        "[models]\ntarget = '{}'\ndraft = '{draft}'\n\
+         [tune]\nprompts = ['prompts.jsonl']\nmax_length = 10\n[tune.costs]\n{COSTS}\
+         [evaluate]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 40\ndecodings = ['greedy']\n",
+        model("target").display()
+    );
+    place.write("same.toml", recipe);
+    let recorded = place.run(&["record", "same.toml", "--json"]).json();
+    assert_eq!(found["num_tokens"], recorded[0]["num_tokens"]);
+    assert_eq!(found["share_accepted"], recorded[0]["share_accepted"]);
+    let replay = place.run(&["replay", "same.toml", "--json"]).json();
+    let group = &replay["groups"][0];
+    assert_eq!((&group["cost_source"], &found["cost_source"]), (&"given".into(), &"given".into()));
+    let rows = group["rows"].as_array().unwrap();
+    let fixed = rows.iter().find(|row| row["stop_rule"] == "fixed_length").unwrap();
+    let length = fixed["config"]["candidate_length"].as_u64().unwrap() as usize;
+    let lengths = found["fixed_lengths"].as_array().unwrap();
+    assert_eq!(lengths.len(), 10);
+    assert_same(&lengths[length - 1]["speedup"], &fixed["speedup"]);
+    assert!(lengths.iter().all(|length| {
+        length["speedup"]["value"].as_f64() <= fixed["speedup"]["value"].as_f64()
+    }));
+    // Settings are those of all prompts, in the survey as there.
+    let rules = found["rules"].as_array().unwrap();
+    let without_head =
+        |row: &&Value| rows.iter().any(|other| other["stop_rule"] == row["stop_rule"]);
+    for rule in rules.iter().filter(without_head) {
+        let row = rows.iter().find(|row| row["stop_rule"] == rule["stop_rule"]).unwrap();
+        if rule["config"]["stop_rule"] != "cost_optimal" {
+            assert_eq!(rule["config"], row["config"]);
+        }
+    }
+    let verdict = &found["verdict"];
+    let shown = run(&place, &pair).ok();
+    assert_eq!(shown.lines().last(), verdict["sentence"].as_str());
+    assert!(shown.contains("a perfect head: "), "{shown}");
+    let share = found["head"]["probe"]["explained"]["value"].as_f64();
+    assert!(share.is_some_and(|share| share < 1.0), "{}", found["head"]);
+    assert!(found["agreement"]["value"].as_f64().unwrap() > 0.5);
+    // Costs at which a draft is never worth it.
+    place.write("dear.toml", "draft_ms = 50\ntarget_ms = 10\n");
+    let dear = run(&place, &["--draft", &draft, "--costs", "dear.toml", "--json"]).json();
+    assert_eq!(dear["verdict"]["advice"], "do_not_speculate");
+    place.write("cheap.toml", "draft_ms = 0.01\ntarget_ms = 10\n");
+    let cheap = run(&place, &["--draft", &draft, "--costs", "cheap.toml", "--json"]).json();
+    assert_eq!(cheap["verdict"]["advice"], "just_set", "{}", cheap["verdict"]);
+    assert!(cheap["verdict"]["expected_gain"]["low"].as_f64().unwrap() > 1.0);
+}
+
+#[test]
+fn a_target_alone_is_read_out_behind_every_layer() {
+    let place = place();
+    place.write("costs.toml", "target_ms = 10\n");
+    let found = run(&place, &["--costs", "costs.toml", "--json"]).json();
+    let exits = found["exits"].as_array().unwrap();
+    assert_eq!(exits.len(), 7);
+    let value = |exit: &Value, key: &str| exit[key]["value"].as_f64().unwrap();
+    for exit in exits {
+        let agreement = value(exit, "agreement");
+        assert!((0.05..1.0).contains(&agreement), "{exit}");
+        // Greedily, what agrees is accepted.
+        assert_eq!(exit["agreement"], exit["accepted"]);
+        // Rows are free: one candidate a round costs a target forward and its share.
+        let share = exit["draft_share"].as_f64().unwrap();
+        assert!((exit["break_even"].as_f64().unwrap() - share).abs() < 1e-12);
+    }
+    assert!(value(&exits[6], "agreement") > value(&exits[0], "agreement"));
+    let shares: Vec<f64> = exits.iter().map(|exit| exit["draft_share"].as_f64().unwrap()).collect();
+    assert!(shares.is_sorted() && shares[6] == 1.0, "{shares:?}");
+    // Where its forwards cost next to nothing, any read-out is worth it.
+    place.write("free.toml", "draft_ms = { self_draft_2 = 0.01 }\ntarget_ms = 10\n");
+    let free = run(&place, &["--costs", "free.toml", "--json"]).json();
+    assert_eq!(free["best_exit_layer"], 2);
+    assert_eq!(free["verdict"]["advice"], "train_adapter", "{}", free["verdict"]);
+    let sampled = ["--costs", "free.toml", "--temperature", "1", "--json"];
+    let sampled = run(&place, &sampled).json();
+    assert_eq!(sampled["exits"].as_array().unwrap().len(), 7);
+    assert!(value(&sampled["exits"][6], "accepted") > 0.05, "{sampled}");
+    assert_eq!(place.names("."), ["costs.toml", "free.toml", "prompts.jsonl"]);
+}
+
+#[test]
+fn what_a_survey_cannot_use_is_told() {
+    let place = place();
+    let fails = |more: &[&str], named: &[&str]| run(&place, more).fails_naming(named);
+    fails(&["--num-prompts", "0"], &["--num-prompts"]);
+    fails(&["--num-prompts", "2"], &["2 answers", "4 or more"]);
+    fails(&["--draft", "nowhere"], &["nowhere"]);
+    fails(&["--greedy", "--temperature", "1"], &["--greedy"]);
+    fails(&["--temperature", "-1"], &["temperature"]);
+    fails(&["--costs", "absent.toml"], &["absent.toml"]);
+    place.write("bad.toml", "target = 3\n");
+    fails(&["--costs", "bad.toml"], &["bad.toml", "unknown field `target`"]);
+    place.write("one.toml", "draft_ms = 1\ntarget_ms = 3\n");
+    fails(&["--costs", "one.toml"], &["`draft_ms`", "7 drafters", "self_draft_1"]);
+    place.run(&["survey", "--target", "t", "--prompts", "absent.jsonl"]).fails_naming(&["absent"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_a_survey() {
+    let place = place();
+    let draft = model("draft").display().to_string();
+    let arguments = arguments(&["--draft", &draft]);
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut running = Running::start(place.command(&words));
+    running.await_line("survey: measuring costs");
+    running.signal("INT");
+    let ran = running.end();
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert_eq!(place.names("."), ["costs.toml", "prompts.jsonl"]);
+}
