@@ -30,8 +30,6 @@ fn the_help() {
         "export",
         "import",
         "inspect",
-        "export",
-        "import",
     ];
     let all = told(&place, &["--help"]);
     for command in commands {
