@@ -44,11 +44,12 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
 
 fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {
     let mut near = || (chance + 0.1 * (draws.uniform() - 0.5)).clamp(0.01, 0.99);
+    let (candidate_prob, confidence) = (near(), near());
     RecordedCandidate {
         token_id: 7,
-        candidate_prob: near(),
-        confidence: near(),
-        confidence_of_ten: near(),
+        candidate_prob,
+        confidence,
+        confidence_of_ten: confidence.sqrt(),
         entropy: 2.0 * (1.0 - near()),
         predicted_acceptance_prob: Some(near()),
         draft_log_prob: -1.0,
