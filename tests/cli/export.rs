@@ -154,7 +154,7 @@ fn the_authors_forms_come_back_as_they_were_and_what_they_lack_is_named() {
     assert_eq!(rounds(&generate(&place, ["--adapter", "back"])), rounds(&ours));
     place
         .run(&["export", "--for", "specdec-pp", ADAPTER, "out"])
-        .fails_naming(&["a self-draft adapter", "hint"]);
+        .fails_naming(&["the self-draft adapter", "hint"]);
 }
 
 #[test]

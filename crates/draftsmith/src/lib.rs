@@ -11,6 +11,7 @@ mod console;
 mod conversation;
 mod costs;
 mod decoders;
+mod decoding_arguments;
 mod device;
 mod devices;
 mod exports;

@@ -16,6 +16,16 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
+    /// The same with another draft.
+    pub(crate) fn with_draft(&self, draft: CausalLm) -> Self {
+        Self {
+            target: self.target.clone(),
+            draft: Some(draft),
+            tokenizer: self.tokenizer.clone(),
+            chat_format: self.chat_format.clone(),
+        }
+    }
+
     /// The ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)

@@ -134,6 +134,15 @@ pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
     cheapest.context("there is no rule to choose from")
 }
 
+/// The best fixed length, which other rules are held against.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
+    let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
+    fixed.context("fixed lengths are among the rules")
+}
+
 /// The lengths of rounds under the rule that looks at the draft and is best for the costs.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use draftsmith_model::WeightDtype;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::costs::Costs;
+use crate::costs::{Costs, Measurement};
 use crate::recipe::{Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName, Replay};
 
@@ -20,6 +20,12 @@ pub(crate) struct MeasuredCosts {
     /// Half the 95 % interval of the least certain cost, relative to it.
     pub(crate) uncertainty: f64,
     pub(crate) num_passes: usize,
+}
+
+impl From<Measurement> for MeasuredCosts {
+    fn from(Measurement { costs, uncertainty, num_passes }: Measurement) -> Self {
+        Self { costs, uncertainty, num_passes }
+    }
 }
 
 /// An entry of `costs.json`.

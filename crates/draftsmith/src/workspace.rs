@@ -22,8 +22,8 @@ use draftsmith_data::{
     hash_file, read_dir,
 };
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelShape,
-    WeightDtype, weight_files,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
+    ModelShape, WeightDtype, weight_files,
 };
 use serde::Serialize;
 
@@ -220,9 +220,16 @@ impl Workspace {
     ///
     /// # Errors
     /// If it is missing or broken.
+    pub(crate) fn draft_config(&self) -> Result<Option<&ModelConfig>> {
+        self.draft.as_ref().map(ModelDir::config).transpose()
+    }
+
+    /// Its sizes.
+    ///
+    /// # Errors
+    /// As there.
     pub(crate) fn draft_shape(&self) -> Result<Option<&ModelShape>> {
-        let config = self.draft.as_ref().map(ModelDir::config).transpose()?;
-        Ok(config.map(|config| &config.shape))
+        Ok(self.draft_config()?.map(|config| &config.shape))
     }
 
     /// The target's `config.json`, without its weights.

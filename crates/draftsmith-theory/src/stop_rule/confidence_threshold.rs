@@ -94,8 +94,9 @@ fn needs(is_before_draw: bool) -> SignalNeeds {
 ///
 /// The form [before the draw](Self::before_draw) is llama.cpp's `--spec-draft-p-min`: no candidate is
 /// drawn where the draft is less sure than that, strictly, of the most probable of its ten most
-/// probable tokens, beside each other. The forward is spent, a verified row saved. It does not look at the candidate, so nothing is withheld because of its own value; with
-/// a minimum of 0 a round may end without any.
+/// probable tokens, beside each other. The forward is spent, a verified row saved. It does not look
+/// at the candidate, so nothing is withheld because of its own value; with a minimum of 0 a round may
+/// end without any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConfidenceThreshold {
     confidence_threshold: f64,

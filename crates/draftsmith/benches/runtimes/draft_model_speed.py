@@ -17,7 +17,7 @@ import time
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers_rounds import prompt_of
+from transformers_rounds import prompts_of
 
 
 def main() -> int:
@@ -29,8 +29,7 @@ def main() -> int:
     )
     greedy = GenerationConfig.from_pretrained(target_dir)
     greedy.do_sample, greedy.max_new_tokens = False, int(num_tokens)
-    with open(path) as lines:
-        texts = [prompt_of(line) for line in lines][: int(count)]
+    texts = prompts_of(path, count)
     rows, speedups, wrong = [], [], 0
     seconds = {"plain": 0.0, "drafted": 0.0}
     for text in texts:

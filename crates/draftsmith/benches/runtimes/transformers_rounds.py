@@ -27,6 +27,12 @@ def prompt_of(line: str) -> str:
     return text if isinstance(text, str) else text[0]
 
 
+def prompts_of(path: str, count: str) -> list[str]:
+    """The first prompts of a file."""
+    with open(path) as lines:
+        return [prompt_of(line) for line in lines][: int(count)]
+
+
 def ours(binary: str, arguments: list[str], prompt: str) -> dict:
     command = [binary, "generate", "--json", "--quiet", "--max-new-tokens", str(NUM_TOKENS), "--prompt",
                prompt, *arguments]
@@ -66,8 +72,7 @@ def main() -> int:
     greedy = GenerationConfig.from_pretrained(target_dir)
     greedy.do_sample, greedy.max_new_tokens = False, NUM_TOKENS
     wrong = num_rounds = 0
-    with open(prompts) as lines:
-        texts = [prompt_of(line) for line in lines][: int(count)]
+    texts = prompts_of(prompts, count)
     for number, text in enumerate(texts):
         expected = ours(binary, arguments, text)
         ids = torch.tensor([expected["prompt_ids"]])

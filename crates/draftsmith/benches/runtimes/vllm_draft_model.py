@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import sys
 
-from transformers_rounds import ours, prompt_of
+from transformers_rounds import ours, prompts_of
 from vllm.inputs import TokensPrompt
 from vllm_rounds import answers
 
 
 def main() -> int:
     binary, target, draft, path, count = sys.argv[1:]
-    with open(path) as lines:
-        texts = [prompt_of(line) for line in lines][: int(count)]
+    texts = prompts_of(path, count)
     told = [ours(binary, ["--target", target], text) for text in texts]
     prompts = [TokensPrompt(prompt_token_ids=one["prompt_ids"]) for one in told]
     plain = answers(target, prompts)

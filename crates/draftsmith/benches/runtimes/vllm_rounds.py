@@ -15,7 +15,7 @@ import importlib
 import json
 import sys
 
-from transformers_rounds import NUM_TOKENS, ours, prompt_of
+from transformers_rounds import NUM_TOKENS, ours, prompts_of
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -49,8 +49,7 @@ def watch(package: str) -> list[tuple[int, ...]]:
 def main() -> int:
     split = sys.argv.index("--")
     binary, target, package, path, count = sys.argv[1:split]
-    with open(path) as lines:
-        texts = [prompt_of(line) for line in lines][: int(count)]
+    texts = prompts_of(path, count)
     told = [ours(binary, sys.argv[split + 1:], text) for text in texts]
     prompts = [TokensPrompt(prompt_token_ids=one["prompt_ids"]) for one in told]
     plain = answers(target, prompts)

@@ -168,10 +168,7 @@ fn check(
     let dir = &arguments.export;
     let kind = ExportKind::of(dir)?;
     let recipe = Recipe::of_export(dir, arguments.recipe.as_deref(), seed)?;
-    let draft = match kind {
-        ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
-        ExportKind::Adapter => None,
-    };
+    let draft = kind.draft_in(&recipe)?;
     let files = prompt_files(arguments, &recipe)?;
     let sources = read_sources(&files)?;
     let template = recipe.models.chat_template.as_deref();

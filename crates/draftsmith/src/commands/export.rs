@@ -63,6 +63,7 @@ struct Export<'a> {
 }
 
 /// What was written.
+#[derive(Serialize)]
 struct Written {
     /// In words.
     what: String,
@@ -78,9 +79,8 @@ struct Document<'a> {
     form: Form,
     source: &'a Path,
     out: &'a Path,
-    what: &'a str,
-    ignored: &'a [String],
-    commands: &'a [String],
+    #[serde(flatten)]
+    written: &'a Written,
 }
 
 /// Runs the command.
@@ -105,15 +105,12 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
     let workspace = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
         let template = recipe.models.chat_template.as_deref();
-        let draft = match kind {
-            ExportKind::Head => Some(recipe.need_draft("an acceptance head")?),
-            ExportKind::Adapter => None,
-        };
+        let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
         Workspace::open(&recipe.models.target, draft, template, devices, console)
     };
     let export = Export { source, out, stop_threshold: *stop_threshold };
-    let Written { what, ignored, commands } = match (form, kind) {
+    let written = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,
         (Form::Transformers, kind) => transformers::export(&export, kind, &workspace()?)?,
         (Form::Vllm, kind) => vllm::export(&export, kind, &workspace()?)?,
@@ -125,29 +122,19 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
             source.display()
         ),
         (Form::SpecdecPp, ExportKind::Adapter) | (Form::Kangaroo, ExportKind::Head) => bail!(
-            "`{}` is {}, and that form is not for such; hint: `--for specdec-pp` takes acceptance \
-             heads, `--for kangaroo` self-draft adapters",
-            source.display(),
-            match kind {
-                ExportKind::Head => "an acceptance head",
-                ExportKind::Adapter => "a self-draft adapter",
-            }
+            "that form is not for the {} in `{}`; hint: `--for specdec-pp` takes acceptance heads, \
+             `--for kangaroo` self-draft adapters",
+            kind.text(),
+            source.display()
         ),
     };
-    let mut text = format!("{what}: {}\n", out.display());
-    for sentence in &ignored {
+    let mut text = format!("{}: {}\n", written.what, out.display());
+    for sentence in &written.ignored {
         text += &format!("not taken along: {sentence}\n");
     }
-    for command in &commands {
+    for command in &written.commands {
         text += &format!("{command}\n");
     }
     console.text(text)?;
-    console.document(&Document {
-        form: *form,
-        source,
-        out,
-        what: &what,
-        ignored: &ignored,
-        commands: &commands,
-    })
+    console.document(&Document { form: *form, source, out, written: &written })
 }

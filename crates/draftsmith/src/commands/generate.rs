@@ -16,21 +16,20 @@ use draftsmith_decode::{
     Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Sampling, SeededDraws};
+use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
 use crate::decoders::drafters_of;
+use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
-use crate::recipe;
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
 #[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
 pub(crate) struct GenerateArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
@@ -60,15 +59,8 @@ pub(crate) struct GenerateArguments {
     /// or `none`.
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "raw")]
     chat_template: Option<String>,
-    /// Always take the most probable token (the default).
-    #[arg(long)]
-    greedy: bool,
-    /// Sample at this temperature; 0 is greedy.
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f64>,
-    /// Sample from the smallest set of tokens that has this mass.
-    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
-    top_p: f64,
+    #[command(flatten)]
+    decoding: DecodingArguments,
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
@@ -130,12 +122,7 @@ fn generate(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    let decoding = recipe::decoding(Sampling {
-        temperature: arguments.temperature.unwrap_or(0.0),
-        top_p: arguments.top_p,
-        top_k: None,
-    });
-    decoding.validate()?;
+    let decoding = arguments.decoding.decoding()?;
     for (kind, flag, dir) in [
         (ExportKind::Head, "--head", &arguments.head),
         (ExportKind::Adapter, "--adapter", &arguments.adapter),
@@ -286,17 +273,4 @@ fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {
         );
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use draftsmith_theory::Decoding;
-
-    use super::*;
-
-    #[test]
-    fn temperature_zero_is_greedy() {
-        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(recipe::decoding(sampling), Decoding::Greedy);
-    }
 }

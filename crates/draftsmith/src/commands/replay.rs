@@ -5,7 +5,7 @@
 //! gives or else this machine's (as `tune` measured them), and for the paper's. A head's predictions are calibrated as its export says,
 //! and are judged themselves too: before and after, on the test prompts.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use draftsmith_theory::{Decoding, HeadMetrics, Recordings};
 
 use crate::console::Console;
@@ -15,10 +15,10 @@ use crate::judging::{Fold, Judging};
 use crate::recipe::Recipe;
 use crate::results::{
     ClosedForm, CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay,
-    ReplayGroup, StopRuleName,
+    ReplayGroup,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::sweep::best_of_each;
+use crate::sweep::{best_fixed, best_of_each};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{given_costs, read_costs, write_replay};
 use crate::workspace::Workspace;
@@ -125,8 +125,7 @@ impl Sets<'_> {
         let fold = Fold::new(self.validation, self.test, &self.costs, best_of_each)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
         let choices = judging.choices();
-        let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
-        let fixed = fixed.context("fixed lengths are among the rules")?;
+        let fixed = best_fixed(choices)?;
         let costs = self.costs.rounds.line(self.costs.drafter)?;
         let closed_form = self.share_accepted.map(|acceptance_prob| {
             let (length, max_length) = (fixed.config.parameter() as usize, self.test.max_length);

@@ -19,18 +19,19 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use clap::{ArgGroup, Args};
+use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, Sampling};
+use draftsmith_theory::Decoding;
 use serde::Serialize;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::decoding_arguments::DecodingArguments;
 use crate::device::{DeviceChoice, on_pool};
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{self, GivenCosts};
+use crate::recipe::GivenCosts;
 use crate::recorder::{Answer, Recorder};
 use crate::rollouts::SetPrompt;
 use crate::workspace::Workspace;
@@ -43,7 +44,6 @@ const MIN_ANSWERS: usize = 4;
 
 /// Arguments of `survey`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("survey-decoding").args(["greedy", "temperature"]))]
 pub(crate) struct SurveyArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
     #[arg(long, value_name = "MODEL")]
@@ -60,15 +60,8 @@ pub(crate) struct SurveyArguments {
     /// The most new tokens an answer.
     #[arg(long, value_name = "N", default_value = "128")]
     max_new_tokens: NonZeroUsize,
-    /// Always take the most probable token (the default).
-    #[arg(long)]
-    greedy: bool,
-    /// Sample at this temperature; 0 is greedy.
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f64>,
-    /// Sample from the smallest set of tokens that has this mass.
-    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
-    top_p: f64,
+    #[command(flatten)]
+    decoding: DecodingArguments,
     /// What forwards cost where you serve, instead of here: a TOML file with the keys of a recipe's
     /// `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
     #[arg(long, value_name = "FILE")]
@@ -133,12 +126,7 @@ fn survey(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    let decoding = recipe::decoding(Sampling {
-        temperature: arguments.temperature.unwrap_or(0.0),
-        top_p: arguments.top_p,
-        top_k: None,
-    });
-    decoding.validate()?;
+    let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&arguments.prompts)?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());

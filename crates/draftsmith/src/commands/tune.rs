@@ -20,7 +20,7 @@ use draftsmith_theory::{Counts, Decoding, DrafterId, Recordings, Sampling, secon
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
-use self::measuring::cost_prompts;
+use self::measuring::{cost_prompts, given_or_measured};
 use crate::console::Console;
 use crate::costs::{self, Costs, Measurement};
 use crate::decoders::Decoders;
@@ -34,7 +34,7 @@ use crate::recipe::{Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
-use crate::sweep::{Choice, best_of_each, cheapest, lengths_under, per_token};
+use crate::sweep::{Choice, best_fixed, best_of_each, cheapest, lengths_under, per_token};
 use crate::tuning::{CostsEntry, MeasuredCosts, given_costs, write_costs};
 use crate::workspace::Workspace;
 
@@ -113,23 +113,12 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 Some(fitted) => set.recordings.calibrated(&fitted.map),
                 None => set.recordings,
             };
-            let (source, measured) =
-                match given.iter().find(|costs| drafter.id() == Some(costs.drafter)) {
-                    Some(costs) => (CostSource::Given, Measurement::given(costs.clone())),
-                    None => {
-                        console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-                        let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
-                        let measured = costs::measure(
-                            &mut decoders,
-                            drafter,
-                            &decoding,
-                            &prompts,
-                            &lengths_under,
-                            console,
-                        )?;
-                        (CostSource::Machine, measured)
-                    }
-                };
+            let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
+            let (source, measured) = given_or_measured(&given, drafter.id(), || {
+                console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+                let decoders = &mut decoders;
+                costs::measure(decoders, drafter, &decoding, &prompts, &lengths_under, console)
+            })?;
             let (mut tuning, rule) = choose(
                 recipe,
                 &recordings,
@@ -207,8 +196,7 @@ fn choose(
 ) -> Result<(Tuning, TunedRule)> {
     let costs = &measured.costs;
     let choices = best_of_each(recordings, costs)?;
-    let is_fixed = |choice: &&Choice| choice.name == StopRuleName::FixedLength;
-    let fixed = choices.iter().find(is_fixed).context("fixed lengths are among the rules")?;
+    let fixed = best_fixed(&choices)?;
     let best = cheapest(&choices)?;
     let spent = |choice: &Choice| recordings.replay(&choice.config, &costs.of_rule(&choice.config));
     let fixed_spent = spent(fixed)?;
@@ -252,11 +240,7 @@ fn choose(
         drafter,
         decoding: DecodingName::of(&decoding),
         cost_source: CostSource::default(),
-        costs: MeasuredCosts {
-            costs: costs.clone(),
-            uncertainty: measured.uncertainty,
-            num_passes: measured.num_passes,
-        },
+        costs: measured.clone().into(),
         num_prompts,
         num_tokens: recordings.num_tokens(),
         calibration: None,

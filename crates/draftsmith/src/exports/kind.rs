@@ -6,6 +6,8 @@ use anyhow::{Context, Result, bail};
 use draftsmith_files::parse_json;
 use serde_json::{Map, Value};
 
+use crate::recipe::Recipe;
+
 /// What training exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExportKind {
@@ -62,6 +64,17 @@ impl ExportKind {
             self.text(),
             found.text()
         )
+    }
+
+    /// The draft that an export of this kind is for, where it has one.
+    ///
+    /// # Errors
+    /// If the recipe names none for a head.
+    pub(crate) fn draft_in(self, recipe: &Recipe) -> Result<Option<&Path>> {
+        match self {
+            Self::Head => recipe.need_draft("an acceptance head").map(Some),
+            Self::Adapter => Ok(None),
+        }
     }
 
     /// The kind in words.

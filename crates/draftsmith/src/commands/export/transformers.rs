@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::{CausalLm, weight_files};
+use draftsmith_model::{ModelConfig, weight_files};
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
@@ -66,10 +66,10 @@ pub(super) fn write_with_head(
     let (head, draft) = match kind {
         ExportKind::Head => {
             let head = read_draft_head(source, workspace)?;
-            let draft = workspace.draft_in(workspace.dtype())?;
-            let dir = workspace.draft_dir().context("a head has a draft")?;
+            let both = workspace.draft_dir().zip(workspace.draft_config()?);
+            let (dir, config) = both.context("a head has a draft")?;
             copy_model(dir, out)?;
-            (head, draft.context("a head has a draft")?.clone())
+            (head, config.clone())
         }
         ExportKind::Adapter => {
             let adapter = AdapterExport::without_head(source, workspace)?;
@@ -82,7 +82,7 @@ pub(super) fn write_with_head(
             };
             ignored.extend(vocabulary_ignored(&adapter.config));
             let draft = write_draft_model(&adapter, workspace, out)?;
-            (head, draft)
+            (head, draft.config().clone())
         }
     };
     let rule = rule_of(&head, export.stop_threshold, ignored)?;
@@ -150,21 +150,20 @@ fn rule_of(
 /// Writes the head's weights and what it reads.
 fn write_head(
     head: &HeadExport,
-    draft: &CausalLm,
+    draft: &ModelConfig,
     rule: &RejectionThresholdConfig,
     out: &Path,
 ) -> Result<()> {
     head.head.write_weights(&out.join("acceptance_head.safetensors"))?;
     let map = |name| head.calibration.map(name).map_or(Ok(Value::Null), serde_json::to_value);
-    let spec = &draft.config().spec;
     let settings = json!({
         "num_layers": head.config.num_layers,
         "num_stored_blocks": head.config.num_stored_blocks(),
         "form": head.config.reads.form(),
         "inputs": head.config.reads.inputs(),
-        "vocab_size": draft.shape().vocab_size,
-        "embedding_scale": spec.embedding_scale.unwrap_or(1.0),
-        "logit_soft_cap": spec.logit_soft_cap,
+        "vocab_size": draft.shape.vocab_size,
+        "embedding_scale": draft.spec.embedding_scale.unwrap_or(1.0),
+        "logit_soft_cap": draft.spec.logit_soft_cap,
         "calibration": {
             "greedy": map(DecodingName::Greedy)?,
             "sampled": map(DecodingName::Sampled)?,

@@ -8,7 +8,6 @@ use super::Surveyor;
 use crate::costs::{Costs, Measurement, measure};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
-use crate::pair::Pair;
 use crate::prompts::spread;
 use crate::results::{CostSource, DrafterName};
 use crate::sweep::lengths_under;
@@ -54,12 +53,7 @@ impl Surveyor<'_> {
             ..pair.target.shape().clone()
         };
         let nobody = ModelConfig::llama(shape, 16).with_tied_embeddings(true);
-        let pair = Pair {
-            target: pair.target.clone(),
-            draft: Some(nobody.init(self.workspace.device())),
-            tokenizer: pair.tokenizer.clone(),
-            chat_format: pair.chat_format.clone(),
-        };
+        let pair = pair.with_draft(nobody.init(self.workspace.device()));
         let exports = Exports::none();
         let mut decoders = Decoders::new(&pair, &exports, self.max_new_tokens);
         let measured = self.measure(&mut decoders, NUM_PROMPTS_ALONE, &|_| Ok(Vec::new()))?;

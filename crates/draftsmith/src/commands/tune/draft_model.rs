@@ -12,7 +12,7 @@ use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, Recordings};
 use serde::Serialize;
 
-use super::measuring::cost_prompts;
+use super::measuring::{cost_prompts, given_or_measured};
 use super::runtimes::best_settings;
 use super::show::how_known;
 use crate::console::Console;
@@ -23,9 +23,9 @@ use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::recipe::Recipe;
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::{best_of_each, lengths_under};
+use crate::sweep::{best_fixed, best_of_each, lengths_under};
 use crate::tuning::{MeasuredCosts, given_costs};
 use crate::workspace::Workspace;
 
@@ -79,30 +79,15 @@ pub(super) fn tune(
             let recordings = Recordings { head: None, ..recorded };
             let lengths_under =
                 |costs: &costs::Costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?);
-            let given = given.iter().find(|costs| costs.drafter == id);
-            let measured = match given {
-                Some(costs) => Measurement::given(costs.clone()),
-                None => {
-                    console.note(format!(
-                        "tune: measuring costs, {drafter} as a draft model, {}",
-                        name.text()
-                    ));
-                    let draft = DrafterName::Of(DrafterId::Draft);
-                    costs::measure(
-                        &mut decoders,
-                        draft,
-                        &decoding,
-                        &prompts,
-                        &lengths_under,
-                        console,
-                    )?
-                }
-            };
-            let cost_source = given.map_or(CostSource::Machine, |_| CostSource::Given);
-            let costs = measured.costs.of_drafter(id)?;
+            let (cost_source, measured) = given_or_measured(&given, Some(id), || {
+                let name = name.text();
+                console.note(format!("tune: measuring costs, {drafter} as a draft model, {name}"));
+                let (decoders, draft) = (&mut decoders, DrafterName::Of(DrafterId::Draft));
+                costs::measure(decoders, draft, &decoding, &prompts, &lengths_under, console)
+            })?;
+            let costs = measured.costs.clone().of_drafter(id)?;
             let choices = best_of_each(&recordings, &costs)?;
-            let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
-            let fixed = fixed.context("fixed lengths are among the rules")?;
+            let fixed = best_fixed(&choices)?;
             let runtimes = best_settings(&recordings, decoding, &costs, fixed, recipe.seed)?;
             *tuned.slot(*name) = Some(runtimes.clone());
             tuned.num_prompts = recordings.responses.len();
@@ -110,11 +95,7 @@ pub(super) fn tune(
                 drafter,
                 decoding: *name,
                 cost_source,
-                costs: MeasuredCosts {
-                    costs,
-                    uncertainty: measured.uncertainty,
-                    num_passes: measured.num_passes,
-                },
+                costs: Measurement { costs, ..measured }.into(),
                 num_prompts: recordings.responses.len(),
                 num_tokens: recordings.num_tokens(),
                 runtimes,
@@ -131,17 +112,12 @@ pub(super) fn tune(
 
 /// The target with an adapter's draft model, read from its files as runtimes read it.
 fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
-    let Pair { target, tokenizer, chat_format, .. } = workspace.target_alone()?;
+    let alone = workspace.target_alone()?;
     let place = tempfile::tempdir().context("cannot create a temporary directory")?;
-    let model = adapter.adapter.draft_model(&adapter.config, target)?;
-    model.write_model_dir(place.path(), target.stored_dtype())?;
+    let model = adapter.adapter.draft_model(&adapter.config, &alone.target)?;
+    model.write_model_dir(place.path(), alone.target.stored_dtype())?;
     let draft = CausalLm::from_model_dir_in(place.path(), workspace.dtype(), workspace.device())?;
-    Ok(Pair {
-        target: target.clone(),
-        draft: Some(draft),
-        tokenizer: tokenizer.clone(),
-        chat_format: chat_format.clone(),
-    })
+    Ok(alone.with_draft(draft))
 }
 
 /// The settings that runtimes have for an adapter's draft model.

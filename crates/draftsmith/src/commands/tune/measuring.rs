@@ -1,10 +1,13 @@
-//! What costs are measured on.
+//! What costs are measured on, where they are not given.
 
 use anyhow::Result;
+use draftsmith_theory::DrafterId;
 
 use crate::console::Console;
+use crate::costs::{Costs, Measurement};
 use crate::prompts::spread;
 use crate::recipe::Recipe;
+use crate::results::CostSource;
 use crate::rollouts::validation_prompts;
 use crate::workspace::Workspace;
 
@@ -20,4 +23,16 @@ pub(super) fn cost_prompts(
     let prompts = validation_prompts(recipe, workspace, console)?;
     let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
     Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
+}
+
+/// The costs that are given for a drafter, or else those that `measure` finds here.
+pub(super) fn given_or_measured(
+    given: &[Costs],
+    drafter: Option<DrafterId>,
+    measure: impl FnOnce() -> Result<Measurement>,
+) -> Result<(CostSource, Measurement)> {
+    match given.iter().find(|costs| drafter == Some(costs.drafter)) {
+        Some(costs) => Ok((CostSource::Given, Measurement::given(costs.clone()))),
+        None => Ok((CostSource::Machine, measure()?)),
+    }
 }

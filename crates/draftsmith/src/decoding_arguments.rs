@@ -1,0 +1,47 @@
+//! How a command decodes, as its flags say.
+
+use anyhow::Result;
+use clap::{ArgGroup, Args};
+use draftsmith_theory::{Decoding, Sampling};
+
+use crate::recipe;
+
+/// Flags of commands that decode without a recipe.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
+pub(crate) struct DecodingArguments {
+    /// Always take the most probable token (the default).
+    #[arg(long)]
+    greedy: bool,
+    /// Sample at this temperature; 0 is greedy.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f64>,
+    /// Sample from the smallest set of tokens that has this mass.
+    #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
+    top_p: f64,
+}
+
+impl DecodingArguments {
+    /// What they say.
+    ///
+    /// # Errors
+    /// If a number is out of its range.
+    pub(crate) fn decoding(&self) -> Result<Decoding> {
+        let Self { temperature, top_p, .. } = *self;
+        let temperature = temperature.unwrap_or(0.0);
+        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k: None });
+        decoding.validate()?;
+        Ok(decoding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temperature_zero_is_greedy() {
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(recipe::decoding(sampling), Decoding::Greedy);
+    }
+}
