@@ -24,6 +24,9 @@ use burn_train::renderer::{
     EvaluationName, MetricState, MetricsRendererEvaluation, MetricsRendererTraining,
 };
 
+/// What becomes of a renderer after the last step.
+pub type EndRenderer = fn(Box<dyn MetricsRenderer>);
+
 /// The two halves of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {

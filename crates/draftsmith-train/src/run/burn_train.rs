@@ -29,13 +29,14 @@ use crate::log::metrics::{ScoreMetric, TRAINING_LOSS};
 use crate::run::epochs::{EpochLoop, History};
 use crate::run::trainee::Trainee;
 
-/// Runs the loop with burn-train's events. `label` is what is trained, for renderers.
+/// Runs the loop with burn-train's events. `label` is what is trained, for renderers. Gives the
+/// renderer back.
 pub(crate) fn launch<L, S>(
     epochs: EpochLoop<L, S>,
     label: &str,
     renderer: Box<dyn MetricsRenderer>,
     interrupter: Interrupter,
-) -> Result<History<L>, TrainError>
+) -> (Box<dyn MetricsRenderer>, Result<History<L>, TrainError>)
 where
     L: Trainee,
     S: BatchSource<Batch = L::Batch>,
@@ -70,11 +71,12 @@ where
         .fold(supervised, |supervised, metric| supervised.metric_valid_numeric(metric));
     let result = supervised.launch(learner);
     let outcome = outcome.lock().expect("nothing panics while it holds the outcome").take();
-    let history = outcome.expect("the loop leaves an outcome")?;
-    match result.error {
-        Some(error) => Err(TrainError::Learner(error)),
-        None => Ok(history),
-    }
+    let outcome =
+        outcome.expect("the loop leaves an outcome").and_then(|history| match result.error {
+            Some(error) => Err(TrainError::Learner(error)),
+            None => Ok(history),
+        });
+    (result.renderer, outcome)
 }
 
 /// How a run ended, once it has.

@@ -14,7 +14,7 @@ use draftsmith_files::check_room;
 use crate::data::batches::{BatchSource, Loaders};
 use crate::error::TrainError;
 use crate::log::metrics::ScoreSlot;
-use crate::log::renderer::ListeningRenderer;
+use crate::log::renderer::{EndRenderer, ListeningRenderer};
 use crate::log::step_log::StepLog;
 use crate::run::burn_train::launch;
 use crate::run::checkpoint;
@@ -54,6 +54,9 @@ pub struct TrainingRun<'a> {
     pub more_devices: Vec<Device>,
     /// Shows its progress.
     pub renderer: Box<dyn MetricsRenderer>,
+    /// Ends the renderer after the last step: it is dropped. burn-train's dashboard waits there for
+    /// a thread of its own.
+    pub end_renderer: EndRenderer,
     /// Stops it from outside: what a dashboard is given.
     pub interrupter: Interrupter,
     /// Whether it is to stop, asked after each batch: never.
@@ -83,6 +86,7 @@ impl<'a> TrainingRun<'a> {
             save_interval: SAVE_INTERVAL,
             more_devices: Vec::new(),
             renderer: Box::new(ListeningRenderer::new(())),
+            end_renderer: drop,
             interrupter: Interrupter::new(),
             should_stop: Box::new(|| false),
             begins: Box::new(|_| ()),
@@ -143,7 +147,9 @@ impl<'a> TrainingRun<'a> {
             max_steps: self.max_steps,
             should_stop: self.should_stop,
         };
-        let history = launch(epochs, label, self.renderer, self.interrupter)?;
+        let (renderer, outcome) = launch(epochs, label, self.renderer, self.interrupter);
+        (self.end_renderer)(renderer);
+        let history = outcome?;
         Ok(Ending::of_members(history, num_steps, trained))
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
-use draftsmith_train::renderer::ListeningRenderer;
+use draftsmith_train::renderer::{EndRenderer, ListeningRenderer};
 use draftsmith_train::{
     Ending, Interrupter, Resumption, TrainError, TrainingRun, TrainingSize, discard,
 };
@@ -69,11 +69,12 @@ impl<'a> Resumable<'a> {
         train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<T>, TrainError>,
     ) -> Result<Option<T>> {
         let interrupter = Interrupter::new();
-        let train = |renderer| {
+        let train = |renderer, end_renderer: EndRenderer| {
             let console = self.console.clone();
             let ending = train(TrainingRun {
                 max_steps: *steps_left,
                 renderer,
+                end_renderer,
                 interrupter: interrupter.clone(),
                 should_stop: Box::new(move || console.is_interrupted()),
                 begins: Box::new(begins),
@@ -84,7 +85,7 @@ impl<'a> Resumable<'a> {
         let ending = if dashboard::is_wanted(self.console) {
             dashboard::watched(self.console, &interrupter, train)
         } else {
-            train(Box::new(ListeningRenderer::new(progress)))
+            train(Box::new(ListeningRenderer::new(progress)), drop)
         };
         self.end(ending?, steps_left)
     }

@@ -18,6 +18,11 @@ mod by_system {
         tcgetpgrp(stdin()) == Ok(getpgrp())
     }
 
+    /// Whether there will be no more keys: what stdin is was closed, or is no terminal.
+    pub(crate) fn are_gone() -> bool {
+        tcgetattr(stdin()).is_err()
+    }
+
     /// Lets Ctrl-C interrupt in raw mode too, as soon as that is on. Ctrl-Z and Ctrl-\ stay keys:
     /// they would leave the terminal in it.
     pub(crate) fn restore_interrupt() {
@@ -45,8 +50,13 @@ mod by_system {
         true
     }
 
+    /// Whether there will be no more keys: what a closed terminal is like is not known here.
+    pub(crate) fn are_gone() -> bool {
+        false
+    }
+
     /// Does nothing: Ctrl-C stays a key here, and `q` stops the training.
     pub(crate) fn restore_interrupt() {}
 }
 
-pub(super) use by_system::{are_ours, restore_interrupt};
+pub(super) use by_system::{are_gone, are_ours, restore_interrupt};
