@@ -10,7 +10,7 @@
 use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use crate::buckets::{padded_keys, padded_rows, padded_sequences};
-use crate::placed::PlacedRun;
+use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::Reach;
 
 /// Added to scores that must not be seen: softmax turns it into exactly 0.
@@ -49,16 +49,17 @@ struct Several {
 }
 
 impl Following {
-    /// `runs` are the rows of a forward over a cache with `num_slots` slots, as
+    /// `rows` are those of a forward over a cache with `num_slots` slots, as
     /// [`KvCache::extend`](crate::kv_cache::KvCache::extend) places them: the last `num_padding` of
     /// the last run have no token.
     pub(crate) fn new(
-        runs: &[PlacedRun],
+        rows: PlacedRows<'_>,
         num_padding: usize,
         num_slots: usize,
         num_kv_heads: usize,
         device: &Device,
     ) -> Self {
+        let runs: &[PlacedRun] = &rows.runs().collect::<Vec<_>>();
         let end = runs.iter().map(|run| run.start + run.num_rows).max().unwrap_or(0);
         let num_keys = padded_keys(end);
         if let [only] = runs {
@@ -100,14 +101,27 @@ impl Following {
 
     /// What each row may look at: `[runs, 1, num_rows, num_keys]`, 0 where it may, [`MASKED`] where
     /// it may not.
-    pub(crate) fn mask(&self, reach: &Reach, dtype: FloatDType, device: &Device) -> Tensor<4> {
+    pub(crate) fn mask(
+        &self,
+        rows: PlacedRows<'_>,
+        reach: &Reach,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Tensor<4> {
         let Self { runs, num_rows, num_keys, .. } = self;
         let mut mask = vec![MASKED; runs.len() * num_rows * num_keys];
-        let positions = runs
-            .iter()
-            .flat_map(|run| (0..*num_rows).map(|row| run.start + row.min(run.num_rows - 1)));
-        for (position, row) in positions.zip(mask.chunks_exact_mut(*num_keys)) {
-            row[reach.first_seen(position)..=position].fill(0.0);
+        let entries = runs.iter().flat_map(|run| {
+            let entries = (0..*num_rows).map(|row| run.start + row.min(run.num_rows - 1));
+            entries.map(|entry| (rows.tree(run.slot), entry))
+        });
+        for ((tree, entry), seen) in entries.zip(mask.chunks_exact_mut(*num_keys)) {
+            let Some(tree) = tree else {
+                seen[reach.first_seen(entry)..=entry].fill(0.0);
+                continue;
+            };
+            let first_seen = reach.first_seen(tree.position(entry));
+            seen[first_seen.min(tree.num_standing())..=entry].fill(0.0);
+            tree.hidden_from(entry, first_seen).for_each(|other| seen[other] = MASKED);
         }
         let mask = TensorData::new(mask, [runs.len(), 1, *num_rows, *num_keys]);
         Tensor::<4>::from_data(mask, device).cast(dtype)

@@ -8,10 +8,13 @@
 //! [`KvCache::truncate`] cuts every layer that is longer. Truncation moves a number; what lies
 //! beyond it is overwritten by the next append. A slot that is truncated to nothing serves the next
 //! sequence.
+//!
+//! The last tokens of a slot may be a tree's nodes ([`KvCache::branch`]), of which one path is kept in
+//! the end ([`KvCache::keep`]).
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::buckets::padded_keys;
 use crate::following::Following;
@@ -19,6 +22,7 @@ use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
 use crate::shape::ModelShape;
+use crate::token_tree::TokenTree;
 
 /// Tokens a slot that a cache has memory for before anything is read.
 const FIRST: usize = 1024;
@@ -30,6 +34,8 @@ pub struct KvCache {
     capacity: usize,
     /// The tokens of a slot that there is memory for.
     allocated: usize,
+    /// By slot, what its last tokens follow.
+    trees: Vec<TokenTree>,
     /// The rows of the forward that is running.
     placed: Vec<PlacedRun>,
     /// What packed forwards over this cache write to on their way.
@@ -104,8 +110,9 @@ impl KvCache {
     }
 
     fn of(layers: Vec<LayerCache>, capacity: usize, allocated: usize) -> Self {
+        let trees = vec![TokenTree::default(); layers[0].lens.len()];
         let (placed, scratch) = (Vec::new(), Scratch::default());
-        Self { layers, capacity, allocated, placed, scratch }
+        Self { layers, capacity, allocated, trees, placed, scratch }
     }
 
     /// The number of sequences there is room for.
@@ -123,11 +130,49 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets every token of the sequence in `slot` from position `len` on, in every layer.
+    /// Forgets every token of the sequence in `slot` from position `len` on, in every layer; those
+    /// that are left are a chain.
     pub fn truncate(&mut self, slot: usize, len: usize) {
+        self.trees[slot].clear();
         for layer in &mut self.layers {
             layer.lens[slot] = layer.lens[slot].min(len);
         }
+    }
+
+    /// Says what each token behind the first `num_standing` of a slot follows, of those that were read
+    /// and of those that come next: the number of another one, counted from there, or None for the
+    /// last of those that stand. What is read then looks at what it follows alone.
+    ///
+    /// # Panics
+    /// If a token follows one that comes later.
+    pub fn branch(
+        &mut self,
+        slot: usize,
+        num_standing: usize,
+        parents: impl Iterator<Item = Option<usize>>,
+    ) {
+        self.trees[slot].set(num_standing, parents);
+    }
+
+    /// Keeps of a slot the first `num_standing` tokens, and of those behind them the ones on `path`,
+    /// counted from there, as far as a layer has read it.
+    ///
+    /// # Panics
+    /// Unless the path's numbers rise.
+    pub fn keep(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        assert!(path.is_sorted_by(|one, next| one < next), "a path leads from parent to child");
+        let is_moved = |(at, node): (usize, &usize)| at != *node;
+        if path.iter().enumerate().any(is_moved) {
+            for layer in &mut self.layers {
+                let is_read = |node: &&usize| num_standing + **node < layer.lens[slot];
+                let num_read = path.iter().take_while(is_read).count();
+                layer.gather(slot, num_standing, &path[..num_read]);
+                if num_read < path.len() {
+                    layer.lens[slot] = layer.lens[slot].min(num_standing + num_read);
+                }
+            }
+        }
+        self.truncate(slot, num_standing + path.len());
     }
 
     /// Counts the rows of a forward as read by each layer of a range, before they are, and returns
@@ -142,12 +187,13 @@ impl KvCache {
         layers: Range<usize>,
         runs: impl Iterator<Item = Run>,
         num_padding: usize,
-    ) -> &[PlacedRun] {
+    ) -> PlacedRows<'_> {
         self.placed.clear();
         for Run { slot, num_rows } in runs {
             let start = self.layers[layers.start].lens[slot];
             let end = start + num_rows;
-            let capacity = self.capacity;
+            // Siblings share a place in the text.
+            let capacity = self.capacity + self.trees[slot].num_nodes();
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
             self.make_room(end, num_padding);
             let is_new = self.placed.iter().all(|run| run.slot != slot);
@@ -161,7 +207,7 @@ impl KvCache {
         if let Some(last) = self.placed.last_mut() {
             last.num_rows += num_padding;
         }
-        &self.placed
+        PlacedRows::new(&self.placed, &self.trees)
     }
 
     /// Makes room for `end` tokens a slot, and for padding behind them.
@@ -186,13 +232,14 @@ impl KvCache {
         runs: impl Iterator<Item = Run>,
     ) -> (PlacedRows<'_>, impl Iterator<Item = &mut [PackedLayerCache]>, &mut Scratch) {
         self.extend(layers.clone(), runs, 0);
+        let placed = PlacedRows::new(&self.placed, &self.trees);
         let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
             Store::Host(slots) => slots.as_mut_slice(),
             Store::Device(_) | Store::Nowhere => {
                 panic!("a model with packed weights has its cache there")
             }
         });
-        (self.placed.as_slice().into(), memory, &mut self.scratch)
+        (placed, memory, &mut self.scratch)
     }
 
     /// The buffers of packed forwards, for what runs beside attention.
@@ -219,6 +266,35 @@ impl LayerCache {
                 }
             }
             Store::Host(slots) => slots.iter_mut().for_each(|slot| slot.grow(allocated)),
+            Store::Nowhere => {}
+        }
+    }
+
+    /// Moves the tokens on `path`, counted behind the first `num_standing` of a slot, to where the
+    /// first of those are.
+    fn gather(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        match &mut self.store {
+            _ if path.is_empty() => {}
+            Store::Device(both) => {
+                for stored in both.iter_mut() {
+                    let all = stored.take().expect("put back after every write");
+                    let [_, heads, _, head_dim] = all.dims();
+                    let of = |positions| [slot..slot + 1, 0..heads, positions, 0..head_dim];
+                    let from = path[0]..path[path.len() - 1] + 1;
+                    let nodes = path.iter().map(|node| (node - path[0]) as i32).collect();
+                    let nodes = TensorData::new::<i32, _>(nodes, [path.len()]);
+                    let nodes = Tensor::<1, Int>::from_data(nodes, &all.device());
+                    let from = num_standing + from.start..num_standing + from.end;
+                    let kept = all.clone().slice(of(from)).select(2, nodes);
+                    let to = num_standing..num_standing + path.len();
+                    *stored = Some(all.slice_assign(of(to), kept));
+                }
+            }
+            Store::Host(slots) => {
+                for (at, node) in path.iter().enumerate() {
+                    slots[slot].copy(num_standing + node, num_standing + at);
+                }
+            }
             Store::Nowhere => {}
         }
     }

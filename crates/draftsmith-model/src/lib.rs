@@ -25,6 +25,7 @@ mod rope;
 mod rows;
 mod shape;
 mod spec;
+mod token_tree;
 pub mod vectors;
 mod weights;
 

@@ -1,10 +1,12 @@
 //! The rows of a forward over a cache: whose next tokens they are, and where those stand.
 
+use crate::token_tree::TokenTree;
+
 /// Rows of a forward that are one slot's next tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedRun {
     pub(crate) slot: usize,
-    /// The position of the first.
+    /// The entry of the cache that the first is: its position, unless tokens form a tree.
     pub(crate) start: usize,
     pub(crate) num_rows: usize,
 }
@@ -14,6 +16,8 @@ pub(crate) struct PlacedRun {
 pub(crate) struct PlacedRows<'a> {
     /// Of the whole forward.
     runs: &'a [PlacedRun],
+    /// By slot; none where all tokens are chains.
+    trees: &'a [TokenTree],
     /// Rows of the forward that come before these.
     num_before: usize,
     num_rows: usize,
@@ -21,11 +25,29 @@ pub(crate) struct PlacedRows<'a> {
 
 impl<'a> From<&'a [PlacedRun]> for PlacedRows<'a> {
     fn from(runs: &'a [PlacedRun]) -> Self {
-        Self { runs, num_before: 0, num_rows: runs.iter().map(|run| run.num_rows).sum() }
+        Self::new(runs, &[])
     }
 }
 
-impl PlacedRows<'_> {
+impl<'a> PlacedRows<'a> {
+    /// The rows of a forward, whose tokens form the trees of their slots.
+    pub(crate) fn new(runs: &'a [PlacedRun], trees: &'a [TokenTree]) -> Self {
+        let num_rows = runs.iter().map(|run| run.num_rows).sum();
+        Self { runs, trees, num_before: 0, num_rows }
+    }
+
+    /// The tree that a slot's tokens form; None where they are a chain.
+    #[inline(always)]
+    pub(crate) fn tree(&self, slot: usize) -> Option<&'a TokenTree> {
+        self.trees.get(slot).filter(|tree| !tree.is_chain())
+    }
+
+    /// The position in the text of a token that a slot's cache has as `entry`.
+    #[inline(always)]
+    pub(crate) fn position(&self, slot: usize, entry: usize) -> usize {
+        self.tree(slot).map_or(entry, |tree| tree.position(entry))
+    }
+
     /// The rows, slot by slot.
     pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
         let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);

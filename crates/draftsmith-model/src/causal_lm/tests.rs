@@ -1,6 +1,8 @@
 //! What a model must hold to: transformers' numbers, and that it does not matter how a sequence is
 //! cut into forwards, layer ranges or truncated detours.
 
+mod trees;
+
 use burn::tensor::{Device, Tensor};
 
 use super::CausalLm;

@@ -99,9 +99,9 @@ impl Positions {
     pub(crate) fn whole(reaches: &[Reach], hidden: &Tensor<3>, device: &Device) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
         let [_, seq, _] = hidden.dims();
-        let all = PlacedRun { slot: 0, start: 0, num_rows: seq };
+        let all = [PlacedRun { slot: 0, start: 0, num_rows: seq }];
         let view = |reach: &Reach| {
-            let rope = RopeWindow::new(&reach.rope, &[all], dtype, device);
+            let rope = RopeWindow::new(&reach.rope, all[..].into(), dtype, device);
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
             let seen = if may_fuse && is_causal && !reach.is_capped {
@@ -128,14 +128,14 @@ impl Positions {
         let (device, num_padding) = (hidden.tensor.device(), hidden.num_padding());
         let dtype = FloatDType::from(hidden.tensor.dtype());
         let num_slots = cache.num_slots();
-        let runs = cache.extend(layers, runs, num_padding);
+        let rows = cache.extend(layers, runs, num_padding);
         let following = num_kv_heads.map(|num_kv_heads| {
-            Following::new(runs, num_padding, num_slots, num_kv_heads, &device)
+            Following::new(rows, num_padding, num_slots, num_kv_heads, &device)
         });
         let views = following.iter().flat_map(|following| {
             reaches.iter().map(|reach| View {
-                rope: RopeWindow::new(&reach.rope, runs, dtype, &device),
-                seen: Seen::Masked(Some(following.mask(reach, dtype, &device))),
+                rope: RopeWindow::new(&reach.rope, rows, dtype, &device),
+                seen: Seen::Masked(Some(following.mask(rows, reach, dtype, &device))),
             })
         });
         Self { views: views.collect(), following }

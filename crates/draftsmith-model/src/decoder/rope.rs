@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
-use crate::placed::PlacedRun;
+use crate::placed::PlacedRows;
 use crate::rope::RopeTable;
 
 /// The cosines and sines of the positions of one forward, `[1, seq, 1, width]` each, of the channels
@@ -19,15 +19,15 @@ impl RopeWindow {
     /// The rows of a table that a forward reads, in `dtype` on `device`.
     pub(crate) fn new(
         table: &RopeTable,
-        runs: &[PlacedRun],
+        rows: PlacedRows<'_>,
         dtype: FloatDType,
         device: &Device,
     ) -> Self {
         let (mut cos, mut signed_sin, mut num_rows) = (Vec::new(), Vec::new(), 0);
-        for run in runs {
+        for run in rows.runs() {
             num_rows += run.num_rows;
-            for position in run.start..run.start + run.num_rows {
-                let (c, s) = table.at(position);
+            for entry in run.start..run.start + run.num_rows {
+                let (c, s) = table.at(rows.position(run.slot, entry));
                 cos.extend(c.iter().chain(c));
                 signed_sin.extend(s.iter().map(|s| -s).chain(s.iter().copied()));
             }

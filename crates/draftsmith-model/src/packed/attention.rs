@@ -16,6 +16,7 @@ use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
 use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
+use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
 /// One layer's attention behind its norm, as the CPU reads it.
@@ -116,10 +117,10 @@ impl PackedAttention {
         let AttentionForm { head_dim, scale, .. } = self.form;
         let (q_width, kv_width) = self.form.widths();
         let mut projected = projected.chunks_exact_mut(q_width + 2 * kv_width);
-        for PlacedRun { start, num_rows, .. } in rows.runs() {
-            for position in start..start + num_rows {
+        for PlacedRun { slot, start, num_rows } in rows.runs() {
+            for entry in start..start + num_rows {
                 let Some(row) = projected.next() else { return };
-                let (cos, sin) = rope.at(position);
+                let (cos, sin) = rope.at(rows.position(slot, entry));
                 let (q, kv) = row.split_at_mut(q_width);
                 let k = &mut kv[..kv_width];
                 if let Some([query_norm, key_norm]) = &self.head_norms {
@@ -151,13 +152,13 @@ impl PackedAttention {
                 let (q_width, kv_width) = self.form.widths();
                 let mut projected = projected.chunks_exact(q_width + 2 * kv_width);
                 for PlacedRun { slot, start, num_rows } in rows.runs() {
-                    for position in start..start + num_rows {
+                    for entry in start..start + num_rows {
                         let Some(row) = projected.next() else { return };
                         let (keys, values) = row[q_width..].split_at(kv_width);
                         for head in 0..num_kv_heads {
                             let channels = head * head_dim..(head + 1) * head_dim;
                             let (key, value) = (&keys[channels.clone()], &values[channels]);
-                            slots[slot].write(head, position, key, value);
+                            slots[slot].write(head, entry, key, value);
                         }
                     }
                 }
@@ -213,7 +214,9 @@ impl WithSimd for Mix<'_> {
             first += num_rows;
             // What no row sees is not scored, in whole lines: where a row's sums begin changes
             // nothing, since they begin with zeros.
-            let before = reach.first_seen(start) / LINE * LINE;
+            let tree = rows.tree(slot);
+            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing()));
+            let before = reach.first_seen(lowest) / LINE * LINE;
             let all = (start + num_rows).next_multiple_of(LINE) - before;
             let group = num_heads / kv_heads;
             for kv_head in 0..kv_heads {
@@ -232,9 +235,14 @@ impl WithSimd for Mix<'_> {
                     steps::soft_cap(scores, cap);
                 }
                 for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
-                    let position = start + i / group;
-                    let first = reach.first_seen(position) - before;
-                    softmax(scores, first, position + 1 - before);
+                    let entry = start + i / group;
+                    match tree {
+                        None => {
+                            let first = reach.first_seen(entry) - before;
+                            softmax(scores, first, entry + 1 - before);
+                        }
+                        Some(tree) => softmax_in_tree(scores, tree, entry, before, reach),
+                    }
                 }
                 mixed.resize(num_rows * group * head_dim, 0.0);
                 let num_panels = head_dim.div_ceil(LINE);
@@ -250,4 +258,21 @@ impl WithSimd for Mix<'_> {
             }
         }
     }
+}
+
+/// The softmax of what a token scores at the entries from `before` on, which sees no nodes but those
+/// that it follows.
+fn softmax_in_tree(
+    scores: &mut [f32],
+    tree: &TokenTree,
+    entry: usize,
+    before: usize,
+    reach: &Reach,
+) {
+    let first_seen = reach.first_seen(tree.position(entry));
+    let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
+    hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
+    softmax(scores, first_seen.min(tree.num_standing()) - before, entry + 1 - before);
+    // Next to nothing, and here nothing.
+    hidden().for_each(|other| scores[other] = 0.0);
 }

@@ -94,6 +94,22 @@ impl PackedLayerCache {
         *self = grown;
     }
 
+    /// Writes the key and value of the token at `from` at `to` as well, of every head.
+    pub(crate) fn copy(&mut self, from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        for panels in self.keys.chunks_exact_mut(self.capacity / LINE * self.head_dim) {
+            for channel in 0..self.head_dim {
+                let key = panels[from / LINE * self.head_dim + channel].0[from % LINE];
+                panels[to / LINE * self.head_dim + channel].0[to % LINE] = key;
+            }
+        }
+        for panel in self.values.chunks_exact_mut(self.capacity) {
+            panel[to] = panel[from];
+        }
+    }
+
     /// Writes one head's key and value at a position.
     #[inline(always)]
     pub(super) fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {

@@ -1,0 +1,172 @@
+//! Which of a sequence's last tokens follow which, where they form a tree instead of a chain: those
+//! that several candidates for one place were proposed as.
+//!
+//! A cache holds a tree's nodes one behind the other, as it holds any tokens. A node's position is
+//! that of its place in the text, which its siblings share, and it looks at what it follows alone
+//! (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
+
+/// The tree that the last tokens of a slot form; without nodes the tokens are a chain.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TokenTree {
+    /// The tokens before the first node, a chain.
+    num_standing: usize,
+    parents: Vec<Option<usize>>,
+    /// Of each node the number of nodes that it follows.
+    depths: Vec<usize>,
+    /// Of each node, for each that came before it, whether it follows it: row behind row, each one
+    /// longer than the last.
+    follows: Vec<bool>,
+}
+
+impl TokenTree {
+    /// Makes it the tree behind `num_standing` tokens whose nodes have these parents; what it has of
+    /// it already stays.
+    ///
+    /// # Panics
+    /// If a parent comes behind its child.
+    pub(crate) fn set(
+        &mut self,
+        num_standing: usize,
+        parents: impl Iterator<Item = Option<usize>>,
+    ) {
+        self.num_standing = num_standing;
+        let mut num_nodes = 0;
+        for parent in parents {
+            if self.parents.get(num_nodes) != Some(&parent) {
+                self.truncate(num_nodes);
+                self.push(parent);
+            }
+            num_nodes += 1;
+        }
+        self.truncate(num_nodes);
+    }
+
+    fn push(&mut self, parent: Option<usize>) {
+        let node = self.parents.len();
+        assert!(parent.is_none_or(|parent| parent < node), "parents come first");
+        self.depths.push(parent.map_or(0, |parent| self.depths[parent] + 1));
+        let first = self.follows.len();
+        self.follows.resize(first + node, false);
+        if let Some(parent) = parent {
+            let of_parent = first_of(parent);
+            self.follows.copy_within(of_parent..of_parent + parent, first);
+            self.follows[first + parent] = true;
+        }
+        self.parents.push(parent);
+    }
+
+    fn truncate(&mut self, num_nodes: usize) {
+        self.parents.truncate(num_nodes);
+        self.depths.truncate(num_nodes);
+        self.follows.truncate(first_of(num_nodes));
+    }
+
+    /// Makes the tokens a chain again.
+    pub(crate) fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Whether the tokens are a chain.
+    pub(crate) fn is_chain(&self) -> bool {
+        self.parents.is_empty()
+    }
+
+    /// The number of nodes.
+    pub(crate) fn num_nodes(&self) -> usize {
+        self.parents.len()
+    }
+
+    /// The tokens before the first node.
+    pub(crate) fn num_standing(&self) -> usize {
+        self.num_standing
+    }
+
+    /// The position in the text of the token that is the cache's `entry`; what lies behind the last
+    /// node has no token.
+    pub(crate) fn position(&self, entry: usize) -> usize {
+        let node = entry.checked_sub(self.num_standing);
+        match node.and_then(|node| self.depths.get(node)) {
+            Some(depth) => self.num_standing + depth,
+            None => entry,
+        }
+    }
+
+    /// The entries among the nodes before `entry` that its token does not look at: those that it does
+    /// not follow, or that lie before `first_seen`, the first position within its reach.
+    pub(crate) fn hidden_from(
+        &self,
+        entry: usize,
+        first_seen: usize,
+    ) -> impl Iterator<Item = usize> {
+        let node = entry.checked_sub(self.num_standing);
+        let node = node.filter(|node| *node < self.num_nodes()).unwrap_or(0);
+        let follows = &self.follows[first_of(node)..][..node];
+        let others = follows.iter().zip(&self.depths).enumerate();
+        others
+            .filter(move |(_, (follows, depth))| {
+                !**follows || self.num_standing + **depth < first_seen
+            })
+            .map(|(other, _)| self.num_standing + other)
+    }
+}
+
+/// Where a node's row of `follows` begins.
+fn first_of(node: usize) -> usize {
+    node * node.saturating_sub(1) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ```text
+    /// 0 ─ 1 ─ 4
+    ///   └ 2
+    /// 3 ─ 5
+    /// ```
+    const PARENTS: [Option<usize>; 6] = [None, Some(0), Some(0), None, Some(1), Some(3)];
+
+    fn hidden(tree: &TokenTree, entry: usize, first_seen: usize) -> Vec<usize> {
+        tree.hidden_from(entry, first_seen).collect()
+    }
+
+    #[test]
+    fn nodes_stand_where_their_depth_says_and_look_at_what_they_follow() {
+        let mut tree = TokenTree::default();
+        assert!(tree.is_chain());
+        assert_eq!((tree.position(7), hidden(&tree, 7, 0)), (7, vec![]));
+        tree.set(10, PARENTS.into_iter());
+        let positions: Vec<usize> = (9..17).map(|entry| tree.position(entry)).collect();
+        assert_eq!(positions, [9, 10, 11, 11, 10, 12, 11, 16]);
+        let all: Vec<Vec<usize>> = (9..17).map(|entry| hidden(&tree, entry, 0)).collect();
+        let expected: [&[usize]; 8] =
+            [&[], &[], &[], &[11], &[10, 11, 12], &[12, 13], &[10, 11, 12, 14], &[]];
+        assert_eq!(all, expected);
+        // A window that begins behind the standing tokens hides some of what it follows, too.
+        assert_eq!(hidden(&tree, 14, 11), [10, 12, 13]);
+    }
+
+    #[test]
+    fn a_tree_that_grows_or_is_another_is_what_it_would_be_anew() {
+        let (mut grown, mut anew) = (TokenTree::default(), TokenTree::default());
+        for len in [2, 5, 6] {
+            grown.set(10, PARENTS[..len].iter().copied());
+        }
+        anew.set(10, PARENTS.into_iter());
+        let seen = |tree: &TokenTree| -> Vec<Vec<usize>> {
+            (10..16).map(|entry| hidden(tree, entry, 0)).collect()
+        };
+        assert_eq!(seen(&grown), seen(&anew));
+        let other = [None, None, Some(1), Some(1)];
+        grown.set(3, other.into_iter());
+        let mut anew = TokenTree::default();
+        anew.set(3, other.into_iter());
+        assert_eq!(grown.num_nodes(), 4);
+        for entry in 0..9 {
+            assert_eq!(grown.position(entry), anew.position(entry));
+            assert_eq!(hidden(&grown, entry, 0), hidden(&anew, entry, 0));
+        }
+        grown.clear();
+        assert!(grown.is_chain());
+    }
+}
