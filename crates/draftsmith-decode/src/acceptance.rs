@@ -32,20 +32,20 @@ pub(crate) struct Acceptance<'m> {
 /// The draft forwards over one sequence.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Those whose candidates the head may yet be asked about and told more of than hidden states,
-    /// longer and longer.
+    /// Those whose candidates the head may yet be asked about and told more of than hidden states, in
+    /// the order of what they read; of a head that looks ahead, those of the last step.
     forwards: Vec<Forward>,
-    /// The last forward's final hidden state, for a head that looks ahead.
-    hidden: Option<Rows>,
 }
 
 /// A draft forward, as a head is told of it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Forward {
-    /// Tokens read then.
-    num_read: usize,
-    /// Candidates of the round among them.
+    /// The place of the token that it read.
+    at: usize,
+    /// The round's candidates up to that.
     num_candidates: usize,
+    /// The final hidden state, for a head that looks ahead.
+    hidden: Option<Rows>,
     /// Of the drafter's own logits, before they are cut to the target's vocabulary: as in training.
     softmax: SoftmaxSummary,
 }
@@ -81,9 +81,9 @@ impl<'m> Acceptance<'m> {
         self.calibration = calibration;
     }
 
-    /// Forgets all forwards of a slot over more than `len` tokens.
+    /// Forgets all forwards of a slot that read more than the first `len` tokens.
     pub(crate) fn roll_back(&mut self, slot: usize, len: usize) {
-        self.slots[slot].forwards.retain(|forward| forward.num_read <= len);
+        self.slots[slot].forwards.retain(|forward| forward.at < len);
     }
 
     /// Brings the logits of steps to the host, and with them what the head predicts for the candidates
@@ -91,8 +91,8 @@ impl<'m> Acceptance<'m> {
     /// been read.
     ///
     /// # Shapes
-    /// - normed: what the LM head reads of each step's last token, a row a step
-    /// - logits: its logits, likewise
+    /// - normed: what the LM head reads of each step's rows, one step's behind the other's
+    /// - logits: their logits, likewise
     ///
     /// # Errors
     /// If a number is none, or the device fails.
@@ -104,19 +104,21 @@ impl<'m> Acceptance<'m> {
         steps: &[DraftStep<'_>],
         role: &'static str,
     ) -> Result<Vec<ReadStep>, DecodeError> {
-        // The last token read is the candidate before the one now drafted: its own hidden state,
-        // hence the head's prediction for it.
+        let steps: Vec<(&DraftStep<'_>, usize)> = steps.iter().flat_map(DraftStep::rows).collect();
+        // The last token that a row has read is the candidate before the one now drafted: its own hidden
+        // state, hence the head's prediction for it.
         let head = self.head.filter(|head| !head.reads().looks_ahead());
-        let is_predicted =
-            |step: &DraftStep<'_>| step.needs.acceptance_prob && step.num_candidates > 0;
-        let rows: Vec<usize> = (0..steps.len()).filter(|row| is_predicted(&steps[*row])).collect();
+        let predicted_at = |(step, row): (&DraftStep<'_>, usize)| {
+            let drawn_from = step.parent_of(step.at(row));
+            drawn_from.filter(|_| step.needs.acceptance_prob).map(|at| (step.slot, at))
+        };
+        let rows: Vec<usize> =
+            (0..steps.len()).filter(|row| predicted_at(steps[*row]).is_some()).collect();
         let (logits, predicted) = match head.filter(|_| !rows.is_empty()) {
             Some(head) => {
-                let scalars: Vec<f32> = rows
-                    .iter()
-                    .map(|row| &steps[*row])
-                    .flat_map(|step| self.scalars(model, head, step.slot, step.tokens.len() - 1))
-                    .collect();
+                let drawn_from = rows.iter().filter_map(|row| predicted_at(steps[*row]));
+                let scalars: Vec<f32> =
+                    drawn_from.flat_map(|(slot, at)| self.scalars(model, head, slot, at)).collect();
                 let acceptance = if rows.len() == steps.len() {
                     head.acceptance_logits(&normed, None, &scalars)
                 } else {
@@ -132,43 +134,50 @@ impl<'m> Acceptance<'m> {
             }
         };
         let mut predicted = rows.into_iter().zip(predicted).peekable();
-        let of_steps = match steps {
+        let of_rows = match steps[..] {
             [_] => vec![logits],
             _ => logits.chunks_exact(logits.len() / steps.len()).map(<[f32]>::to_vec).collect(),
         };
         let mut all = Vec::with_capacity(steps.len());
-        for ((row, step), logits) in steps.iter().enumerate().zip(of_steps) {
-            let num_read = step.tokens.len();
+        for ((nth, (step, row)), logits) in steps.into_iter().enumerate().zip(of_rows) {
+            let num_read = step.at(row) + 1;
             check_logits(&logits, role, num_read)?;
             let estimate = predicted
-                .next_if(|(of_row, _)| *of_row == row)
+                .next_if(|(of_row, _)| *of_row == nth)
                 .map(|(_, logit)| self.acceptance_prob(logit, num_read))
                 .transpose()?
                 .map(HeadEstimate::OfRead);
-            self.note_forward(step, &logits, &normed, row);
+            self.note_forward(step, row, &logits, || normed.slice(nth..nth + 1));
             all.push((logits, estimate));
         }
         Ok(all)
     }
 
-    /// Keeps of a step what the head may yet be told.
-    fn note_forward(&mut self, step: &DraftStep<'_>, logits: &[f32], normed: &Rows, row: usize) {
+    /// Keeps of a step's row what the head may yet be told.
+    fn note_forward(
+        &mut self,
+        step: &DraftStep<'_>,
+        row: usize,
+        logits: &[f32],
+        hidden: impl FnOnce() -> Rows,
+    ) {
         let head = self.head.filter(|_| step.needs.acceptance_prob);
         let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) else { return };
-        let (num_read, num_candidates) = (step.tokens.len(), step.num_candidates);
+        let looks_ahead = head.reads().looks_ahead();
         // What came before a round's first candidate is asked about no more, nor what a head that
         // looks ahead has predicted.
-        let slot = &mut self.slots[step.slot];
-        if num_candidates == 0 || head.reads().looks_ahead() {
-            slot.forwards.clear();
+        let forwards = &mut self.slots[step.slot].forwards;
+        if row == 0 && (step.num_candidates == 0 || looks_ahead) {
+            forwards.clear();
         }
-        let softmax = SoftmaxSummary::of(logits);
-        slot.forwards.push(Forward { num_read, num_candidates, softmax });
-        slot.hidden = head.reads().looks_ahead().then(|| normed.slice(row..row + 1));
+        let at = step.at(row);
+        let num_candidates = step.num_candidates_to(at);
+        let (softmax, hidden) = (SoftmaxSummary::of(logits), looks_ahead.then(hidden));
+        forwards.push(Forward { at, num_candidates, hidden, softmax });
     }
 
-    /// What a head that looks ahead predicts for `candidate`, drawn from the last forward's `logits`;
-    /// None of other heads.
+    /// What a head that looks ahead predicts for `candidate`, drawn from the `logits` of a row of the
+    /// last step in a slot; None of other heads.
     ///
     /// # Errors
     /// If its prediction is not a number, or the device fails.
@@ -178,7 +187,7 @@ impl<'m> Acceptance<'m> {
     pub(crate) fn predict(
         &mut self,
         model: &DrafterModel,
-        slot: usize,
+        (slot, row): (usize, usize),
         logits: &[f32],
         candidate: u32,
         role: &'static str,
@@ -186,8 +195,8 @@ impl<'m> Acceptance<'m> {
         let Some(head) = self.head.filter(|head| head.reads().looks_ahead()) else {
             return Ok(None);
         };
-        let slot = &self.slots[slot];
-        let drawn_from = slot.forwards.last().zip(slot.hidden.as_ref());
+        let forward = self.slots[slot].forwards.get(row);
+        let drawn_from = forward.and_then(|forward| Some((forward, forward.hidden.as_ref()?)));
         let (forward, hidden) =
             drawn_from.expect("the draft step was asked for the head's prediction");
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
@@ -204,11 +213,11 @@ impl<'m> Acceptance<'m> {
             .or_insert_with(|| head.of_embedding(&model.embed_ids(&[candidate])));
         let acceptance = head.acceptance_logits(hidden, Some(of_embedding), &scalars);
         let [acceptance] = to_host([acceptance], role)?;
-        self.acceptance_prob(acceptance[0], forward.num_read).map(Some)
+        self.acceptance_prob(acceptance[0], forward.at + 1).map(Some)
     }
 
-    /// The numbers that `head` is told of the candidate at position `at`, drawn from the forward
-    /// that ended before it.
+    /// The numbers that `head` is told of the candidate drawn from the forward that read the token
+    /// at `at`.
     fn scalars(
         &self,
         model: &DrafterModel,
@@ -219,7 +228,7 @@ impl<'m> Acceptance<'m> {
         if head.reads().is_hidden_alone() {
             return Vec::new();
         }
-        let drawn_from = self.slots[slot].forwards.iter().rfind(|forward| forward.num_read == at);
+        let drawn_from = self.slots[slot].forwards.iter().rfind(|forward| forward.at == at);
         let drawn_from = drawn_from.expect("a candidate is drawn from a forward");
         model.scalars(head.reads(), &drawn_from.candidate(None)).collect()
     }

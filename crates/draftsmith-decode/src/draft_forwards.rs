@@ -8,7 +8,6 @@ use crate::acceptance::Acceptance;
 use crate::drafter::{DraftStep, Drafted};
 use crate::error::DecodeError;
 use crate::session::check_fits;
-use crate::target::committed_len;
 
 /// What a drafter's model has read of the sequence in each slot.
 #[derive(Debug)]
@@ -71,7 +70,8 @@ impl<'m> DraftForwards<'m> {
         self.model.fill_cache(features, &mut self.cache);
     }
 
-    /// Reads features of sequences, in their slots, each up to its step's last token.
+    /// Reads features of sequences, in their slots, each up to its step's last token. A step's rows
+    /// come one behind the other.
     ///
     /// # Errors
     /// If a number is none, or the device fails.
@@ -80,18 +80,23 @@ impl<'m> DraftForwards<'m> {
         features: Rows,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError> {
-        let normed = self.model.forward_cached(features, 1, &mut self.cache);
+        for step in steps {
+            self.cache.branch(step.slot, step.num_standing(), step.parents);
+        }
+        let num_rows = steps.iter().map(|step| step.num_rows);
+        let normed = self.model.forward_cached(features, num_rows, &mut self.cache);
         let logits = self.model.logits(&normed);
         let read = self.acceptance.read(&self.model, normed, logits, steps, self.role)?;
-        let drafted = steps.iter().zip(read).map(|(step, (mut logits, acceptance_prob))| {
+        let rows = steps.iter().flat_map(DraftStep::rows);
+        let drafted = rows.zip(read).map(|((step, row), (mut logits, acceptance_prob))| {
             logits.resize(self.vocab_size, f32::NEG_INFINITY);
             let signals = DraftSignals { acceptance_prob, ..step.needs.signals_of_logits(&logits) };
-            Drafted { logits, signals, num_forwards: 1 }
+            Drafted { logits, signals, num_forwards: usize::from(row == 0) }
         });
         Ok(drafted.collect())
     }
 
-    /// What a head that looks ahead predicts for a candidate of the last step in a slot.
+    /// What a head that looks ahead predicts for a candidate of a row of the last step in a slot.
     ///
     /// # Errors
     /// If the prediction is not a number, or the device fails.
@@ -100,17 +105,16 @@ impl<'m> DraftForwards<'m> {
     /// If that step did not ask for the head's prediction.
     pub(crate) fn predict_acceptance(
         &mut self,
-        slot: usize,
+        (slot, row): (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        self.acceptance.predict(&self.model, slot, logits, candidate, self.role)
+        self.acceptance.predict(&self.model, (slot, row), logits, candidate, self.role)
     }
 
     /// Keeps the tokens that stand and forgets the others.
     pub(crate) fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        let len = committed_len(num_standing, path);
-        self.cache.truncate(slot, len);
-        self.acceptance.roll_back(slot, len);
+        self.cache.keep(slot, num_standing, path);
+        self.acceptance.roll_back(slot, self.num_read(slot));
     }
 }

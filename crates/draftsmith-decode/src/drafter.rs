@@ -57,7 +57,7 @@ pub trait StepDrafter<T>: Drafter<T> {
     fn id(&self) -> DrafterId;
 
     /// Takes a step of each of several sequences, in one forward: reads what it has not read of each,
-    /// and returns what its next candidate is drawn from.
+    /// and returns what its next candidates are drawn from, a step's rows behind the other's.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -67,8 +67,8 @@ pub trait StepDrafter<T>: Drafter<T> {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError>;
 
-    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of the
-    /// last [`draft`](Self::draft) in the slot, as predicted by an acceptance head that looks ahead
+    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of a row
+    /// of the last [`draft`](Self::draft) in a slot, as predicted by an acceptance head that looks ahead
     /// and does not wait for the candidate to be read. None without such a head. Asked where the
     /// rule reads an acceptance head.
     ///
@@ -77,11 +77,11 @@ pub trait StepDrafter<T>: Drafter<T> {
     fn predict_acceptance(
         &mut self,
         target: &mut T,
-        slot: usize,
+        (slot, row): (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let _ = (target, slot, logits, candidate);
+        let _ = (target, slot, row, logits, candidate);
         Ok(None)
     }
 }
@@ -95,8 +95,56 @@ pub struct DraftStep<'a> {
     pub tokens: &'a [u32],
     /// How many those are.
     pub num_candidates: usize,
-    /// The signals that are needed of the next candidate.
+    /// What each of them follows, where they form a tree: the number of another one, or None for the
+    /// last token that stands. Empty where they are a chain.
+    pub parents: &'a [Option<usize>],
+    /// Behind how many of the last tokens a candidate is drawn next: one in a chain.
+    pub num_rows: usize,
+    /// The signals that are needed of the next candidates.
     pub needs: SignalNeeds,
+}
+
+impl<'a> DraftStep<'a> {
+    /// A step behind a chain.
+    pub fn in_chain(
+        slot: usize,
+        tokens: &'a [u32],
+        num_candidates: usize,
+        needs: SignalNeeds,
+    ) -> Self {
+        Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs }
+    }
+
+    /// The tokens before those that form a tree; all of them in a chain.
+    pub(crate) fn num_standing(&self) -> usize {
+        self.tokens.len() - self.parents.len()
+    }
+
+    /// Its rows, by number.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&Self, usize)> {
+        (0..self.num_rows).map(move |row| (self, row))
+    }
+
+    /// The place in `tokens` of the last token that a row has read.
+    pub(crate) fn at(&self, row: usize) -> usize {
+        self.tokens.len() - self.num_rows + row
+    }
+
+    /// The place of the token that the one at `at` follows, where that is a candidate.
+    pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
+        let num_standing = self.num_standing();
+        match at.checked_sub(num_standing) {
+            Some(node) => Some(
+                self.parents[node].map_or(num_standing, |parent| num_standing + parent + 1) - 1,
+            ),
+            None => (at >= self.tokens.len() - self.num_candidates).then(|| at - 1),
+        }
+    }
+
+    /// The candidates that lead to the token at `at`, itself among them.
+    pub(crate) fn num_candidates_to(&self, at: usize) -> usize {
+        std::iter::successors(self.parent_of(at), |at| self.parent_of(*at)).count()
+    }
 }
 
 /// What a step gave.
@@ -124,11 +172,8 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
         rounds.iter_mut().map(|round| DraftPhase::begin(round.rule, round.limits)).collect();
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
-        let steps_of = pairs.map(|(round, phase)| DraftStep {
-            slot: round.slot,
-            tokens: round.tokens,
-            num_candidates: phase.num_candidates(),
-            needs: phase.needs(),
+        let steps_of = pairs.map(|(round, phase)| {
+            DraftStep::in_chain(round.slot, round.tokens, phase.num_candidates(), phase.needs())
         });
         let steps: Vec<DraftStep<'_>> = steps_of.collect();
         if steps.is_empty() {
@@ -169,7 +214,7 @@ impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for ChainSource<'_, T, D> {
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        self.drafter.predict_acceptance(self.target, self.slot, self.logits, candidate)
+        self.drafter.predict_acceptance(self.target, (self.slot, 0), self.logits, candidate)
     }
 }
 

@@ -43,12 +43,6 @@ pub enum DecodeError {
         /// Tokens read.
         num_tokens: usize,
     },
-    /// A proposal has branches where only chains can be read.
-    #[error("the {role} reads chains only: a proposal with branches needs masks for trees")]
-    BranchingProposal {
-        /// Whose forward it was for.
-        role: &'static str,
-    },
     /// The device failed to deliver a result.
     #[error("the device failed while the {role} was run: {message}")]
     Device {

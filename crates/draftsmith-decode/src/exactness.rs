@@ -11,6 +11,7 @@
 mod many;
 mod replay;
 mod tables;
+mod trees;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

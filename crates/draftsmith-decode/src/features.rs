@@ -57,6 +57,40 @@ impl Features {
         self.runs.drain(..num_released);
     }
 
+    /// Keeps of the positions from `num_standing` on those on `path`, counted from there, one behind
+    /// the other; what is no longer held of them stays so.
+    ///
+    /// # Panics
+    /// Unless the path's numbers rise.
+    pub(crate) fn keep(&mut self, num_standing: usize, path: &[usize]) {
+        if path.iter().enumerate().all(|(at, node)| at == *node) {
+            return self.truncate(num_standing + path.len());
+        }
+        let num_gone = path.partition_point(|node| num_standing + node < self.start);
+        let held = path[num_gone..].iter().map(|node| self.at(num_standing + node));
+        let held: Vec<Rows> = held.collect();
+        self.truncate(num_standing);
+        if self.runs.is_empty() && num_gone > 0 {
+            self.start = num_standing + num_gone;
+        }
+        if !held.is_empty() {
+            self.push(Rows::cat(held));
+        }
+    }
+
+    /// The features of one position.
+    fn at(&self, position: usize) -> Rows {
+        let mut start = self.start;
+        for run in &self.runs {
+            let rows = run.num_rows();
+            if position < start + rows {
+                return run.slice(position - start..position - start + 1);
+            }
+            start += rows;
+        }
+        panic!("there are no features of position {position}")
+    }
+
     /// Forgets all positions from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         let mut end = self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>();
@@ -121,6 +155,29 @@ mod tests {
             features.push(run(len..13));
             assert_holds(&features, len..13);
         }
+    }
+
+    #[test]
+    fn a_path_is_kept_as_far_as_it_is_held() {
+        let kept = |path: &[usize], released| {
+            let mut features = example();
+            features.release_before(released);
+            features.keep(5, path);
+            features
+        };
+        for released in [4, 5] {
+            let features = kept(&[0, 2, 4], released);
+            let [found] = Rows::to_host([features.since(5)]).expect("brought");
+            assert_eq!(found, [5.0, -5.0, 7.0, -7.0, 9.0, -9.0]);
+            assert_holds(&kept(&[0, 1], released), 5..7);
+            assert_holds(&kept(&[], 4), 4..5);
+        }
+        // Of what was let go nothing comes back, and what follows stands behind it.
+        let mut features = kept(&[1, 3, 4], 9);
+        assert_eq!((features.start, features.runs.len()), (7, 1));
+        features.push(run(8..10));
+        let [found] = Rows::to_host([features.since(7)]).expect("brought");
+        assert_eq!(found, [9.0, -9.0, 8.0, -8.0, 9.0, -9.0]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod separate_draft;
 mod sequence;
 mod session;
 mod target;
+mod tree_draft;
 
 pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
@@ -31,6 +32,7 @@ pub use separate_draft::SeparateDraft;
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens, Sequence, Stage};
 pub use session::ModelSession;
 pub use target::{Target, Verification};
+pub use tree_draft::TreeDraft;
 
 #[cfg(test)]
 mod exactness;

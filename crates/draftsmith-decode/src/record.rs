@@ -106,7 +106,7 @@ struct Along<'a> {
 impl Along<'_> {
     /// A draft forward over what there is.
     fn step(&self, num_candidates: usize, needs: SignalNeeds) -> DraftStep<'_> {
-        DraftStep { slot: self.slot, tokens: &self.tokens, num_candidates, needs }
+        DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs)
     }
 
     /// What the target is to read, with a proposal at its end.
@@ -325,7 +325,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         if !self.options.has_head {
             return Ok(None);
         }
-        self.drafter.predict_acceptance(self.target, slot, logits, token)
+        self.drafter.predict_acceptance(self.target, (slot, 0), logits, token)
     }
 
     /// What the target gives a candidate.

@@ -89,7 +89,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
         self.forwards.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
-            let wanted = WantedFeatures { slot, tokens: prefix, from: 0 };
+            let wanted = WantedFeatures { slot, tokens: prefix, parents: &[], from: 0 };
             self.forwards.fill(target.features(&[wanted]));
         }
         Ok(())
@@ -130,6 +130,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
         let wanted = steps.iter().map(|step| WantedFeatures {
             slot: step.slot,
             tokens: step.tokens,
+            parents: step.parents,
             from: self.forwards.num_read(step.slot),
         });
         let features = target.features(&wanted.collect::<Vec<_>>());
@@ -141,10 +142,10 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
     fn predict_acceptance(
         &mut self,
         _target: &mut ModelSession<'m>,
-        slot: usize,
+        at: (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        self.forwards.predict_acceptance(slot, logits, candidate)
+        self.forwards.predict_acceptance(at, logits, candidate)
     }
 }

@@ -101,10 +101,10 @@ impl<T> StepDrafter<T> for SeparateDraft<'_> {
     fn predict_acceptance(
         &mut self,
         _target: &mut T,
-        slot: usize,
+        at: (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        self.0.predict_acceptance(slot, logits, candidate)
+        self.0.predict_acceptance(at, logits, candidate)
     }
 }

@@ -57,8 +57,8 @@ pub struct RoundTokens<'a> {
     pub num_drafted: usize,
     /// Candidates accepted, before any cut.
     pub num_accepted: usize,
-    /// The target's logits that each token of a chain was verified against or drawn from,
-    /// `[kept, vocab]`.
+    /// The target's logits that each token was verified against or drawn from, `[kept, vocab]`; none
+    /// where the candidates that stand were not proposed as the first ones, one behind the other.
     pub logits: &'a [f32],
 }
 
@@ -101,6 +101,8 @@ pub struct Sequence<'a> {
     proposal: Proposal,
     /// Tokens kept of the last round.
     num_kept: usize,
+    /// Whether those that stand of its proposal were its first nodes.
+    are_first: bool,
     trace: Trace,
     stage: Stage,
 }
@@ -138,6 +140,7 @@ impl<'a> Sequence<'a> {
             draws,
             proposal: Proposal::default(),
             num_kept: 0,
+            are_first: true,
             trace: Trace::default(),
             stage: Stage::Finished(Finish::Length),
         };
@@ -223,6 +226,7 @@ impl<'a> Sequence<'a> {
             num_accepted: path.len(),
             ..Round::default()
         };
+        self.are_first = path.iter().enumerate().all(|(at, node)| at == *node);
         self.proposal.clear();
         self.keep(num_standing, round);
         // What is read of the sequence that stands, but for its last token: that is read next, as
@@ -257,11 +261,12 @@ impl<'a> Sequence<'a> {
     /// before the first.
     pub fn last_round<'l>(&'l self, logits: &'l Logits, first_row: usize) -> RoundTokens<'l> {
         let round = self.trace.rounds.last().copied().unwrap_or_default();
+        let num_rows = if self.are_first { self.num_kept } else { 0 };
         RoundTokens {
             kept: &self.tokens[self.tokens.len() - self.num_kept..],
             num_drafted: round.num_drafted,
             num_accepted: round.num_accepted,
-            logits: logits.of_rows(first_row..first_row + self.num_kept),
+            logits: logits.of_rows(first_row..first_row + num_rows),
         }
     }
 

@@ -16,7 +16,7 @@ use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 use crate::error::DecodeError;
 use crate::features::Features;
 use crate::logits::Logits;
-use crate::target::{Target, Verification, committed_len};
+use crate::target::{Target, Verification};
 
 /// A model with the cache of the sequences it is reading, one a slot.
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub(crate) struct WantedFeatures<'a> {
     pub(crate) slot: usize,
     /// The whole sequence.
     pub(crate) tokens: &'a [u32],
+    /// What the last of them follow, where those form a tree.
+    pub(crate) parents: &'a [Option<usize>],
     /// The first position.
     pub(crate) from: usize,
 }
@@ -147,6 +149,9 @@ impl<'m> ModelSession<'m> {
     /// # Panics
     /// If the session has no exit, or the features are no longer held.
     pub(crate) fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {
+        for one in wanted {
+            self.cache.branch(one.slot, one.tokens.len() - one.parents.len(), one.parents);
+        }
         let unread = wanted.iter().map(|one| {
             let ids = &one.tokens[self.num_read(one.slot)..];
             NewTokens { slot: one.slot, ids, num_rows: 0 }
@@ -221,7 +226,7 @@ impl<'m> ModelSession<'m> {
             let hidden = self.embed(batch).expect("there is something to read");
             self.model.forward_layers(0..num_layers, hidden, &mut self.cache)
         };
-        self.model.normed(asked_for(hidden, batch))
+        self.model.normed(hidden.last_of_each(batch.iter().map(|new| new.num_rows)))
     }
 
     /// Logits of normed hidden states behind `num_tokens` tokens, brought to the host: the one sync
@@ -253,22 +258,6 @@ impl<'m> ModelSession<'m> {
         let normed = self.read(&[NewTokens { slot: 0, ids, num_rows: ids.len() - from }]);
         self.logits_of(&normed, ids.len())
     }
-}
-
-/// The last rows of each sequence of a batch, as many as it asks for.
-fn asked_for(rows: Rows, batch: &[NewTokens<'_>]) -> Rows {
-    if let [one] = batch {
-        return rows.last(one.num_rows);
-    }
-    if rows.num_rows() == batch.iter().map(|new| new.num_rows).sum::<usize>() {
-        return rows;
-    }
-    let mut end = 0;
-    let ends = rows.runs().map(|run| {
-        end += run.num_rows;
-        end
-    });
-    Rows::cat(ends.zip(batch).map(|(end, new)| rows.slice(end - new.num_rows..end)))
 }
 
 fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
@@ -351,8 +340,10 @@ impl Target for ModelSession<'_> {
     }
 
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
-        if !batch.iter().all(|one| one.proposal.is_chain()) {
-            return Err(DecodeError::BranchingProposal { role: self.role });
+        for one in batch.iter().filter(|one| !one.proposal.is_chain()) {
+            let num_standing = one.tokens.len() - one.proposal.len();
+            let parents: Vec<_> = one.proposal.nodes().iter().map(|node| node.parent).collect();
+            self.cache.branch(one.slot, num_standing, &parents);
         }
         let num_tokens = batch.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
         let normed = match batch {
@@ -363,7 +354,14 @@ impl Target for ModelSession<'_> {
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.truncate(slot, committed_len(num_standing, path));
+        self.cache.keep(slot, num_standing, path);
+        if let Some(exit) = &mut self.exit {
+            let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
+            let is_drafted_from = |node: &&usize| num_standing + **node < *num_drafted_from;
+            let num_drafted = path.iter().take_while(is_drafted_from).count();
+            features.keep(num_standing, path);
+            *num_drafted_from = (*num_drafted_from).min(num_standing + num_drafted);
+        }
     }
 
     fn context(&self) -> usize {

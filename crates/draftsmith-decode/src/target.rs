@@ -21,8 +21,7 @@ pub trait Target {
     /// sequence's rows behind the other's.
     ///
     /// # Errors
-    /// If a proposal has branches and the target reads chains only, the logits are not finite, or
-    /// the device fails.
+    /// If the logits are not finite or the device fails.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
 
     /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
@@ -42,14 +41,4 @@ pub struct Verification<'a> {
     pub tokens: &'a [u32],
     /// What is proposed.
     pub proposal: &'a Proposal,
-}
-
-/// The number of tokens that stand once a path is committed, for those who read chains: the path
-/// is then a chain's first few nodes.
-///
-/// # Panics
-/// If it is not.
-pub(crate) fn committed_len(num_standing: usize, path: &[usize]) -> usize {
-    assert!(path.iter().enumerate().all(|(at, node)| at == *node), "a chain stands from its start");
-    num_standing + path.len()
 }

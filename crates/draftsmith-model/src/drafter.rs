@@ -177,11 +177,17 @@ impl DrafterModel {
     }
 
     /// The second half over the features of new tokens, which follow those that `cache` holds: what
-    /// the LM head reads of the last `num_rows` of them in each slot.
+    /// the LM head reads of the last of them in each slot, so many as `num_rows` says of one after the
+    /// other.
     ///
     /// # Panics
     /// If there is no room.
-    pub fn forward_cached(&self, features: Rows, num_rows: usize, cache: &mut KvCache) -> Rows {
+    pub fn forward_cached(
+        &self,
+        features: Rows,
+        num_rows: impl Iterator<Item = usize> + Clone,
+        cache: &mut KvCache,
+    ) -> Rows {
         match &self.exit {
             None => {
                 let num_layers = self.model.shape().num_layers;

@@ -141,17 +141,13 @@ impl KvCache {
 
     /// Says what each token behind the first `num_standing` of a slot follows, of those that were read
     /// and of those that come next: the number of another one, counted from there, or None for the
-    /// last of those that stand. What is read then looks at what it follows alone.
+    /// last of those that stand. What is read then looks at what it follows alone. Without any they
+    /// are a chain.
     ///
     /// # Panics
     /// If a token follows one that comes later.
-    pub fn branch(
-        &mut self,
-        slot: usize,
-        num_standing: usize,
-        parents: impl Iterator<Item = Option<usize>>,
-    ) {
-        self.trees[slot].set(num_standing, parents);
+    pub fn branch(&mut self, slot: usize, num_standing: usize, parents: &[Option<usize>]) {
+        self.trees[slot].set(num_standing, parents.iter().copied());
     }
 
     /// Keeps of a slot the first `num_standing` tokens, and of those behind them the ones on `path`,

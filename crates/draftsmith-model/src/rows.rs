@@ -266,17 +266,18 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
-    /// The last `num` rows of each run, or all where it has fewer.
-    pub fn last_of_each(self, num: usize) -> Self {
+    /// The last rows of each run, so many as `nums` says of one after the other, or all where it has
+    /// fewer.
+    pub fn last_of_each(self, nums: impl Iterator<Item = usize> + Clone) -> Self {
         if let Slots::One(_) = self.slots {
-            let num = num.min(self.num_rows());
+            let num = nums.into_iter().next().unwrap_or(0).min(self.num_rows());
             return self.last(num);
         }
-        if self.runs().all(|run| run.num_rows <= num) {
+        if self.runs().zip(nums.clone()).all(|(run, num)| run.num_rows <= num) {
             return self;
         }
         let mut end = 0;
-        let parts = self.runs().map(|run| {
+        let parts = self.runs().zip(nums).map(|(run, num)| {
             end += run.num_rows;
             self.slice(end - num.min(run.num_rows)..end)
         });

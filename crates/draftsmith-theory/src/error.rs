@@ -14,6 +14,13 @@ pub enum TheoryError {
         "temperature must be positive and finite, not `{0}`; for temperature 0 decode greedily"
     )]
     Temperature(f64),
+    /// A tree of candidates that could not grow.
+    #[error(
+        "a tree is written as its widths by depth, the nodes that a draft forward reads and the most \
+         nodes beside the chain, as in `3-2-1x4x12`: at most eight widths, none of them 0, and a node \
+         to read"
+    )]
+    TreeShape,
     /// A nucleus mass outside (0, 1].
     #[error("top_p must be above 0 and at most 1, not `{0}`")]
     TopP(f64),

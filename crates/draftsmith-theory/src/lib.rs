@@ -62,6 +62,7 @@ mod stop_rule;
 #[cfg(test)]
 mod threshold_policy;
 mod trace;
+mod tree;
 mod verify;
 
 pub use acceptance_bounds::{entropy_overlap_estimate, overlap_lower_bound};
@@ -104,4 +105,5 @@ pub use stop_rule::{
     StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
 };
 pub use trace::{Counts, Round, Trace};
+pub use tree::{TreeChildren, TreeGrowth, TreeShape};
 pub use verify::{Commit, verify_greedy, verify_sampled};

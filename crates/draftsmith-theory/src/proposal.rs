@@ -2,7 +2,7 @@
 //! what it was drawn from.
 //!
 //! A chain, which is what drafting step by step gives, is a tree of width 1. Siblings are tried in
-//! the order in which they were proposed.
+//! the order of their ranks.
 
 use crate::Forwards;
 
@@ -13,8 +13,10 @@ pub struct Node {
     pub parent: Option<usize>,
     /// The token.
     pub token_id: u32,
-    /// What it was drawn from, given its parent and the siblings before it.
+    /// What it was drawn from, given its parent and the siblings of lower rank.
     pub drawn_from: DrawnFrom,
+    /// When it is tried among its siblings: after those of lower rank.
+    pub rank: usize,
 }
 
 /// The distribution a token was drawn from, as served.
@@ -55,7 +57,8 @@ impl Proposal {
 
     /// Adds a node behind the last one.
     pub fn push_next(&mut self, token_id: u32, drawn_from: DrawnFrom) {
-        self.push(Node { parent: self.nodes.len().checked_sub(1), token_id, drawn_from });
+        let parent = self.nodes.len().checked_sub(1);
+        self.push(Node { parent, token_id, drawn_from, rank: 0 });
     }
 
     /// Forgets everything.
@@ -90,11 +93,14 @@ impl Proposal {
         parents.all(|(number, parent)| parent == number.checked_sub(1))
     }
 
-    /// The nodes that follow `parent`, with their numbers.
+    /// The nodes that follow `parent`, with their numbers, in the order in which they are tried.
     pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
         let first = parent.map_or(0, |parent| parent + 1);
         let behind = self.nodes.iter().enumerate().skip(first);
-        behind.filter(move |(_, node)| node.parent == parent)
+        let mut children: Vec<(usize, &Node)> =
+            behind.filter(|(_, node)| node.parent == parent).collect();
+        children.sort_by_key(|(_, node)| node.rank);
+        children.into_iter()
     }
 }
 
@@ -126,8 +132,9 @@ mod tests {
             [None, Some(1), Some(2)].map(|at| tokens(&proposal, at)),
             [vec![4], vec![6], vec![]]
         );
-        let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot };
-        assert_eq!(proposal.push(node), 3);
+        let node =
+            |rank| Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot, rank };
+        assert_eq!(proposal.push(node(1)), 3);
         assert!(!proposal.is_chain());
         assert_eq!(tokens(&proposal, Some(0)), [5, 7]);
         assert_eq!(proposal.num_rows(), 5);
@@ -138,7 +145,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "parents come first")]
     fn a_parent_that_is_yet_to_come_is_a_bug() {
-        let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot };
+        let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot, rank: 0 };
         Proposal::default().push(node);
     }
 }

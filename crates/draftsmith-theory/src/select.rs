@@ -28,6 +28,20 @@ pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
 }
 
+/// The tokens of the k largest logits, in descending order, the first of equals first; fewer where
+/// fewer are above −∞.
+pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
+    if top_k == 0 {
+        return Vec::new();
+    }
+    let floor = kth_largest(logits, top_k);
+    let is_kept = |(_, logit): &(u32, f32)| *logit >= floor && *logit > f32::NEG_INFINITY;
+    let mut kept: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).filter(is_kept).collect();
+    kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    kept.truncate(top_k);
+    kept.into_iter().map(|(token, _)| token).collect()
+}
+
 /// The top-p set: in descending order, every token before which less than `top_p` of the mass has
 /// gone. Returned in no particular order.
 ///
@@ -78,6 +92,10 @@ mod tests {
                 let mut sorted = logits.clone();
                 sorted.sort_by(|a, b| b.total_cmp(a));
                 assert_eq!(kth_largest(&logits, top_k), sorted[top_k - 1]);
+                let mut tokens: Vec<u32> = (0..len as u32).collect();
+                // Stable: the first of equals stays the first.
+                tokens.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+                assert_eq!(largest(&logits, top_k), tokens[..top_k]);
                 logits.reverse();
             }
         }

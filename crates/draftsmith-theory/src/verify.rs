@@ -218,15 +218,15 @@ mod tests {
     ) -> Vec<u32> {
         let mut proposal = Proposal::default();
         let mut rows = vec![target[0].clone()];
-        let mut add = |parent, from: usize, draws: &mut _| {
+        let mut add = |parent, rank, from: usize, draws: &mut _| {
             let token = Draws::categorical(draws, &draft[from]);
             let drawn_from = DrawnFrom::Probs(draft[from].clone());
             rows.push(target[token].clone());
-            (proposal.push(Node { parent, token_id: token as u32, drawn_from }), token)
+            (proposal.push(Node { parent, token_id: token as u32, drawn_from, rank }), token)
         };
-        let siblings: Vec<_> = (0..width).map(|_| add(None, 0, draws)).collect();
+        let siblings: Vec<_> = (0..width).map(|rank| add(None, rank, 0, draws)).collect();
         for (number, token) in siblings {
-            add(Some(number), token, draws);
+            add(Some(number), 0, token, draws);
         }
         let commit = verify_sampled(&proposal, |row| rows[row].clone(), draws);
         let mut tokens: Vec<u32> =
@@ -269,8 +269,9 @@ mod tests {
         for _ in 0..50 {
             let p = random_probs(&mut rng, 4);
             let mut proposal = Proposal::default();
-            for token_id in [2, 0] {
-                proposal.push(Node { parent: None, token_id, drawn_from: DrawnFrom::OneHot });
+            for (rank, token_id) in [2, 0].into_iter().enumerate() {
+                let drawn_from = DrawnFrom::OneHot;
+                proposal.push(Node { parent: None, token_id, drawn_from, rank });
             }
             let emitted = distribution_of(enumerate(|draws| {
                 let bonus = vec![1.0; 4];
@@ -334,7 +335,8 @@ mod tests {
     fn greedy_follows_the_branch_that_the_target_takes() {
         let mut proposal = Proposal::certain_chain(&[1, 2]);
         for (parent, token_id) in [(None, 3), (Some(2), 4), (Some(2), 5)] {
-            proposal.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot });
+            let drawn_from = DrawnFrom::OneHot;
+            proposal.push(Node { parent, token_id, drawn_from, rank: 0 });
         }
         // Behind the sequence 3, behind that 5, and then 6.
         let choices = [3, 0, 0, 5, 0, 6];

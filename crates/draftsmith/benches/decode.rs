@@ -152,7 +152,7 @@ fn draft_step(bencher: Bencher, head: &str) {
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         drafter
-            .draft(&mut (), &[DraftStep { slot: 0, tokens: &tokens, num_candidates: 1, needs }])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
             .expect("finite")
             .remove(0)
     });
@@ -191,14 +191,14 @@ fn signals(bencher: Bencher, signal: &str) {
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         let drafted = drafter
-            .draft(&mut (), &[DraftStep { slot: 0, tokens: &tokens, num_candidates: 1, needs }])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
             .expect("finite")
             .remove(0);
         let candidate = argmax(&drafted.logits);
         let said = match needs.acceptance_prob {
-            true => {
-                drafter.predict_acceptance(&mut (), 0, &drafted.logits, candidate).expect("finite")
-            }
+            true => drafter
+                .predict_acceptance(&mut (), (0, 0), &drafted.logits, candidate)
+                .expect("finite"),
             false => None,
         };
         (drafted, said)

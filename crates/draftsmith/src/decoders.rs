@@ -166,7 +166,7 @@ impl<'m> Decoders<'m> {
         let mut logits = Vec::with_capacity(response.len());
         for token in response {
             let needs = SignalNeeds::default();
-            let step = DraftStep { slot: SLOT, tokens: &ids, num_candidates: 0, needs };
+            let step = DraftStep::in_chain(SLOT, &ids, 0, needs);
             logits.extend(drafter.draft(target, &[step])?.into_iter().map(|step| step.logits));
             ids.push(*token);
         }

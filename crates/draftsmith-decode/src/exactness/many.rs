@@ -28,7 +28,7 @@ impl Draws for Shared<'_, '_> {
 }
 
 /// A sequence of a batch: its prompt, what may be new, and the stop map of its rule.
-struct Member {
+pub(super) struct Member {
     prompt: Vec<u32>,
     limits: Limits,
     rule: Option<StopMap>,
@@ -84,7 +84,7 @@ fn alone<T: Target, D: Drafter<T>>(
 
 /// Members of different prompts, limits and rules, more than there are slots; none where the rules
 /// are left out drafts.
-fn members(bits: u64, with_rules: bool) -> Vec<Member> {
+pub(super) fn members(bits: u64, with_rules: bool) -> Vec<Member> {
     let limits = |max_new_tokens| Limits { max_new_tokens, eos_token_ids: vec![2] };
     (0..2 * NUM_SLOTS as u32 + 1)
         .map(|number| Member {
@@ -96,7 +96,7 @@ fn members(bits: u64, with_rules: bool) -> Vec<Member> {
         .collect()
 }
 
-fn assert_each_as_alone<T: Target + Clone, D: Drafter<T> + Clone>(
+pub(super) fn assert_each_as_alone<T: Target + Clone, D: Drafter<T> + Clone>(
     target: &T,
     drafter: &D,
     members: &[Member],

@@ -1,14 +1,14 @@
 //! Models, drafters and stop rules that are tables: what the shipped loop is enumerated over.
 
 use draftsmith_theory::{
-    Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, RoundEnd, SeededDraws,
-    SignalNeeds, StopRule,
+    Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, Proposal, RoundEnd,
+    SeededDraws, SignalNeeds, StopRule,
 };
 
 use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::logits::Logits;
-use crate::target::{Target, Verification, committed_len};
+use crate::target::{Target, Verification};
 
 /// Sequences that tables read side by side.
 pub(super) const NUM_SLOTS: usize = 2;
@@ -49,12 +49,6 @@ impl Table {
         predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
     }
 
-    /// The rows after each of the last `num_rows` tokens.
-    fn rows(&self, tokens: &[u32], num_rows: usize) -> Vec<f32> {
-        let first = tokens.len() - num_rows + 1;
-        (first..=tokens.len()).flat_map(|end| self.row(&tokens[..end])).collect()
-    }
-
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
         let mut draws = self.draws(prefix, "row");
         // The first token is always possible, so that no row is empty.
@@ -83,7 +77,11 @@ impl Target for Table {
     }
 
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
-        let rows = batch.iter().flat_map(|one| self.rows(one.tokens, one.proposal.num_rows()));
+        let rows = batch.iter().flat_map(|one| {
+            let mut read = Read::default();
+            read.advance(one.tokens, &parents(one.proposal));
+            read.rows(self, one.proposal.num_rows())
+        });
         Ok(Logits::new(rows.collect(), self.vocab_size))
     }
 
@@ -94,12 +92,79 @@ impl Target for Table {
     }
 }
 
+/// Tokens that were read, of which the last may form a tree.
+#[derive(Clone, Default)]
+struct Read {
+    tokens: Vec<u32>,
+    /// What the last of them follow; the others are a chain.
+    parents: Vec<Option<usize>>,
+}
+
+impl Read {
+    /// Reads what is new of `tokens`, of which the last form the tree with these parents.
+    fn advance(&mut self, tokens: &[u32], parents: &[Option<usize>]) {
+        self.tokens.extend_from_slice(&tokens[self.tokens.len()..]);
+        self.parents = parents.to_vec();
+    }
+
+    /// What the token at `at` ends: those that it follows, and itself.
+    fn prefix(&self, at: usize) -> Vec<u32> {
+        let num_standing = self.tokens.len() - self.parents.len();
+        let Some(node) = at.checked_sub(num_standing) else {
+            return self.tokens[..=at].to_vec();
+        };
+        let mut path = vec![node];
+        while let Some(parent) = self.parents[path[path.len() - 1]] {
+            path.push(parent);
+        }
+        let nodes = path.iter().rev().map(|node| self.tokens[num_standing + node]);
+        self.tokens[..num_standing].iter().copied().chain(nodes).collect()
+    }
+
+    /// The prefixes that the last `num` tokens end.
+    fn last_prefixes(&self, num: usize) -> impl Iterator<Item = Vec<u32>> {
+        let len = self.tokens.len();
+        (len - num..len).map(|at| self.prefix(at))
+    }
+
+    /// The rows of a table after each of the last `num` tokens.
+    fn rows(&self, table: &Table, num: usize) -> Vec<f32> {
+        self.last_prefixes(num).flat_map(|prefix| table.row(&prefix)).collect()
+    }
+
+    /// Keeps the tokens that stand and those on a path behind them, as far as they were read.
+    fn keep(&mut self, num_standing: usize, path: &[usize]) {
+        let read = path.iter().filter_map(|node| self.tokens.get(num_standing + node));
+        let kept: Vec<u32> = read.copied().collect();
+        self.tokens.truncate(num_standing);
+        self.tokens.extend(kept);
+        self.parents.clear();
+    }
+}
+
+fn parents(proposal: &Proposal) -> Vec<Option<usize>> {
+    proposal.nodes().iter().map(|node| node.parent).collect()
+}
+
 /// A table as a drafter.
 #[derive(Clone)]
 pub(super) struct Drafting {
     pub(super) table: Table,
-    /// What it has read last in each slot.
-    read: [Vec<u32>; NUM_SLOTS],
+    /// What each row of the last step in a slot ends.
+    read: [Vec<Vec<u32>>; NUM_SLOTS],
+}
+
+/// What a drafter that is a table gives of steps: of each, the prefixes that its rows end.
+fn drafted<'a>(
+    table: &Table,
+    rows: impl Iterator<Item = (&'a DraftStep<'a>, Vec<u32>)>,
+) -> Vec<Drafted> {
+    let drafted = |(step, prefix): (&DraftStep<'_>, Vec<u32>)| {
+        let logits = table.row(&prefix);
+        let signals = table.signals(&prefix, &logits, step.needs);
+        Drafted { logits, signals, num_forwards: 1 }
+    };
+    rows.map(drafted).collect()
 }
 
 impl From<&Table> for Drafting {
@@ -138,23 +203,26 @@ impl<T> StepDrafter<T> for Drafting {
         _target: &mut T,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError> {
-        let step = |&DraftStep { slot, tokens, needs, .. }: &DraftStep<'_>| {
-            self.read[slot] = tokens.to_vec();
-            let logits = self.table.row(tokens);
-            let signals = self.table.signals(tokens, &logits, needs);
-            Drafted { logits, signals, num_forwards: 1 }
-        };
-        Ok(steps.iter().map(step).collect())
+        for step in steps {
+            let mut read = Read::default();
+            read.advance(step.tokens, step.parents);
+            self.read[step.slot] = read.last_prefixes(step.num_rows).collect();
+        }
+        let of_step = |step: &&DraftStep<'_>| self.read[step.slot].clone();
+        let rows = steps
+            .iter()
+            .flat_map(|step| of_step(&step).into_iter().map(move |prefix| (step, prefix)));
+        Ok(drafted(&self.table, rows))
     }
 
     fn predict_acceptance(
         &mut self,
         _target: &mut T,
-        slot: usize,
+        (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict(&self.read[slot], candidate))
+        Ok(self.table.predict(&self.read[slot][row], candidate))
     }
 }
 
@@ -165,7 +233,7 @@ impl<T> StepDrafter<T> for Drafting {
 pub(super) struct Advanced {
     pub(super) table: Table,
     /// What its shallow layers have read.
-    read: [Vec<u32>; NUM_SLOTS],
+    read: [Read; NUM_SLOTS],
     /// How much of that its deep layers have read.
     num_verified: [usize; NUM_SLOTS],
 }
@@ -176,40 +244,34 @@ impl From<&Table> for Advanced {
     }
 }
 
-impl Advanced {
-    fn advance(&mut self, slot: usize, tokens: &[u32]) {
-        let read = &mut self.read[slot];
-        read.extend_from_slice(&tokens[read.len()..]);
-    }
-}
-
 impl Target for Advanced {
     fn num_slots(&self) -> usize {
         NUM_SLOTS
     }
 
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.read[slot] = prompt[..prompt.len() - 1].to_vec();
-        self.num_verified[slot] = self.read[slot].len();
+        self.read[slot] = Read::default();
+        self.read[slot].advance(&prompt[..prompt.len() - 1], &[]);
+        self.num_verified[slot] = prompt.len() - 1;
         Ok(())
     }
 
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         let mut rows = Vec::new();
         for &Verification { slot, tokens, proposal } in batch {
-            self.advance(slot, tokens);
-            let (read, num_rows) = (&self.read[slot], proposal.num_rows());
-            assert_eq!(num_rows, read.len() - self.num_verified[slot], "each position once");
-            self.num_verified[slot] = read.len();
-            rows.extend(self.table.rows(read, num_rows));
+            let (read, num_rows) = (&mut self.read[slot], proposal.num_rows());
+            read.advance(tokens, &parents(proposal));
+            let num_unread = read.tokens.len() - self.num_verified[slot];
+            assert_eq!(num_rows, num_unread, "each position once");
+            self.num_verified[slot] = read.tokens.len();
+            rows.extend(read.rows(&self.table, num_rows));
         }
         Ok(Logits::new(rows, self.table.vocab_size))
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        let len = committed_len(num_standing, path);
-        self.read[slot].truncate(len);
-        self.num_verified[slot] = self.num_verified[slot].min(len);
+        self.read[slot].keep(num_standing, path);
+        self.num_verified[slot] = self.read[slot].tokens.len();
     }
 
     fn context(&self) -> usize {
@@ -221,12 +283,14 @@ impl Target for Advanced {
 #[derive(Clone)]
 pub(super) struct Advancing {
     pub(super) table: Table,
-    read: [Vec<u32>; NUM_SLOTS],
+    read: [Read; NUM_SLOTS],
+    /// The rows of the last step in each slot.
+    num_rows: [usize; NUM_SLOTS],
 }
 
 impl From<&Table> for Advancing {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Default::default() }
+        Self { table: table.clone(), read: Default::default(), num_rows: [0; NUM_SLOTS] }
     }
 }
 
@@ -250,7 +314,7 @@ impl Drafter<Advanced> for Advancing {
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.read[slot].truncate(committed_len(num_standing, path));
+        self.read[slot].keep(num_standing, path);
     }
 
     fn context(&self) -> usize {
@@ -268,25 +332,31 @@ impl StepDrafter<Advanced> for Advancing {
         target: &mut Advanced,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError> {
-        let step = |&DraftStep { slot, tokens, needs, .. }: &DraftStep<'_>| {
-            target.advance(slot, tokens);
-            let read = &mut self.read[slot];
-            read.extend_from_slice(&target.read[slot][read.len()..]);
-            let logits = self.table.row(read);
-            let signals = self.table.signals(read, &logits, needs);
-            Drafted { logits, signals, num_forwards: 1 }
-        };
-        Ok(steps.iter().map(step).collect())
+        for step in steps {
+            let DraftStep { slot, tokens, parents, .. } = *step;
+            target.read[slot].advance(tokens, parents);
+            self.read[slot].advance(&target.read[slot].tokens, parents);
+            self.num_rows[slot] = step.num_rows;
+        }
+        let rows = steps.iter().flat_map(|step| {
+            let prefixes = self.read[step.slot].last_prefixes(step.num_rows);
+            prefixes.map(move |prefix| (step, prefix))
+        });
+        Ok(drafted(&self.table, rows))
     }
 
     fn predict_acceptance(
         &mut self,
         _target: &mut Advanced,
-        slot: usize,
+        (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict(&self.read[slot], candidate))
+        // Whatever was read last are the step's rows, of which it is asked before anything else is.
+        let read = &self.read[slot];
+        let num_rows = self.num_rows[slot];
+        let prefix = read.prefix(read.tokens.len() - num_rows + row);
+        Ok(self.table.predict(&prefix, candidate))
     }
 }
 

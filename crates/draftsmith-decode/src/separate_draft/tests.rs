@@ -57,7 +57,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut (), 0, &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut (), (0, 0), &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.

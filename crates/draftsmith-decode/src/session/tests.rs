@@ -9,15 +9,14 @@ use draftsmith_model::{
     HeadFeatures, HeadReads, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, Decoding, DrawnFrom, HeadEstimate, Node, Platt, Proposal, SeededDraws,
-    SignalNeeds, StopRule, entropy_of_log_probs, log_softmax,
+    Calibration, Decoding, HeadEstimate, Platt, Proposal, SeededDraws, SignalNeeds, StopRule,
+    entropy_of_log_probs, log_softmax,
 };
 
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{DraftStep, Drafted, Drafter, StepDrafter};
-use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
@@ -193,7 +192,7 @@ pub(crate) fn draft_one<T>(
     num_candidates: usize,
     needs: SignalNeeds,
 ) -> Drafted {
-    let step = DraftStep { slot: 0, tokens, num_candidates, needs };
+    let step = DraftStep::in_chain(0, tokens, num_candidates, needs);
     drafter.draft(target, &[step]).expect("finite").remove(0)
 }
 
@@ -242,17 +241,6 @@ pub(crate) fn predicted_for_candidates(
     let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
     let logits: Vec<f32> = logits.try_into_vec().expect("f32");
     logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
-}
-
-#[test]
-fn a_proposal_with_branches_is_refused() {
-    let [models, _] = &Models::both("branches", 1, &HeadReads::default());
-    let mut target = ModelSession::new(&models.target, CAPACITY, "target");
-    target.begin(0, &[5, 6]).expect("fits");
-    let mut proposal = Proposal::certain_chain(&[7]);
-    proposal.push(Node { parent: None, token_id: 8, drawn_from: DrawnFrom::OneHot });
-    let one = Verification { slot: 0, tokens: &[5, 6, 7, 8], proposal: &proposal };
-    assert_eq!(target.verify(&[one]), Err(DecodeError::BranchingProposal { role: "target" }));
 }
 
 /// Sees a round, and lets decoding go on.

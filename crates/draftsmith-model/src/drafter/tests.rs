@@ -3,6 +3,8 @@
 
 mod families;
 
+use std::iter::once;
+
 use super::*;
 use crate::adapter::{AdapterArchitecture, AdapterConfig};
 use crate::draft_vocabulary::DraftVocabulary;
@@ -79,7 +81,7 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
                 cache.truncate(0, start);
                 features.iter_mut().for_each(|cache| cache.truncate(0, start));
                 let read = drafter.features(&ids[start..end], features.as_mut());
-                let normed = drafter.forward_cached(read, num_rows, &mut cache);
+                let normed = drafter.forward_cached(read, once(num_rows), &mut cache);
                 let [found] = Rows::to_host([normed]).expect("brought");
                 assert_close(&found, &expected[(end - num_rows) * width..end * width]);
             }
@@ -91,7 +93,7 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
         drafter.fill_cache(filled, &mut cache);
         let read = drafter.features(&ids[8..], features.as_mut());
         let [found] =
-            Rows::to_host([drafter.forward_cached(read, 4, &mut cache)]).expect("brought");
+            Rows::to_host([drafter.forward_cached(read, once(4), &mut cache)]).expect("brought");
         assert_close(&found, &expected[8 * width..]);
     }
 }

@@ -244,7 +244,7 @@ fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
             let mut last = None;
             for (start, end) in [(0, 7), (7, 8), (8, 12)] {
                 let features = drafter.features(&ids[start..end], of_target.as_mut());
-                last = Some(drafter.forward_cached(features, 1, &mut cache));
+                last = Some(drafter.forward_cached(features, std::iter::once(1), &mut cache));
             }
             let last = last.expect("three forwards");
             let predicted = head.acceptance_logits(&last, None, &[]);

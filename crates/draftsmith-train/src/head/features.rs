@@ -133,7 +133,7 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> (Tensor<2>, Cand
         feature_cache.iter_mut().for_each(|cache| cache.truncate(0, start));
         cache.truncate(0, start);
         let features = draft.features(ids, feature_cache.as_mut());
-        draft.forward_cached(features, ids.len(), &mut cache)
+        draft.forward_cached(features, std::iter::once(ids.len()), &mut cache)
     };
     let mut candidates = CandidateRows::default();
     push_labelled(&mut candidates, mixture, 0);

@@ -85,7 +85,8 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut session, 0, &drafted.logits, ids[at]);
+                    let drawn =
+                        draft.predict_acceptance(&mut session, (0, 0), &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
                 let proposal = &Proposal::certain_chain(&ids[start..end]);

@@ -60,7 +60,7 @@ fn reads_and_keeps(name: &str, model: &CausalLm, standing: &[u32], nodes: &[u32]
     // Beside a chain, in two forwards, of which the first has the last token that stands.
     let mut found = Vec::new();
     for (new, known) in [(0..4, 4), (4..8, 8)] {
-        cache.branch(slot, standing.len(), PARENTS[..known].iter().copied());
+        cache.branch(slot, standing.len(), &PARENTS[..known]);
         let last = if new.start == 0 { last } else { &[] };
         let own = [last, &nodes[new]].concat();
         let hidden = model.embed_runs(&[(0, &[5, 6]), (slot, &own)]);
@@ -92,7 +92,7 @@ fn a_path_is_kept_as_far_as_layers_have_read_it() {
             let num_layers = model.shape().num_layers;
             let mut cache = model.new_cache(16, 1);
             // The first layer is ahead of the others by the nodes from 3 on.
-            cache.branch(0, 1, PARENTS.into_iter());
+            cache.branch(0, 1, &PARENTS);
             let hidden = model.forward_layers(0..1, model.embed_ids(&[7, 1, 2, 3]), &mut cache);
             model.forward_layers(1..num_layers, hidden, &mut cache);
             model.forward_layers(0..1, model.embed_ids(&[4, 5]), &mut cache);

@@ -54,7 +54,7 @@ fn steps(drafter: &DrafterModel, ids: &[u32]) -> Vec<(Rows, Vec<f32>)> {
     let step = |end: usize| {
         let new = drafter.features(&ids[read..end], features.as_mut());
         read = end;
-        let normed = drafter.forward_cached(new, 1, &mut cache);
+        let normed = drafter.forward_cached(new, std::iter::once(1), &mut cache);
         let [logits] = Rows::to_host([drafter.logits(&normed)]).expect("brought");
         (normed, logits)
     };

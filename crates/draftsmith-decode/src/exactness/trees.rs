@@ -1,0 +1,177 @@
+//! Trees: whatever their shape and whenever their chain's rule stops, the output is the target's.
+
+use draftsmith_theory::{Decoding, HeadTiming, SeededDraws, StopRule, TreeShape};
+
+use super::many::{assert_each_as_alone, members};
+use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
+use super::{Case, assert_same_distribution, rules_with};
+use crate::decode::{decode_plain, decode_speculative};
+use crate::drafter::{DraftRound, Drafter, StepDrafter};
+use crate::error::DecodeError;
+use crate::session::tests::go_on;
+use crate::tree_draft::TreeDraft;
+
+/// Chains with siblings, trees of which some nodes are read, and whole ones; with room for all and
+/// for little.
+const SHAPES: [&str; 10] = [
+    "1x1x0",
+    "2x1x9",
+    "3-1x1x2",
+    "2x2x2",
+    "2x2x9",
+    "3x2x4",
+    "2-3x9x99",
+    "2x1x9-drawn",
+    "2x2x2-drawn",
+    "3-2x9x99-drawn",
+];
+
+/// A drafter that is a table, with trees for proposals.
+#[derive(Clone)]
+struct Trees<D>(D, TreeShape);
+
+impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        TreeDraft::new(&mut self.0, self.1).begin(target, slot, prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        TreeDraft::new(&mut self.0, self.1).propose(target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        TreeDraft::new(&mut self.0, self.1).commit(slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        self.0.context()
+    }
+}
+
+fn shape(text: &str) -> TreeShape {
+    text.parse().expect("a shape")
+}
+
+fn assert_exact(case: &Case, shape: TreeShape, rule: &dyn Fn() -> Box<dyn StopRule>) {
+    let expected = case.target_distribution();
+    let draft = Trees(Drafting::from(&case.draft), shape);
+    assert_same_distribution(&case.output_distribution(&case.target, &draft, rule), &expected);
+    let advancing = Trees(Advancing::from(&case.draft), shape);
+    let advanced = Advanced::from(&case.target);
+    assert_same_distribution(&case.output_distribution(&advanced, &advancing, rule), &expected);
+}
+
+#[test]
+fn every_shape_leaves_the_targets_distribution_under_every_stop_map() {
+    for (vocab_size, depth, max_new_tokens) in [(2, 1, 3), (2, 2, 4), (3, 1, 3)] {
+        let num_maps = 1_u64 << StopMap::num_prefixes(vocab_size, depth);
+        for shape in SHAPES.map(shape) {
+            for eos in [None, Some(1)] {
+                for asked in
+                    [Asked::AfterDraw, Asked::BeforeDraw, Asked::EverySecondRound { skips: true }]
+                {
+                    let case = Case::new(vocab_size, max_new_tokens, eos, 40);
+                    for bits in 0..num_maps {
+                        let rule = StopMap { asked, ..StopMap::new(vocab_size, depth, bits) };
+                        assert_exact(&case, shape, &|| Box::new(rule.clone()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
+    for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
+        let case = Case::new(2, 4, Some(1), 800).with_head(head);
+        for config in rules_with(head, 3) {
+            for shape in ["2x2x3", "2x2x3-drawn"].map(shape) {
+                assert_exact(&case, shape, &|| config.init().expect("a valid rule"));
+            }
+        }
+    }
+}
+
+#[test]
+fn larger_trees_leave_the_targets_distribution() {
+    for (seed, shape) in ["3-2x2x4", "2x2x4-drawn"].map(shape).into_iter().enumerate() {
+        let case = Case::new(3, 3, Some(2), 60 + seed as u64);
+        for bits in [0, 0b10, 0b101] {
+            assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, bits)));
+        }
+    }
+}
+
+#[test]
+fn a_small_draft_vocabulary_leaves_the_targets_distribution_in_trees() {
+    for num_drawn in [1, 2] {
+        let mut case = Case::new(3, 3, Some(1), 910);
+        case.draft.num_drawn = num_drawn;
+        for shape in ["3x2x4", "3x2x4-drawn"].map(shape) {
+            assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, 0)));
+        }
+    }
+}
+
+#[test]
+fn greedy_trees_give_plain_greedy_output_in_fewer_rounds() {
+    let mut draws = SeededDraws::new(0, &["unused"]);
+    let mut num_rounds = [0; 2];
+    for seed in 0..40 {
+        for (max_new_tokens, context) in [(1, 64), (5, 64), (9, 64), (9, 6)] {
+            let mut case = Case::new(3, max_new_tokens, Some(2), 200 + seed);
+            case.target.context = context;
+            let observe = &mut go_on;
+            let plain = decode_plain(
+                &mut case.target.clone(),
+                &Decoding::Greedy,
+                &[0],
+                &case.limits,
+                &mut draws,
+                observe,
+            )
+            .expect("tables do not fail");
+            for (nth, shape) in SHAPES.map(shape).into_iter().enumerate() {
+                for bits in (0..1 << 12).step_by(401) {
+                    let generation = decode_speculative(
+                        &mut Advanced::from(&case.target),
+                        &mut Trees(Advancing::from(&case.draft), shape),
+                        &mut StopMap::new(3, 3, bits),
+                        &Decoding::Greedy,
+                        &[0],
+                        &case.limits,
+                        &mut draws,
+                        observe,
+                    )
+                    .expect("tables do not fail");
+                    assert_eq!(generation.token_ids, plain.token_ids);
+                    assert_eq!(generation.finish, plain.finish);
+                    if let Some(of_shape) = [0, 6].iter().position(|shape| *shape == nth) {
+                        num_rounds[of_shape] += generation.trace.rounds.len();
+                    }
+                }
+            }
+        }
+    }
+    // The draft knows nothing of the target: a whole tree of three tokens finds more by itself.
+    assert!(4 * num_rounds[1] < 3 * num_rounds[0], "{num_rounds:?}");
+}
+
+#[test]
+fn trees_side_by_side_are_each_what_they_are_alone() {
+    let case = Case::new(3, 9, Some(2), 77);
+    for shape in SHAPES.map(shape) {
+        for bits in [0, 0b1001] {
+            let members = members(bits, true);
+            let draft = Trees(Drafting::from(&case.draft), shape);
+            assert_each_as_alone(&case.target, &draft, &members);
+            let advancing = Trees(Advancing::from(&case.draft), shape);
+            assert_each_as_alone(&Advanced::from(&case.target), &advancing, &members);
+        }
+    }
+}

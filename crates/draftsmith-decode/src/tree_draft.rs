@@ -1,0 +1,165 @@
+//! Trees of candidates from a drafter that drafts step by step: each of its forwards reads several
+//! nodes, and each node it reads has several children.
+
+use draftsmith_theory::{
+    CandidateSource, Decoding, DraftPhase, Drawn, Draws, SignalNeeds, TreeGrowth, TreeShape,
+};
+
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::error::DecodeError;
+
+/// A drafter whose proposals are trees. What it reads of a tree comes first among the proposal's
+/// nodes, so that it and a target that it advances hold them in the same order.
+#[derive(Debug)]
+pub struct TreeDraft<'d, D: ?Sized> {
+    drafter: &'d mut D,
+    shape: TreeShape,
+}
+
+impl<'d, D: ?Sized> TreeDraft<'d, D> {
+    /// Trees of `drafter`'s candidates.
+    pub fn new(drafter: &'d mut D, shape: TreeShape) -> Self {
+        Self { drafter, shape }
+    }
+}
+
+impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.drafter.begin(target, slot, prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        propose_trees(self.drafter, self.shape, target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.drafter.commit(slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        self.drafter.context()
+    }
+}
+
+/// A round's tree on its way.
+struct Growing {
+    phase: DraftPhase,
+    growth: TreeGrowth,
+    /// The candidates of the chain, which the stop rule sees.
+    chain: Vec<u32>,
+    /// What each node follows.
+    parents: Vec<Option<usize>>,
+    /// Nodes that the next step reads, the last ones; none in the first step, which reads what stands.
+    num_unread: usize,
+}
+
+impl Growing {
+    /// The step to take.
+    fn step<'a>(&'a self, round: &'a DraftRound<'_>) -> DraftStep<'a> {
+        DraftStep {
+            slot: round.slot,
+            tokens: round.tokens,
+            num_candidates: self.parents.len(),
+            parents: &self.parents,
+            num_rows: self.num_unread.max(1),
+            needs: self.phase.needs(),
+        }
+    }
+}
+
+/// Proposes the trees around the chains that draft phases draw: a step of all phases at a time, as
+/// long as any goes on. The first row of each step is the chain's.
+fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
+    drafter: &mut D,
+    shape: TreeShape,
+    target: &mut T,
+    rounds: &mut [DraftRound<'_>],
+) -> Result<(), DecodeError> {
+    let begin = |round: &mut DraftRound<'_>| Growing {
+        phase: DraftPhase::begin(round.rule, round.limits),
+        growth: TreeGrowth::new(shape),
+        chain: Vec::new(),
+        parents: Vec::new(),
+        num_unread: 0,
+    };
+    let mut trees: Vec<Growing> = rounds.iter_mut().map(begin).collect();
+    loop {
+        let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
+        let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();
+        if steps.is_empty() {
+            break;
+        }
+        let mut drafted = drafter.draft(target, &steps)?.into_iter();
+        let pairs = rounds.iter_mut().zip(&mut trees).filter(|(_, tree)| tree.phase.needs_step());
+        for (round, tree) in pairs {
+            let rows: Vec<Drafted> = drafted.by_ref().take(tree.num_unread.max(1)).collect();
+            grow(drafter, target, round, tree, &rows)?;
+        }
+    }
+    for (round, tree) in rounds.iter_mut().zip(&mut trees) {
+        tree.growth.finish(round.proposal, round.tokens);
+    }
+    Ok(())
+}
+
+/// Goes on behind a step that gave `rows`: the chain, unless its phase ends before a draw, then the
+/// children of the other nodes that were read; and what is to be read next.
+fn grow<T, D: StepDrafter<T> + ?Sized>(
+    drafter: &mut D,
+    target: &mut T,
+    round: &mut DraftRound<'_>,
+    tree: &mut Growing,
+    rows: &[Drafted],
+) -> Result<(), DecodeError> {
+    let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
+    let num_forwards = rows.iter().map(|row| row.num_forwards).sum();
+    proposal.forwards.add(drafter.id(), num_forwards);
+    let Growing { phase, growth, chain, parents, num_unread } = tree;
+    let (first, others) = rows.split_first().expect("a step has a row");
+    let mut source =
+        TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
+    let num_before = phase.num_candidates();
+    phase.advance(&mut source, first.signals, *rule, *limits, chain)?;
+    if phase.num_candidates() == num_before {
+        return Ok(());
+    }
+    let first_other = proposal.len() - others.len();
+    for (node, row) in (first_other..).zip(others) {
+        growth.branch(node, &row.logits, decoding, *draws);
+    }
+    *num_unread = 0;
+    if phase.needs_step() {
+        *num_unread = growth.read_next(limits.eos_token_ids, proposal, tokens);
+        parents.extend(proposal.nodes()[parents.len()..].iter().map(|node| node.parent));
+    }
+    Ok(())
+}
+
+/// The row behind a tree's chain, as what a draft phase draws from.
+struct TreeSource<'a, T, D: ?Sized> {
+    drafter: &'a mut D,
+    target: &'a mut T,
+    slot: usize,
+    growth: &'a mut TreeGrowth,
+    decoding: &'a Decoding,
+    draws: &'a mut dyn Draws,
+    row: &'a Drafted,
+}
+
+impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for TreeSource<'_, T, D> {
+    type Error = DecodeError;
+
+    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+        let (token_id, prob) =
+            self.growth.extend_chain(&self.row.logits, self.decoding, self.draws);
+        Drawn { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
+    }
+
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+        self.drafter.predict_acceptance(self.target, (self.slot, 0), &self.row.logits, candidate)
+    }
+}
