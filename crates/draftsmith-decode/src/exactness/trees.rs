@@ -56,6 +56,10 @@ fn shape(text: &str) -> TreeShape {
     text.parse().expect("a shape")
 }
 
+fn tree_case(vocab_size: usize, max_new_tokens: usize, eos: Option<u32>, seed: u64) -> Case {
+    Case { branches: true, ..Case::new(vocab_size, max_new_tokens, eos, seed) }
+}
+
 fn assert_exact(case: &Case, shape: TreeShape, rule: &dyn Fn() -> Box<dyn StopRule>) {
     let expected = case.target_distribution();
     let draft = Trees(Drafting::from(&case.draft), shape);
@@ -74,7 +78,7 @@ fn every_shape_leaves_the_targets_distribution_under_every_stop_map() {
                 for asked in
                     [Asked::AfterDraw, Asked::BeforeDraw, Asked::EverySecondRound { skips: true }]
                 {
-                    let case = Case::new(vocab_size, max_new_tokens, eos, 40);
+                    let case = tree_case(vocab_size, max_new_tokens, eos, 40);
                     for bits in 0..num_maps {
                         let rule = StopMap { asked, ..StopMap::new(vocab_size, depth, bits) };
                         assert_exact(&case, shape, &|| Box::new(rule.clone()));
@@ -88,7 +92,7 @@ fn every_shape_leaves_the_targets_distribution_under_every_stop_map() {
 #[test]
 fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
     for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
-        let case = Case::new(2, 4, Some(1), 800).with_head(head);
+        let case = tree_case(2, 4, Some(1), 800).with_head(head);
         for config in rules_with(head, 3) {
             for shape in ["2x2x3", "2x2x3-drawn"].map(shape) {
                 assert_exact(&case, shape, &|| config.init().expect("a valid rule"));
@@ -100,7 +104,7 @@ fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
 #[test]
 fn larger_trees_leave_the_targets_distribution() {
     for (seed, shape) in ["3-2x2x4", "2x2x4-drawn"].map(shape).into_iter().enumerate() {
-        let case = Case::new(3, 3, Some(2), 60 + seed as u64);
+        let case = tree_case(3, 3, Some(2), 60 + seed as u64);
         for bits in [0, 0b10, 0b101] {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, bits)));
         }
@@ -110,7 +114,7 @@ fn larger_trees_leave_the_targets_distribution() {
 #[test]
 fn a_small_draft_vocabulary_leaves_the_targets_distribution_in_trees() {
     for num_drawn in [1, 2] {
-        let mut case = Case::new(3, 3, Some(1), 910);
+        let mut case = tree_case(3, 3, Some(1), 910);
         case.draft.num_drawn = num_drawn;
         for shape in ["3x2x4", "3x2x4-drawn"].map(shape) {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, 0)));
@@ -124,7 +128,7 @@ fn greedy_trees_give_plain_greedy_output_in_fewer_rounds() {
     let mut num_rounds = [0; 2];
     for seed in 0..40 {
         for (max_new_tokens, context) in [(1, 64), (5, 64), (9, 64), (9, 6)] {
-            let mut case = Case::new(3, max_new_tokens, Some(2), 200 + seed);
+            let mut case = tree_case(3, max_new_tokens, Some(2), 200 + seed);
             case.target.context = context;
             let observe = &mut go_on;
             let plain = decode_plain(
@@ -159,12 +163,12 @@ fn greedy_trees_give_plain_greedy_output_in_fewer_rounds() {
         }
     }
     // The draft knows nothing of the target: a whole tree of three tokens finds more by itself.
-    assert!(4 * num_rounds[1] < 3 * num_rounds[0], "{num_rounds:?}");
+    assert!(10 * num_rounds[1] < 9 * num_rounds[0], "{num_rounds:?}");
 }
 
 #[test]
 fn trees_side_by_side_are_each_what_they_are_alone() {
-    let case = Case::new(3, 9, Some(2), 77);
+    let case = tree_case(3, 9, Some(2), 77);
     for shape in SHAPES.map(shape) {
         for bits in [0, 0b1001] {
             let members = members(bits, true);
