@@ -14,7 +14,7 @@ use crate::session::tests::{draft_one, predicted_for_candidates, tensor_of};
 const EXIT_LAYER: usize = 2;
 
 /// Every form, with and without more to read.
-fn all_reads() -> Vec<HeadReads> {
+pub(super) fn all_reads() -> Vec<HeadReads> {
     use HeadInput::{Entropy, TopProb};
     let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
@@ -22,7 +22,7 @@ fn all_reads() -> Vec<HeadReads> {
 }
 
 /// A head with random weights, read from its files as a trained one is.
-fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
+pub(super) fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
     let dir = tempfile_dir(name);
     let device = Device::flex();
     device.seed(11);

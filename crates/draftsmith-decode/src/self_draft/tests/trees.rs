@@ -1,0 +1,157 @@
+//! Trees of models: greedy output is plain, and what a draft gives of a node is what it gives of the
+//! node's path alone.
+
+use draftsmith_theory::{SignalNeeds, TreeShape};
+
+use super::with_head::{all_reads, head};
+use super::*;
+use crate::tree_draft::TreeDraft;
+
+const SHAPES: [&str; 4] = ["2x1x4", "3-2x3x12", "4x4x8", "2x9x40"];
+
+fn shape(text: &str) -> TreeShape {
+    text.parse().expect("a shape")
+}
+
+/// Decodes greedily with trees; rounds are counted that proposed more than a chain, of which something
+/// stood.
+fn assert_trees_are_plain(model: &CausalLm, adapter: &Adapter, num_branched: &mut usize) {
+    let exit_layer = exit_layer_of(model);
+    for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
+        let limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+        let context = prompt.len() + 44;
+        let plain = greedy_plain(&mut ModelSession::new(model, context, "target"), prompt, &limits);
+        let mut session = session_with_exit(model, exit_layer, context);
+        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, context);
+        let mut separate = SeparateDraft::new(model, None, 96, context);
+        for shape in SHAPES.map(shape) {
+            for length in [1, 3, 6] {
+                let rule = &mut FixedLength::new(length).expect("a valid length");
+                let drafter = &mut TreeDraft::new(&mut self_draft, shape);
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{shape}");
+                let rounds = &found.trace.rounds;
+                let is_branched = |round: &&draftsmith_theory::Round| {
+                    round.num_accepted > 0 && round.num_drafted > length
+                };
+                *num_branched += rounds.iter().filter(is_branched).count();
+                let drafter = &mut TreeDraft::new(&mut separate, shape);
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{shape}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
+    let mut num_branched = 0;
+    for name in FAMILIES {
+        let model = target_of(name);
+        let exit_layer = exit_layer_of(&model);
+        let name = format!("tree-{name}");
+        let near = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, &name);
+        assert_trees_are_plain(&model, &near, &mut num_branched);
+        let far = adapter(&model, AdapterArchitecture::DecoderLayer, exit_layer, 0.5, &name);
+        assert_trees_are_plain(&model, &far, &mut num_branched);
+        let device = Device::flex();
+        device.seed(3);
+        let drawn = model.config().init(&device);
+        let config = config_of(&drawn, AdapterArchitecture::MlpOnly, exit_layer);
+        assert_trees_are_plain(&drawn, &config.init(&device), &mut num_branched);
+    }
+    assert!(num_branched > 500, "{num_branched}");
+}
+
+/// ```text
+/// 0 ─ 1 ─ 4
+///   │   └ 5
+///   └ 3
+/// 2
+/// ```
+/// Read behind what stands, in three steps: the first two nodes, two more, and two more.
+const PARENTS: [Option<usize>; 6] = [None, Some(0), None, Some(0), Some(1), Some(1)];
+const STEPS: [std::ops::Range<usize>; 4] = [0..0, 0..1, 1..4, 4..6];
+
+fn path_to(node: usize) -> Vec<usize> {
+    let mut path = PARENTS[node].map(path_to).unwrap_or_default();
+    path.push(node);
+    path
+}
+
+/// What a drafter gives of the last token of each path, each as a tree's node or each in a chain.
+fn assert_nodes_are_their_paths<T: Target>(
+    target: &mut T,
+    drafter: &mut impl StepDrafter<T>,
+    what: &str,
+) {
+    const STANDING: [u32; 4] = [5, 17, 42, 9];
+    let needs = SignalNeeds { acceptance_prob: true, entropy: true, ..SignalNeeds::default() };
+    let nodes: Vec<u32> = (0..6).map(|node| 11 + 13 * node).collect();
+    let begin = |target: &mut T, drafter: &mut dyn StepDrafter<T>| {
+        target.begin(0, &STANDING).expect("fits");
+        drafter.begin(target, 0, &STANDING).expect("fits");
+    };
+    let candidate = 7;
+    begin(target, drafter);
+    let mut of_nodes = Vec::new();
+    for new in STEPS {
+        let tokens = [&STANDING[..], &nodes[..new.end]].concat();
+        let parents = &PARENTS[..new.end];
+        let num_rows = new.len().max(1);
+        let num_candidates = new.end;
+        let step = DraftStep { slot: 0, tokens: &tokens, num_candidates, parents, num_rows, needs };
+        let drafted = drafter.draft(target, &[step]).expect("finite");
+        assert_eq!(drafted.len(), num_rows);
+        for (row, drafted) in drafted.into_iter().enumerate() {
+            let ahead = drafter.predict_acceptance(target, (0, row), &drafted.logits, candidate);
+            of_nodes.push((drafted, ahead.expect("finite")));
+        }
+    }
+    for (nth, (found, ahead)) in of_nodes.iter().enumerate() {
+        let path = nth.checked_sub(1).map(path_to).unwrap_or_default();
+        begin(target, drafter);
+        let mut tokens = STANDING.to_vec();
+        let mut expected = None;
+        for len in 0..=path.len() {
+            tokens.extend(len.checked_sub(1).map(|last| nodes[path[last]]));
+            let step = DraftStep::in_chain(0, &tokens, len, needs);
+            let drafted = drafter.draft(target, &[step]).expect("finite").remove(0);
+            let ahead = drafter.predict_acceptance(target, (0, 0), &drafted.logits, candidate);
+            expected = Some((drafted, ahead.expect("finite")));
+        }
+        let (expected, expected_ahead) = expected.expect("a step");
+        for (found, expected) in found.logits.iter().zip(&expected.logits) {
+            // Sums of f32 in another order, of numbers near 1.
+            assert!((found - expected).abs() <= 2e-5 * expected.abs().max(1.0), "{what} {nth}");
+        }
+        let read = [found, &expected].map(|drafted| match drafted.signals.acceptance_prob {
+            Some(draftsmith_theory::HeadEstimate::OfRead(prob)) => Some(prob),
+            _ => None,
+        });
+        for [found, expected] in [read, [*ahead, expected_ahead]] {
+            assert_eq!(found.is_some(), expected.is_some(), "{what} {nth}");
+            if let Some((found, expected)) = found.zip(expected) {
+                assert!((found - expected).abs() < 1e-5, "{what} {nth}: {found} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_draft_and_its_head_say_of_a_node_is_what_they_say_of_its_path() {
+    let model = target();
+    let exit_layer = exit_layer_of(&model);
+    let adapter =
+        adapter(&model, AdapterArchitecture::DecoderLayer, exit_layer, 0.1, "tree-of-paths");
+    for (nth, reads) in all_reads().iter().enumerate() {
+        let head = head(&model, reads, &format!("tree-{nth}"));
+        let what = format!("{reads:?}");
+        let mut session = session_with_exit(&model, exit_layer, 32);
+        let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, Some(&head), 32);
+        assert_nodes_are_their_paths(&mut session, &mut self_draft, &what);
+        let mut session = ModelSession::new(&model, 32, "target");
+        let mut separate = SeparateDraft::new(&model, Some(&head), 96, 32);
+        assert_nodes_are_their_paths(&mut session, &mut separate, &what);
+    }
+}
