@@ -139,3 +139,30 @@ fn a_model_without_a_chat_template_needs_one() {
     build("alpaca").ok();
     build("vicuna").fails_naming(&["chat_template"]);
 }
+
+#[test]
+fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let prompt = "Copy: red lamp red lamp red lamp red lamp red lamp";
+    let generate = |extra: &[&str]| {
+        let mut arguments = vec![
+            "generate", "--target", &target, "--prompt", prompt, "--greedy", "--json", "--raw",
+        ];
+        arguments.extend(extra);
+        place.run(&arguments)
+    };
+    let plain = generate(&[]).json();
+    for length in ["1", "4", "16"] {
+        let found = generate(&["--prompt-lookup", "--candidate-length", length]).json();
+        assert_eq!(found["token_ids"], plain["token_ids"]);
+        let rounds = found["rounds"].as_array().unwrap();
+        let most = |key: &str| rounds.iter().filter_map(|round| round[key].as_u64()).max().unwrap();
+        // The text goes on repeating, so rounds of any length are accepted whole.
+        assert_eq!(most("num_accepted").to_string(), length);
+        assert_eq!(most("num_drafted").to_string(), length);
+    }
+    generate(&["--prompt-lookup", "--draft", &draft]).fails_naming(&["--prompt-lookup", "--draft"]);
+    generate(&["--prompt-lookup", "--stop-threshold", "0.5"])
+        .fails_naming(&["--prompt-lookup", "--stop-threshold"]);
+}

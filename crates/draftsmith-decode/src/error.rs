@@ -1,5 +1,7 @@
 //! What can go wrong while decoding.
 
+use draftsmith_theory::DrafterId;
+
 /// An error of decoding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
@@ -42,6 +44,15 @@ pub enum DecodeError {
         role: &'static str,
         /// Tokens read.
         num_tokens: usize,
+    },
+    /// A stop rule reads of a drafter what it does not have.
+    #[error(
+        "the stop rule reads probabilities, which the drafter `{drafter}` does not have: end its \
+         rounds at a fixed length"
+    )]
+    NoSignals {
+        /// The drafter.
+        drafter: DrafterId,
     },
     /// The device failed to deliver a result.
     #[error("the device failed while the {role} was run: {message}")]

@@ -9,6 +9,7 @@
 //! there.
 
 mod many;
+mod max_gram;
 mod replay;
 mod tables;
 mod trees;

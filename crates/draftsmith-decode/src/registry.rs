@@ -3,8 +3,9 @@
 //! A new drafter is a file of its own, a [`DrafterId`] and a line here.
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{Bigrams, DrafterId, MaxGramConfig};
 
+use crate::max_gram::MaxGramDraft;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
@@ -31,6 +32,13 @@ pub enum DrafterParts<'m> {
         /// What predicts whether its candidates are accepted.
         head: Option<&'m AcceptanceHead>,
     },
+    /// The sequence itself.
+    MaxGram {
+        /// How it is looked up.
+        config: MaxGramConfig,
+        /// What goes on where a look-up does not.
+        bigrams: Option<&'m Bigrams>,
+    },
 }
 
 impl DrafterParts<'_> {
@@ -39,6 +47,7 @@ impl DrafterParts<'_> {
         match self {
             Self::Draft { .. } => DrafterId::Draft,
             Self::SelfDraft { exit_layer, .. } => DrafterId::SelfDraft { exit_layer: *exit_layer },
+            Self::MaxGram { .. } => DrafterId::MaxGram,
         }
     }
 }
@@ -46,7 +55,7 @@ impl DrafterParts<'_> {
 /// A target and the drafters that can propose for it.
 pub struct Drafters<'m> {
     target: ModelSession<'m>,
-    drafters: Vec<Box<dyn ModelDrafter<'m> + 'm>>,
+    drafters: Vec<(DrafterId, Box<dyn ModelDrafter<'m> + 'm>)>,
 }
 
 /// A target's session and a drafter for it.
@@ -62,8 +71,9 @@ impl<'m> Drafters<'m> {
         num_slots: usize,
     ) -> Self {
         let vocab_size = target.shape().vocab_size;
-        let build = |parts| -> Box<dyn ModelDrafter<'m> + 'm> {
-            match parts {
+        let build = |parts: DrafterParts<'m>| -> (DrafterId, Box<dyn ModelDrafter<'m> + 'm>) {
+            let id = parts.id();
+            let drafter: Box<dyn ModelDrafter<'m> + 'm> = match parts {
                 DrafterParts::Draft { model, vocabulary, head } => {
                     let model = DrafterModel::from(model);
                     let model = match vocabulary {
@@ -77,7 +87,11 @@ impl<'m> Drafters<'m> {
                 DrafterParts::SelfDraft { exit_layer, adapter, head } => Box::new(
                     SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots),
                 ),
-            }
+                DrafterParts::MaxGram { config, bigrams } => {
+                    Box::new(MaxGramDraft::new(config, bigrams, num_slots))
+                }
+            };
+            (id, drafter)
         };
         Self {
             target: ModelSession::with_slots(target, capacity, num_slots, "target"),
@@ -87,7 +101,7 @@ impl<'m> Drafters<'m> {
 
     /// What drafters there are.
     pub fn ids(&self) -> impl Iterator<Item = DrafterId> {
-        self.drafters.iter().map(|drafter| drafter.id())
+        self.drafters.iter().map(|(id, _)| *id)
     }
 
     /// The target, to decode alone.
@@ -98,7 +112,7 @@ impl<'m> Drafters<'m> {
 
     /// The target's session, ready for a drafter, and that drafter; None if there is no such.
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
-        let drafter = self.drafters.iter_mut().find(|drafter| drafter.id() == id)?;
+        let (_, drafter) = self.drafters.iter_mut().find(|(known, _)| *known == id)?;
         self.target.set_exit(drafter.exit_layer());
         Some((&mut self.target, &mut **drafter))
     }

@@ -72,6 +72,10 @@ impl<'m> ModelDrafter<'m> for SelfDraft<'m> {
         self.forwards.set_calibration(calibration);
     }
 
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        Some(self)
+    }
+
     fn exit_layer(&self) -> Option<usize> {
         Some(self.exit_layer)
     }

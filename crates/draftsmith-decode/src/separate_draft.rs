@@ -11,6 +11,7 @@ use crate::draft_forwards::DraftForwards;
 use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
+use crate::session::ModelSession;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
@@ -46,6 +47,10 @@ impl<'m> SeparateDraft<'m> {
 impl<'m> ModelDrafter<'m> for SeparateDraft<'m> {
     fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
         self.0.set_calibration(calibration);
+    }
+
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        Some(self)
     }
 }
 

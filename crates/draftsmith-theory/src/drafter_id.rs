@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::TheoryError;
 
-/// A drafter's name; in the order they are shown. In files a string: `draft`, `self_draft_1`.
+/// A drafter's name; in the order they are shown. In files a string: `draft`, `self_draft_1`,
+/// `max_gram`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DrafterId {
     /// A separate draft model.
@@ -17,13 +18,15 @@ pub enum DrafterId {
         /// The layers run before the adapter.
         exit_layer: usize,
     },
+    /// Max-Gram: what followed where the sequence looked like this before. No model.
+    MaxGram,
 }
 
 impl DrafterId {
     /// The layers of the target that it runs, where it is a self-draft.
     pub fn exit_layer(self) -> Option<usize> {
         match self {
-            Self::Draft => None,
+            Self::Draft | Self::MaxGram => None,
             Self::SelfDraft { exit_layer } => Some(exit_layer),
         }
     }
@@ -33,23 +36,36 @@ impl DrafterId {
         match self {
             Self::Draft => "separate draft".into(),
             Self::SelfDraft { exit_layer } => format!("self-draft, exit {exit_layer}"),
+            Self::MaxGram => "prompt lookup (Max-Gram)".into(),
         }
     }
 
     /// What comes before the names of its settings, to tell them from a separate draft's: `exit 1`.
     pub fn prefix(self) -> Option<String> {
-        self.exit_layer().map(|exit_layer| format!("exit {exit_layer}"))
+        match self {
+            Self::Draft => None,
+            Self::SelfDraft { exit_layer } => Some(format!("exit {exit_layer}")),
+            Self::MaxGram => Some("lookup".into()),
+        }
+    }
+
+    /// Whether what it proposes comes from a model, and so has probabilities that stop rules read
+    /// and that can be recorded.
+    pub fn has_model(self) -> bool {
+        self != Self::MaxGram
     }
 }
 
 const DRAFT: &str = "draft";
 const SELF_DRAFT: &str = "self_draft_";
+const MAX_GRAM: &str = "max_gram";
 
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Draft => formatter.write_str(DRAFT),
             Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
+            Self::MaxGram => formatter.write_str(MAX_GRAM),
         }
     }
 }
@@ -58,9 +74,13 @@ impl FromStr for DrafterId {
     type Err = TheoryError;
 
     fn from_str(name: &str) -> Result<Self, TheoryError> {
-        let known = match name.strip_prefix(SELF_DRAFT) {
-            Some(layer) => layer.parse().ok().map(|exit_layer| Self::SelfDraft { exit_layer }),
-            None => (name == DRAFT).then_some(Self::Draft),
+        let known = match name {
+            DRAFT => Some(Self::Draft),
+            MAX_GRAM => Some(Self::MaxGram),
+            _ => {
+                let layer = name.strip_prefix(SELF_DRAFT).and_then(|layer| layer.parse().ok());
+                layer.map(|exit_layer| Self::SelfDraft { exit_layer })
+            }
         };
         // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
         // written.
@@ -132,6 +152,7 @@ mod tests {
             (DrafterId::Draft, "draft"),
             (DrafterId::SelfDraft { exit_layer: 1 }, "self_draft_1"),
             (DrafterId::SelfDraft { exit_layer: 12 }, "self_draft_12"),
+            (DrafterId::MaxGram, "max_gram"),
         ] {
             assert_eq!(id.to_string(), name);
             assert_eq!(name.parse(), Ok(id));

@@ -7,7 +7,10 @@
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TheoryError {
     /// A string that names no drafter.
-    #[error("unknown drafter `{0}`, expected `none`, `draft` or `self_draft_` and an exit layer")]
+    #[error(
+        "unknown drafter `{0}`, expected `none`, `draft`, `max_gram`, or `self_draft_` and an exit \
+         layer"
+    )]
     UnknownDrafter(String),
     /// A sampling temperature that is not a positive finite number.
     #[error(

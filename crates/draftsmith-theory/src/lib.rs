@@ -16,6 +16,7 @@
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
 //! | `drafter_id` | what drafters are called, and how often each ran in a round |
 //! | `proposal` | the tree of tokens that a drafter proposes |
+//! | `max_gram` | a draft without a model: how a sequence went on where it looked like this before |
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `stop_rule` | when a draft phase ends |
 //! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
@@ -50,6 +51,7 @@ mod intervals;
 mod isotonic;
 mod least_squares;
 mod losslessness;
+mod max_gram;
 mod mixing;
 mod proposal;
 mod replay;
@@ -85,6 +87,7 @@ pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};
 pub use losslessness::{LosslessnessTest, Rounding};
+pub use max_gram::{BigramCounts, Bigrams, Continuation, MaxGram, MaxGramConfig, SearchedText};
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{

@@ -77,7 +77,8 @@ enum Command {
     Record(ReadingData<RecipeArguments>),
     /// Measure plain decoding against drafting with the draft, its head and the adapters.
     Evaluate(RecipeArguments),
-    /// Generate text with one model, with a target and its draft, or with a model and its adapter.
+    /// Generate text with one model, with a target and its draft, with a model and its adapter, or
+    /// with a model and prompt lookup.
     Generate(GenerateArguments),
     /// Tell whether speculation is worth it for a target and a draft, or for a target alone, before
     /// anything is trained.

@@ -16,6 +16,9 @@ use crate::exports::{Exports, HeadExport};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName};
 
+/// Why a drafter cannot be recorded.
+const NO_STEPS: &str = "it has no model, and so no probabilities to record";
+
 /// A prompt to be answered, with the rule that ends its draft phases, if something drafts.
 pub(crate) struct ToDecode<'r> {
     pub(crate) prompt_ids: &'r [u32],
@@ -144,7 +147,8 @@ impl<'m> Decoders<'m> {
         };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);
-        Ok(record(target, drafter, &options, responses, observe)?)
+        let steps = drafter.by_steps().context(NO_STEPS)?;
+        Ok(record(target, steps, &options, responses, observe)?)
     }
 
     /// What a drafter would draw from at each place of a response, read token by token as in
@@ -160,6 +164,7 @@ impl<'m> Decoders<'m> {
     ) -> Result<Vec<Vec<f32>>> {
         const SLOT: usize = 0;
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        let drafter = drafter.by_steps().context(NO_STEPS)?;
         target.begin(SLOT, prompt_ids)?;
         drafter.begin(target, SLOT, prompt_ids)?;
         let mut ids = prompt_ids.to_vec();
@@ -228,5 +233,6 @@ pub(crate) fn drafters_of<'m>(
         };
         (parts, head)
     });
-    of_draft.chain(of_adapters).collect()
+    let of_lookup = exports.lookup.iter().map(|lookup| (lookup.parts(), None));
+    of_draft.chain(of_adapters).chain(of_lookup).collect()
 }

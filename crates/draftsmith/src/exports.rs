@@ -5,6 +5,7 @@ pub(crate) mod config_keys;
 pub(crate) mod draft_model;
 pub(crate) mod draft_vocabulary;
 mod kind;
+pub(crate) mod lookup;
 pub(crate) mod tuned;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use serde_json::{Map, Value};
 use self::calibration::HeadCalibration;
 use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
+use self::lookup::Lookup;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
@@ -28,12 +30,14 @@ pub(crate) struct Exports {
     pub(crate) draft_tokens: Option<DraftTokens>,
     /// By exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
+    /// Prompt lookup, where it is asked for.
+    pub(crate) lookup: Option<Lookup>,
 }
 
 impl Exports {
     /// Nothing was trained.
     pub(crate) fn none() -> Self {
-        Self { head: None, draft_tokens: None, adapters: Vec::new() }
+        Self { head: None, draft_tokens: None, adapters: Vec::new(), lookup: None }
     }
 
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
@@ -52,7 +56,13 @@ impl Exports {
         }
         let adapters = read_adapters(&dirs, workspace)?;
         let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        Ok(Self { head, draft_tokens, adapters })
+        Ok(Self { head, draft_tokens, adapters, lookup: None })
+    }
+
+    /// The same with prompt lookup, if the recipe's evaluation has it.
+    pub(crate) fn with_lookup(self, evaluate: &EvaluateRecipe) -> Self {
+        let lookup = evaluate.max_gram.as_ref().map(|keys| Lookup { config: keys.config() });
+        Self { lookup, ..self }
     }
 
     /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.
@@ -69,11 +79,11 @@ impl Exports {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
                 let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-                Self { head: Some(head), draft_tokens, adapters: Vec::new() }
+                Self { head: Some(head), draft_tokens, ..Self::none() }
             }
             ExportKind::Adapter => {
                 let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
-                Self { head: None, draft_tokens: None, adapters }
+                Self { adapters, ..Self::none() }
             }
         })
     }
@@ -94,7 +104,7 @@ impl Exports {
     /// without one.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
-            DrafterName::None => None,
+            DrafterName::None | DrafterName::Of(DrafterId::MaxGram) => None,
             DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
                 let mut adapters = self.adapters.iter();

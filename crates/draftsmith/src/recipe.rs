@@ -9,6 +9,7 @@ mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
+mod max_gram;
 mod overrides;
 mod stop_rules;
 mod tune;

@@ -69,6 +69,11 @@ pub struct SignalNeeds {
 }
 
 impl SignalNeeds {
+    /// Whether a rule reads nothing but how rounds went.
+    pub fn is_nothing(self) -> bool {
+        self == Self::default()
+    }
+
     /// The needed signals that are functions of a candidate's raw logits alone, the same for every
     /// drafter. What asks for more than logits is left None for the drafter or the round loop to
     /// fill in.

@@ -1,5 +1,5 @@
-//! `generate`: text as it comes, from one model, from a target and its draft, or from a model and
-//! its adapter.
+//! `generate`: text as it comes, from one model, from a target and its draft, from a model and its
+//! adapter, or from a model and what it has read.
 
 mod rule;
 mod show;
@@ -16,7 +16,7 @@ use draftsmith_decode::{
     Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::SeededDraws;
+use draftsmith_theory::{MaxGramConfig, SeededDraws};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
@@ -24,6 +24,7 @@ use crate::decoders::drafters_of;
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::exports::draft_vocabulary::DraftTokens;
+use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -49,6 +50,10 @@ pub(crate) struct GenerateArguments {
     /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     adapter: Option<PathBuf>,
+    /// Draft without a model: go on as the text went on where it last looked like this. Pays where
+    /// answers repeat their prompts or themselves.
+    #[arg(long, conflicts_with_all = ["draft", "adapter", "threshold"])]
+    prompt_lookup: bool,
     /// The user's message.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
@@ -145,13 +150,14 @@ fn generate(
     }
     let draft_tokens = arguments.draft_vocabulary.as_deref();
     let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
-    let exports = Exports { head, draft_tokens: draft_tokens.transpose()?, adapters };
+    let lookup = arguments.prompt_lookup.then(|| Lookup { config: MaxGramConfig::default() });
+    let exports = Exports { head, draft_tokens: draft_tokens.transpose()?, adapters, lookup };
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let mut rule = match rule {
         Some(rule) => rule,
         None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
     };
-    // An adapter serves instead of a draft.
+    // An adapter, or prompt lookup, serves instead of a draft.
     let drafter = drafters_of(pair, &exports).pop();
     let speculative = drafter.is_some();
     let prompt_ids = if arguments.raw {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::checks::require;
 use super::data::{default_max_new_tokens, one};
+use super::max_gram::MaxGramRecipe;
 use super::stop_rules::{StopRuleKeys, WithStopRules};
 use crate::results::DecodingName;
 
@@ -64,6 +65,9 @@ pub(crate) struct EvaluateRecipe {
     /// The most candidates a round of a self-draft under any rule but a fixed length.
     #[serde(default = "default_max_self_draft_length")]
     pub(crate) max_self_draft_length: usize,
+    /// Prompt lookup, measured where the table is there.
+    #[serde(default)]
+    pub(crate) max_gram: Option<MaxGramRecipe>,
     /// The settings of stop rules.
     #[serde(skip)]
     pub(crate) stop_rules: StopRuleKeys,
@@ -119,6 +123,7 @@ impl EvaluateRecipe {
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.stop_rules.check()?;
+        self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         Bounds::new(1, self.max_self_draft_length)
             .context("key `evaluate.max_self_draft_length`")?;
         for name in &self.decodings {

@@ -47,6 +47,14 @@ enum Shape {
 
 const DIAMOND: Shape = Shape::Polygon(&[(0.0, -1.25), (1.25, 0.0), (0.0, 1.25), (-1.25, 0.0)]);
 const SQUARE: Shape = Shape::Polygon(&[(-0.92, -0.92), (0.92, -0.92), (0.92, 0.92), (-0.92, 0.92)]);
+const HEXAGON: Shape = Shape::Polygon(&[
+    (0.0, -1.2),
+    (1.04, -0.6),
+    (1.04, 0.6),
+    (0.0, 1.2),
+    (-1.04, 0.6),
+    (-1.04, -0.6),
+]);
 const UP: Shape = Shape::Polygon(&[(0.0, -1.3), (1.2, 0.85), (-1.2, 0.85)]);
 const DOWN: Shape = Shape::Polygon(&[(0.0, 1.3), (-1.2, -0.85), (1.2, -0.85)]);
 const RIGHT: Shape = Shape::Polygon(&[(1.3, 0.0), (-0.85, 1.2), (-0.85, -1.2)]);
@@ -158,6 +166,7 @@ impl Look {
             None => "",
             Some(Road::SeparateDraft) => "draft ",
             Some(Road::SelfDraft) => "self ",
+            Some(Road::Lookup) => "lookup ",
         };
         let filling = match self.filling {
             Filling::Full => "",
@@ -169,6 +178,10 @@ impl Look {
     }
 
     fn shape(&self) -> Shape {
+        if self.road == Some(Road::Lookup) {
+            // Rounds of one length are all that it has.
+            return HEXAGON;
+        }
         let [separate, own] = match self.family {
             None => [Shape::Circle; 2],
             Some(RuleFamily::Length) => [Shape::Circle, SQUARE],
@@ -271,15 +284,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_rules_look_alike_on_either_road_in_colour_or_in_outline() {
+    fn no_two_rules_look_alike_on_any_road_in_colour_or_in_outline() {
         let drafters = [
             DrafterName::Of(DrafterId::Draft),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 }),
         ];
-        let looks: Vec<Look> = drafters
+        let of_models = drafters
             .into_iter()
-            .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)))
-            .collect();
+            .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)));
+        let lookup = Look::alone(DrafterName::Of(DrafterId::MaxGram), StopRuleName::FixedLength);
+        let looks: Vec<Look> = of_models.chain([lookup]).collect();
         for (index, look) in looks.iter().enumerate() {
             for other in &looks[..index] {
                 assert_ne!(look.class(), other.class());

@@ -46,7 +46,7 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     }
 }
 
-const ROADS: [Road; 2] = [Road::SeparateDraft, Road::SelfDraft];
+const ROADS: [Road; 3] = [Road::SeparateDraft, Road::SelfDraft, Road::Lookup];
 
 /// What the road's best rule but the fixed length, by its mean over the groups, gains over the best
 /// fixed length.
@@ -81,6 +81,7 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
     let with = match road {
         Road::SeparateDraft => "With the separate draft",
         Road::SelfDraft => "With self-drafts",
+        Road::Lookup => "With prompt lookup",
     };
     Some(format!(
         "{with} {of}, {}, is faster than the best fixed candidate length {}",
@@ -164,6 +165,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
                 let what = match road {
                     Road::SeparateDraft => over,
                     Road::SelfDraft => format!("self-draft, {over}"),
+                    Road::Lookup => format!("prompt lookup, {over}"),
                 };
                 gains.push((speed_ratio(adaptive, fixed), what));
             }

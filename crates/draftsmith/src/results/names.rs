@@ -26,13 +26,15 @@ pub(crate) enum DecodingName {
     Sampled,
 }
 
-/// The two roads to candidates. What lies on different ones takes different files to serve.
+/// The roads to candidates. What lies on different ones takes different files to serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Road {
     /// A second, smaller model.
     SeparateDraft,
     /// The target's own first layers and an adapter, wherever they are left.
     SelfDraft,
+    /// The text itself: no file at all.
+    Lookup,
 }
 
 impl From<DrafterId> for DrafterName {
@@ -43,7 +45,11 @@ impl From<DrafterId> for DrafterName {
 
 impl From<DrafterId> for Road {
     fn from(id: DrafterId) -> Self {
-        if id.exit_layer().is_some() { Self::SelfDraft } else { Self::SeparateDraft }
+        match id {
+            DrafterId::Draft => Self::SeparateDraft,
+            DrafterId::SelfDraft { .. } => Self::SelfDraft,
+            DrafterId::MaxGram => Self::Lookup,
+        }
     }
 }
 

@@ -65,7 +65,7 @@ impl TrainingRollouts {
         };
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let adapters = adapter.transpose()?.into_iter().collect();
-        let exports = Exports { head: None, draft_tokens: None, adapters };
+        let exports = Exports { adapters, ..Exports::none() };
         let drafter = match exports.adapters.first() {
             Some(adapter) => {
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })

@@ -1,5 +1,5 @@
 //! What is compared: the target alone; a separate draft and each adapter under every rule that the
-//! recipe names and that reads what the drafter gives.
+//! recipe names and that reads what the drafter gives; prompt lookup in fixed lengths.
 
 use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
@@ -55,6 +55,12 @@ impl Setting {
             let drafter =
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
             add(drafter, adapter.head.is_some(), evaluate.max_self_draft_length);
+        }
+        if let Some(lookup) = &evaluate.max_gram {
+            all.extend(lookup.lengths.iter().map(|candidate_length| {
+                let rule = FixedLengthConfig { candidate_length: *candidate_length };
+                Self { drafter: DrafterName::Of(DrafterId::MaxGram), rule: Some(rule.into()) }
+            }));
         }
         all
     }

@@ -39,7 +39,8 @@ pub(super) fn write(
     } else {
         recipe.evaluation_dir()
     };
-    let Models { workspace, pair, exports: Exports { head, draft_tokens, adapters } } = all;
+    let Models { workspace, pair, exports } = all;
+    let Exports { head, draft_tokens, adapters, lookup: _ } = exports;
     let mut models = vec![describe(
         "target",
         &recipe.models.target,

@@ -1,0 +1,119 @@
+//! Max-Gram leaves the target's output what it is: certain candidates, found in the sequence itself.
+
+use std::ops::ControlFlow;
+
+use draftsmith_theory::{
+    Bigrams, Decoding, MaxGramConfig, SearchedText, SeededDraws, StopRule, StopRuleConfig,
+};
+
+use super::tables::{Asked, StopMap};
+use super::{Case, assert_same_distribution, rules};
+use crate::decode::{decode_plain, decode_speculative};
+use crate::max_gram::MaxGramDraft;
+
+fn configs() -> [MaxGramConfig; 3] {
+    [(SearchedText::Sequence, 1), (SearchedText::Sequence, 2), (SearchedText::Prompt, 1)]
+        .map(|(searched, min_match)| MaxGramConfig { searched, min_match })
+}
+
+/// A table for a vocabulary of two or three.
+fn bigrams(vocab_size: usize) -> Bigrams {
+    Bigrams::new([Some(1), None, Some(0)][..vocab_size].to_vec()).expect("of the vocabulary")
+}
+
+#[test]
+fn every_stop_map_leaves_the_targets_distribution() {
+    for (vocab_size, max_new_tokens) in [(2, 5), (3, 4)] {
+        let bigrams = bigrams(vocab_size);
+        for (config, eos) in configs().into_iter().zip([None, Some(1), None]) {
+            for table in [None, Some(&bigrams)] {
+                let case = Case::new(vocab_size, max_new_tokens, eos, 1500);
+                let (expected, depth) =
+                    (case.target_distribution(), 2 + usize::from(vocab_size == 2));
+                let drafter = MaxGramDraft::new(config, table, 1);
+                for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
+                    for asked in [
+                        Asked::AfterDraw,
+                        Asked::BeforeDraw,
+                        Asked::EverySecondRound { skips: bits % 2 == 0 },
+                    ] {
+                        let map = StopMap { asked, ..StopMap::new(vocab_size, depth, bits) };
+                        let rule = || -> Box<dyn StopRule> { Box::new(map.clone()) };
+                        let found = case.output_distribution(&case.target, &drafter, &rule);
+                        assert_same_distribution(&found, &expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A greedy run's tokens, candidates and those accepted.
+fn greedy(
+    case: &Case,
+    prompt: &[u32],
+    drafter: &MaxGramDraft<'_>,
+    rule: &StopRuleConfig,
+) -> [Vec<u32>; 2] {
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+    let target = &mut case.target.clone();
+    let plain = decode_plain(target, &Decoding::Greedy, prompt, &case.limits, unused, observe)
+        .expect("tables do not fail");
+    let found = decode_speculative(
+        target,
+        &mut drafter.clone(),
+        &mut *rule.init().expect("valid"),
+        &Decoding::Greedy,
+        prompt,
+        &case.limits,
+        unused,
+        observe,
+    )
+    .expect("tables do not fail");
+    assert_eq!((&found.token_ids, found.finish), (&plain.token_ids, plain.finish), "{rule:?}");
+    let counts = found.trace.counts();
+    assert_eq!(counts.num_draft_forwards, counts.num_drafted);
+    [found.token_ids, vec![counts.num_drafted as u32, counts.num_accepted as u32]]
+}
+
+#[test]
+fn greedy_output_is_plain_output_and_some_candidates_stand() {
+    let (mut num_drafted, mut num_accepted) = (0, 0);
+    for seed in 0..40 {
+        for max_new_tokens in [1, 2, 40] {
+            let case = Case::new(3, max_new_tokens, Some(2), 1600 + seed);
+            for rule in rules(4).iter().filter(|rule| rule.needs().is_nothing()) {
+                for config in configs() {
+                    for table in [None, Some(&bigrams(3))] {
+                        let drafter = MaxGramDraft::new(config, table, 1);
+                        let [_, counts] = greedy(&case, &[0, 1, 0, 1], &drafter, rule);
+                        num_drafted += counts[0];
+                        num_accepted += counts[1];
+                    }
+                }
+            }
+        }
+    }
+    assert!(num_drafted > 1000 && num_accepted > 100, "{num_accepted} of {num_drafted}");
+}
+
+#[test]
+fn a_rule_that_reads_probabilities_is_refused() {
+    let case = Case::new(2, 5, None, 0);
+    let rule =
+        rules(3).into_iter().find(|rule| matches!(rule, StopRuleConfig::ConfidenceThreshold(_)));
+    let mut rule = rule.expect("it is among them").init().expect("valid");
+    let refused = decode_speculative(
+        &mut case.target.clone(),
+        &mut MaxGramDraft::new(MaxGramConfig::default(), None, 1),
+        &mut *rule,
+        &Decoding::Greedy,
+        &[0],
+        &case.limits,
+        &mut SeededDraws::new(0, &["unused"]),
+        &mut |_| ControlFlow::Continue(()),
+    );
+    let message = refused.expect_err("it cannot be asked").to_string();
+    assert!(message.contains("`max_gram`") && message.contains("fixed length"), "{message}");
+}

@@ -1,0 +1,111 @@
+//! Max-Gram as a drafter (prompt lookup): the sequence's own text is all that it draws from.
+//!
+//! Its candidates are certain, so that the target accepts one with its own probability of it. It has
+//! no distribution that a stop rule could read: a round ends at its length, or where there is nothing
+//! to go on with.
+
+use std::convert::Infallible;
+
+use draftsmith_theory::{
+    Bigrams, CandidateSource, Continuation, DraftLimits, DraftPhase, DraftSignals, DrafterId,
+    Drawn, DrawnFrom, MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
+};
+
+use crate::drafter::{DraftRound, Drafter};
+use crate::error::DecodeError;
+use crate::target::committed_len;
+
+/// Max-Gram over the sequence in each slot, and what fills up its chains.
+#[derive(Debug, Clone)]
+pub struct MaxGramDraft<'m> {
+    slots: Vec<MaxGram>,
+    bigrams: Option<&'m Bigrams>,
+}
+
+impl<'m> MaxGramDraft<'m> {
+    /// A drafter for `num_slots` sequences side by side. Where a look-up says nothing more, `bigrams`
+    /// go on, if there are any.
+    pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
+        Self { slots: vec![MaxGram::new(config); num_slots], bigrams }
+    }
+
+    /// Appends to a sequence, and to `proposal`, what would follow, until the phase of `rule` is over.
+    ///
+    /// # Errors
+    /// If the rule reads what only a model has.
+    fn extend(
+        &mut self,
+        slot: usize,
+        tokens: &mut Vec<u32>,
+        proposal: &mut Proposal,
+        rule: &mut dyn StopRule,
+        limits: DraftLimits<'_>,
+    ) -> Result<(), DecodeError> {
+        if !rule.needs().is_nothing() {
+            return Err(DecodeError::NoSignals { drafter: DrafterId::MaxGram });
+        }
+        let max_gram = &mut self.slots[slot];
+        max_gram.read(tokens);
+        let mut copied = max_gram.continuation();
+        let mut phase = DraftPhase::begin(rule, limits);
+        while phase.needs_step()
+            && let Some(token) = next_token(&mut copied, self.bigrams, tokens)
+        {
+            let mut source = Certain { token, proposal };
+            let signals = DraftSignals::default();
+            let Ok(()) = phase.advance(&mut source, signals, rule, limits, tokens);
+        }
+        proposal.forwards.add(DrafterId::MaxGram, phase.num_steps());
+        Ok(())
+    }
+}
+
+/// What follows a sequence, as it went on before or else as it usually does.
+fn next_token(copied: &mut Continuation, bigrams: Option<&Bigrams>, tokens: &[u32]) -> Option<u32> {
+    copied.next(tokens).or_else(|| bigrams?.after(*tokens.last()?))
+}
+
+/// A candidate that was looked up.
+struct Certain<'a> {
+    token: u32,
+    proposal: &'a mut Proposal,
+}
+
+impl CandidateSource for Certain<'_> {
+    type Error = Infallible;
+
+    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+        self.proposal.push_next(self.token, DrawnFrom::OneHot);
+        Drawn { token_id: self.token, candidate_prob: None }
+    }
+
+    fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {
+        Ok(None)
+    }
+}
+
+impl<T> Drafter<T> for MaxGramDraft<'_> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.slots[slot].begin(prompt);
+        Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        _target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        rounds.iter_mut().try_for_each(|round| {
+            let DraftRound { slot, tokens, proposal, rule, limits, .. } = round;
+            self.extend(*slot, tokens, proposal, *rule, *limits)
+        })
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.slots[slot].truncate(committed_len(num_standing, path));
+    }
+
+    fn context(&self) -> usize {
+        usize::MAX
+    }
+}

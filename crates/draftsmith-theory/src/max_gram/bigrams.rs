@@ -1,0 +1,97 @@
+//! The token that most often follows each token in some texts.
+
+use std::collections::HashMap;
+
+/// Of each token, the one that most often follows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bigrams(Vec<Option<u32>>);
+
+impl Bigrams {
+    /// Of token i, the entry i.
+    ///
+    /// # Errors
+    /// A token that follows and has no entry of its own, if there is one.
+    pub fn new(next: Vec<Option<u32>>) -> Result<Self, u32> {
+        match next.iter().flatten().find(|id| **id as usize >= next.len()) {
+            Some(id) => Err(*id),
+            None => Ok(Self(next)),
+        }
+    }
+
+    /// The token that most often follows a token; None where it was never followed by any.
+    pub fn after(&self, token: u32) -> Option<u32> {
+        self.0.get(token as usize).copied().flatten()
+    }
+
+    /// All entries, one a token.
+    pub fn entries(&self) -> &[Option<u32>] {
+        &self.0
+    }
+
+    /// The number of tokens that were followed by some token.
+    pub fn num_known(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+}
+
+/// How often tokens follow each other.
+#[derive(Debug, Clone, Default)]
+pub struct BigramCounts(HashMap<(u32, u32), u64>);
+
+impl BigramCounts {
+    /// Counts the pairs of a text; those whose second token stands before `from` are left out.
+    pub fn add(&mut self, tokens: &[u32], from: usize) {
+        let pairs = tokens.windows(2).skip(from.saturating_sub(1));
+        pairs.for_each(|pair| *self.0.entry((pair[0], pair[1])).or_default() += 1);
+    }
+
+    /// The number of pairs counted.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// The most frequent follower of each token of a vocabulary; of equals, the smallest id. Pairs
+    /// with a token outside it are left out.
+    pub fn most_frequent(&self, vocab_size: usize) -> Bigrams {
+        let mut best: Vec<Option<(u64, u32)>> = vec![None; vocab_size];
+        for (&(token, next), &count) in &self.0 {
+            if (next as usize) < vocab_size
+                && let Some(best) = best.get_mut(token as usize)
+                && best.is_none_or(|(most, id)| count > most || (count == most && next < id))
+            {
+                *best = Some((count, next));
+            }
+        }
+        Bigrams(best.into_iter().map(|best| best.map(|(_, next)| next)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_follower_is_kept_and_the_smallest_of_equals() {
+        let mut counts = BigramCounts::default();
+        counts.add(&[1, 2, 1, 3, 1, 3, 0], 0);
+        counts.add(&[2, 0, 9, 2], 0);
+        assert_eq!(counts.total(), 9);
+        let bigrams = counts.most_frequent(4);
+        // 2 and 3 were followed by 1 and by 0, once each; 0 by 9, which this vocabulary has not.
+        assert_eq!(bigrams.entries(), [None, Some(3), Some(0), Some(0)]);
+        assert_eq!((bigrams.after(1), bigrams.after(0), bigrams.after(7)), (Some(3), None, None));
+        assert_eq!(bigrams.num_known(), 3);
+        assert_eq!(Bigrams::new(bigrams.entries().to_vec()), Ok(bigrams));
+        assert_eq!(Bigrams::new(vec![None, Some(2)]), Err(2));
+    }
+
+    #[test]
+    fn pairs_before_a_position_are_left_out() {
+        let mut counts = BigramCounts::default();
+        counts.add(&[0, 1, 2, 1], 2);
+        assert_eq!(counts.most_frequent(3).entries(), [None, Some(2), Some(1)]);
+        counts.add(&[], 0);
+        counts.add(&[0], 1);
+        assert_eq!(counts.total(), 2);
+    }
+}

@@ -1,0 +1,200 @@
+//! Every substring of a sequence, found again in constant time: the sequence's suffix automaton,
+//! grown token by token and rolled back likewise.
+//!
+//! A state stands for the substrings that end at the same places. Its link leads to the longest of
+//! its suffixes that ends elsewhere too, so the link of the state of the whole sequence is the
+//! longest suffix that occurs before. Growing takes constant time on average (Blumer et al., 1985).
+
+use std::collections::HashMap;
+
+/// The state of the empty string.
+pub(super) const ROOT: u32 = 0;
+/// No state, and no edge.
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    /// The length of its longest substring.
+    len: u32,
+    link: u32,
+    /// Where its substrings end first: the number of tokens up to there.
+    first_end: u32,
+    /// The last edge that was added.
+    edges: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    from: u32,
+    token: u32,
+    to: u32,
+    /// The edge that was added to the same state before.
+    previous: u32,
+}
+
+/// What growing by a token changed.
+#[derive(Debug, Clone, Copy)]
+struct Growth {
+    whole: u32,
+    num_states: usize,
+    num_edges: usize,
+    num_redirected: usize,
+    /// A state whose link was another.
+    relinked: Option<(u32, u32)>,
+}
+
+/// The substrings of a sequence.
+#[derive(Debug, Clone)]
+pub(super) struct SuffixAutomaton {
+    states: Vec<State>,
+    edges: Vec<Edge>,
+    edge_of: HashMap<(u32, u32), u32>,
+    /// The state of the whole sequence.
+    whole: u32,
+    /// One for each token.
+    growths: Vec<Growth>,
+    /// Edges that led elsewhere before, in order.
+    redirected: Vec<(u32, u32)>,
+}
+
+impl SuffixAutomaton {
+    /// Of the empty sequence.
+    pub(super) fn new() -> Self {
+        Self {
+            states: vec![State { len: 0, link: NONE, first_end: 0, edges: NONE }],
+            edges: Vec::new(),
+            edge_of: HashMap::new(),
+            whole: ROOT,
+            growths: Vec::new(),
+            redirected: Vec::new(),
+        }
+    }
+
+    /// The number of tokens.
+    pub(super) fn len(&self) -> usize {
+        self.growths.len()
+    }
+
+    /// Appends a token.
+    pub(super) fn push(&mut self, token: u32) {
+        let mut growth = Growth {
+            whole: self.whole,
+            num_states: self.states.len(),
+            num_edges: self.edges.len(),
+            num_redirected: self.redirected.len(),
+            relinked: None,
+        };
+        let len = self.states[self.whole as usize].len + 1;
+        let new = self.add_state(State { len, link: ROOT, first_end: len, edges: NONE });
+        let mut at = self.whole;
+        while at != NONE && !self.edge_of.contains_key(&(at, token)) {
+            self.add_edge(at, token, new);
+            at = self.states[at as usize].link;
+        }
+        if at != NONE {
+            let next = self.edges[self.edge_of[&(at, token)] as usize].to;
+            let len = self.states[at as usize].len + 1;
+            self.states[new as usize].link = if self.states[next as usize].len == len {
+                next
+            } else {
+                // Of the substrings of `next`, those up to this length now end here too.
+                let shorter =
+                    self.add_state(State { len, edges: NONE, ..self.states[next as usize] });
+                self.copy_edges(next, shorter);
+                self.redirect(at, token, next, shorter);
+                let link = &mut self.states[next as usize].link;
+                growth.relinked = Some((next, *link));
+                *link = shorter;
+                shorter
+            };
+        }
+        self.whole = new;
+        self.growths.push(growth);
+    }
+
+    /// Makes room for as much again, so that the tokens to come allocate nothing.
+    pub(super) fn reserve(&mut self) {
+        self.states.reserve(self.states.len());
+        self.edges.reserve(self.edges.len());
+        self.edge_of.reserve(self.edges.len());
+        self.growths.reserve(self.growths.len());
+        self.redirected.reserve(self.redirected.len());
+    }
+
+    /// Forgets all tokens from position `len` on.
+    pub(super) fn truncate(&mut self, len: usize) {
+        while self.growths.len() > len {
+            let Some(growth) = self.growths.pop() else { return };
+            for (edge, to) in self.redirected.drain(growth.num_redirected..).rev() {
+                self.edges[edge as usize].to = to;
+            }
+            if let Some((state, link)) = growth.relinked {
+                self.states[state as usize].link = link;
+            }
+            for Edge { from, token, previous, .. } in self.edges.drain(growth.num_edges..).rev() {
+                self.edge_of.remove(&(from, token));
+                self.states[from as usize].edges = previous;
+            }
+            self.states.truncate(growth.num_states);
+            self.whole = growth.whole;
+        }
+    }
+
+    /// The longest suffix that occurs before the end: its state and length.
+    pub(super) fn repeated_suffix(&self) -> (u32, usize) {
+        self.shorter(self.whole).unwrap_or((ROOT, 0))
+    }
+
+    /// The longest suffix of a state's substrings that is not its own: its state and length; None of
+    /// the empty string.
+    pub(super) fn shorter(&self, state: u32) -> Option<(u32, usize)> {
+        let link = self.states[state as usize].link;
+        (link != NONE).then(|| (link, self.states[link as usize].len as usize))
+    }
+
+    /// The state of a state's substrings with a token behind them, if they occur.
+    pub(super) fn followed_by(&self, state: u32, token: u32) -> Option<u32> {
+        self.edge_of.get(&(state, token)).map(|edge| self.edges[*edge as usize].to)
+    }
+
+    /// The number of tokens up to the first end of a state's substrings.
+    pub(super) fn first_end(&self, state: u32) -> usize {
+        self.states[state as usize].first_end as usize
+    }
+
+    fn add_state(&mut self, state: State) -> u32 {
+        self.states.push(state);
+        (self.states.len() - 1) as u32
+    }
+
+    fn add_edge(&mut self, from: u32, token: u32, to: u32) {
+        let edge = self.edges.len() as u32;
+        let last = &mut self.states[from as usize].edges;
+        self.edges.push(Edge { from, token, to, previous: *last });
+        *last = edge;
+        self.edge_of.insert((from, token), edge);
+    }
+
+    fn copy_edges(&mut self, from: u32, to: u32) {
+        let mut edge = self.states[from as usize].edges;
+        while edge != NONE {
+            let Edge { token, to: next, previous, .. } = self.edges[edge as usize];
+            self.add_edge(to, token, next);
+            edge = previous;
+        }
+    }
+
+    /// Lets edges that led to `old` lead to `new`: of a state and those that its links lead to.
+    fn redirect(&mut self, mut state: u32, token: u32, old: u32, new: u32) {
+        while state != NONE {
+            let Some(edge) = self.edge_of.get(&(state, token)).copied() else { return };
+            let to = &mut self.edges[edge as usize].to;
+            if *to != old {
+                return;
+            }
+            *to = new;
+            self.redirected.push((edge, old));
+            state = self.states[state as usize].link;
+        }
+    }
+}
