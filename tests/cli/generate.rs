@@ -166,3 +166,44 @@ fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
     generate(&["--prompt-lookup", "--stop-threshold", "0.5"])
         .fails_naming(&["--prompt-lookup", "--stop-threshold"]);
 }
+
+#[test]
+fn bigrams_fill_up_what_is_looked_up_and_belong_to_their_tokenizer() {
+    let place = Place::new();
+    let [target, _, _] = paths();
+    let recipe = place.write("mine.toml", format!("[models]\ntarget = '{target}'\n"));
+    let recipe = recipe.display().to_string();
+    place.run(&["train-bigram", &recipe]).fails_naming(&["data/mine", "draftsmith build-data"]);
+    let text = "What is 47 + 85?\nThe answer is 132.\n".repeat(20);
+    let text = place.write("text.txt", text).display().to_string();
+    let counted = place.run(&["train-bigram", &recipe, "--text", &text, "--json"]).json();
+    assert!(counted["num_pairs"].as_u64().unwrap() > 20 * counted["num_tokens"].as_u64().unwrap());
+    let table = place.path("checkpoints/mine/bigrams.safetensors").display().to_string();
+
+    let generate = |target: &str, extra: &[&str]| {
+        let mut arguments = vec!["generate", "--target", target, "--prompt", PROMPTS[0], "--json"];
+        arguments.extend(["--greedy", "--max-new-tokens", "60"]);
+        arguments.extend(extra);
+        place.run(&arguments)
+    };
+    let plain = generate(&target, &[]).json();
+    let lookup = generate(&target, &["--prompt-lookup"]).json();
+    let filled = generate(&target, &["--prompt-lookup", "--bigrams", &table]).json();
+    for found in [&lookup, &filled] {
+        assert_eq!(found["token_ids"], plain["token_ids"]);
+    }
+    let num_drafted = |found: &serde_json::Value| -> u64 {
+        let rounds = found["rounds"].as_array().unwrap();
+        rounds.iter().map(|round| round["num_drafted"].as_u64().unwrap()).sum()
+    };
+    assert!(num_drafted(&filled) > num_drafted(&lookup));
+
+    let other = place.copy_model("target", "other");
+    let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
+    std::fs::write(other.join("tokenizer.json"), tokenizer + "\n").unwrap();
+    generate(&other.display().to_string(), &["--prompt-lookup", "--bigrams", &table])
+        .fails_naming(&["bigrams.safetensors", "tokenizer", "draftsmith train-bigram"]);
+    generate(&target, &["--prompt-lookup", "--bigrams", "no.safetensors"])
+        .fails_naming(&["no.safetensors", "draftsmith train-bigram"]);
+    generate(&target, &["--bigrams", &table]).fails_naming(&["--prompt-lookup"]);
+}

@@ -22,6 +22,7 @@ fn the_help() {
         "train-adapter",
         "record",
         "survey",
+        "train-bigram",
         "tune",
         "replay",
         "evaluate",

@@ -13,9 +13,10 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use crate::causal_lm::CausalLm;
 use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
+use crate::id_lists::write_id_lists;
 use crate::packed::{self, PackedWeights, Threads};
 use crate::rows::{HostRows, Rows};
-use crate::weights::{NamedIds, WeightDtype, WeightReader, write_with_ids};
+use crate::weights::WeightReader;
 
 /// The tensor that lists the tokens, as 64-bit integers, and an adapter's key of how many they are.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
@@ -103,8 +104,7 @@ impl DraftVocabulary {
     /// # Errors
     /// If it cannot be written.
     pub fn write(&self, path: &Path, metadata: &[(String, String)]) -> Result<(), ModelError> {
-        let ids = [NamedIds { name: DRAFT_VOCABULARY, ids: &self.ids }];
-        write_with_ids(path, &[], &ids, WeightDtype::F32, metadata).map(drop)
+        write_id_lists(path, &[(DRAFT_VOCABULARY, &self.ids)], metadata)
     }
 
     /// The share of counted tokens that are among them; 1 where nothing is counted.
@@ -242,13 +242,11 @@ mod tests {
         let message = refused(8);
         assert!(message.contains("tokens.safetensors") && message.contains("has 8"), "{message}");
         for ids in [&[][..], &[5, 1, 8], &[1, 1]] {
-            let ids = [NamedIds { name: DRAFT_VOCABULARY, ids }];
-            write_with_ids(&path, &[], &ids, WeightDtype::F32, &[]).expect("written");
+            write_id_lists(&path, &[(DRAFT_VOCABULARY, ids)], &[]).expect("written");
             let message = refused(9);
             assert!(message.contains("do not rise"), "{message}");
         }
-        let ids = [NamedIds { name: "other", ids: &[1] }];
-        write_with_ids(&path, &[], &ids, WeightDtype::F32, &[]).expect("written");
+        write_id_lists(&path, &[("other", &[1])], &[]).expect("written");
         assert!(refused(9).contains(DRAFT_VOCABULARY));
     }
 }

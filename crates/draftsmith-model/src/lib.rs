@@ -17,6 +17,7 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod following;
+mod id_lists;
 mod kv_cache;
 mod packed;
 mod placed;
@@ -41,6 +42,7 @@ pub use decoder::soft_cap::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
+pub use id_lists::{read_id_lists, write_id_lists};
 pub use kv_cache::KvCache;
 pub use packed::Storage;
 pub use rows::{Rows, Run};

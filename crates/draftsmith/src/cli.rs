@@ -19,6 +19,7 @@ use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
 use crate::commands::survey::SurveyArguments;
+use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
@@ -72,6 +73,8 @@ enum Command {
     /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
     /// has them.
     TrainAdapter(ReadingData<TrainingArguments>),
+    /// Count which token most often follows each, for prompt lookup to go on with.
+    TrainBigram(ReadingData<TrainBigramArguments>),
     /// Record what drafters propose along responses, so that stop rules can be replayed without
     /// models.
     Record(ReadingData<RecipeArguments>),
@@ -107,6 +110,15 @@ struct RecipeArguments {
     /// Override a key, as in `--set head.num_layers=2`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+}
+
+/// Arguments of `train-bigram`.
+#[derive(Debug, Args)]
+struct TrainBigramArguments {
+    #[command(flatten)]
+    recipe: RecipeArguments,
+    #[command(flatten)]
+    counted: BigramArguments,
 }
 
 /// Arguments of `tune`.
@@ -306,6 +318,11 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let Training { recipe, workspace, mut steps_left, console, _lock } =
                 training(&a.arguments, a.incomplete())?;
             commands::train_adapter::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
+        }
+        Command::TrainBigram(a) => {
+            let TrainBigramArguments { recipe, counted } = &a.arguments;
+            let (recipe, workspace, _lock) = stage(recipe, a.incomplete())?;
+            commands::train_bigram::run(counted, &recipe, &workspace, console)
         }
         Command::Record(a) => {
             let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;

@@ -14,5 +14,6 @@ pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod train_adapter;
+pub(crate) mod train_bigram;
 pub(crate) mod train_head;
 pub(crate) mod tune;

@@ -1,5 +1,6 @@
 //! Heads and adapters, as a recipe names or trains them.
 
+pub(crate) mod bigrams;
 pub(crate) mod calibration;
 pub(crate) mod config_keys;
 pub(crate) mod draft_model;
@@ -19,7 +20,7 @@ use self::calibration::HeadCalibration;
 use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
-use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::recipe::{EvaluateRecipe, MaxGramRecipe, Recipe};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
 
@@ -60,9 +61,17 @@ impl Exports {
     }
 
     /// The same with prompt lookup, if the recipe's evaluation has it.
-    pub(crate) fn with_lookup(self, evaluate: &EvaluateRecipe) -> Self {
-        let lookup = evaluate.max_gram.as_ref().map(|keys| Lookup { config: keys.config() });
-        Self { lookup, ..self }
+    ///
+    /// # Errors
+    /// If its table of bigrams cannot be read.
+    pub(crate) fn with_lookup(
+        self,
+        evaluate: &EvaluateRecipe,
+        workspace: &Workspace,
+    ) -> Result<Self> {
+        let read =
+            |keys: &MaxGramRecipe| Lookup::read(keys.config(), keys.bigrams.as_deref(), workspace);
+        Ok(Self { lookup: evaluate.max_gram.as_ref().map(read).transpose()?, ..self })
     }
 
     /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.

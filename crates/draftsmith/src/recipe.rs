@@ -29,6 +29,7 @@ use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
+pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 

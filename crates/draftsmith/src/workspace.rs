@@ -299,6 +299,14 @@ impl Workspace {
         })
     }
 
+    /// The target's tokenizer.
+    ///
+    /// # Errors
+    /// If a file of the text side is missing or broken.
+    pub(crate) fn tokenizer(&self) -> Result<&TextTokenizer> {
+        Ok(&self.text()?.tokenizer)
+    }
+
     /// What shapes and stops text.
     ///
     /// # Errors

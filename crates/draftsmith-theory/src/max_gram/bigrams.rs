@@ -39,9 +39,9 @@ impl Bigrams {
 pub struct BigramCounts(HashMap<(u32, u32), u64>);
 
 impl BigramCounts {
-    /// Counts the pairs of a text; those whose second token stands before `from` are left out.
-    pub fn add(&mut self, tokens: &[u32], from: usize) {
-        let pairs = tokens.windows(2).skip(from.saturating_sub(1));
+    /// Counts the pairs of a text.
+    pub fn add(&mut self, tokens: &[u32]) {
+        let pairs = tokens.windows(2);
         pairs.for_each(|pair| *self.0.entry((pair[0], pair[1])).or_default() += 1);
     }
 
@@ -73,8 +73,10 @@ mod tests {
     #[test]
     fn the_most_frequent_follower_is_kept_and_the_smallest_of_equals() {
         let mut counts = BigramCounts::default();
-        counts.add(&[1, 2, 1, 3, 1, 3, 0], 0);
-        counts.add(&[2, 0, 9, 2], 0);
+        counts.add(&[1, 2, 1, 3, 1, 3, 0]);
+        counts.add(&[2, 0, 9, 2]);
+        counts.add(&[]);
+        counts.add(&[0]);
         assert_eq!(counts.total(), 9);
         let bigrams = counts.most_frequent(4);
         // 2 and 3 were followed by 1 and by 0, once each; 0 by 9, which this vocabulary has not.
@@ -83,15 +85,5 @@ mod tests {
         assert_eq!(bigrams.num_known(), 3);
         assert_eq!(Bigrams::new(bigrams.entries().to_vec()), Ok(bigrams));
         assert_eq!(Bigrams::new(vec![None, Some(2)]), Err(2));
-    }
-
-    #[test]
-    fn pairs_before_a_position_are_left_out() {
-        let mut counts = BigramCounts::default();
-        counts.add(&[0, 1, 2, 1], 2);
-        assert_eq!(counts.most_frequent(3).entries(), [None, Some(2), Some(1)]);
-        counts.add(&[], 0);
-        counts.add(&[0], 1);
-        assert_eq!(counts.total(), 2);
     }
 }

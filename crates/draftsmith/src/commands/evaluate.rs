@@ -58,7 +58,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, pair, console)?;
-    let exports = Exports::read(recipe, evaluate, workspace)?.with_lookup(evaluate);
+    let exports = Exports::read(recipe, evaluate, workspace)?.with_lookup(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, *name, workspace.dtype(), console)?;
         let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);

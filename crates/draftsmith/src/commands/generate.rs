@@ -54,6 +54,10 @@ pub(crate) struct GenerateArguments {
     /// answers repeat their prompts or themselves.
     #[arg(long, conflicts_with_all = ["draft", "adapter", "threshold"])]
     prompt_lookup: bool,
+    /// With prompt lookup: the table of bigrams that goes on where the text says nothing, a
+    /// `bigrams.safetensors` of `train-bigram`.
+    #[arg(long, value_name = "FILE", requires = "prompt_lookup")]
+    bigrams: Option<PathBuf>,
     /// The user's message.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
@@ -150,8 +154,11 @@ fn generate(
     }
     let draft_tokens = arguments.draft_vocabulary.as_deref();
     let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
-    let lookup = arguments.prompt_lookup.then(|| Lookup { config: MaxGramConfig::default() });
-    let exports = Exports { head, draft_tokens: draft_tokens.transpose()?, adapters, lookup };
+    let lookup = arguments
+        .prompt_lookup
+        .then(|| Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace));
+    let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
+    let exports = Exports { head, draft_tokens, adapters, lookup };
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let mut rule = match rule {
         Some(rule) => rule,

@@ -1,17 +1,39 @@
 //! Prompt lookup as a recipe or a flag asks for it.
 
+use std::path::Path;
+
+use anyhow::Result;
 use draftsmith_decode::DrafterParts;
-use draftsmith_theory::MaxGramConfig;
+use draftsmith_theory::{Bigrams, MaxGramConfig};
+
+use super::bigrams::read_bigrams;
+use crate::workspace::Workspace;
 
 /// What Max-Gram drafts with.
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
-    pub(crate) config: MaxGramConfig,
+    config: MaxGramConfig,
+    /// What goes on where a look-up does not.
+    bigrams: Option<Bigrams>,
 }
 
 impl Lookup {
+    /// Sequences are looked up so, and rounds filled up from the table of bigrams in a file, if one is
+    /// named.
+    ///
+    /// # Errors
+    /// If that cannot be read, or is of another tokenizer.
+    pub(crate) fn read(
+        config: MaxGramConfig,
+        bigrams: Option<&Path>,
+        workspace: &Workspace,
+    ) -> Result<Self> {
+        let bigrams = bigrams.map(|path| read_bigrams(path, workspace)).transpose()?;
+        Ok(Self { config, bigrams })
+    }
+
     /// The drafter's parts.
     pub(crate) fn parts(&self) -> DrafterParts<'_> {
-        DrafterParts::MaxGram { config: self.config, bigrams: None }
+        DrafterParts::MaxGram { config: self.config, bigrams: self.bigrams.as_ref() }
     }
 }

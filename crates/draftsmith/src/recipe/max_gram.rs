@@ -1,5 +1,7 @@
 //! The table `[evaluate.max_gram]`: prompt lookup beside the drafters that have models.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use draftsmith_theory::{MaxGramConfig, SearchedText};
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,9 @@ pub(crate) struct MaxGramRecipe {
     /// The fewest tokens of a match.
     #[serde(default = "default_min_match")]
     pub(crate) min_match: usize,
+    /// A table of bigrams that fills up rounds where a look-up says nothing more; none if absent.
+    #[serde(default)]
+    pub(crate) bigrams: Option<PathBuf>,
 }
 
 impl MaxGramRecipe {

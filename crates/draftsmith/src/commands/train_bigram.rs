@@ -1,0 +1,86 @@
+//! `train-bigram`: which token most often follows each, for prompt lookup to go on with where the text
+//! itself says nothing (CS-Drafting, section 3.1).
+//!
+//! It counts the responses that build-data wrote and training does not hold out, with their prompts,
+//! or text files instead.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use draftsmith_theory::BigramCounts;
+use draftsmith_train::is_held_out;
+use serde_json::json;
+
+use crate::built_data::built_data;
+use crate::console::{Console, Interrupted};
+use crate::exports::bigrams::write_bigrams;
+use crate::recipe::Recipe;
+use crate::workspace::Workspace;
+
+/// What `train-bigram` counts.
+#[derive(Debug, Args)]
+pub(crate) struct BigramArguments {
+    /// Count in these text files instead of the responses that were built.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    text: Vec<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    arguments: &BigramArguments,
+    recipe: &Recipe,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<()> {
+    let vocab_size = workspace.vocab_size()?;
+    let mut counts = BigramCounts::default();
+    let counted = if arguments.text.is_empty() {
+        let data = built_data(recipe, workspace, vocab_size)?;
+        let share = recipe.held_out_share();
+        for row in data.rows.iter().filter(|row| !is_held_out(row, share)) {
+            counts.add(&[&row.prompt_ids[..], &row.response_ids].concat());
+        }
+        format!("{} without {share}", data.hash)
+    } else {
+        for path in &arguments.text {
+            count_text(path, workspace, &mut counts, console)?;
+        }
+        "text".to_owned()
+    };
+    if counts.total() == 0 {
+        bail!("nothing was counted: no two tokens follow each other there");
+    }
+    let bigrams = counts.most_frequent(vocab_size);
+    let path = recipe.checkpoint_dir().join("bigrams.safetensors");
+    write_bigrams(&path, &bigrams, &counted, workspace)?;
+    let (num_pairs, num_known) = (counts.total(), bigrams.num_known());
+    console.text(format!(
+        "bigrams of {num_known} of {vocab_size} tokens, counted in {num_pairs} pairs: {}\n",
+        path.display()
+    ))?;
+    console.document(&json!({ "path": path, "num_pairs": num_pairs, "num_tokens": num_known }))
+}
+
+/// Counts a text file line by line: a pair never spans two of them.
+fn count_text(
+    path: &Path,
+    workspace: &Workspace,
+    counts: &mut BigramCounts,
+    console: &Console,
+) -> Result<()> {
+    let tokenizer = workspace.tokenizer()?;
+    let named = || format!("cannot read the text `{}`", path.display());
+    let mut file = BufReader::new(File::open(path).with_context(named)?);
+    let mut line = String::new();
+    while file.read_line(&mut line).with_context(named)? > 0 {
+        if console.is_interrupted() {
+            return Err(Interrupted.into());
+        }
+        counts.add(&tokenizer.encode(&line, false)?);
+        line.clear();
+    }
+    Ok(())
+}
