@@ -13,7 +13,6 @@ use draftsmith_theory::{
 
 use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
-use crate::target::committed_len;
 
 /// Max-Gram over the sequence in each slot, and what fills up its chains.
 #[derive(Debug, Clone)]
@@ -101,8 +100,9 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
         })
     }
 
-    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.slots[slot].truncate(committed_len(num_standing, path));
+    /// What was accepted is read with the next round's sequence.
+    fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
+        self.slots[slot].truncate(num_standing);
     }
 
     fn context(&self) -> usize {
