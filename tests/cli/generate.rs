@@ -168,6 +168,42 @@ fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
 }
 
 #[test]
+fn trees_accept_more_than_their_chain_and_change_no_token() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let generate_from = |prompt: &str, extra: &[&str]| {
+        let mut arguments = vec!["generate", "--target", &target, "--prompt", prompt, "--json"];
+        arguments.extend(extra);
+        place.run(&arguments)
+    };
+    let generate = |extra: &[&str]| generate_from(PROMPTS[0], extra);
+    let drafted = ["--draft", &draft, "--candidate-length", "3"];
+    let num_rounds = |tree: &[&str]| -> usize {
+        let of_prompt = |prompt: &&str| {
+            let plain = generate_from(prompt, &["--greedy"]).json();
+            let found = generate_from(prompt, &[&["--greedy"], &drafted[..], tree].concat()).json();
+            assert_eq!(found["token_ids"], plain["token_ids"], "{tree:?}");
+            found["rounds"].as_array().unwrap().len()
+        };
+        PROMPTS.iter().map(of_prompt).sum()
+    };
+    let chain = num_rounds(&[]);
+    assert_eq!(num_rounds(&["--tree", "1x1x0"]), chain);
+    let trees = ["4x1x9", "4x9x99", "4x9x99-drawn"].map(|shape| num_rounds(&["--tree", shape]));
+    assert!(chain > trees[0] && trees[0] >= trees[1] && trees[1] == trees[2], "{chain} {trees:?}");
+    for shape in ["3x2x8", "3x2x8-drawn"] {
+        let sampled = [&drafted[..], &["--tree", shape, "--temperature", "1"]].concat();
+        assert!(!generate(&sampled).json()["token_ids"].as_array().unwrap().is_empty());
+    }
+    generate(&["--tree", "3x2x8"]).fails_naming(&["--tree", "--draft", "--adapter"]);
+    generate(&["--prompt-lookup", "--tree", "3x2x8"]).fails_naming(&["--tree", "--prompt-lookup"]);
+    for shape in ["", "3", "0x1x1", "3x2", "3x0x1"] {
+        let wrong = [&drafted[..], &["--tree", shape]].concat();
+        generate(&wrong).fails_naming(&["--tree", "3-2-1x4x12"]);
+    }
+}
+
+#[test]
 fn bigrams_fill_up_what_is_looked_up_and_belong_to_their_tokenizer() {
     let place = Place::new();
     let [target, _, _] = paths();

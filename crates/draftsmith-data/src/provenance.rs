@@ -42,6 +42,10 @@ pub struct Provenance {
     pub top_p: f64,
     /// Number of most probable tokens that are kept; `None` keeps all.
     pub top_k: Option<u32>,
+    /// The least probability that is kept, as a share of the largest; `None` keeps all. Files do not
+    /// name it then, as none did that were written before there was a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
     /// The longest response, in tokens.
     pub max_new_tokens: u64,
     /// The seed of every draw.
@@ -188,6 +192,7 @@ pub(crate) mod tests {
             temperature: 0.7,
             top_p: 0.95,
             top_k: None,
+            min_p: None,
             max_new_tokens: 128,
             seed: u64::MAX,
             dtype: Provenance::F32.into(),

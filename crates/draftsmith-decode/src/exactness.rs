@@ -364,8 +364,9 @@ fn a_drafter_that_advances_the_target_leaves_its_distribution() {
 #[test]
 fn warped_distributions_stay_exact() {
     let samplings = [
-        Sampling { temperature: 0.7, top_p: 0.8, top_k: None },
-        Sampling { temperature: 1.3, top_p: 1.0, top_k: Some(2) },
+        Sampling { temperature: 0.7, top_p: 0.8, top_k: None, min_p: None },
+        Sampling { temperature: 1.3, top_p: 1.0, top_k: Some(2), min_p: None },
+        Sampling { temperature: 0.9, top_p: 1.0, top_k: None, min_p: Some(0.4) },
     ];
     for sampling in samplings {
         for seed in 0..4 {

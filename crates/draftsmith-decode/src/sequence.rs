@@ -222,6 +222,7 @@ impl<'a> Sequence<'a> {
         self.tokens.push(next_token);
         let round = Round {
             num_drafted: self.proposal.len(),
+            depth: self.proposal.depth(),
             forwards: self.proposal.forwards,
             num_accepted: path.len(),
             ..Round::default()

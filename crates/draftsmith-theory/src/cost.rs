@@ -288,6 +288,7 @@ mod tests {
     fn latency_a_token_is_the_modelled_time_over_the_tokens() {
         let round = Round {
             num_drafted: 4,
+            depth: 4,
             forwards: Forwards::of(DrafterId::Draft, 4),
             num_accepted: 2,
             draft_time: Duration::from_millis(40),

@@ -30,6 +30,9 @@ pub enum TheoryError {
     /// A top-k of zero tokens.
     #[error("top_k must be at least 1; leave it out to keep every token")]
     TopK,
+    /// A min-p that is no share.
+    #[error("min_p must lie between 0 and 1, not be `{0}`; leave it out to keep every token")]
+    MinP(f64),
     /// Bounds on the candidate length that no round can satisfy.
     #[error(
         "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"

@@ -87,6 +87,15 @@ impl Proposal {
         self.nodes.len() + 1
     }
 
+    /// The nodes on the longest path.
+    pub fn depth(&self) -> usize {
+        let mut depths = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            depths.push(node.parent.map_or(0, |parent| depths[parent]) + 1);
+        }
+        depths.into_iter().max().unwrap_or(0)
+    }
+
     /// Whether each node follows the one before it.
     pub fn is_chain(&self) -> bool {
         let mut parents = self.nodes.iter().map(|node| node.parent).enumerate();
@@ -137,6 +146,7 @@ mod tests {
         assert_eq!(proposal.push(node(1)), 3);
         assert!(!proposal.is_chain());
         assert_eq!(tokens(&proposal, Some(0)), [5, 7]);
+        assert_eq!((proposal.depth(), Proposal::default().depth()), (3, 0));
         assert_eq!(proposal.num_rows(), 5);
         proposal.clear();
         assert_eq!(proposal, Proposal::default());

@@ -145,6 +145,7 @@ impl Recordings {
                 let forwards = Forwards::of(self.drafter, num_draft_forwards);
                 trace.rounds.push(Round {
                     num_drafted,
+                    depth: num_drafted,
                     forwards,
                     num_accepted,
                     ..Round::default()

@@ -273,6 +273,7 @@ mod tests {
         let verify = |rows: usize| 100 + 40 * rows.div_ceil(3) as u64;
         let round = |num_drafted: usize| Round {
             num_drafted,
+            depth: num_drafted,
             forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_millis(7 * num_drafted as u64),
@@ -296,6 +297,7 @@ mod tests {
             forwards.add(EXIT, of_exit);
             Round {
                 num_drafted: of_exit,
+                depth: of_exit,
                 forwards,
                 num_accepted: 0,
                 draft_time: Duration::from_millis(9 * of_draft as u64 + 2 * of_exit as u64),

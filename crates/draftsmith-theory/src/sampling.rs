@@ -61,8 +61,8 @@ impl Decoding {
     }
 }
 
-/// The warpers applied before drawing: temperature, then top-k, then top-p. The default leaves the
-/// model's own distribution as it is.
+/// The warpers applied before drawing: temperature, then top-k, then top-p, then min-p. The default
+/// leaves the model's own distribution as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sampling {
@@ -75,11 +75,15 @@ pub struct Sampling {
     /// tie. None keeps all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
+    /// Keeps the tokens that are at least this share as probable as the most probable one. In (0, 1);
+    /// None keeps all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 1.0, top_p: 1.0, top_k: None }
+        Self { temperature: 1.0, top_p: 1.0, top_k: None, min_p: None }
     }
 }
 
@@ -98,13 +102,17 @@ impl Sampling {
         if self.top_k == Some(0) {
             return Err(TheoryError::TopK);
         }
+        if let Some(min_p) = self.min_p.filter(|min_p| !(*min_p > 0.0 && *min_p < 1.0)) {
+            return Err(TheoryError::MinP(min_p));
+        }
         Ok(())
     }
 
     /// The probabilities a token is drawn with: softmax of the warped `logits`, 0 for the tokens
     /// warped away.
     ///
-    /// Settings must be valid (see [`Sampling::validate`]). Among tokens of equal probability at
+    /// Settings must be valid (see [`Sampling::validate`]). The most probable token has a weight of 1
+    /// before weights are normalised, so that min-p is a bound on them. Among tokens of equal probability at
     /// the edge of the top-p set, those of higher index stay, as in HF, which removes from an
     /// ascending stable sort.
     ///
@@ -115,14 +123,20 @@ impl Sampling {
         let Some(top_k) = self.top_k.filter(|&top_k| top_k < logits.len()) else {
             let (mut weights, total) = exponentials::weights(logits, largest, self.temperature);
             let total = checked_total(total);
+            if self.top_p >= 1.0 && self.min_p.is_some() {
+                let all = weights.iter().copied().enumerate();
+                let kept = all.filter(|token| self.is_likely(token)).collect();
+                return spread(weights, kept);
+            }
             if self.top_p >= 1.0 {
                 // Products cost a fraction of what divisions do, for another rounding.
                 let scale = total.recip();
                 weights.iter_mut().for_each(|weight| *weight *= scale);
                 return weights;
             }
-            let kept =
-                nucleus(weights.iter().copied().enumerate(), total, logits.len(), self.top_p);
+            let all = weights.iter().copied().enumerate();
+            let mut kept = nucleus(all, total, logits.len(), self.top_p);
+            kept.retain(|token| self.is_likely(token));
             return spread(weights, kept);
         };
 
@@ -137,7 +151,14 @@ impl Sampling {
         if self.top_p < 1.0 {
             kept = nucleus(kept.iter().copied(), checked_total(total), kept.len(), self.top_p);
         }
+        // A sum that is no number is met there.
+        kept.retain(|token| self.is_likely(token) || token.1.is_nan());
         spread(vec![0.0; logits.len()], kept)
+    }
+
+    /// Whether min-p keeps a token of this weight, where that of the most probable is 1.
+    fn is_likely(&self, (_, weight): &Token) -> bool {
+        self.min_p.is_none_or(|min_p| *weight >= min_p)
     }
 }
 
@@ -191,6 +212,13 @@ mod tests {
                 }
             }
         }
+        let probs = softmax(&scores);
+        let largest = probs.iter().copied().fold(0.0, f64::max);
+        for (score, prob) in scores.iter_mut().zip(&probs) {
+            if *prob < sampling.min_p.unwrap_or(0.0) * largest {
+                *score = f64::NEG_INFINITY;
+            }
+        }
         softmax(&scores)
     }
 
@@ -209,6 +237,7 @@ mod tests {
                 temperature: [1.0, 0.6, 1.7][draws.categorical(&[1.0; 3])],
                 top_p: [1.0, 0.9, 0.5, 0.01][draws.categorical(&[1.0; 4])],
                 top_k: [None, Some(1), Some(3), Some(50), Some(5000)][draws.categorical(&[1.0; 5])],
+                min_p: [None, Some(0.05), Some(0.3), Some(0.999)][draws.categorical(&[1.0; 4])],
             };
             let probs = sampling.probs(&logits);
             for (index, (prob, expected)) in
@@ -267,7 +296,7 @@ mod tests {
 
     #[test]
     fn top_k_keeps_ties_and_top_p_sees_its_result() {
-        let top_k = |top_k, top_p| Sampling { top_k: Some(top_k), top_p, temperature: 1.0 };
+        let top_k = |top_k, top_p| Sampling { top_k: Some(top_k), top_p, ..Sampling::default() };
         check(top_k(2, 1.0), &[0.1, 0.4, 0.2, 0.3], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
         check(top_k(1, 1.0), &[0.4, 0.4, 0.2], &[0.5, 0.5, 0.0]);
         // After top-k the first token has 4/7 > 0.55 of the mass; before it, 0.4.
@@ -277,10 +306,21 @@ mod tests {
     #[test]
     fn temperature_comes_before_top_p() {
         // At T = 1/2 the probabilities are squared and normalised: 16/26, 9/26, 1/26.
-        let sampling = Sampling { temperature: 0.5, top_p: 0.6, top_k: None };
+        let sampling = Sampling { temperature: 0.5, top_p: 0.6, ..Sampling::default() };
         check(sampling, &[0.5, 0.375, 0.125], &[1.0, 0.0, 0.0]);
         let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
         check(sampling, &[0.5, 0.375, 0.125], &[16.0 / 26.0, 9.0 / 26.0, 1.0 / 26.0]);
+    }
+
+    #[test]
+    fn min_p_keeps_what_is_likely_beside_the_most_probable() {
+        let probs = [0.1, 0.4, 0.2, 0.3];
+        let min_p = |min_p| Sampling { min_p: Some(min_p), ..Sampling::default() };
+        check(min_p(0.2), &probs, &probs);
+        check(min_p(0.4), &probs, &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+        check(min_p(0.99), &probs, &[0.0, 1.0, 0.0, 0.0]);
+        // Of probabilities as they are at that temperature: 1, 16, 4 and 9 of 30.
+        check(Sampling { temperature: 0.5, ..min_p(0.3) }, &probs, &[0.0, 0.64, 0.0, 0.36]);
     }
 
     #[test]
@@ -295,6 +335,9 @@ mod tests {
             assert!(matches!(Sampling { top_p, ..valid }.validate(), Err(TheoryError::TopP(_))));
         }
         assert_eq!(Sampling { top_k: Some(0), ..valid }.validate(), Err(TheoryError::TopK));
+        for min_p in [-0.1, 0.0, 1.0, f64::NAN].map(Some) {
+            assert!(matches!(Sampling { min_p, ..valid }.validate(), Err(TheoryError::MinP(_))));
+        }
         assert_eq!(Decoding::Greedy.validate(), Ok(()));
     }
 

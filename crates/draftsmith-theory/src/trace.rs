@@ -16,6 +16,8 @@ use crate::{Forwards, TheoryError};
 pub struct Round {
     /// Candidates drafted and verified; 0 when the target decodes alone.
     pub num_drafted: usize,
+    /// Those on the longest path: all of a chain.
+    pub depth: usize,
     /// Draft forwards, by drafter. One a candidate for a separate draft and for a self-draft, whose
     /// forward is the target's shallow layers, the adapter and the LM head; a drafter that looks
     /// tokens up has none.
@@ -235,6 +237,7 @@ mod tests {
             (Duration::from_millis(num_drafted as u64), Duration::from_millis(10));
         Round {
             num_drafted,
+            depth: num_drafted,
             forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted,
             draft_time,

@@ -22,7 +22,7 @@ use draftsmith_decode::{
     Limits, ModelSession, NoDrafter, Request, RoundTokens, Target, Verification, decode_many,
 };
 use draftsmith_model::{CausalLm, weight_files};
-use draftsmith_theory::{Decoding, Proposal, SeededDraws};
+use draftsmith_theory::{Decoding, DrawnFrom, Node, Proposal, SeededDraws};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -38,6 +38,8 @@ const NEW_TOKENS: usize = 64;
 const AT_ONCE: usize = 16;
 /// Rows that a verification has, beside one.
 const ROWS: [usize; 5] = [2, 3, 4, 5, 8];
+/// Nodes of a tree, beside a chain of as many.
+const NUM_NODES: usize = 63;
 /// Tokens before them, and how often each number is timed a round.
 const NUM_BEFORE: usize = 200;
 const NUM_VERIFICATIONS: usize = 15;
@@ -103,6 +105,10 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
     let names = names.chain(PROMPTS.map(|len| format!("a prompt of {len}, tokens/s")));
     let names = names.chain(["verifying one row, ms".to_owned()]);
     let names = names.chain(ROWS.map(|rows| format!("verifying {rows} rows, over one")));
+    let names = names.chain([
+        format!("verifying a chain of {}, over one", NUM_NODES + 1),
+        format!("verifying a tree of {}, over that chain", NUM_NODES + 1),
+    ]);
     let mut figures: Vec<Vec<f64>> = Vec::new();
     for _ in 0..rounds {
         let one = read_bytes / seconds(one) / 1e9;
@@ -133,18 +139,20 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Medians of the time that the target takes for one row, in milliseconds, and for several over that;
-/// in turn.
+/// Medians of the time that the target takes for one row, in milliseconds, for several over that, and
+/// for a tree over a chain of as many nodes; in turn.
 fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
-    let tokens = prompt(NUM_BEFORE + ROWS[ROWS.len() - 1]);
-    let mut session = ModelSession::new(model, tokens.len() + 1, "model");
+    let tokens = prompt(NUM_BEFORE + NUM_NODES);
+    let capacity = tokens.len() + 1;
+    let mut session = ModelSession::new(model, capacity, "model");
     session.begin(0, &tokens[..NUM_BEFORE])?;
-    let all: Vec<usize> = [1].into_iter().chain(ROWS).collect();
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
+    let chain = |rows: usize| Proposal::certain_chain(&tokens[NUM_BEFORE..][..rows - 1]);
+    let chains = [1].into_iter().chain(ROWS).chain([NUM_NODES + 1]).map(chain);
+    let proposals: Vec<Proposal> = chains.chain([tree(&tokens[NUM_BEFORE..])]).collect();
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); proposals.len()];
     for _ in 0..NUM_VERIFICATIONS {
-        for (rows, times) in all.iter().zip(&mut times) {
-            let tokens = &tokens[..NUM_BEFORE + rows - 1];
-            let proposal = &Proposal::certain_chain(&tokens[NUM_BEFORE..]);
+        for (proposal, times) in proposals.iter().zip(&mut times) {
+            let tokens = &tokens[..NUM_BEFORE + proposal.len()];
             let begun = Instant::now();
             black_box(session.verify(&[Verification { slot: 0, tokens, proposal }])?);
             times.push(begun.elapsed().as_secs_f64());
@@ -158,8 +166,19 @@ fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
             times[times.len() / 2]
         })
         .collect();
-    let several = medians[1..].iter().map(|several| several / medians[0]);
-    Ok([medians[0] * 1e3].into_iter().chain(several).collect())
+    let [of_chain, of_tree] = medians[medians.len() - 2..] else { bail!("a chain and a tree") };
+    let several = medians[1..medians.len() - 1].iter().map(|several| several / medians[0]);
+    Ok([medians[0] * 1e3].into_iter().chain(several).chain([of_tree / of_chain]).collect())
+}
+
+/// A tree of these tokens, each node with two children.
+fn tree(tokens: &[u32]) -> Proposal {
+    let mut proposal = Proposal::default();
+    for (number, token_id) in tokens.iter().enumerate() {
+        let (parent, rank) = (number.checked_sub(2).map(|behind| behind / 2), number % 2);
+        proposal.push(Node { parent, token_id: *token_id, drawn_from: DrawnFrom::OneHot, rank });
+    }
+    proposal
 }
 
 /// The share of the weights that a token reads: all but an embedding that is not the LM head too.

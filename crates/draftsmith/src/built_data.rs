@@ -26,6 +26,7 @@ pub(crate) fn data_provenance(
         temperature: data.temperature,
         top_p: data.top_p,
         top_k: data.top_k.map(|k| k as u32),
+        min_p: data.min_p,
         ..workspace.provenance(recipe.seed, data.max_new_tokens)?
     })
 }

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use anyhow::{Context, Result};
 use draftsmith_decode::{
     DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, NoDrafter,
-    RecordOptions, RecordRequest, Request, RoundTokens, Target, decode_many, record,
+    RecordOptions, RecordRequest, Request, RoundTokens, Target, TreeDraft, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
@@ -18,6 +18,10 @@ use crate::results::{DecodingName, DrafterName};
 
 /// Why a drafter cannot be recorded.
 const NO_STEPS: &str = "it has no model, and so no probabilities to record";
+
+/// Why a drafter proposes no trees.
+pub(crate) const NO_TREE: &str =
+    "a tree needs a drafter with a model, whose candidates it grows by";
 
 /// A prompt to be answered, with the rule that ends its draft phases, if something drafts.
 pub(crate) struct ToDecode<'r> {
@@ -91,9 +95,17 @@ impl<'m> Decoders<'m> {
         if drafter.id().is_none() {
             return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
         }
+        let tree = drafter.tree();
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
-        Ok(decode_many(target, drafter, requests, observe)?)
+        Ok(match tree {
+            None => decode_many(target, drafter, requests, observe)?,
+            Some(shape) => {
+                let steps = drafter.by_steps().context(NO_TREE)?;
+                let drafter = &mut TreeDraft::new(steps, shape);
+                decode_many(target, drafter, requests, observe)?
+            }
+        })
     }
 
     /// Decodes one prompt with a drafter and a rule.

@@ -19,6 +19,12 @@ pub(crate) struct DecodingArguments {
     /// Sample from the smallest set of tokens that has this mass.
     #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
     top_p: f64,
+    /// Sample from so many most probable tokens.
+    #[arg(long, value_name = "K", requires = "temperature")]
+    top_k: Option<usize>,
+    /// Sample from the tokens that are at least this share as probable as the most probable one.
+    #[arg(long, value_name = "P", requires = "temperature")]
+    min_p: Option<f64>,
 }
 
 impl DecodingArguments {
@@ -27,9 +33,9 @@ impl DecodingArguments {
     /// # Errors
     /// If a number is out of its range.
     pub(crate) fn decoding(&self) -> Result<Decoding> {
-        let Self { temperature, top_p, .. } = *self;
+        let Self { temperature, top_p, top_k, min_p, .. } = *self;
         let temperature = temperature.unwrap_or(0.0);
-        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k: None });
+        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k, min_p });
         decoding.validate()?;
         Ok(decoding)
     }

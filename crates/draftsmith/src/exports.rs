@@ -113,7 +113,7 @@ impl Exports {
     /// without one.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
-            DrafterName::None | DrafterName::Of(DrafterId::MaxGram) => None,
+            DrafterName::None | DrafterName::Of(DrafterId::MaxGram) | DrafterName::Tree(..) => None,
             DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
                 let mut adapters = self.adapters.iter();

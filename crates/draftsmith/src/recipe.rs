@@ -12,6 +12,7 @@ mod evaluate;
 mod max_gram;
 mod overrides;
 mod stop_rules;
+mod trees;
 mod tune;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::overrides::Overrides;
+pub(crate) use self::trees::TreesRecipe;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 
 /// All settings of a job.

@@ -86,7 +86,7 @@ mod tests {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/draft");
         let workspace = Workspace::new(&dir, None, vec![Device::flex()]);
         let pair = workspace.target_alone().expect("it is committed");
-        let sampling = Sampling { temperature: 1.0, top_p: 0.95, top_k: None };
+        let sampling = Sampling { temperature: 1.0, top_p: 0.95, top_k: None, min_p: None };
         // More than go side by side, of lengths that end at different times.
         let prompts: Vec<Vec<u32>> = (0..SEQUENCES_AT_ONCE as u32 + 5)
             .map(|nth| (0..3 + nth * 7 % 40).map(|at| 3 + (at * 31 + nth * 17) % 400).collect())

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_files::parse_json;
-use draftsmith_theory::{Counts, Decoding, DrafterId, Sampling, Trace, setting_text};
+use draftsmith_theory::{Counts, Decoding, Sampling, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
@@ -209,7 +209,7 @@ impl ResultRow {
 
     /// What the row's setting is called: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
-        match self.drafter.id().and_then(DrafterId::prefix) {
+        match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
             None => self.rule_label(),
         }
@@ -254,7 +254,7 @@ pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
         let judged = trace
             .rounds
             .iter()
-            .filter(|round| round.num_drafted >= position && round.num_accepted >= position - 1);
+            .filter(|round| round.depth >= position && round.num_accepted >= position - 1);
         let (num_judged, num_accepted) = judged.fold((0, 0), |(judged, accepted), round| {
             (judged + 1, accepted + usize::from(round.num_accepted >= position))
         });

@@ -345,6 +345,7 @@ impl Workspace {
             temperature: 0.0,
             top_p: 1.0,
             top_k: None,
+            min_p: None,
             max_new_tokens: max_new_tokens as u64,
             seed,
             dtype: self.dtype.name().to_owned(),

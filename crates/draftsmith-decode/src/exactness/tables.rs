@@ -77,12 +77,19 @@ impl Target for Table {
     }
 
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
-        let rows = batch.iter().flat_map(|one| {
+        let mut rows = Vec::new();
+        for one in batch {
+            let num_standing = one.tokens.len() - one.proposal.len();
+            if one.proposal.is_chain() {
+                let ends = num_standing..=one.tokens.len();
+                rows.extend(ends.flat_map(|end| self.row(&one.tokens[..end])));
+                continue;
+            }
             let mut read = Read::default();
             read.advance(one.tokens, &parents(one.proposal));
-            read.rows(self, one.proposal.num_rows())
-        });
-        Ok(Logits::new(rows.collect(), self.vocab_size))
+            rows.extend(read.rows(self, one.proposal.num_rows()));
+        }
+        Ok(Logits::new(rows, self.vocab_size))
     }
 
     fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}

@@ -110,7 +110,7 @@ fn assert_alike(found: &Recording, expected: &Recording) {
 #[test]
 fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
     let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
-    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None };
+    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None };
     let (mut num_rollouts, mut num_predicted) = (0, 0);
     for reads in [HeadReads::default(), reads] {
         // A row of a product of tensors may be rounded as the rows beside it have it.

@@ -457,7 +457,7 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
     let decodings = [
         Decoding::Greedy,
         Decoding::Sampled(Sampling::default()),
-        Decoding::Sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None }),
+        Decoding::Sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None, min_p: None }),
     ];
     for (exit_layer, architecture) in EXIT_LAYERS.into_iter().cycle().zip(AdapterArchitecture::ALL)
     {

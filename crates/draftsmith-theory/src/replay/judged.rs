@@ -111,7 +111,7 @@ mod tests {
     const Q: [f64; 4] = [0.5, 0.125, 0.375, 0.0];
     const P: [f64; 4] = [0.25, 0.25, 0.125, 0.375];
     const SAMPLED: Decoding =
-        Decoding::Sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None });
+        Decoding::Sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None, min_p: None });
 
     /// A token as a candidate; its prediction names it.
     fn candidate(token: usize) -> RecordedCandidate {

@@ -217,6 +217,7 @@ fn provenance() -> Provenance {
         temperature: 0.0,
         top_p: 1.0,
         top_k: None,
+        min_p: None,
         max_new_tokens: 4,
         seed: 1,
         dtype: Provenance::F32.to_owned(),

@@ -94,6 +94,9 @@ struct DecodingCheck<T> {
     /// Most probable tokens kept; left out where all are.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_k: Option<usize>,
+    /// The min-p; left out where all are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_p: Option<f64>,
     /// New tokens.
     num_tokens: usize,
     /// Whether the output is the target's.

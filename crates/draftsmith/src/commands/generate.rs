@@ -8,19 +8,20 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{
-    Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
+    Drafter, Drafters, Generation, Limits, ModelSession, RoundTokens, TreeDraft, decode_plain,
+    decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{MaxGramConfig, SeededDraws};
+use draftsmith_theory::{MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
-use crate::decoders::drafters_of;
+use crate::decoders::{NO_TREE, drafters_of};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::exports::draft_vocabulary::DraftTokens;
@@ -58,6 +59,11 @@ pub(crate) struct GenerateArguments {
     /// `bigrams.safetensors` of `train-bigram`.
     #[arg(long, value_name = "FILE", requires = "prompt_lookup")]
     bigrams: Option<PathBuf>,
+    /// Propose trees of candidates: `3-2x4x12` has three children behind the text and two behind each
+    /// node, of which a draft forward reads four, and twelve nodes at most beside the chain. With
+    /// `-drawn` behind it, children of sampled text are drawn without replacement.
+    #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
+    tree: Option<TreeShape>,
     /// The user's message.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
@@ -137,6 +143,9 @@ fn generate(
         (ExportKind::Adapter, "--adapter", &arguments.adapter),
     ] {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
+    }
+    if arguments.tree.is_some() && arguments.draft.is_none() && arguments.adapter.is_none() {
+        bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");
     }
     let rule = rule::asked_for(arguments)?;
     let draft = arguments.draft.as_deref();
@@ -224,6 +233,13 @@ fn generate(
             let calibration =
                 head.and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
             drafter.set_calibration(calibration);
+            let mut tree = None;
+            let drafter: &mut dyn Drafter<ModelSession<'_>> = match arguments.tree {
+                None => drafter,
+                Some(shape) => {
+                    tree.insert(TreeDraft::new(drafter.by_steps().context(NO_TREE)?, shape))
+                }
+            };
             decode_speculative(
                 target,
                 drafter,

@@ -185,7 +185,8 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
         mean(drafted.iter().flat_map(|columns| column(columns)).collect())
     };
     let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
-    let is_raw = (provenance.temperature, provenance.top_p, provenance.top_k) == (1.0, 1.0, None);
+    let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
+    let is_raw = served == (1.0, 1.0, None, None);
     json!({
         "kind": "responses",
         "num_rows": rows.len(),

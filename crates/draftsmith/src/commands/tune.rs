@@ -220,13 +220,14 @@ fn choose(
         some.iter().map(|index| best_spent[*index].counts).sum::<Counts>().acceptance_rate()
     };
     let expected = rules.iter().find(|rule| rule.stop_rule == best.name).map(|rule| rule.gain);
-    let Sampling { temperature, top_p, top_k } = sampling(&decoding);
+    let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
     let rule = TunedRule {
         drafter,
         config: best.config.clone(),
         temperature,
         top_p,
         top_k,
+        min_p,
         expected_gain: expected.context("the best rule is one of the rules")?,
         expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,

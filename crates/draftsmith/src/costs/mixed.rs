@@ -139,6 +139,7 @@ mod tests {
     fn round(num_drafted: usize, draft_micros: u64, verify_micros: u64) -> Round {
         Round {
             num_drafted,
+            depth: num_drafted,
             forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_micros(draft_micros),

@@ -44,6 +44,9 @@ pub(crate) struct TunedRule {
     /// The most probable tokens it was tuned for; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) top_k: Option<usize>,
+    /// The min-p it was tuned for; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) min_p: Option<f64>,
     /// Modelled speed over the best fixed length, minus 1, with its 95 % interval.
     pub(crate) expected_gain: Estimate,
     /// Candidates accepted over candidates drafted, with its 99.99 % interval.
@@ -149,8 +152,8 @@ impl Tuned {
 impl TunedRule {
     /// The way of decoding it was tuned for.
     pub(crate) fn decoding(&self) -> Decoding {
-        let Self { temperature, top_p, top_k, .. } = *self;
-        decoding(Sampling { temperature, top_p, top_k })
+        let Self { temperature, top_p, top_k, min_p, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p })
     }
 }
 
@@ -185,6 +188,7 @@ mod tests {
             temperature,
             top_p: 1.0,
             top_k: None,
+            min_p: None,
             expected_gain: estimate(0.25),
             expected_acceptance_rate: estimate(0.5),
             best_fixed_length: 4,

@@ -26,6 +26,10 @@ pub(crate) struct DataRecipe {
     /// Most probable tokens kept by target and draft; all if absent.
     #[serde(default)]
     pub(crate) top_k: Option<usize>,
+    /// The least probability that target and draft keep, as a share of the largest; all if
+    /// absent.
+    #[serde(default)]
+    pub(crate) min_p: Option<f64>,
     /// The longest response, in tokens.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,
@@ -56,7 +60,8 @@ pub(super) fn default_max_new_tokens() -> usize {
 impl DataRecipe {
     /// How target and draft are sampled; temperature 0 is greedy.
     pub(crate) fn decoding(&self) -> Decoding {
-        decoding(Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k })
+        let Self { temperature, top_p, top_k, min_p, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p })
     }
 }
 

@@ -11,7 +11,7 @@ const README: &str = include_str!("../../../../recipes/README.md");
 /// Every section, and what has no default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [head.sweep]\n[adapter]\n[tune.costs]\n[evaluate]\nprompts = ['required']\n\
-                      [evaluate.max_gram]\n";
+                      [evaluate.trees]\n[evaluate.max_gram]\n";
 
 /// The sections that have a table `optimizer`, in the order of its columns of defaults.
 const OPTIMIZERS: [&str; 2] = ["head", "adapter"];

@@ -10,6 +10,7 @@ use super::checks::require;
 use super::data::{default_max_new_tokens, one};
 use super::max_gram::MaxGramRecipe;
 use super::stop_rules::{StopRuleKeys, WithStopRules};
+use super::trees::TreesRecipe;
 use crate::results::DecodingName;
 
 /// The most prompts side by side: each has a cache of its own.
@@ -49,6 +50,10 @@ pub(crate) struct EvaluateRecipe {
     /// Most probable tokens that the sampled decoding keeps; all if absent.
     #[serde(default)]
     pub(crate) top_k: Option<usize>,
+    /// The least probability that the sampled decoding keeps, as a share of the largest; all if
+    /// absent.
+    #[serde(default)]
+    pub(crate) min_p: Option<f64>,
     /// The most candidates a round of the separate draft under any rule but a fixed length.
     #[serde(default = "default_max_candidate_length")]
     pub(crate) max_candidate_length: usize,
@@ -65,6 +70,9 @@ pub(crate) struct EvaluateRecipe {
     /// The most candidates a round of a self-draft under any rule but a fixed length.
     #[serde(default = "default_max_self_draft_length")]
     pub(crate) max_self_draft_length: usize,
+    /// Trees of candidates, measured where the table is there.
+    #[serde(default)]
+    pub(crate) trees: Option<TreesRecipe>,
     /// Prompt lookup, measured where the table is there.
     #[serde(default)]
     pub(crate) max_gram: Option<MaxGramRecipe>,
@@ -103,6 +111,7 @@ impl EvaluateRecipe {
                 temperature: self.temperature,
                 top_p: self.top_p,
                 top_k: self.top_k,
+                min_p: self.min_p,
             }),
         }
     }
@@ -123,6 +132,7 @@ impl EvaluateRecipe {
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.stop_rules.check()?;
+        self.trees.iter().try_for_each(TreesRecipe::check)?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         Bounds::new(1, self.max_self_draft_length)
             .context("key `evaluate.max_self_draft_length`")?;

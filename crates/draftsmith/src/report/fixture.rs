@@ -80,7 +80,10 @@ fn settings() -> Vec<Setting> {
 }
 
 fn decodings() -> [Decoding; 2] {
-    [Decoding::Greedy, Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None })]
+    [
+        Decoding::Greedy,
+        Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None }),
+    ]
 }
 
 /// The rows of 2 datasets, 2 ways of decoding, 74 settings and every category.
@@ -225,6 +228,7 @@ fn decode(
             COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
         rounds.push(Round {
             num_drafted,
+            depth: num_drafted,
             forwards: Forwards::of(DrafterId::Draft, num_draft_forwards),
             num_accepted,
             draft_time: Duration::from_secs_f64(seconds * jitter(draws)),

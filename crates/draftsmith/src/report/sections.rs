@@ -378,6 +378,9 @@ fn decoding_text(decoding: &Decoding) -> String {
             if let Some(top_k) = sampling.top_k {
                 text += &format!(", top-k {top_k}");
             }
+            if let Some(min_p) = sampling.min_p {
+                text += &format!(", min-p {min_p}");
+            }
             text
         }
     }

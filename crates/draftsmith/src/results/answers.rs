@@ -135,6 +135,7 @@ mod tests {
             .iter()
             .map(|&num_accepted| Round {
                 num_drafted: 4,
+                depth: 4,
                 forwards: Forwards::of(DrafterId::Draft, 4),
                 num_accepted,
                 draft_time: Duration::from_millis(125),

@@ -3,17 +3,20 @@
 
 use std::fmt;
 
-use draftsmith_theory::{Decoding, DrafterId};
+use draftsmith_theory::{Decoding, DrafterId, TheoryError, TreeShape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
-/// drafter's name, such as `self_draft_1`.
+/// drafter's name, such as `self_draft_1`, with its trees' shape if it proposes such:
+/// `draft_tree_3-2x2x8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// Nothing: the target decodes alone.
     None,
-    /// A drafter.
+    /// A drafter, whose proposals are chains.
     Of(DrafterId),
+    /// A drafter whose proposals are trees.
+    Tree(DrafterId, TreeShape),
 }
 
 /// How tokens are chosen.
@@ -58,8 +61,24 @@ impl DrafterName {
     pub(crate) fn id(self) -> Option<DrafterId> {
         match self {
             Self::None => None,
-            Self::Of(id) => Some(id),
+            Self::Of(id) | Self::Tree(id, _) => Some(id),
         }
+    }
+
+    /// The shape of its proposals, where they are trees.
+    pub(crate) fn tree(self) -> Option<TreeShape> {
+        match self {
+            Self::None | Self::Of(_) => None,
+            Self::Tree(_, shape) => Some(shape),
+        }
+    }
+
+    /// What comes before the names of its settings: `exit 1`, `tree 3-2x2x8`.
+    pub(crate) fn prefix(self) -> Option<String> {
+        let of_drafter = self.id().and_then(DrafterId::prefix);
+        let of_tree = self.tree().map(|shape| format!("tree {shape}"));
+        let parts: Vec<String> = of_drafter.into_iter().chain(of_tree).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
     }
 
     /// The road the drafter lies on; None for the target alone.
@@ -69,17 +88,23 @@ impl DrafterName {
 
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; nothing for the target alone.
     pub(crate) fn text(self) -> String {
-        self.id().map(DrafterId::text).unwrap_or_default()
+        let mut text = self.id().map(DrafterId::text).unwrap_or_default();
+        if let Some(shape) = self.tree() {
+            text += &format!(", tree {shape}");
+        }
+        text
     }
 }
 
 const NONE: &str = "none";
+const TREE: &str = "_tree_";
 
 impl fmt::Display for DrafterName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => formatter.write_str(NONE),
             Self::Of(id) => id.fmt(formatter),
+            Self::Tree(id, shape) => write!(formatter, "{id}{TREE}{shape}"),
         }
     }
 }
@@ -96,7 +121,11 @@ impl<'de> Deserialize<'de> for DrafterName {
         if name == NONE {
             return Ok(Self::None);
         }
-        name.parse().map(Self::Of).map_err(de::Error::custom)
+        let read = || match name.split_once(TREE) {
+            None => name.parse().map(Self::Of),
+            Some((id, shape)) => Ok(Self::Tree(id.parse()?, shape.parse()?)),
+        };
+        read().map_err(|error: TheoryError| de::Error::custom(error))
     }
 }
 

@@ -61,6 +61,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
 fn trace() -> Trace {
     let round = |num_drafted: usize, num_accepted| Round {
         num_drafted,
+        depth: num_drafted,
         forwards: Forwards::of(DrafterId::Draft, num_drafted),
         num_accepted,
         draft_time: Duration::from_millis(5),
@@ -98,6 +99,7 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
     let rounds = |count, num_drafted, num_accepted| {
         let round = Round {
             num_drafted,
+            depth: num_drafted,
             forwards: Forwards::of(DrafterId::Draft, num_drafted),
             num_accepted,
             ..Round::default()
@@ -127,10 +129,16 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
 
 #[test]
 fn drafters_are_strings_and_unknown_ones_are_named() {
+    let tree = |id, shape: &str| DrafterName::Tree(id, shape.parse().expect("a shape"));
     for (drafter, name) in [
         (DrafterName::None, "none"),
         (DrafterName::Of(DrafterId::Draft), "draft"),
         (DrafterName::Of(DrafterId::SelfDraft { exit_layer: 12 }), "self_draft_12"),
+        (tree(DrafterId::Draft, "3-2x4x12"), "draft_tree_3-2x4x12"),
+        (
+            tree(DrafterId::SelfDraft { exit_layer: 2 }, "2x1x4-drawn"),
+            "self_draft_2_tree_2x1x4-drawn",
+        ),
     ] {
         assert_eq!(serde_json::to_value(drafter).expect("JSON"), json!(name));
         assert_eq!(serde_json::from_value::<DrafterName>(json!(name)).expect("known"), drafter);
@@ -380,7 +388,7 @@ fn summaries_come_back() {
         mean_relative_error: 0.01,
         max_relative_error: 0.05,
     };
-    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None };
+    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None };
     let group = |decoding, costs| GroupSummary {
         dataset: "alpaca".into(),
         decoding,

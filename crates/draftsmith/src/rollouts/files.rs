@@ -178,6 +178,7 @@ impl<'a> RolloutFiles<'a> {
             responses.temperature = sampling.temperature;
             responses.top_p = sampling.top_p;
             responses.top_k = sampling.top_k.map(|top_k| top_k as u32);
+            responses.min_p = sampling.min_p;
         }
         Ok(RolloutProvenance {
             responses,

@@ -98,7 +98,7 @@ impl TrainingRollouts {
             data.rows.iter().filter(|row| is_usable(row, pair)).collect();
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
-        let Provenance { temperature, top_p, top_k, seed, max_new_tokens, .. } = *provenance;
+        let Provenance { temperature, top_p, top_k, min_p, seed, max_new_tokens, .. } = *provenance;
         let job = RecordingJob {
             pair,
             exports: &exports,
@@ -107,6 +107,7 @@ impl TrainingRollouts {
                 temperature,
                 top_p,
                 top_k: top_k.map(|top_k| top_k as usize),
+                min_p,
             }),
             max_new_tokens: max_new_tokens as usize,
             max_length,

@@ -71,13 +71,14 @@ impl OneDecoding {
             Some(promised) => Some(rate.agrees_with(&interval_of(promised)?)),
             None => None,
         };
-        let Sampling { temperature, top_p, top_k } = sampling(&decoding);
+        let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
         Ok(DecodingCheck {
             stop_rule: rule,
             is_tuned,
             temperature,
             top_p,
             top_k,
+            min_p,
             num_tokens: total.num_tokens,
             output,
             acceptance: Acceptance {
@@ -239,11 +240,14 @@ fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u3
         let is_near = num_above(f64::from(logit) + more) < top_k;
         if is_near { top_k.max(num_above(f64::from(logit)) + 1) } else { top_k }
     });
+    // The most probable token's logit may be smaller by as much.
     let top_p = match rounding {
         Rounding::F32 => (sampling.top_p + EDGE).min(1.0),
         Rounding::Bf16 => mass_with_larger_logit(sampling.top_p, more / sampling.temperature),
     };
-    let wider = Sampling { top_p, top_k, ..*sampling };
+    let less = (-2.0 * more / sampling.temperature).exp();
+    let min_p = sampling.min_p.map(|min_p| min_p * less);
+    let wider = Sampling { top_p, top_k, min_p, ..*sampling };
     wider.probs(logits)[token as usize] > 0.0
 }
 
@@ -280,6 +284,17 @@ mod tests {
         assert!(is_at_edge(&with(0.799_95), &logits, 2));
         assert!(!is_at_edge(&with(0.799), &logits, 2));
         assert!(!is_at_edge(&with(1.0), &[0.0, f32::NEG_INFINITY], 1));
+    }
+
+    #[test]
+    fn only_tokens_at_the_edge_of_min_p_are_forgiven() {
+        let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
+        let with = |min_p| Sampling { min_p: Some(min_p), ..Sampling::default() };
+        let is_at_edge =
+            |rounding, min_p, token| super::is_at_edge(rounding, &with(min_p), &logits, token);
+        assert!(is_at_edge(Rounding::F32, 0.400_05, 2) && !is_at_edge(Rounding::F32, 0.401, 2));
+        // Neighbours of log 0.2 in bf16 are 1/128 apart.
+        assert!(is_at_edge(Rounding::Bf16, 0.405, 2) && !is_at_edge(Rounding::Bf16, 0.45, 2));
     }
 
     #[test]

@@ -144,6 +144,9 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
     if let Some(top_k) = decoding.top_k {
         text += &format!(", top-k {top_k}");
     }
+    if let Some(min_p) = decoding.min_p {
+        text += &format!(", min-p {min_p}");
+    }
     text
 }
 

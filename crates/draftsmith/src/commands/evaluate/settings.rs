@@ -1,11 +1,14 @@
 //! What is compared: the target alone; a separate draft and each adapter under every rule that the
-//! recipe names and that reads what the drafter gives; prompt lookup in fixed lengths.
+//! recipe names and that reads what the drafter gives; trees of either
+//! likewise; prompt lookup in fixed lengths.
+
+use std::iter;
 
 use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::Exports;
 use crate::exports::tuned::TunedRule;
-use crate::recipe::EvaluateRecipe;
+use crate::recipe::{EvaluateRecipe, TreesRecipe};
 use crate::results::{DrafterName, Road, StopRuleName};
 
 /// One way of decoding.
@@ -42,7 +45,13 @@ impl Setting {
                     }
                 }
             }
-            all.extend(rules.into_iter().map(|rule| Self { drafter, rule: Some(rule) }));
+            let id = drafter.id().expect("a drafter with a model");
+            let trees = evaluate.trees.iter().flat_map(TreesRecipe::shapes);
+            for drafter in iter::once(drafter).chain(trees.map(|tree| DrafterName::Tree(id, tree)))
+            {
+                let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
+                all.extend(rules.iter().map(of));
+            }
         };
         if has_draft {
             add(
@@ -76,14 +85,14 @@ impl Setting {
     }
 
     /// What files and streams of draws call it: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
-    /// `exit-2-confidence-0.6`.
+    /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
     pub(crate) fn name(&self) -> String {
         let Some(rule) = &self.rule else {
             return "plain".to_owned();
         };
         let rule = format!("{}-{}", rule.name().file_name(), rule.parameter());
-        match self.drafter.id().and_then(DrafterId::prefix) {
-            Some(prefix) => format!("{}-{rule}", prefix.replace(' ', "-")),
+        match self.drafter.prefix() {
+            Some(prefix) => format!("{}-{rule}", prefix.replace(", ", "-").replace(' ', "-")),
             None => rule,
         }
     }
