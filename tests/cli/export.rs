@@ -93,6 +93,51 @@ fn an_adapter_drafts_the_same_as_a_draft_model_of_its_own() {
     let other = place.json("draft/config.json");
     assert_eq!(place.json("tuned/config.json"), other, "the same model");
     assert_eq!(other["draftsmith"]["draft_model_of"]["exit_layer"], 2);
+    promises_follow_given_costs(&place);
+}
+
+/// A runtime's own costs, in the recipe or in a file, take the place of those that are measured here.
+fn promises_follow_given_costs(place: &Place) {
+    let tune =
+        |more: &[&str]| place.run(&[&["tune", "--for", "draft-model", "road.toml"], more].concat());
+    place.write("free.toml", "draft_ms = 0.001\ntarget_ms = 10\n");
+    place.write("dear.toml", "draft_ms = { self_draft_2 = 9.0 }\nrows_ms = [10, 15]\n");
+    let [free, dear] = ["free.toml", "dear.toml"].map(|file| {
+        let ran = tune(&["--costs", file, "--json"]);
+        assert!(!ran.stderr.contains("measuring"), "{}", ran.stderr);
+        let tuned = ran.json()[0].take();
+        assert_eq!(tuned["cost_source"], "given");
+        let written = &place.json(&format!("{ADAPTER}/config.json"))["tuned_draft_model"]["greedy"];
+        assert_eq!(written, &tuned["runtimes"]);
+        tuned
+    });
+    let of = |tuned: &Value, runtime: &str| {
+        let all = tuned["runtimes"].as_array().unwrap();
+        let found = all.iter().find(|one| one["runtime"] == runtime).unwrap().clone();
+        (found["setting"].clone(), found["speedup"]["value"].as_f64().unwrap())
+    };
+    // Where drafting is next to free, more candidates a round are better, and never slow anything down.
+    let (setting, speedup) = of(&free, "vLLM");
+    assert_ne!(setting, "num_speculative_tokens=1");
+    assert!(speedup > 1.0, "{free}");
+    // At these, one costs as much as it saves where it is accepted.
+    let (setting, speedup) = of(&dear, "vLLM");
+    assert_eq!(setting, "num_speculative_tokens=1");
+    assert!(speedup < 0.9, "{dear}");
+    let shown = tune(&["--costs", "dear.toml"]).ok();
+    assert!(shown.contains("it does not pay so"), "{shown}");
+    assert!(
+        shown.contains("a draft forward 9.00 ms, a target forward of one row 10.00 ms"),
+        "{shown}"
+    );
+    // A file goes before the recipe's own.
+    let own = ["--set", "tune.costs.draft_ms=9", "--set", "tune.costs.target_ms=10", "--json"];
+    let of_recipe = tune(&own).json()[0].take();
+    assert_eq!(of_recipe["cost_source"], "given");
+    assert_eq!(tune(&[&own[..], &["--costs", "free.toml"]].concat()).json()[0], free);
+    tune(&["--costs", "absent.toml"]).fails_naming(&["absent.toml"]);
+    let alone = ["tune", "road.toml", "--costs", "free.toml"];
+    place.run(&alone).fails_naming(&["--for"]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
 use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
-use crate::recipe::{Models, Overrides, Recipe};
+use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::workspace::Workspace;
 
 /// Trains what makes speculative decoding faster, and proves it.
@@ -103,6 +103,21 @@ enum Command {
     },
 }
 
+impl Command {
+    /// What is left of its work where it was stopped before its end.
+    fn what_is_left(&self) -> &'static str {
+        match self {
+            Self::Run(_)
+            | Self::BuildData(_)
+            | Self::TrainHead(_)
+            | Self::TrainAdapter(_)
+            | Self::Record(_) => "what is done is kept: run the same command again to resume",
+            Self::Evaluate(_) => "what was measured is written, and would be measured again",
+            _ => "nothing of it is kept, and the same command begins anew",
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 struct RecipeArguments {
     /// The recipe, a TOML file.
@@ -130,6 +145,10 @@ struct TuneArguments {
     /// the rules that runtimes have.
     #[arg(long = "for", value_name = "FORM")]
     form: Option<TunedForm>,
+    /// What forwards cost in the runtime that is going to serve it, instead of the recipe's
+    /// `[tune.costs]` or what they cost here: a TOML file with the keys of that table.
+    #[arg(long, value_name = "FILE", requires = "form")]
+    costs: Option<PathBuf>,
 }
 
 /// What else an adapter may be served as.
@@ -194,6 +213,7 @@ pub fn run() -> ExitCode {
         Err(error) => return fail(&error, json),
     };
     let kernels = verbose.then(Kernels::count);
+    let what_is_left = arguments.command.what_is_left();
     let done = execute(arguments, &console);
     if let Some(kernels) = kernels {
         console.note(format!(
@@ -204,7 +224,8 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
-            tell(&error);
+            // Not what it was in the middle of, which may sound like a failure.
+            tell(format!("{Interrupted}; {what_is_left}"));
             ExitCode::from(console.stopped_code())
         }
         // A failed check has given its reasons in its own document.
@@ -339,11 +360,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::survey::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
         }
         Command::Tune(a) => {
+            let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
             let (recipe, workspace, _lock) = stage(&a.arguments.recipe, a.incomplete())?;
             match a.arguments.form {
                 None => commands::tune::run(&recipe, &workspace, console).map(drop),
                 Some(TunedForm::DraftModel) => {
-                    commands::tune::run_for_draft_model(&recipe, &workspace, console)
+                    commands::tune::run_for_draft_model(&recipe, &workspace, costs, console)
                 }
             }
         }

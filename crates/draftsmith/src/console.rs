@@ -19,9 +19,10 @@ use self::screen::Screen;
 use self::signals::INTERRUPT;
 use self::streams::{Reader, put, tell};
 
-/// A job was stopped by a signal, or has done as much as it was asked to; what is done is kept.
+/// A job was stopped by a signal, or has done as much as it was asked to. What is left of its work is
+/// told by the command.
 #[derive(Debug, thiserror::Error)]
-#[error("stopped; what is done is kept: run the same command again to resume")]
+#[error("stopped")]
 pub(crate) struct Interrupted;
 
 /// How a job talks, and whether it was asked to stop.

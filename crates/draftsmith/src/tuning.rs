@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, Measurement};
-use crate::recipe::{Recipe, TuneRecipe};
+use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{DecodingName, DrafterName, Replay};
 
 /// Costs that were measured for a drafter and decoding.
@@ -50,12 +50,15 @@ pub(crate) fn read_costs(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<Cost
     Ok(costs)
 }
 
-/// The costs that the recipe gives, of those of its drafters that it gives any for.
+/// The costs that are given, of those of a recipe's drafters that any are given for.
 ///
 /// # Errors
-/// If it does not say whose they are.
-pub(crate) fn given_costs(tune: &TuneRecipe, drafters: &[DrafterName]) -> Result<Vec<Costs>> {
-    let Some(given) = &tune.costs else { return Ok(Vec::new()) };
+/// If they do not say whose they are.
+pub(crate) fn given_costs(
+    given: Option<&GivenCosts>,
+    drafters: &[DrafterName],
+) -> Result<Vec<Costs>> {
+    let Some(given) = given else { return Ok(Vec::new()) };
     let ids = drafters.iter().filter_map(|drafter| drafter.id());
     let of_each = ids.map(|id| Costs::given(given, id, drafters.len()));
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())

@@ -27,7 +27,7 @@ use crate::workspace::Workspace;
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
-    let given = given_costs(tune, &files.drafters())?;
+    let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
     let measured = read_costs(recipe, workspace.dtype())?;
     if measured.is_empty() && given.is_empty() {
         console.note(

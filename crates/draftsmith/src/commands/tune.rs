@@ -30,7 +30,7 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::recipe::{Recipe, sampling};
+use crate::recipe::{GivenCosts, Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
@@ -79,13 +79,15 @@ pub(crate) fn run(
     on_pool(|| tune(recipe, workspace, console))
 }
 
-/// Runs the stage for runtimes that run adapters as draft models of their own.
+/// Runs the stage for runtimes that run adapters as draft models of their own, at `costs` where they
+/// are given.
 pub(crate) fn run_for_draft_model(
     recipe: &Recipe,
     workspace: &Workspace,
+    costs: Option<GivenCosts>,
     console: &Console,
 ) -> Result<()> {
-    on_pool(|| draft_model::tune(recipe, workspace, console).map(drop))
+    on_pool(|| draft_model::tune(recipe, workspace, costs.as_ref(), console).map(drop))
 }
 
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
@@ -94,7 +96,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
     let mut decoders = Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
-    let given = given_costs(tune, &decoders.drafters())?;
+    let given = given_costs(tune.costs.as_ref(), &decoders.drafters())?;
     let mut tunings = Vec::new();
     let mut tuned_exports: Vec<TunedExport> = Vec::new();
     for drafter in decoders.drafters() {

@@ -92,7 +92,8 @@ pub(super) fn of_pair(
     if expected_gain.low > 0.0 {
         let about_heads = match of_head {
             Some((_, gain)) => format!(
-                "a head is expected to change that by {}, a perfect one to gain {} over the best K",
+                "a head that knows what these prompts teach would change that by {}, a perfect one \
+                 gains {} over the best K",
                 told(gain),
                 percent(ceiling.value)
             ),
@@ -242,7 +243,7 @@ mod tests {
     fn where_a_rule_may_gain_nothing_over_a_fixed_length_that_is_set() {
         let verdict = pair(0.03, estimate(0.02, 0.03), Some(estimate(-0.01, 0.03)));
         assert_eq!(verdict.advice, Advice::JustSet);
-        insta::assert_snapshot!(verdict.sentence, @"just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; a head is expected to change that by +1.0 % (95 %: -2.0 to +4.0), a perfect one to gain +20.0 % over the best K");
+        insta::assert_snapshot!(verdict.sentence, @"just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; a head that knows what these prompts teach would change that by +1.0 % (95 %: -2.0 to +4.0), a perfect one gains +20.0 % over the best K");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
-use crate::recipe::Recipe;
+use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_fixed, best_of_each, lengths_under};
@@ -46,10 +46,11 @@ pub(crate) struct DraftModelTuning {
     pub(crate) export: PathBuf,
 }
 
-/// Tunes every adapter of the recipe as a draft model.
+/// Tunes every adapter of the recipe as a draft model, at `costs` or else at those that the recipe gives.
 pub(super) fn tune(
     recipe: &Recipe,
     workspace: &Workspace,
+    costs: Option<&GivenCosts>,
     console: &Console,
 ) -> Result<Vec<DraftModelTuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
@@ -63,13 +64,20 @@ pub(super) fn tune(
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
     let nothing_trained = Exports::none();
-    let given = given_costs(tune, &files.drafters())?;
+    let id_of =
+        |adapter: &AdapterExport| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer };
+    let drafters: Vec<DrafterName> =
+        exports.adapters.iter().map(|adapter| DrafterName::Of(id_of(adapter))).collect();
+    let given = given_costs(costs.or(tune.costs.as_ref()), &drafters)?;
     let mut tunings = Vec::new();
     for adapter in &exports.adapters {
-        let id = DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer };
+        let id = id_of(adapter);
         let drafter = DrafterName::Of(id);
-        let pair = pair_with(adapter, workspace)?;
-        let mut decoders = Decoders::new(&pair, &nothing_trained, evaluate.max_new_tokens);
+        let is_given = given.iter().any(|costs| costs.drafter == id);
+        let pair = if is_given { None } else { Some(pair_with(adapter, workspace)?) };
+        let mut decoders = pair
+            .as_ref()
+            .map(|pair| Decoders::new(pair, &nothing_trained, evaluate.max_new_tokens));
         let mut tuned = TunedDraftModel { dtype: workspace.dtype(), ..TunedDraftModel::default() };
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
@@ -82,7 +90,8 @@ pub(super) fn tune(
             let (cost_source, measured) = given_or_measured(&given, Some(id), || {
                 let name = name.text();
                 console.note(format!("tune: measuring costs, {drafter} as a draft model, {name}"));
-                let (decoders, draft) = (&mut decoders, DrafterName::Of(DrafterId::Draft));
+                let decoders = decoders.as_mut().context("what is measured has been loaded")?;
+                let draft = DrafterName::Of(DrafterId::Draft);
                 costs::measure(decoders, draft, &decoding, &prompts, &lengths_under, console)
             })?;
             let costs = measured.costs.clone().of_drafter(id)?;
