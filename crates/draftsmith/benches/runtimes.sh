@@ -114,15 +114,19 @@ run train-head paper.toml --set head.inputs=[] > /dev/null
 run export --for specdec-pp checkpoints/paper/head specdec_pp > /dev/null
 check "torch, the authors' forms" "$python" "$checks/authors_forms.py" $adapter kangaroo checkpoints/paper/head specdec_pp
 if [ -n "$vllm_python" ]; then
+    # vLLM's engine in the process that watches it, on the CPU, with a cache of 1 GB.
+    vllm=(env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
+        "$vllm_python")
     run train-head paper.toml > /dev/null
     for name in paper ahead; do
         run export --for vllm "checkpoints/$name/head" "vllm_$name" --stop-threshold 0.5 > /dev/null
-        check "vLLM, the draft with its $name head" env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu \
-            VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
-            "$vllm_python" "$checks/vllm_rounds.py" "$binary" $target "vllm_$name" $prompts 20 -- --target $target \
-            --draft "$draft" --head "checkpoints/$name/head" --stop-threshold 0.5
+        check "vLLM, the draft with its $name head" "${vllm[@]}" "$checks/vllm_rounds.py" "$binary" $target \
+            "vllm_$name" $prompts 20 -- --target $target --draft "$draft" --head "checkpoints/$name/head" \
+            --stop-threshold 0.5
     done
-    check 'vLLM, the draft model of an adapter' env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 \
-        "$vllm_python" "$checks/vllm_draft_model.py" "$binary" $target draft-model $prompts 20
+    check 'vLLM, the draft with its ahead head, sampled' "${vllm[@]}" "$checks/vllm_sampled.py" "$binary" $target \
+        vllm_ahead 'Tell me.' 300
+    check 'vLLM, the draft model of an adapter' "${vllm[@]}" "$checks/vllm_draft_model.py" "$binary" $target \
+        draft-model $prompts 20
 fi
 exit $failed

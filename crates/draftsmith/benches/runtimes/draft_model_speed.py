@@ -4,7 +4,7 @@
 
 TARGET and DRAFT are directories; the draft's `generation_config.json` says how it drafts. PROMPTS is read as
 `transformers_rounds.py` reads it, with `draftsmith generate`'s ids, and written to PROMPTS.json for
-`llama_cpp_speed.mjs`, with as many tokens as an answer has. Ends with 1 where tokens differ.
+`llama_server_speed.py`, with as many tokens as an answer has. Ends with 1 where tokens differ.
 """
 
 from __future__ import annotations

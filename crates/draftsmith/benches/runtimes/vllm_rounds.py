@@ -20,11 +20,14 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 
-def answers(target: str, prompts: list[TokensPrompt], **settings) -> list[list[int]]:
-    model = LLM(model=target, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8, gpu_memory_utilization=0.3,
-                disable_log_stats=True, **settings)
-    greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
-    outputs = model.generate(prompts, greedy, use_tqdm=False)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+
+
+def answers(target: str, prompts: list[TokensPrompt], sampling: SamplingParams | list[SamplingParams] = GREEDY,
+            **settings) -> list[list[int]]:
+    model = LLM(model=target, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8,
+                gpu_memory_utilization=0.3, disable_log_stats=True, **settings)
+    outputs = model.generate(prompts, sampling, use_tqdm=False)
     found = [list(output.outputs[0].token_ids) for output in outputs]
     del model
     gc.collect()
