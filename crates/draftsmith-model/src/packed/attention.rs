@@ -262,6 +262,7 @@ impl WithSimd for Mix<'_> {
 
 /// The softmax of what a token scores at the entries from `before` on, which sees no nodes but those
 /// that it follows.
+#[inline(always)]
 fn softmax_in_tree(
     scores: &mut [f32],
     tree: &TokenTree,
