@@ -5,6 +5,8 @@
 mod adapter;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/cascade.rs"]
+mod cascade;
 #[path = "cli/check.rs"]
 mod check;
 #[path = "cli/export.rs"]

@@ -8,6 +8,7 @@
 //! maps and the others go on to the bound: every other map's distribution is a sum of terms met
 //! there.
 
+mod cascade;
 mod many;
 mod max_gram;
 mod replay;

@@ -4,6 +4,7 @@
 //! (verification, stop rules, draws); what computes is `draftsmith-model`.
 
 mod acceptance;
+mod cascade;
 mod decode;
 mod draft_forwards;
 mod drafter;
@@ -21,6 +22,7 @@ mod session;
 mod target;
 mod tree_draft;
 
+pub use cascade::{Cascade, CascadeConfig};
 pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
 pub use error::DecodeError;

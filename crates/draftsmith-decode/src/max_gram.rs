@@ -57,6 +57,29 @@ impl<'m> MaxGramDraft<'m> {
         proposal.forwards.add(DrafterId::MaxGram, phase.num_steps());
         Ok(())
     }
+
+    /// Appends to a sequence what would follow, `most` tokens or up to an end token, and returns it.
+    pub(crate) fn look_up(
+        &mut self,
+        slot: usize,
+        tokens: &mut Vec<u32>,
+        most: usize,
+        eos_token_ids: &[u32],
+    ) -> Vec<u32> {
+        let max_gram = &mut self.slots[slot];
+        max_gram.read(tokens);
+        let (mut copied, mut found) = (max_gram.continuation(), Vec::new());
+        while found.len() < most
+            && let Some(token) = next_token(&mut copied, self.bigrams, tokens)
+        {
+            tokens.push(token);
+            found.push(token);
+            if eos_token_ids.contains(&token) {
+                break;
+            }
+        }
+        found
+    }
 }
 
 /// What follows a sequence, as it went on before or else as it usually does.

@@ -2,6 +2,7 @@
 
 use draftsmith_theory::Calibration;
 
+use crate::cascade::Cascade;
 use crate::drafter::{Drafter, StepDrafter};
 use crate::max_gram::MaxGramDraft;
 use crate::session::ModelSession;
@@ -27,3 +28,9 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
 }
 
 impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}
+
+impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {
+    fn exit_layer(&self) -> Option<usize> {
+        self.exit_layer()
+    }
+}

@@ -5,6 +5,8 @@
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
 use draftsmith_theory::{Bigrams, DrafterId, MaxGramConfig};
 
+use crate::cascade::{Cascade, CascadeConfig};
+use crate::drafter::StepDrafter;
 use crate::max_gram::MaxGramDraft;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
@@ -12,7 +14,7 @@ use crate::separate_draft::SeparateDraft;
 use crate::session::ModelSession;
 
 /// What a drafter is made of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum DrafterParts<'m> {
     /// A draft model.
     Draft {
@@ -39,6 +41,20 @@ pub enum DrafterParts<'m> {
         /// What goes on where a look-up does not.
         bigrams: Option<&'m Bigrams>,
     },
+    /// A second, smaller draft model.
+    SmallDraft {
+        /// The model.
+        model: &'m CausalLm,
+    },
+    /// Drafters that review each other's candidates, or take turns.
+    Cascade {
+        /// Which one of several.
+        number: usize,
+        /// How they work together.
+        config: CascadeConfig,
+        /// From the largest on; prompt lookup, where it takes part, is the last.
+        drafters: Vec<DrafterParts<'m>>,
+    },
 }
 
 impl DrafterParts<'_> {
@@ -48,6 +64,8 @@ impl DrafterParts<'_> {
             Self::Draft { .. } => DrafterId::Draft,
             Self::SelfDraft { exit_layer, .. } => DrafterId::SelfDraft { exit_layer: *exit_layer },
             Self::MaxGram { .. } => DrafterId::MaxGram,
+            Self::SmallDraft { .. } => DrafterId::SmallDraft,
+            Self::Cascade { number, .. } => DrafterId::Cascade { number: *number },
         }
     }
 }
@@ -70,29 +88,8 @@ impl<'m> Drafters<'m> {
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        let vocab_size = target.shape().vocab_size;
-        let build = |parts: DrafterParts<'m>| -> (DrafterId, Box<dyn ModelDrafter<'m> + 'm>) {
-            let id = parts.id();
-            let drafter: Box<dyn ModelDrafter<'m> + 'm> = match parts {
-                DrafterParts::Draft { model, vocabulary, head } => {
-                    let model = DrafterModel::from(model);
-                    let model = match vocabulary {
-                        Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
-                        None => model,
-                    };
-                    Box::new(SeparateDraft::with_slots(
-                        model, head, vocab_size, capacity, num_slots,
-                    ))
-                }
-                DrafterParts::SelfDraft { exit_layer, adapter, head } => Box::new(
-                    SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots),
-                ),
-                DrafterParts::MaxGram { config, bigrams } => {
-                    Box::new(MaxGramDraft::new(config, bigrams, num_slots))
-                }
-            };
-            (id, drafter)
-        };
+        let sizes = Sizes { target, capacity, num_slots };
+        let build = |parts: DrafterParts<'m>| (parts.id(), sizes.drafter(parts));
         Self {
             target: ModelSession::with_slots(target, capacity, num_slots, "target"),
             drafters: parts.into_iter().map(build).collect(),
@@ -115,5 +112,89 @@ impl<'m> Drafters<'m> {
         let (_, drafter) = self.drafters.iter_mut().find(|(known, _)| *known == id)?;
         self.target.set_exit(drafter.exit_layer());
         Some((&mut self.target, &mut **drafter))
+    }
+}
+
+/// What all drafters of a target are built for.
+#[derive(Clone, Copy)]
+struct Sizes<'m> {
+    target: &'m CausalLm,
+    capacity: usize,
+    num_slots: usize,
+}
+
+impl<'m> Sizes<'m> {
+    fn drafter(self, parts: DrafterParts<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        match parts {
+            DrafterParts::Draft { model, vocabulary, head } => {
+                Box::new(self.draft(model, vocabulary, head))
+            }
+            DrafterParts::SmallDraft { model } => Box::new(self.small_draft(model)),
+            DrafterParts::SelfDraft { exit_layer, adapter, head } => {
+                Box::new(self.self_draft(exit_layer, adapter, head))
+            }
+            DrafterParts::MaxGram { config, bigrams } => {
+                Box::new(MaxGramDraft::new(config, bigrams, self.num_slots))
+            }
+            DrafterParts::Cascade { number, config, drafters } => {
+                let id = DrafterId::Cascade { number };
+                let (mut models, mut lookup) = (Vec::new(), None);
+                for parts in drafters {
+                    match parts {
+                        DrafterParts::MaxGram { config, bigrams } => {
+                            lookup = Some(MaxGramDraft::new(config, bigrams, self.num_slots));
+                        }
+                        parts => models.extend(self.by_steps(parts)),
+                    }
+                }
+                Box::new(Cascade::new(id, config, models, lookup))
+            }
+        }
+    }
+
+    /// A drafter with a model of its own; a cascade's have no use for a head. None of others.
+    fn by_steps(
+        self,
+        parts: DrafterParts<'m>,
+    ) -> Option<Box<dyn StepDrafter<ModelSession<'m>> + 'm>> {
+        match parts {
+            DrafterParts::Draft { model, vocabulary, .. } => {
+                Some(Box::new(self.draft(model, vocabulary, None)))
+            }
+            DrafterParts::SmallDraft { model } => Some(Box::new(self.small_draft(model))),
+            DrafterParts::SelfDraft { exit_layer, adapter, .. } => {
+                Some(Box::new(self.self_draft(exit_layer, adapter, None)))
+            }
+            DrafterParts::MaxGram { .. } | DrafterParts::Cascade { .. } => None,
+        }
+    }
+
+    fn draft(
+        self,
+        model: &CausalLm,
+        vocabulary: Option<&DraftVocabulary>,
+        head: Option<&'m AcceptanceHead>,
+    ) -> SeparateDraft<'m> {
+        let model = DrafterModel::from(model);
+        let model = match vocabulary {
+            Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
+            None => model,
+        };
+        let vocab_size = self.target.shape().vocab_size;
+        SeparateDraft::with_slots(model, head, vocab_size, self.capacity, self.num_slots)
+    }
+
+    fn small_draft(self, model: &CausalLm) -> SeparateDraft<'m> {
+        self.draft(model, None, None).named(DrafterId::SmallDraft)
+    }
+
+    fn self_draft(
+        self,
+        exit_layer: usize,
+        adapter: &Adapter,
+        head: Option<&'m AcceptanceHead>,
+    ) -> SelfDraft<'m> {
+        let Self { target, capacity, num_slots } = self;
+        SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots)
     }
 }

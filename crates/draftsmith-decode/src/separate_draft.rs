@@ -15,7 +15,7 @@ use crate::session::ModelSession;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
-pub struct SeparateDraft<'m>(DraftForwards<'m>);
+pub struct SeparateDraft<'m>(DraftForwards<'m>, DrafterId);
 
 impl<'m> SeparateDraft<'m> {
     /// A drafter for one sequence of up to `capacity` tokens under a target with `vocab_size`
@@ -40,7 +40,17 @@ impl<'m> SeparateDraft<'m> {
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        Self(DraftForwards::new(draft.into(), head, vocab_size, capacity, num_slots, "draft"))
+        let role = "draft";
+        let forwards =
+            DraftForwards::new(draft.into(), head, vocab_size, capacity, num_slots, role);
+        Self(forwards, DrafterId::Draft)
+    }
+
+    /// The same under another name: one of several drafts.
+    #[must_use]
+    pub fn named(mut self, id: DrafterId) -> Self {
+        self.1 = id;
+        self
     }
 }
 
@@ -83,7 +93,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
 
 impl<T> StepDrafter<T> for SeparateDraft<'_> {
     fn id(&self) -> DrafterId {
-        DrafterId::Draft
+        self.1
     }
 
     /// The draft reads one position of each sequence; two after a round whose candidates were all

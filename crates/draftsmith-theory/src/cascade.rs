@@ -4,8 +4,6 @@
 //! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in
 //! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
 //! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
-//!
-//! They are for cascades, which have no decoder here yet: nothing but their tests calls them.
 
 use crate::expected_tokens_per_round;
 

@@ -18,16 +18,23 @@ pub enum DrafterId {
         /// The layers run before the adapter.
         exit_layer: usize,
     },
+    /// A second, smaller draft model, in cascades.
+    SmallDraft,
     /// Max-Gram: what followed where the sequence looked like this before. No model.
     MaxGram,
+    /// CS-Drafting: drafters that review each other's candidates, or take turns.
+    Cascade {
+        /// Which of a recipe's cascades, from 1 on.
+        number: usize,
+    },
 }
 
 impl DrafterId {
     /// The layers of the target that it runs, where it is a self-draft.
     pub fn exit_layer(self) -> Option<usize> {
         match self {
-            Self::Draft | Self::MaxGram => None,
             Self::SelfDraft { exit_layer } => Some(exit_layer),
+            Self::Draft | Self::SmallDraft | Self::MaxGram | Self::Cascade { .. } => None,
         }
     }
 
@@ -36,7 +43,9 @@ impl DrafterId {
         match self {
             Self::Draft => "separate draft".into(),
             Self::SelfDraft { exit_layer } => format!("self-draft, exit {exit_layer}"),
+            Self::SmallDraft => "small draft".into(),
             Self::MaxGram => "prompt lookup (Max-Gram)".into(),
+            Self::Cascade { number } => format!("cascade {number}"),
         }
     }
 
@@ -45,27 +54,27 @@ impl DrafterId {
         match self {
             Self::Draft => None,
             Self::SelfDraft { exit_layer } => Some(format!("exit {exit_layer}")),
+            Self::SmallDraft => Some("small draft".into()),
             Self::MaxGram => Some("lookup".into()),
+            Self::Cascade { number } => Some(format!("cascade {number}")),
         }
-    }
-
-    /// Whether what it proposes comes from a model, and so has probabilities that stop rules read
-    /// and that can be recorded.
-    pub fn has_model(self) -> bool {
-        self != Self::MaxGram
     }
 }
 
 const DRAFT: &str = "draft";
 const SELF_DRAFT: &str = "self_draft_";
+const SMALL_DRAFT: &str = "small_draft";
 const MAX_GRAM: &str = "max_gram";
+const CASCADE: &str = "cascade_";
 
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Draft => formatter.write_str(DRAFT),
             Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
+            Self::SmallDraft => formatter.write_str(SMALL_DRAFT),
             Self::MaxGram => formatter.write_str(MAX_GRAM),
+            Self::Cascade { number } => write!(formatter, "{CASCADE}{number}"),
         }
     }
 }
@@ -76,10 +85,12 @@ impl FromStr for DrafterId {
     fn from_str(name: &str) -> Result<Self, TheoryError> {
         let known = match name {
             DRAFT => Some(Self::Draft),
+            SMALL_DRAFT => Some(Self::SmallDraft),
             MAX_GRAM => Some(Self::MaxGram),
             _ => {
-                let layer = name.strip_prefix(SELF_DRAFT).and_then(|layer| layer.parse().ok());
-                layer.map(|exit_layer| Self::SelfDraft { exit_layer })
+                let number = |prefix| name.strip_prefix(prefix)?.parse().ok();
+                let exit = number(SELF_DRAFT).map(|exit_layer| Self::SelfDraft { exit_layer });
+                exit.or_else(|| number(CASCADE).map(|number| Self::Cascade { number }))
             }
         };
         // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
@@ -152,12 +163,16 @@ mod tests {
             (DrafterId::Draft, "draft"),
             (DrafterId::SelfDraft { exit_layer: 1 }, "self_draft_1"),
             (DrafterId::SelfDraft { exit_layer: 12 }, "self_draft_12"),
+            (DrafterId::SmallDraft, "small_draft"),
             (DrafterId::MaxGram, "max_gram"),
+            (DrafterId::Cascade { number: 2 }, "cascade_2"),
         ] {
             assert_eq!(id.to_string(), name);
             assert_eq!(name.parse(), Ok(id));
         }
-        for name in ["", "none", "Draft", "self_draft_", "self_draft_01", "self_draft_+1"] {
+        for name in
+            ["", "none", "Draft", "self_draft_", "self_draft_01", "self_draft_+1", "cascade_"]
+        {
             assert_eq!(name.parse::<DrafterId>(), Err(TheoryError::UnknownDrafter(name.into())));
         }
     }

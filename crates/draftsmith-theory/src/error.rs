@@ -8,8 +8,8 @@
 pub enum TheoryError {
     /// A string that names no drafter.
     #[error(
-        "unknown drafter `{0}`, expected `none`, `draft`, `max_gram`, or `self_draft_` and an exit \
-         layer"
+        "unknown drafter `{0}`, expected `none`, `draft`, `small_draft`, `max_gram`, `self_draft_` \
+         and an exit layer, or `cascade_` and a number"
     )]
     UnknownDrafter(String),
     /// A sampling temperature that is not a positive finite number.
@@ -43,6 +43,9 @@ pub enum TheoryError {
         /// The greatest number of candidates asked for.
         max: usize,
     },
+    /// A lenience below 1, or none.
+    #[error("lenience must be 1 or more and finite, not `{0}`; 1 forgives nothing")]
+    Lenience(f64),
     /// A stop threshold that is not a probability.
     #[error("stop_threshold must lie between 0 and 1, not `{0}`")]
     StopThreshold(f64),

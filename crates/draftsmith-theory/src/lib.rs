@@ -18,6 +18,7 @@
 //! | `proposal` | the tree of tokens that a drafter proposes |
 //! | `max_gram` | a draft without a model: how a sequence went on where it looked like this before |
 //! | `verify` | which candidates stand, and what comes after them |
+//! | `review` | the same inside a cascade, where a drafter's model reviews a cheaper one and may be lenient |
 //! | `stop_rule` | when a draft phase ends |
 //! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
 //! | `trace` | what happened in each round, and the rates that follow from it |
@@ -25,7 +26,7 @@
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
 //! | `round_costs` | the same, where rows cost in steps |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
-//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans, for cascades, which have no decoder here yet |
+//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
 //! | `losslessness` | whether sampled output has the target's distribution, tested; which greedy mismatches are rounding |
@@ -55,6 +56,7 @@ mod max_gram;
 mod mixing;
 mod proposal;
 mod replay;
+mod review;
 mod ridge;
 mod round_costs;
 mod sampling;
@@ -94,6 +96,7 @@ pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
     seconds_per_token,
 };
+pub use review::{HandedUp, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::{DraftSeconds, RoundCosts};
 pub use sampling::{Decoding, Sampling};

@@ -246,5 +246,10 @@ pub(crate) fn drafters_of<'m>(
         (parts, head)
     });
     let of_lookup = exports.lookup.iter().map(|lookup| (lookup.parts(), None));
-    of_draft.chain(of_adapters).chain(of_lookup).collect()
+    let mut all: Vec<_> = of_draft.chain(of_adapters).chain(of_lookup).collect();
+    if let Some(cascades) = &exports.cascades {
+        let others: Vec<DrafterParts<'m>> = all.iter().map(|(parts, _)| parts.clone()).collect();
+        all.extend(cascades.parts(&others).into_iter().map(|parts| (parts, None)));
+    }
+    all
 }

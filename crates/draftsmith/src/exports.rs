@@ -2,6 +2,7 @@
 
 pub(crate) mod bigrams;
 pub(crate) mod calibration;
+pub(crate) mod cascades;
 pub(crate) mod config_keys;
 pub(crate) mod draft_model;
 pub(crate) mod draft_vocabulary;
@@ -17,6 +18,7 @@ use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
+use self::cascades::Cascades;
 use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
@@ -33,12 +35,14 @@ pub(crate) struct Exports {
     pub(crate) adapters: Vec<AdapterExport>,
     /// Prompt lookup, where it is asked for.
     pub(crate) lookup: Option<Lookup>,
+    /// Cascades, where they are asked for.
+    pub(crate) cascades: Option<Cascades>,
 }
 
 impl Exports {
     /// Nothing was trained.
     pub(crate) fn none() -> Self {
-        Self { head: None, draft_tokens: None, adapters: Vec::new(), lookup: None }
+        Self { head: None, draft_tokens: None, adapters: Vec::new(), lookup: None, cascades: None }
     }
 
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
@@ -57,21 +61,26 @@ impl Exports {
         }
         let adapters = read_adapters(&dirs, workspace)?;
         let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        Ok(Self { head, draft_tokens, adapters, lookup: None })
+        Ok(Self { head, draft_tokens, adapters, ..Self::none() })
     }
 
-    /// The same with prompt lookup, if the recipe's evaluation has it.
+    /// The same with what the recipe's evaluation has besides: prompt lookup, and cascades.
     ///
     /// # Errors
-    /// If its table of bigrams cannot be read.
-    pub(crate) fn with_lookup(
+    /// If a table of bigrams or a small draft cannot be read, or a cascade names a drafter that is not
+    /// there.
+    pub(crate) fn with_others(
         self,
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<Self> {
         let read =
             |keys: &MaxGramRecipe| Lookup::read(keys.config(), keys.bigrams.as_deref(), workspace);
-        Ok(Self { lookup: evaluate.max_gram.as_ref().map(read).transpose()?, ..self })
+        let lookup = evaluate.max_gram.as_ref().map(read).transpose()?;
+        let exit_layers: Vec<usize> =
+            self.adapters.iter().map(|adapter| adapter.config.exit_layer).collect();
+        let cascades = Cascades::read(evaluate, lookup.as_ref(), &exit_layers, workspace)?;
+        Ok(Self { lookup, cascades, ..self })
     }
 
     /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.
@@ -113,13 +122,14 @@ impl Exports {
     /// without one.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
-            DrafterName::None | DrafterName::Of(DrafterId::MaxGram) | DrafterName::Tree(..) => None,
             DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
                 let mut adapters = self.adapters.iter();
                 let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
                 found.map(|adapter| adapter.tuned_dir().to_path_buf())
             }
+            // Nothing is tuned for the others.
+            _ => None,
         }
     }
 }

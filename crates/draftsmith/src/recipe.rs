@@ -3,6 +3,7 @@
 //!
 //! Paths are relative to the directory that draftsmith is run in.
 
+mod cascades;
 mod checks;
 mod costs;
 mod data;
@@ -26,6 +27,7 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::cascades::CascadeRecipe;
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
@@ -70,6 +72,8 @@ pub(crate) struct Models {
     pub(crate) target: PathBuf,
     /// The model that proposes.
     pub(crate) draft: Option<PathBuf>,
+    /// A second, smaller model that proposes, in cascades.
+    pub(crate) small_draft: Option<PathBuf>,
     /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, the path of a
     /// Jinja file, or `none` for the last user text alone.
     pub(crate) chat_template: Option<String>,

@@ -39,6 +39,7 @@ pub(crate) struct Workspace {
     dtype: WeightDtype,
     target: ModelDir,
     draft: Option<ModelDir>,
+    small_draft: Option<ModelDir>,
     /// The chat template that was chosen instead of the target's own.
     chat_template: Option<String>,
     /// Shows what takes long.
@@ -88,6 +89,7 @@ impl Workspace {
             dtype: WeightDtype::F32,
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
+            small_draft: None,
             chat_template: None,
             console: Console::silent(),
             text: OnceLock::new(),
@@ -122,6 +124,16 @@ impl Workspace {
         let chat_template = chat_template.map(str::to_owned);
         let console = console.clone();
         Ok(Self { chat_template, console, ..Self::new(&target, draft.as_deref(), devices) })
+    }
+
+    /// The same with a second, smaller draft for cascades, if one is named.
+    ///
+    /// # Errors
+    /// If it is a name of the Hub's and cannot be had.
+    pub(crate) fn with_small_draft(self, dir: Option<&Path>) -> Result<Self> {
+        let dir = dir.map(|dir| model_dir(dir, &self.console)).transpose()?;
+        let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
+        Ok(Self { small_draft, ..self })
     }
 
     /// The same, whose models compute in `dtype`, but for those of a training in another.
@@ -207,6 +219,32 @@ impl Workspace {
     /// If a file is missing or broken.
     pub(crate) fn draft_in(&self, dtype: WeightDtype) -> Result<Option<&CausalLm>> {
         self.draft.as_ref().map(|draft| self.model(draft, dtype)).transpose()
+    }
+
+    /// The second, smaller draft's, after a check that its tokenizer is the target's and that it can
+    /// read what the others can.
+    ///
+    /// # Errors
+    /// If there is none, a file is missing or broken, or it does not belong to them.
+    pub(crate) fn small_draft(&self) -> Result<&CausalLm> {
+        let Some(small) = &self.small_draft else {
+            bail!(
+                "a cascade has the drafter `small_draft`; hint: set `models.small_draft` to its \
+                 checkpoint directory"
+            );
+        };
+        small.check()?;
+        let own = TextTokenizer::from_model_dir(&small.dir)?;
+        TextTokenizer::check_shared(&self.text()?.tokenizer, &own)?;
+        let (context, needed) = (small.config()?.shape.context, self.context()?);
+        if context < needed {
+            bail!(
+                "the small draft `{}` reads {context} tokens, the others {needed}: a cascade's \
+                 drafters read what the target reads",
+                small.dir.display()
+            );
+        }
+        self.model(small, self.dtype)
     }
 
     fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {

@@ -278,7 +278,7 @@ impl Target for Advanced {
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.read[slot].keep(num_standing, path);
-        self.num_verified[slot] = self.read[slot].tokens.len();
+        self.num_verified[slot] = self.num_verified[slot].min(self.read[slot].tokens.len());
     }
 
     fn context(&self) -> usize {

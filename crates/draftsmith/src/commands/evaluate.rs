@@ -51,14 +51,15 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let sources = read_sources(&evaluate.prompts)?;
-    if adapter_dirs(recipe, evaluate).is_empty() && evaluate.max_gram.is_none() {
+    let has_others = evaluate.max_gram.is_some() || !evaluate.cascades.is_empty();
+    if adapter_dirs(recipe, evaluate).is_empty() && !has_others {
         recipe.need_draft("evaluate, where there is neither an adapter nor prompt lookup,")?;
     }
     let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, pair, console)?;
-    let exports = Exports::read(recipe, evaluate, workspace)?.with_lookup(evaluate, workspace)?;
+    let exports = Exports::read(recipe, evaluate, workspace)?.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, *name, workspace.dtype(), console)?;
         let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);

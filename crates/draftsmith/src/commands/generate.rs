@@ -167,7 +167,7 @@ fn generate(
         .prompt_lookup
         .then(|| Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace));
     let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
-    let exports = Exports { head, draft_tokens, adapters, lookup };
+    let exports = Exports { head, draft_tokens, adapters, lookup, cascades: None };
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let mut rule = match rule {
         Some(rule) => rule,
@@ -219,7 +219,7 @@ fn generate(
             }
         }
     };
-    let parts = drafter.iter().map(|(parts, _)| *parts);
+    let parts = drafter.iter().map(|(parts, _)| parts.clone());
     let mut drafters = Drafters::new(&pair.target, parts, capacity, 1);
     let begun = Instant::now();
     let generation = match drafter {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Bounds, Decoding, Sampling};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::cascades::CascadeRecipe;
 use super::checks::require;
 use super::data::{default_max_new_tokens, one};
 use super::max_gram::MaxGramRecipe;
@@ -76,6 +77,9 @@ pub(crate) struct EvaluateRecipe {
     /// Prompt lookup, measured where the table is there.
     #[serde(default)]
     pub(crate) max_gram: Option<MaxGramRecipe>,
+    /// Cascades of drafters.
+    #[serde(default)]
+    pub(crate) cascades: Vec<CascadeRecipe>,
     /// The settings of stop rules.
     #[serde(skip)]
     pub(crate) stop_rules: StopRuleKeys,
@@ -134,6 +138,7 @@ impl EvaluateRecipe {
         self.stop_rules.check()?;
         self.trees.iter().try_for_each(TreesRecipe::check)?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
+        self.cascades.iter().try_for_each(CascadeRecipe::check)?;
         Bounds::new(1, self.max_self_draft_length)
             .context("key `evaluate.max_self_draft_length`")?;
         for name in &self.decodings {

@@ -57,6 +57,7 @@ const HEXAGON: Shape = Shape::Polygon(&[
 ]);
 const UP: Shape = Shape::Polygon(&[(0.0, -1.3), (1.2, 0.85), (-1.2, 0.85)]);
 const DOWN: Shape = Shape::Polygon(&[(0.0, 1.3), (-1.2, -0.85), (1.2, -0.85)]);
+const LEFT: Shape = Shape::Polygon(&[(-1.3, 0.0), (0.85, 1.2), (0.85, -1.2)]);
 const RIGHT: Shape = Shape::Polygon(&[(1.3, 0.0), (-0.85, 1.2), (-0.85, -1.2)]);
 const PLUS: Shape = Shape::Polygon(&[
     (-0.45, -1.25),
@@ -167,6 +168,7 @@ impl Look {
             Some(Road::SeparateDraft) => "draft ",
             Some(Road::SelfDraft) => "self ",
             Some(Road::Lookup) => "lookup ",
+            Some(Road::Cascade) => "cascade ",
         };
         let filling = match self.filling {
             Filling::Full => "",
@@ -178,9 +180,11 @@ impl Look {
     }
 
     fn shape(&self) -> Shape {
-        if self.road == Some(Road::Lookup) {
-            // Rounds of one length are all that it has.
-            return HEXAGON;
+        match self.road {
+            // Rounds of one length are all that these have.
+            Some(Road::Lookup) => return HEXAGON,
+            Some(Road::Cascade) => return LEFT,
+            _ => {}
         }
         let [separate, own] = match self.family {
             None => [Shape::Circle; 2],
@@ -292,8 +296,9 @@ mod tests {
         let of_models = drafters
             .into_iter()
             .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)));
-        let lookup = Look::alone(DrafterName::Of(DrafterId::MaxGram), StopRuleName::FixedLength);
-        let looks: Vec<Look> = of_models.chain([lookup]).collect();
+        let others = [DrafterId::MaxGram, DrafterId::Cascade { number: 1 }];
+        let others = others.map(|id| Look::alone(DrafterName::Of(id), StopRuleName::FixedLength));
+        let looks: Vec<Look> = of_models.chain(others).collect();
         for (index, look) in looks.iter().enumerate() {
             for other in &looks[..index] {
                 assert_ne!(look.class(), other.class());

@@ -38,6 +38,8 @@ pub(crate) enum Road {
     SelfDraft,
     /// The text itself: no file at all.
     Lookup,
+    /// Several of those, one for the other.
+    Cascade,
 }
 
 impl From<DrafterId> for DrafterName {
@@ -49,9 +51,10 @@ impl From<DrafterId> for DrafterName {
 impl From<DrafterId> for Road {
     fn from(id: DrafterId) -> Self {
         match id {
-            DrafterId::Draft => Self::SeparateDraft,
+            DrafterId::Draft | DrafterId::SmallDraft => Self::SeparateDraft,
             DrafterId::SelfDraft { .. } => Self::SelfDraft,
             DrafterId::MaxGram => Self::Lookup,
+            DrafterId::Cascade { .. } => Self::Cascade,
         }
     }
 }

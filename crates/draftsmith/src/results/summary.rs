@@ -65,7 +65,7 @@ pub(crate) struct ModelSummary {
     pub(crate) name: String,
     /// Architecture, layers, sizes, parameters, in words.
     pub(crate) description: String,
-    /// The hash of its files.
+    /// The hash of its files; empty where it has none of its own.
     pub(crate) hash: String,
 }
 

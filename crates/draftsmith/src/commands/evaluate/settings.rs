@@ -1,12 +1,13 @@
 //! What is compared: the target alone; a separate draft and each adapter under every rule that the
-//! recipe names and that reads what the drafter gives; trees of either
-//! likewise; prompt lookup in fixed lengths.
+//! recipe names and that reads what the drafter gives; trees of either likewise; prompt lookup in
+//! fixed lengths; cascades up to the longest round that they may have.
 
 use std::iter;
 
 use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::Exports;
+use crate::exports::cascades::numbered;
 use crate::exports::tuned::TunedRule;
 use crate::recipe::{EvaluateRecipe, TreesRecipe};
 use crate::results::{DrafterName, Road, StopRuleName};
@@ -71,6 +72,10 @@ impl Setting {
                 Self { drafter: DrafterName::Of(DrafterId::MaxGram), rule: Some(rule.into()) }
             }));
         }
+        all.extend(numbered(&evaluate.cascades).map(|(id, cascade)| {
+            let rule = FixedLengthConfig { candidate_length: cascade.longest() };
+            Self { drafter: DrafterName::Of(id), rule: Some(rule.into()) }
+        }));
         all
     }
 

@@ -13,6 +13,7 @@ use crate::agreement::rounding;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
+use crate::exports::cascades::{Cascades, numbered};
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::report::render_html;
@@ -40,7 +41,7 @@ pub(super) fn write(
         recipe.evaluation_dir()
     };
     let Models { workspace, pair, exports } = all;
-    let Exports { head, draft_tokens, adapters, lookup: _ } = exports;
+    let Exports { head, draft_tokens, adapters, .. } = exports;
     let mut models = vec![describe(
         "target",
         &recipe.models.target,
@@ -91,6 +92,18 @@ pub(super) fn write(
             hash: hash_dir(&adapter.dir, console)?,
         });
     }
+    if let (Some(small), Some(path)) =
+        (exports.cascades.as_ref().and_then(Cascades::small_draft), &recipe.models.small_draft)
+    {
+        let hash = hash_dir(path, console)?;
+        models.push(describe("small draft", path, small.config(), &hash));
+    }
+    models.extend(numbered(&evaluate.cascades).map(|(id, cascade)| ModelSummary {
+        role: id.text(),
+        name: id.to_string(),
+        description: cascade.to_string(),
+        hash: String::new(),
+    }));
     let summary = EvaluationSummary {
         recipe: recipe.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -1,0 +1,272 @@
+//! Cascades leave the target's output what it is: vertical, horizontal and both, lenient and not,
+//! over tables and over drafters that advance the target, with prompt lookup behind them.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use draftsmith_theory::{
+    Counts, Decoding, DrafterId, Draws, FixedLengthConfig, Lenience, MaxGramConfig, Sampling,
+    SeededDraws, StopRule, StopRuleConfig, distribution_of, enumerate,
+};
+
+use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
+use super::{Case, assert_same_distribution, rules};
+use crate::cascade::{Cascade, CascadeConfig};
+use crate::decode::{decode_many, decode_plain, decode_speculative};
+use crate::drafter::StepDrafter;
+use crate::error::DecodeError;
+use crate::max_gram::MaxGramDraft;
+use crate::sequence::{Generation, Request};
+use crate::target::Target;
+
+const ID: DrafterId = DrafterId::Cascade { number: 1 };
+
+/// Matrices for two models and prompt lookup, and for one of each.
+const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
+    // The first reviews the second, which reviews what is looked up.
+    [[2, 0, 0], [0, 1, 0], [0, 0, 2]],
+    // They take turns.
+    [[1, 1, 1], [0, 0, 0], [0, 0, 0]],
+    // Both, as in the paper.
+    [[1, 1, 1], [0, 1, 1], [0, 0, 1]],
+    // A step lets more stand than were asked for.
+    [[1, 0, 0], [0, 2, 0], [0, 0, 0]],
+    // The first does not take part.
+    [[0, 1, 1], [0, 0, 0], [0, 0, 1]],
+];
+const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] = [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
+
+fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
+    rows.iter().map(|row| row.to_vec()).collect()
+}
+
+/// The case's draft, and a smaller one.
+fn drafts(case: &Case) -> [Table; 2] {
+    let small = Table { seed: case.draft.seed + 7000, ..case.draft.clone() };
+    [case.draft.clone(), small]
+}
+
+fn boxed<T>(model: impl StepDrafter<T> + 'static) -> Box<dyn StepDrafter<T>> {
+    Box::new(model)
+}
+
+fn cascade<T: Target>(
+    models: Vec<Box<dyn StepDrafter<T>>>,
+    lengths: Vec<Vec<usize>>,
+    lenience: f64,
+) -> Cascade<'static, T> {
+    let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
+    let lookup = (lengths.len() > models.len()).then_some(lookup);
+    let lenience = Lenience::new(lenience).expect("1 or more");
+    Cascade::new(ID, CascadeConfig { lengths, lenience }, models, lookup)
+}
+
+/// Both drafts, or the larger one, behind any target.
+fn of_drafts<T: Target>(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, T> {
+    let models = drafts(case).into_iter().take((lengths.len() - 1).max(1));
+    let models = models.map(|table| boxed(Drafting::from(&table)));
+    cascade(models.collect(), lengths.to_vec(), lenience)
+}
+
+/// A self-draft in the place of the larger draft.
+fn of_self_draft(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, Advanced> {
+    let [large, small] = drafts(case);
+    let mut models = vec![boxed(Advancing::from(&large))];
+    if lengths.len() > 2 {
+        models.push(boxed(Drafting::from(&small)));
+    }
+    cascade(models, lengths.to_vec(), lenience)
+}
+
+fn run<T: Target>(
+    case: &Case,
+    target: &mut T,
+    mut drafter: Cascade<'static, T>,
+    rule: &mut dyn StopRule,
+    decoding: Decoding,
+    draws: &mut dyn Draws,
+) -> Result<Generation, DecodeError> {
+    let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+    decode_speculative(target, &mut drafter, rule, &decoding, &[0], &case.limits, draws, observe)
+}
+
+fn distribution<T: Target + Clone>(
+    case: &Case,
+    target: &T,
+    drafter: &dyn Fn() -> Cascade<'static, T>,
+    rule: &dyn Fn() -> Box<dyn StopRule>,
+) -> BTreeMap<Vec<u32>, f64> {
+    let decoding = Decoding::Sampled(case.sampling);
+    distribution_of(enumerate(|draws| {
+        let found = run(case, &mut target.clone(), drafter(), &mut *rule(), decoding, draws);
+        found.expect("tables do not fail").token_ids
+    }))
+}
+
+fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
+    let rule = StopRuleConfig::from(FixedLengthConfig { candidate_length });
+    rule.init().expect("a length")
+}
+
+/// Compares a cascade's output with the target's, behind a table and behind a target that its drafter
+/// advances.
+fn assert_exact(
+    case: &Case,
+    lengths: &[Vec<usize>],
+    lenience: f64,
+    rule: &dyn Fn() -> Box<dyn StopRule>,
+) {
+    let expected = case.target_distribution();
+    let drafter = || of_drafts(case, lengths, lenience);
+    assert_same_distribution(&distribution(case, &case.target, &drafter, rule), &expected);
+    let (advanced, drafter) =
+        (Advanced::from(&case.target), || of_self_draft(case, lengths, lenience));
+    assert_same_distribution(&distribution(case, &advanced, &drafter, rule), &expected);
+}
+
+#[test]
+fn every_cascade_leaves_the_targets_distribution_lenient_or_not() {
+    for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, None)] {
+        for lenience in [1.0, 1.5, 4.0] {
+            let case = Case::new(vocab_size, max_new_tokens, eos, 1700);
+            for lengths in ONE_AND_LOOKUP.map(matrix) {
+                assert_exact(&case, &lengths, lenience, &|| fixed(9));
+            }
+            let two_and_lookup = TWO_AND_LOOKUP.map(matrix);
+            // The first is the deepest; with three tokens of three it takes a minute.
+            for lengths in &two_and_lookup[usize::from(vocab_size == 3)..] {
+                assert_exact(&case, lengths, lenience, &|| fixed(9));
+            }
+        }
+    }
+}
+
+#[test]
+fn warped_distributions_stay_exact() {
+    for sampling in [
+        Sampling { temperature: 0.7, top_p: 0.8, ..Sampling::default() },
+        Sampling { temperature: 1.3, top_k: Some(2), ..Sampling::default() },
+    ] {
+        let case = Case { sampling, ..Case::new(3, 3, Some(1), 1710) };
+        for lengths in ONE_AND_LOOKUP.map(matrix) {
+            assert_exact(&case, &lengths, 3.0, &|| fixed(9));
+        }
+    }
+}
+
+#[test]
+fn stop_maps_and_bounds_leave_the_targets_distribution() {
+    let case = Case::new(2, 4, None, 1720);
+    for lengths in ONE_AND_LOOKUP.map(matrix) {
+        for bits in 0..1 << StopMap::num_prefixes(2, 3) {
+            for asked in [Asked::AfterDraw, Asked::EverySecondRound { skips: bits % 2 == 0 }] {
+                let map = StopMap { asked, ..StopMap::new(2, 3, bits) };
+                assert_exact(&case, &lengths, 2.0, &|| Box::new(map.clone()));
+            }
+        }
+        for length in 1..4 {
+            assert_exact(&case, &lengths, 2.0, &|| fixed(length));
+        }
+    }
+}
+
+/// Matrices and leniences.
+fn cascades() -> impl Iterator<Item = (Vec<Vec<usize>>, f64)> {
+    let matrices = ONE_AND_LOOKUP.map(matrix).into_iter().chain(TWO_AND_LOOKUP.map(matrix));
+    matrices.flat_map(|lengths| [1.0, 3.0].map(|lenience| (lengths.clone(), lenience)))
+}
+
+#[test]
+fn greedy_output_is_plain_greedy_output() {
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let mut counted = Counts::default();
+    for seed in 0..25 {
+        for max_new_tokens in [1, 2, 5, 24] {
+            let case = Case::new(3, max_new_tokens, Some(2), 1800 + seed);
+            let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+            let greedy = Decoding::Greedy;
+            let target = &mut case.target.clone();
+            let plain = decode_plain(target, &greedy, &[0], &case.limits, unused, observe)
+                .expect("tables do not fail");
+            for rule in rules(9).iter().filter(|rule| rule.needs().is_nothing()) {
+                let mut check = |found: Result<Generation, DecodeError>| {
+                    let found = found.expect("tables do not fail");
+                    assert_eq!((&found.token_ids, found.finish), (&plain.token_ids, plain.finish));
+                    counted = [counted, found.trace.counts()].into_iter().sum();
+                };
+                let unused = &mut SeededDraws::new(0, &["unused"]);
+                for (lengths, lenience) in cascades() {
+                    let drafter = of_drafts(&case, &lengths, lenience);
+                    let own = &mut *rule.init().expect("valid");
+                    let target = &mut case.target.clone();
+                    check(run(&case, target, drafter, own, greedy, unused));
+                    let drafter = of_self_draft(&case, &lengths, lenience);
+                    let own = &mut *rule.init().expect("valid");
+                    let target = &mut Advanced::from(&case.target);
+                    check(run(&case, target, drafter, own, greedy, unused));
+                }
+            }
+        }
+    }
+    let Counts { num_accepted, num_drafted, .. } = counted;
+    assert!(num_accepted > 1000 && num_drafted > num_accepted, "{num_accepted} of {num_drafted}");
+}
+
+#[test]
+fn sequences_at_once_are_each_what_they_are_alone() {
+    let case = Case::new(3, 12, Some(2), 1900);
+    let prompts: [&[u32]; 5] = [&[0], &[0, 1], &[1, 0, 1], &[0, 0], &[1]];
+    let decode = |prompts: &[&[u32]], drafter: Cascade<'static, Table>| {
+        let mut own: Vec<_> =
+            prompts.iter().map(|_| (fixed(6), SeededDraws::new(0, &["unused"]))).collect();
+        let requests = prompts.iter().zip(&mut own).map(|(prompt, (rule, draws))| Request {
+            prompt,
+            decoding: Decoding::Greedy,
+            limits: &case.limits,
+            rule: Some(&mut **rule),
+            draws,
+        });
+        let mut drafter = drafter;
+        let observe = &mut |_: usize, _: crate::RoundTokens<'_>| ControlFlow::Continue(());
+        let target = &mut case.target.clone();
+        decode_many(target, &mut drafter, requests, observe).expect("tables do not fail")
+    };
+    let of = |lengths: &[Vec<usize>], lenience: f64| of_drafts(&case, lengths, lenience);
+    for lengths in TWO_AND_LOOKUP.map(matrix) {
+        let together = decode(&prompts, of(&lengths, 2.0));
+        for (found, prompt) in together.iter().zip(prompts) {
+            let alone = decode(&[prompt], of(&lengths, 2.0)).remove(0);
+            assert_eq!(found.token_ids, alone.token_ids);
+            assert_eq!(found.trace.counts(), alone.trace.counts());
+        }
+    }
+}
+
+#[test]
+fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
+    // Both say the same, so whatever is proposed stands.
+    let case = Case::new(3, 40, None, 2000);
+    let models = || vec![boxed(Drafting::from(&case.draft)), boxed(Drafting::from(&case.draft))];
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let target = &mut Table { seed: case.draft.seed, ..case.target.clone() };
+    let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], 1.0);
+    let found = run(&case, target, drafter, &mut *fixed(4), Decoding::Greedy, unused);
+    let trace = found.expect("tables do not fail").trace;
+    let first = trace.rounds[0];
+    // Three candidates and the reviewer's own; all four stand, and the target's follows.
+    assert_eq!((first.num_drafted, first.num_accepted), (4, 4));
+    assert_eq!(first.forwards.total(), 3 + 1);
+    assert_eq!(trace.counts().num_target_forwards, 8);
+}
+
+#[test]
+fn a_rule_that_reads_probabilities_is_refused() {
+    let case = Case::new(2, 5, None, 0);
+    let mut rules = rules(3).into_iter().filter(|rule| rule.needs().confidence);
+    let mut rule = rules.next().expect("one reads confidences").init().expect("valid");
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let drafter = of_drafts(&case, &matrix(ONE_AND_LOOKUP[0]), 1.0);
+    let refused =
+        run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::Greedy, unused);
+    assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
+}

@@ -1,0 +1,160 @@
+//! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use draftsmith_decode::CascadeConfig;
+use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
+use serde::{Deserialize, Serialize};
+
+use super::checks::require;
+use super::data::one;
+
+/// A cascade.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CascadeRecipe {
+    /// Its drafters, from the largest on: `draft`, `small_draft`, `self_draft_N`, `max_gram`.
+    pub(crate) drafters: Vec<DrafterId>,
+    /// The authors' matrix K: a row for the target and for each drafter but the last, a column for each
+    /// drafter; row i has the candidates of each in the chain that i reviews.
+    pub(crate) lengths: Vec<Vec<usize>>,
+    /// How much more probable than it is a drafter takes what it reviews to be; 1 forgives nothing.
+    #[serde(default = "one")]
+    pub(crate) lenience: f64,
+}
+
+impl CascadeRecipe {
+    /// What the decoder makes of it.
+    ///
+    /// # Errors
+    /// If the lenience is none.
+    pub(crate) fn config(&self) -> Result<CascadeConfig> {
+        let lenience = Lenience::new(self.lenience)?;
+        Ok(CascadeConfig { lengths: self.lengths.clone(), lenience })
+    }
+
+    /// The most candidates that a round can have: what is asked for, and what a last step lets stand
+    /// beyond it.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest_chain(0)
+    }
+
+    /// The same of the chain that a reviewer reads.
+    fn longest_chain(&self, reviewer: usize) -> usize {
+        let Some(row) = self.lengths.get(reviewer) else { return 0 };
+        let (mut asked_for, mut longest) = (0, 0);
+        for (drafter, length) in row.iter().enumerate().skip(reviewer).filter(|(_, it)| **it > 0) {
+            asked_for += length;
+            let beyond = match self.drafters[drafter] {
+                DrafterId::MaxGram => 0,
+                _ => self.longest_chain(drafter + 1),
+            };
+            longest = longest.max(asked_for + beyond);
+        }
+        longest
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let (key, drafters) = ("evaluate.cascades", &self.drafters);
+        let is_one = |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. });
+        require(
+            (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
+            key,
+            "has a cascade whose `drafters` are none, more than four, or cascades: name `draft`, \
+             `small_draft`, `self_draft_N` or `max_gram`",
+        )?;
+        let num_distinct =
+            (0..drafters.len()).filter(|at| !drafters[..*at].contains(&drafters[*at]));
+        require(
+            num_distinct.count() == drafters.len(),
+            key,
+            "has a cascade that names a drafter twice",
+        )?;
+        let num_self_drafts = drafters.iter().filter(|id| id.exit_layer().is_some()).count();
+        require(
+            num_self_drafts <= 1,
+            key,
+            "has a cascade of two self-drafts: a target runs ahead to one exit layer at a time",
+        )?;
+        let before_last = &drafters[..drafters.len() - 1];
+        require(
+            !before_last.contains(&DrafterId::MaxGram),
+            key,
+            "has a cascade with a drafter behind `max_gram`, which reviews nothing: put it last",
+        )?;
+        let is_square = self.lengths.len() == drafters.len()
+            && self.lengths.iter().all(|row| row.len() == drafters.len());
+        require(
+            is_square,
+            key,
+            "has a cascade whose `lengths` are no matrix with a row and a column for each drafter",
+        )?;
+        let rows = self.lengths.iter().enumerate();
+        require(
+            rows.clone().all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
+            key,
+            "has a cascade with `lengths` below the diagonal: a drafter reviews smaller ones only",
+        )?;
+        require(
+            self.lengths[0].iter().any(|length| *length > 0),
+            key,
+            "has a cascade whose first row of `lengths` is 0: the target would review nothing",
+        )?;
+        self.config().map(drop).with_context(|| format!("key `{key}`"))
+    }
+}
+
+/// As results and the report describe it.
+impl fmt::Display for CascadeRecipe {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
+        write!(formatter, "{}; lengths {:?}, ", names.join(", "), self.lengths)?;
+        write!(formatter, "lenience {}", self.lenience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> CascadeRecipe {
+        toml::from_str(text).expect("TOML")
+    }
+
+    #[test]
+    fn the_longest_round_counts_what_a_last_step_lets_stand() {
+        let longest = |names: &str, lengths: &str| {
+            let cascade = read(&format!("drafters = {names}\nlengths = {lengths}"));
+            cascade.check().expect("a cascade");
+            cascade.longest()
+        };
+        let two = "['draft', 'max_gram']";
+        assert_eq!(longest(two, "[[2, 10], [0, 10]]"), 12);
+        assert_eq!(longest(two, "[[5, 0], [0, 10]]"), 15);
+        assert_eq!(longest(two, "[[0, 7], [0, 0]]"), 7);
+        let three = "['draft', 'small_draft', 'max_gram']";
+        assert_eq!(longest(three, "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]"), 29);
+        assert_eq!(longest(three, "[[1, 0, 0], [0, 2, 0], [0, 0, 4]]"), 7);
+        assert_eq!(longest("['draft']", "[[3]]"), 3);
+    }
+
+    #[test]
+    fn what_is_no_cascade_is_told_by_its_key() {
+        for (keys, problem) in [
+            ("drafters = []\nlengths = []", "are none"),
+            ("drafters = ['cascade_1']\nlengths = [[1]]", "or cascades"),
+            ("drafters = ['draft', 'draft']\nlengths = [[1, 1], [0, 1]]", "twice"),
+            ("drafters = ['self_draft_1', 'self_draft_2']\nlengths = [[1, 1], [0, 1]]", "two self"),
+            ("drafters = ['max_gram', 'draft']\nlengths = [[1, 1], [0, 1]]", "put it last"),
+            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1]]", "no matrix"),
+            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
+            ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
+            ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
+        ] {
+            let message = format!("{:#}", read(keys).check().expect_err("refused"));
+            assert!(message.contains("`evaluate.cascades`"), "{message}");
+            assert!(message.contains(problem), "{message}");
+        }
+    }
+}

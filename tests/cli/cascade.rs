@@ -1,0 +1,88 @@
+//! Cascades and prompt lookup in `evaluate`: the output stays the target's, and results name what
+//! drafted.
+
+use serde_json::Value;
+
+use crate::support::{Place, model};
+
+/// A recipe that needs no training, with `more` in `[evaluate]`.
+fn write_recipe(place: &Place, models: &str, more: &str) -> String {
+    place.write_prompts("test.jsonl", 4);
+    let recipe = format!(
+        "[models]\ntarget = '{}'\n{models}\
+         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\ncandidate_lengths = [3]\n{more}",
+        model("target").display()
+    );
+    place.write("mine.toml", recipe).display().to_string()
+}
+
+fn drafts() -> String {
+    let [draft, small] = ["draft", "draft-small"].map(|name| model(name).display().to_string());
+    format!("draft = '{draft}'\nsmall_draft = '{small}'\n")
+}
+
+#[test]
+fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
+    let place = Place::new();
+    let cascades = "[evaluate.max_gram]\nlengths = [4]\n\
+        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = [[3, 2], [0, 4]]\n\
+        [[evaluate.cascades]]\ndrafters = ['draft', 'small_draft', 'max_gram']\n\
+        lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\n";
+    let recipe = write_recipe(&place, &drafts(), cascades);
+    place.run(&["evaluate", &recipe]).ok();
+    let rows = place.json("checkpoints/mine/evaluation/results.json");
+    let rows: Vec<&Value> = rows.as_array().unwrap().iter().collect();
+    for (drafter, setting) in [
+        ("none", None),
+        ("draft", Some(3.0)),
+        ("max_gram", Some(4.0)),
+        ("cascade_1", Some(7.0)),
+        ("cascade_2", Some(7.0)),
+    ] {
+        for decoding in ["greedy", "sampled"] {
+            let row =
+                rows.iter().find(|row| row["drafter"] == drafter && row["decoding"] == decoding);
+            let row = row.unwrap_or_else(|| panic!("no row of {drafter}, {decoding}"));
+            assert_eq!(row["setting"].as_f64(), setting, "{row}");
+            if decoding == "greedy" {
+                assert_eq!(row["lossless"], true, "{row}");
+            }
+            if drafter.starts_with("cascade") {
+                // A reviewer's forward reads what smaller drafters have proposed, so there are draft
+                // forwards of several drafters.
+                assert!(row["num_draft_forwards"].as_u64() > row["num_drafted"].as_u64(), "{row}");
+                assert!(row["compression_rate"].as_f64().unwrap() > 1.5, "{row}");
+            }
+        }
+    }
+    let summary = place.json("checkpoints/mine/evaluation/summary.json");
+    let described = |role: &str| {
+        let models = summary["models"].as_array().unwrap();
+        models.iter().find(|it| it["role"] == role).unwrap()["description"].to_string()
+    };
+    assert!(described("small draft").contains("layers"));
+    assert!(described("cascade 2").contains("draft, small_draft, max_gram; lengths [[2, 1, 0]"));
+    // The recipe that is written beside them says the same.
+    let again = place.path("checkpoints/mine/evaluation/recipe.toml").display().to_string();
+    place.run(&["evaluate", &again]).ok();
+}
+
+#[test]
+fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
+    let place = Place::new();
+    let evaluate = |models: &str, drafters: &str, lengths: &str| {
+        let cascade =
+            format!("[[evaluate.cascades]]\ndrafters = {drafters}\nlengths = {lengths}\n");
+        place.run(&["evaluate", &write_recipe(&place, models, &cascade)])
+    };
+    let two = "[[2, 0], [0, 2]]";
+    evaluate("", "['draft', 'max_gram']", two)
+        .fails_naming(&["`evaluate.cascades`", "`models.draft`"]);
+    evaluate("", "['small_draft', 'max_gram']", two)
+        .fails_naming(&["`small_draft`", "`models.small_draft`"]);
+    evaluate("", "['self_draft_2', 'max_gram']", two)
+        .fails_naming(&["`self_draft_2`", "`evaluate.adapters`"]);
+    evaluate("", "['max_gram', 'draft']", two)
+        .fails_naming(&["`evaluate.cascades`", "put it last"]);
+    evaluate("", "['medusa']", "[[2]]").fails_naming(&["drafters", "medusa"]);
+}
