@@ -8,12 +8,13 @@
 //! drafter's, and a *horizontal* one has several drafters there, which take turns.
 //!
 //! A drafter with a model goes on in steps: smaller ones propose the chain of its row, it reads them
-//! all in one forward, and what stands, with a token of its own, is part of the chain that is handed
-//! up. Steps are taken until there are as many tokens as the matrix says, so that a chain may grow
+//! all in one forward, and what stands, with a token of its own, is part of the chain that it proposes.
+//! Steps are taken until there are as many tokens as the matrix says, so that a chain may grow
 //! longer by what the last step let stand, as in the authors' code. None is taken back.
 
 use draftsmith_theory::{
-    Decoding, DrafterId, Forwards, HandedUp, Lenience, SignalNeeds, review_greedy, review_sampled,
+    CascadeCandidate, Decoding, DrafterId, Forwards, Lenience, SignalNeeds, review_greedy,
+    review_sampled,
 };
 
 use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
@@ -81,8 +82,8 @@ impl<'m, T: Target> Cascade<'m, T> {
         chain: &mut Chain<'_, '_, T>,
         row: usize,
         room: usize,
-    ) -> Result<Vec<HandedUp>, DecodeError> {
-        let mut drafted: Vec<HandedUp> = Vec::new();
+    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
+        let mut drafted: Vec<CascadeCandidate> = Vec::new();
         let mut most = 0;
         for drafter in row..self.config.lengths.len() {
             most += self.config.lengths[row][drafter];
@@ -111,7 +112,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         chain: &mut Chain<'_, '_, T>,
         drafter: usize,
         room: usize,
-    ) -> Result<Vec<HandedUp>, DecodeError> {
+    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let (slot, num_standing) = (chain.round.slot, chain.round.tokens.len());
         let proposed = self.draft(chain, drafter + 1, room - 1)?;
         let step = DraftStep {
@@ -144,12 +145,12 @@ impl<'m, T: Target> Cascade<'m, T> {
         &mut self,
         chain: &mut Chain<'_, '_, T>,
         most: usize,
-    ) -> Result<Vec<HandedUp>, DecodeError> {
+    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
         let eos_token_ids = chain.round.limits.eos_token_ids;
         let found = lookup.look_up(chain.round.slot, chain.round.tokens, most, eos_token_ids);
         chain.forwards.add(DrafterId::MaxGram, found.len());
-        Ok(found.into_iter().map(HandedUp::certain).collect())
+        Ok(found.into_iter().map(CascadeCandidate::certain).collect())
     }
 
     /// Keeps of what its drafters have read what stands.
@@ -162,13 +163,13 @@ impl<'m, T: Target> Cascade<'m, T> {
 
 impl<T> Chain<'_, '_, T> {
     /// Whether nothing behind what is drafted could be kept.
-    fn is_over(&self, drafted: &[HandedUp]) -> bool {
+    fn is_over(&self, drafted: &[CascadeCandidate]) -> bool {
         let eos_token_ids = self.round.limits.eos_token_ids;
         drafted.iter().any(|token| eos_token_ids.contains(&token.token_id))
     }
 
     /// Whether the round's rule ends the chain here.
-    fn stops(&mut self, drafted: &[HandedUp]) -> bool {
+    fn stops(&mut self, drafted: &[CascadeCandidate]) -> bool {
         let DraftRound { tokens, rule, .. } = &mut *self.round;
         let candidates = &tokens[tokens.len() - drafted.len()..];
         let stops = rule.stops(candidates, &Default::default());

@@ -134,9 +134,10 @@ impl<'a> DraftStep<'a> {
     pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
         let num_standing = self.num_standing();
         match at.checked_sub(num_standing) {
-            Some(node) => Some(
-                self.parents[node].map_or(num_standing, |parent| num_standing + parent + 1) - 1,
-            ),
+            Some(node) => Some(match self.parents[node] {
+                Some(parent) => num_standing + parent,
+                None => num_standing - 1,
+            }),
             None => (at >= self.tokens.len() - self.num_candidates).then(|| at - 1),
         }
     }

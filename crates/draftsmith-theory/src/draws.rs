@@ -135,6 +135,20 @@ fn chunk_sum(chunk: &[f64]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().sum::<f64>()
 }
 
+/// A random distribution with zeros in it.
+#[cfg(test)]
+pub(crate) fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
+    loop {
+        let weights: Vec<f64> = (0..len)
+            .map(|_| if rng.bernoulli(0.3) { 0.0 } else { rng.uniform().powi(3) })
+            .collect();
+        let total: f64 = weights.iter().sum();
+        if total > 0.0 {
+            return weights.iter().map(|weight| weight / total).collect();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

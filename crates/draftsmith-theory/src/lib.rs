@@ -96,7 +96,7 @@ pub use replay::{
     CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
     seconds_per_token,
 };
-pub use review::{HandedUp, Lenience, review_greedy, review_sampled};
+pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::{DraftSeconds, RoundCosts};
 pub use sampling::{Decoding, Sampling};

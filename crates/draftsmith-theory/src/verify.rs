@@ -90,7 +90,7 @@ fn row_behind(node: Option<usize>) -> usize {
 }
 
 /// Makes (p − q)+ of p, whose sum is `mass`; not normalised.
-fn take_residual(p: &mut [f64], mass: f64, drawn_from: &DrawnFrom, token: usize) {
+pub(crate) fn take_residual(p: &mut [f64], mass: f64, drawn_from: &DrawnFrom, token: usize) {
     // A rejection means p < q somewhere, hence p > q elsewhere, but rounding can leave rows that
     // sum to a hair less than each other: then p and q are equal for all purposes, and p itself is
     // the right distribution.
@@ -123,20 +123,8 @@ pub(crate) fn verify_chain<Q: AsRef<[f64]>, P: AsRef<[f64]>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draws::random_probs;
     use crate::{Node, SeededDraws, distribution_of, enumerate};
-
-    /// A random distribution with zeros in it.
-    fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
-        loop {
-            let weights: Vec<f64> = (0..len)
-                .map(|_| if rng.bernoulli(0.3) { 0.0 } else { rng.uniform().powi(3) })
-                .collect();
-            let total: f64 = weights.iter().sum();
-            if total > 0.0 {
-                return weights.iter().map(|weight| weight / total).collect();
-            }
-        }
-    }
 
     #[test]
     fn one_candidate_leaves_the_target_distribution() {

@@ -1,14 +1,13 @@
 //! Trees: whatever their shape and whenever their chain's rule stops, the output is the target's.
 
-use draftsmith_theory::{Decoding, HeadTiming, SeededDraws, StopRule, TreeShape};
+use draftsmith_theory::{HeadTiming, StopRule, TreeShape};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
 use super::{Case, assert_same_distribution, rules_with};
-use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::session::tests::go_on;
+use crate::session::tests::{greedy, greedy_plain};
 use crate::tree_draft::TreeDraft;
 
 /// Chains with siblings, trees of which some nodes are read, and whole ones; with room for all and
@@ -124,35 +123,21 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution_in_trees() {
 
 #[test]
 fn greedy_trees_give_plain_greedy_output_in_fewer_rounds() {
-    let mut draws = SeededDraws::new(0, &["unused"]);
     let mut num_rounds = [0; 2];
     for seed in 0..40 {
         for (max_new_tokens, context) in [(1, 64), (5, 64), (9, 64), (9, 6)] {
             let mut case = tree_case(3, max_new_tokens, Some(2), 200 + seed);
             case.target.context = context;
-            let observe = &mut go_on;
-            let plain = decode_plain(
-                &mut case.target.clone(),
-                &Decoding::Greedy,
-                &[0],
-                &case.limits,
-                &mut draws,
-                observe,
-            )
-            .expect("tables do not fail");
+            let plain = greedy_plain(&mut case.target.clone(), &[0], &case.limits);
             for (nth, shape) in SHAPES.map(shape).into_iter().enumerate() {
                 for bits in (0..1 << 12).step_by(401) {
-                    let generation = decode_speculative(
+                    let generation = greedy(
                         &mut Advanced::from(&case.target),
                         &mut Trees(Advancing::from(&case.draft), shape),
                         &mut StopMap::new(3, 3, bits),
-                        &Decoding::Greedy,
                         &[0],
                         &case.limits,
-                        &mut draws,
-                        observe,
-                    )
-                    .expect("tables do not fail");
+                    );
                     assert_eq!(generation.token_ids, plain.token_ids);
                     assert_eq!(generation.finish, plain.finish);
                     if let Some(of_shape) = [0, 6].iter().position(|shape| *shape == nth) {

@@ -240,11 +240,11 @@ fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u3
         let is_near = num_above(f64::from(logit) + more) < top_k;
         if is_near { top_k.max(num_above(f64::from(logit)) + 1) } else { top_k }
     });
-    // The most probable token's logit may be smaller by as much.
     let top_p = match rounding {
         Rounding::F32 => (sampling.top_p + EDGE).min(1.0),
         Rounding::Bf16 => mass_with_larger_logit(sampling.top_p, more / sampling.temperature),
     };
+    // The most probable token's logit may be smaller by as much.
     let less = (-2.0 * more / sampling.temperature).exp();
     let min_p = sampling.min_p.map(|min_p| min_p * less);
     let wider = Sampling { top_p, top_k, min_p, ..*sampling };
