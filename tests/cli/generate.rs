@@ -168,6 +168,41 @@ fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
 }
 
 #[test]
+fn looking_up_first_drafts_where_nothing_repeats_and_changes_no_token() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let prompt = "What is 47 + 85? Copy it: What is 47 + 85? Copy it: What is";
+    let generate = |extra: &[&str]| {
+        let mut arguments = vec!["generate", "--target", &target, "--prompt", prompt, "--raw"];
+        arguments.extend(["--json", "--max-new-tokens", "60"]);
+        arguments.extend(extra);
+        place.run(&arguments)
+    };
+    let plain = generate(&["--greedy"]).json();
+    let drafted = ["--draft", &draft, "--candidate-length", "1"];
+    let longest = |found: &serde_json::Value| {
+        let rounds = found["rounds"].as_array().unwrap();
+        rounds.iter().map(|round| round["num_drafted"].as_u64().unwrap()).max().unwrap()
+    };
+    for (first, length) in [(&["--lookup-first"][..], 4), (&["--lookup-first", "1x7"], 7)] {
+        let greedy = generate(&[&drafted[..], first, &["--greedy"]].concat()).json();
+        assert_eq!(greedy["token_ids"], plain["token_ids"]);
+        assert_eq!(longest(&greedy), length);
+        let sampled = generate(&[&drafted[..], first, &["--temperature", "1"]].concat()).json();
+        assert_eq!(longest(&sampled), length);
+    }
+    let never = [&drafted[..], &["--lookup-first", "99x7", "--greedy"]].concat();
+    assert_eq!(longest(&generate(&never).json()), 1);
+    generate(&["--lookup-first"]).fails_naming(&["--lookup-first", "--draft", "--prompt-lookup"]);
+    generate(&["--lookup-first", "2x4", "--prompt-lookup"])
+        .fails_naming(&["--lookup-first", "--prompt-lookup"]);
+    for wrong in ["4", "0x4", "2x0", "2x4x8"] {
+        generate(&[&drafted[..], &["--lookup-first", wrong]].concat())
+            .fails_naming(&["2x4", wrong]);
+    }
+}
+
+#[test]
 fn trees_accept_more_than_their_chain_and_change_no_token() {
     let place = Place::new();
     let [target, draft, _] = paths();

@@ -32,6 +32,28 @@ pub trait Drafter<T> {
     fn context(&self) -> usize;
 }
 
+impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        (**self).begin(target, slot, prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        (**self).propose(target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        (**self).commit(slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        (**self).context()
+    }
+}
+
 /// A round to draft for.
 pub struct DraftRound<'a> {
     /// The sequence's, another one than other rounds'.
@@ -48,6 +70,21 @@ pub struct DraftRound<'a> {
     pub decoding: &'a Decoding,
     /// The sequence's own.
     pub draws: &'a mut dyn Draws,
+}
+
+impl DraftRound<'_> {
+    /// The same round, for another drafter to propose for.
+    pub(crate) fn reborrow(&mut self) -> DraftRound<'_> {
+        DraftRound {
+            slot: self.slot,
+            tokens: self.tokens,
+            proposal: self.proposal,
+            rule: self.rule,
+            limits: self.limits,
+            decoding: self.decoding,
+            draws: self.draws,
+        }
+    }
 }
 
 /// A drafter that names one candidate a forward. It proposes a chain, by [`propose_chain`], and its

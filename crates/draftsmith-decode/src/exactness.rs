@@ -9,6 +9,7 @@
 //! there.
 
 mod cascade;
+mod lookup_first;
 mod many;
 mod max_gram;
 mod replay;

@@ -24,6 +24,12 @@ pub enum TheoryError {
          to read"
     )]
     TreeShape,
+    /// What is no [`LookupFirst`](crate::LookupFirst).
+    #[error(
+        "`{0}` is not what a look-up must find, such as `2x4`: the fewest tokens of a match and the \
+         most candidates, both 1 or more"
+    )]
+    LookupFirst(String),
     /// A nucleus mass outside (0, 1].
     #[error("top_p must be above 0 and at most 1, not `{0}`")]
     TopP(f64),

@@ -89,7 +89,9 @@ pub use error::TheoryError;
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use intervals::{Interval, bootstrap};
 pub use losslessness::{LosslessnessTest, Rounding};
-pub use max_gram::{BigramCounts, Bigrams, Continuation, MaxGram, MaxGramConfig, SearchedText};
+pub use max_gram::{
+    BigramCounts, Bigrams, Continuation, LookupFirst, MaxGram, MaxGramConfig, SearchedText,
+};
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{

@@ -11,6 +11,7 @@
 //! sequence is searched as it is.
 
 mod bigrams;
+mod lookup_first;
 mod suffix_automaton;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use self::suffix_automaton::SuffixAutomaton;
 
 pub use self::bigrams::{BigramCounts, Bigrams};
+pub use self::lookup_first::LookupFirst;
 
 /// Where a sequence's suffix is looked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,8 @@ mod tests;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 use crate::select::largest;
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal, SoftmaxSummary, TheoryError};
 
@@ -113,6 +115,19 @@ impl FromStr for TreeShape {
         let shape = Self::new(&widths, num_read, num_beside, children)?;
         // `+1` and `01` are numbers too: what is read is what would be written.
         if shape.to_string() == text { Ok(shape) } else { Err(TheoryError::TreeShape) }
+    }
+}
+
+impl Serialize for TreeShape {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TreeShape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|error| de::Error::custom(format!("`{text}`: {error}")))
     }
 }
 

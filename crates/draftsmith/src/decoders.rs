@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    DraftStep, DrafterParts, Drafters, Drafting, Generation, Limits, Logits, NoDrafter,
-    RecordOptions, RecordRequest, Request, RoundTokens, Target, TreeDraft, decode_many, record,
+    DraftStep, Drafter, DrafterParts, Drafters, Drafting, Generation, Limits, Logits,
+    LookupFirstDraft, ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request,
+    RoundTokens, Target, TreeDraft, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
@@ -38,6 +39,7 @@ pub(crate) struct Decoders<'m> {
     /// Of the drafters that have a head: how it is calibrated.
     calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
     pub(crate) limits: Limits,
+    num_slots: usize,
 }
 
 impl<'m> Decoders<'m> {
@@ -68,6 +70,7 @@ impl<'m> Decoders<'m> {
                 num_slots,
             ),
             limits: Limits { max_new_tokens, eos_token_ids },
+            num_slots,
         }
     }
 
@@ -95,16 +98,11 @@ impl<'m> Decoders<'m> {
         if drafter.id().is_none() {
             return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
         }
-        let tree = drafter.tree();
+        let (name, num_slots) = (drafter, self.num_slots);
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
-        Ok(match tree {
-            None => decode_many(target, drafter, requests, observe)?,
-            Some(shape) => {
-                let steps = drafter.by_steps().context(NO_TREE)?;
-                let drafter = &mut TreeDraft::new(steps, shape);
-                decode_many(target, drafter, requests, observe)?
-            }
+        proposing(drafter, name, num_slots, |drafter| {
+            Ok(decode_many(target, drafter, requests, observe)?)
         })
     }
 
@@ -220,6 +218,28 @@ fn drafting<'a, 'm>(
 ) -> Result<Drafting<'a, 'm>> {
     let id = drafter.id().context("the target alone drafts nothing")?;
     drafters.drafting(id).with_context(|| format!("there is no drafter `{id}` to run"))
+}
+
+/// Runs `decode` with what a drafter proposes under a name: its chains, trees around them, or chains
+/// where nothing is looked up.
+///
+/// # Errors
+/// If it has no model, which trees need, or `decode` fails.
+pub(crate) fn proposing<'m, R>(
+    drafter: &mut (dyn ModelDrafter<'m> + 'm),
+    name: DrafterName,
+    num_slots: usize,
+    decode: impl FnOnce(&mut dyn Drafter<ModelSession<'m>>) -> Result<R>,
+) -> Result<R> {
+    match name {
+        DrafterName::None | DrafterName::Of(_) => decode(drafter),
+        DrafterName::Tree(_, shape) => {
+            decode(&mut TreeDraft::new(drafter.by_steps().context(NO_TREE)?, shape))
+        }
+        DrafterName::After(first, _) => {
+            decode(&mut LookupFirstDraft::new(drafter, first, num_slots))
+        }
+    }
 }
 
 /// What a pair's drafters are made of, each with its head.

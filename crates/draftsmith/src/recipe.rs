@@ -34,7 +34,6 @@ pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::overrides::Overrides;
-pub(crate) use self::trees::TreesRecipe;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 
 /// All settings of a job.

@@ -2,6 +2,7 @@
 //! sequences without any cache.
 
 mod in_bf16;
+mod lookup_first;
 mod trees;
 mod with_head;
 

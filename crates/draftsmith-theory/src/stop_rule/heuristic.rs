@@ -62,12 +62,15 @@ impl RuleConfig for HeuristicConfig {
 /// candidates were all accepted makes the next longer by two, any other makes it shorter by one.
 ///
 /// The length starts anew with every sequence. A round that the limit or an end token kept below
-/// the length at hand counts as any other, as in transformers.
+/// the length at hand counts as any other, as in transformers. One whose candidates were looked up
+/// says nothing of the draft and does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heuristic {
     initial_length: usize,
     bounds: Bounds,
     candidate_length: usize,
+    /// Whether the rule ends the round.
+    has_begun: bool,
 }
 
 impl Heuristic {
@@ -85,7 +88,7 @@ impl Heuristic {
                 max: bounds.max,
             });
         }
-        Ok(Self { initial_length, bounds, candidate_length: initial_length })
+        Ok(Self { initial_length, bounds, candidate_length: initial_length, has_begun: false })
     }
 }
 
@@ -98,11 +101,18 @@ impl StopRule for Heuristic {
         self.candidate_length = self.initial_length;
     }
 
+    fn begin_round(&mut self) {
+        self.has_begun = true;
+    }
+
     fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
         candidates.len() >= self.candidate_length
     }
 
     fn end_round(&mut self, end: RoundEnd) {
+        if !std::mem::take(&mut self.has_begun) {
+            return;
+        }
         let next = if end.num_accepted == self.candidate_length {
             self.candidate_length + 2
         } else {
@@ -129,12 +139,17 @@ mod tests {
             accepted.iter().map(after).collect()
         };
         rule.begin_sequence();
+        rule.begin_round();
         // 5 of 5 makes 7, 7 of 7 makes 9, cut to 8; then down to 1 and up again.
         assert_eq!(lengths(&mut rule, &[5, 7, 8, 3, 7]), [7, 8, 8, 7, 8]);
         assert_eq!(lengths(&mut rule, &[0; 8]), [7, 6, 5, 4, 3, 2, 1, 1]);
         assert_eq!(lengths(&mut rule, &[1]), [3]);
         rule.begin_sequence();
         assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 12]), Some(5));
+        // A round that it did not end is none of its own.
+        rule.end_round(RoundEnd { num_accepted: 0, num_kept: 1 });
+        rule.end_round(RoundEnd { num_accepted: 9, num_kept: 10 });
+        assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 12]), Some(4));
     }
 
     #[test]

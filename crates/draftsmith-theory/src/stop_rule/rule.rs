@@ -20,7 +20,8 @@ pub trait StopRule {
     /// Forgets the last sequence. Called before a sequence's first round.
     fn begin_sequence(&mut self) {}
 
-    /// Forgets the last round. Called before a round's first candidate.
+    /// Forgets the last round. Called before a round's first candidate, unless candidates are looked
+    /// up instead: that round is none of the rule's.
     fn begin_round(&mut self) {}
 
     /// True makes this a round without candidates, which the bounds do not forbid: the target
@@ -46,7 +47,7 @@ pub trait StopRule {
         false
     }
 
-    /// How the round went.
+    /// How the round went, also one that the rule was not asked about.
     fn end_round(&mut self, end: RoundEnd) {
         let _ = end;
     }

@@ -13,21 +13,20 @@ use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{
-    Drafter, Drafters, Generation, Limits, ModelSession, RoundTokens, TreeDraft, decode_plain,
-    decode_speculative,
+    Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{MaxGramConfig, SeededDraws, TreeShape};
+use draftsmith_theory::{LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
-use crate::decoders::{NO_TREE, drafters_of};
+use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
-use crate::results::DecodingName;
+use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
@@ -55,6 +54,16 @@ pub(crate) struct GenerateArguments {
     /// answers repeat their prompts or themselves.
     #[arg(long, conflicts_with_all = ["draft", "adapter", "threshold"])]
     prompt_lookup: bool,
+    /// With a draft or an adapter: look up first, and draft where nothing is found. `2x4`, if nothing
+    /// is said, looks up to four candidates behind a match of two tokens or more.
+    #[arg(
+        long,
+        value_name = "MATCHxLENGTH",
+        num_args = 0..=1,
+        default_missing_value = "2x4",
+        conflicts_with_all = ["prompt_lookup", "tree"]
+    )]
+    lookup_first: Option<LookupFirst>,
     /// With prompt lookup: the table of bigrams that goes on where the text says nothing, a
     /// `bigrams.safetensors` of `train-bigram`.
     #[arg(long, value_name = "FILE", requires = "prompt_lookup")]
@@ -144,8 +153,16 @@ fn generate(
     ] {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
-    if arguments.tree.is_some() && arguments.draft.is_none() && arguments.adapter.is_none() {
-        bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");
+    if arguments.draft.is_none() && arguments.adapter.is_none() {
+        if arguments.tree.is_some() {
+            bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");
+        }
+        if arguments.lookup_first.is_some() {
+            bail!(
+                "flag `--lookup-first` needs what drafts where nothing is found; hint: give `--draft` \
+                 or `--adapter`, or `--prompt-lookup` instead"
+            );
+        }
     }
     let rule = rule::asked_for(arguments)?;
     let draft = arguments.draft.as_deref();
@@ -233,23 +250,23 @@ fn generate(
             let calibration =
                 head.and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
             drafter.set_calibration(calibration);
-            let mut tree = None;
-            let drafter: &mut dyn Drafter<ModelSession<'_>> = match arguments.tree {
-                None => drafter,
-                Some(shape) => {
-                    tree.insert(TreeDraft::new(drafter.by_steps().context(NO_TREE)?, shape))
-                }
+            let name = match (arguments.tree, arguments.lookup_first) {
+                (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
+                (_, Some(first)) => DrafterName::After(first, parts.id()),
+                (None, None) => DrafterName::Of(parts.id()),
             };
-            decode_speculative(
-                target,
-                drafter,
-                rule.as_mut(),
-                &decoding,
-                &prompt_ids,
-                &limits,
-                &mut draws,
-                &mut observe,
-            )?
+            proposing(drafter, name, 1, |drafter| {
+                Ok(decode_speculative(
+                    target,
+                    drafter,
+                    rule.as_mut(),
+                    &decoding,
+                    &prompt_ids,
+                    &limits,
+                    &mut draws,
+                    &mut observe,
+                )?)
+            })?
         }
     };
     let seconds = begun.elapsed().as_secs_f64();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Bounds, Decoding, Sampling};
+use draftsmith_theory::{Bounds, Decoding, LookupFirst, Sampling};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::cascades::CascadeRecipe;
@@ -74,7 +74,10 @@ pub(crate) struct EvaluateRecipe {
     /// Trees of candidates, measured where the table is there.
     #[serde(default)]
     pub(crate) trees: Option<TreesRecipe>,
-    /// Prompt lookup, measured where the table is there.
+    /// Prompt lookup before each drafter that has a model.
+    #[serde(default)]
+    pub(crate) lookup_first: Vec<LookupFirst>,
+    /// Prompt lookup alone, measured where the table is there.
     #[serde(default)]
     pub(crate) max_gram: Option<MaxGramRecipe>,
     /// Cascades of drafters.

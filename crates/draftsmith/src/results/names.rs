@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use draftsmith_theory::{Decoding, DrafterId, TheoryError, TreeShape};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, TheoryError, TreeShape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
-/// drafter's name, such as `self_draft_1`, with its trees' shape if it proposes such:
-/// `draft_tree_3-2x2x8`.
+/// drafter's name, such as `self_draft_1`, with its trees' shape if it proposes such,
+/// `draft_tree_3-2x2x8`, or what is looked up before it, `draft_lookup_2x4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// Nothing: the target decodes alone.
@@ -17,6 +17,8 @@ pub(crate) enum DrafterName {
     Of(DrafterId),
     /// A drafter whose proposals are trees.
     Tree(DrafterId, TreeShape),
+    /// A drafter that is asked where a look-up finds nothing.
+    After(LookupFirst, DrafterId),
 }
 
 /// How tokens are chosen.
@@ -64,23 +66,23 @@ impl DrafterName {
     pub(crate) fn id(self) -> Option<DrafterId> {
         match self {
             Self::None => None,
-            Self::Of(id) | Self::Tree(id, _) => Some(id),
+            Self::Of(id) | Self::Tree(id, _) | Self::After(_, id) => Some(id),
         }
     }
 
-    /// The shape of its proposals, where they are trees.
-    pub(crate) fn tree(self) -> Option<TreeShape> {
+    /// What it proposes besides the drafter's chains: `tree 3-2x2x8`, `lookup 2x4`.
+    fn addition(self) -> Option<String> {
         match self {
             Self::None | Self::Of(_) => None,
-            Self::Tree(_, shape) => Some(shape),
+            Self::Tree(_, shape) => Some(format!("tree {shape}")),
+            Self::After(first, _) => Some(format!("lookup {first}")),
         }
     }
 
-    /// What comes before the names of its settings: `exit 1`, `tree 3-2x2x8`.
+    /// What comes before the names of its settings: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
     pub(crate) fn prefix(self) -> Option<String> {
         let of_drafter = self.id().and_then(DrafterId::prefix);
-        let of_tree = self.tree().map(|shape| format!("tree {shape}"));
-        let parts: Vec<String> = of_drafter.into_iter().chain(of_tree).collect();
+        let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
@@ -92,8 +94,8 @@ impl DrafterName {
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; nothing for the target alone.
     pub(crate) fn text(self) -> String {
         let mut text = self.id().map(DrafterId::text).unwrap_or_default();
-        if let Some(shape) = self.tree() {
-            text += &format!(", tree {shape}");
+        if let Some(addition) = self.addition() {
+            text += &format!(", {addition}");
         }
         text
     }
@@ -101,6 +103,7 @@ impl DrafterName {
 
 const NONE: &str = "none";
 const TREE: &str = "_tree_";
+const LOOKUP: &str = "_lookup_";
 
 impl fmt::Display for DrafterName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,6 +111,7 @@ impl fmt::Display for DrafterName {
             Self::None => formatter.write_str(NONE),
             Self::Of(id) => id.fmt(formatter),
             Self::Tree(id, shape) => write!(formatter, "{id}{TREE}{shape}"),
+            Self::After(first, id) => write!(formatter, "{id}{LOOKUP}{first}"),
         }
     }
 }
@@ -124,9 +128,10 @@ impl<'de> Deserialize<'de> for DrafterName {
         if name == NONE {
             return Ok(Self::None);
         }
-        let read = || match name.split_once(TREE) {
-            None => name.parse().map(Self::Of),
-            Some((id, shape)) => Ok(Self::Tree(id.parse()?, shape.parse()?)),
+        let read = || match (name.split_once(TREE), name.split_once(LOOKUP)) {
+            (Some((id, shape)), _) => Ok(Self::Tree(id.parse()?, shape.parse()?)),
+            (_, Some((id, first))) => Ok(Self::After(first.parse()?, id.parse()?)),
+            (None, None) => name.parse().map(Self::Of),
         };
         read().map_err(|error: TheoryError| de::Error::custom(error))
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, Round};
+use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, LookupFirst, Round};
 use serde_json::{Value, json};
 
 use super::*;
@@ -138,6 +138,13 @@ fn drafters_are_strings_and_unknown_ones_are_named() {
         (
             tree(DrafterId::SelfDraft { exit_layer: 2 }, "2x1x4-drawn"),
             "self_draft_2_tree_2x1x4-drawn",
+        ),
+        (
+            DrafterName::After(
+                LookupFirst { min_match: 2, most: 4 },
+                DrafterId::SelfDraft { exit_layer: 2 },
+            ),
+            "self_draft_2_lookup_2x4",
         ),
     ] {
         assert_eq!(serde_json::to_value(drafter).expect("JSON"), json!(name));

@@ -1,5 +1,5 @@
 //! What is compared: the target alone; a separate draft and each adapter under every rule that the
-//! recipe names and that reads what the drafter gives; trees of either likewise; prompt lookup in
+//! recipe names and that reads what the drafter gives; trees of either, and either behind a look-up, likewise; prompt lookup in
 //! fixed lengths; cascades up to the longest round that they may have.
 
 use std::iter;
@@ -9,7 +9,7 @@ use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 use crate::exports::Exports;
 use crate::exports::cascades::numbered;
 use crate::exports::tuned::TunedRule;
-use crate::recipe::{EvaluateRecipe, TreesRecipe};
+use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, Road, StopRuleName};
 
 /// One way of decoding.
@@ -47,9 +47,10 @@ impl Setting {
                 }
             }
             let id = drafter.id().expect("a drafter with a model");
-            let trees = evaluate.trees.iter().flat_map(TreesRecipe::shapes);
-            for drafter in iter::once(drafter).chain(trees.map(|tree| DrafterName::Tree(id, tree)))
-            {
+            let trees = evaluate.trees.iter().flat_map(|trees| &trees.shapes);
+            let trees = trees.map(|shape| DrafterName::Tree(id, *shape));
+            let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
+            for drafter in iter::once(drafter).chain(after).chain(trees) {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
                 all.extend(rules.iter().map(of));
             }

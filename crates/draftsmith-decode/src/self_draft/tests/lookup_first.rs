@@ -1,0 +1,42 @@
+//! Looking up before models draft: greedy output is plain, whoever proposes.
+
+use draftsmith_theory::DrafterId;
+
+use super::*;
+use crate::lookup_first::LookupFirstDraft;
+
+#[test]
+fn whatever_the_family_greedy_output_behind_look_ups_is_plain_greedy_output() {
+    let mut num_rounds = [0; 2];
+    for name in FAMILIES {
+        let model = target_of(name);
+        let exit_layer = exit_layer_of(&model);
+        let name = format!("lookup-{name}");
+        let adapter = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, &name);
+        for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
+            let limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+            let context = prompt.len() + 44;
+            let session = &mut ModelSession::new(&model, context, "target");
+            let plain = greedy_plain(session, prompt, &limits);
+            let mut session = session_with_exit(&model, exit_layer, context);
+            let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, None, context);
+            let mut separate = SeparateDraft::new(&model, None, 96, context);
+            for first in ["1x2", "2x4", "3x9"] {
+                let first = first.parse().expect("one");
+                let rule = &mut FixedLength::new(2).expect("a valid length");
+                let drafter = &mut LookupFirstDraft::new(&mut self_draft, first, 1);
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");
+                for round in &found.trace.rounds {
+                    let looked_up = |(drafter, _)| drafter == DrafterId::MaxGram;
+                    let of = usize::from(round.forwards.iter().any(looked_up));
+                    num_rounds[of] += usize::from(round.num_accepted > 0);
+                }
+                let drafter = &mut LookupFirstDraft::new(&mut separate, first, 1);
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");
+            }
+        }
+    }
+    assert!(num_rounds.iter().all(|num| *num > 20), "{num_rounds:?}");
+}
