@@ -58,7 +58,16 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
     let fixed = best_fixed_length(rules);
     let speedup = |rule: &Value| rule["speedup"].as_f64().unwrap();
     let all = rules.as_array().unwrap().iter();
-    let fastest = all.clone().find(|rule| rule["stop_rule"] == tunings[0]["chosen"]).unwrap();
+    let is_chosen = |rule: &&Value| {
+        rule["stop_rule"] == tunings[0]["chosen"]
+            && rule["lookup_first"] == tunings[0]["lookup_first"]
+    };
+    let fastest = all.clone().find(is_chosen).unwrap();
+    let drafter = match fastest["lookup_first"].as_str() {
+        Some(first) => format!("draft_lookup_{first}"),
+        None => "draft".to_owned(),
+    };
+    assert_eq!(tuned["drafter"], drafter.as_str());
     assert!(all.clone().all(|rule| speedup(rule) <= speedup(fastest)), "{rules}");
     assert_eq!(tuned["config"], fastest["config"]);
     assert_eq!(tuned["best_fixed_length"], fixed["config"]["candidate_length"]);

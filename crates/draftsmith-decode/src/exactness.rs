@@ -12,6 +12,7 @@ mod cascade;
 mod lookup_first;
 mod many;
 mod max_gram;
+mod merged;
 mod replay;
 mod tables;
 mod trees;

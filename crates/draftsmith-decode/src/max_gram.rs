@@ -7,8 +7,8 @@
 use std::convert::Infallible;
 
 use draftsmith_theory::{
-    Bigrams, CandidateSource, Continuation, DraftLimits, DraftPhase, DraftSignals, DrafterId,
-    Drawn, DrawnFrom, MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
+    Bigrams, CandidateSource, DraftLimits, DraftPhase, DraftSignals, DrafterId, Drawn, DrawnFrom,
+    MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
 };
 
 use crate::drafter::{DraftRound, Drafter};
@@ -48,7 +48,7 @@ impl<'m> MaxGramDraft<'m> {
         let mut copied = max_gram.continuation();
         let mut phase = DraftPhase::begin(rule, limits);
         while phase.needs_step()
-            && let Some(token) = next_token(&mut copied, self.bigrams, tokens)
+            && let Some(token) = copied.next_or(self.bigrams, tokens)
         {
             let mut source = Certain { token, proposal };
             let signals = DraftSignals::default();
@@ -66,25 +66,9 @@ impl<'m> MaxGramDraft<'m> {
         most: usize,
         eos_token_ids: &[u32],
     ) -> Vec<u32> {
-        let max_gram = &mut self.slots[slot];
-        max_gram.read(tokens);
-        let (mut copied, mut found) = (max_gram.continuation(), Vec::new());
-        while found.len() < most
-            && let Some(token) = next_token(&mut copied, self.bigrams, tokens)
-        {
-            tokens.push(token);
-            found.push(token);
-            if eos_token_ids.contains(&token) {
-                break;
-            }
-        }
-        found
+        let num_found = self.slots[slot].extend(tokens, self.bigrams, most, eos_token_ids);
+        tokens[tokens.len() - num_found..].to_vec()
     }
-}
-
-/// What follows a sequence, as it went on before or else as it usually does.
-fn next_token(copied: &mut Continuation, bigrams: Option<&Bigrams>, tokens: &[u32]) -> Option<u32> {
-    copied.next(tokens).or_else(|| bigrams?.after(*tokens.last()?))
 }
 
 /// A candidate that was looked up.

@@ -5,6 +5,7 @@ use draftsmith_theory::Calibration;
 use crate::cascade::Cascade;
 use crate::drafter::{Drafter, StepDrafter};
 use crate::max_gram::MaxGramDraft;
+use crate::merged::MergedDraft;
 use crate::session::ModelSession;
 
 /// A drafter for a model.
@@ -30,6 +31,12 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
 impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}
 
 impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {
+    fn exit_layer(&self) -> Option<usize> {
+        self.exit_layer()
+    }
+}
+
+impl<'m> ModelDrafter<'m> for MergedDraft<'m, ModelSession<'m>> {
     fn exit_layer(&self) -> Option<usize> {
         self.exit_layer()
     }

@@ -83,7 +83,8 @@ pub fn record<'a, T: Target, D: StepDrafter<T> + ?Sized>(
         recorder.record_place(&mut running)?;
         for along in running.extract_if(.., |along| along.at() == along.response.len()) {
             free.push(along.slot);
-            recorded.push((along.number, Recording { places: along.places, limit: along.limit }));
+            let prompt = along.tokens[..along.tokens.len() - along.places.len()].to_vec();
+            recorded.push((along.number, Recording::new(prompt, along.places, along.limit)));
         }
     }
     recorded.sort_by_key(|(number, _)| *number);

@@ -3,11 +3,12 @@
 //! A new drafter is a file of its own, a [`DrafterId`] and a line here.
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
-use draftsmith_theory::{Bigrams, DrafterId, MaxGramConfig};
+use draftsmith_theory::{Bigrams, DrafterId, LookupFirst, MaxGramConfig};
 
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::drafter::StepDrafter;
 use crate::max_gram::MaxGramDraft;
+use crate::merged::MergedDraft;
 use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
@@ -55,6 +56,15 @@ pub enum DrafterParts<'m> {
         /// From the largest on; prompt lookup, where it takes part, is the last.
         drafters: Vec<DrafterParts<'m>>,
     },
+    /// Drafters whose chains are one tree.
+    Merged {
+        /// Which one of several.
+        number: usize,
+        /// Those with models, an adapter first.
+        drafters: Vec<DrafterParts<'m>>,
+        /// What is looked up besides, if anything is.
+        lookup: Option<LookupFirst>,
+    },
 }
 
 impl DrafterParts<'_> {
@@ -66,6 +76,7 @@ impl DrafterParts<'_> {
             Self::MaxGram { .. } => DrafterId::MaxGram,
             Self::SmallDraft { .. } => DrafterId::SmallDraft,
             Self::Cascade { number, .. } => DrafterId::Cascade { number: *number },
+            Self::Merged { number, .. } => DrafterId::Merged { number: *number },
         }
     }
 }
@@ -149,6 +160,10 @@ impl<'m> Sizes<'m> {
                 }
                 Box::new(Cascade::new(id, config, models, lookup))
             }
+            DrafterParts::Merged { drafters, lookup, .. } => {
+                let models = drafters.into_iter().filter_map(|parts| self.by_steps(parts));
+                Box::new(MergedDraft::new(models.collect(), lookup, self.num_slots))
+            }
         }
     }
 
@@ -165,7 +180,9 @@ impl<'m> Sizes<'m> {
             DrafterParts::SelfDraft { exit_layer, adapter, .. } => {
                 Some(Box::new(self.self_draft(exit_layer, adapter, None)))
             }
-            DrafterParts::MaxGram { .. } | DrafterParts::Cascade { .. } => None,
+            DrafterParts::MaxGram { .. }
+            | DrafterParts::Cascade { .. }
+            | DrafterParts::Merged { .. } => None,
         }
     }
 

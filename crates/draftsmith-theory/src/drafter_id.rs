@@ -27,6 +27,11 @@ pub enum DrafterId {
         /// Which of a recipe's cascades, from 1 on.
         number: usize,
     },
+    /// SpecInfer: drafters whose chains are one tree.
+    Merged {
+        /// Which of a recipe's, from 1 on.
+        number: usize,
+    },
 }
 
 impl DrafterId {
@@ -34,7 +39,11 @@ impl DrafterId {
     pub fn exit_layer(self) -> Option<usize> {
         match self {
             Self::SelfDraft { exit_layer } => Some(exit_layer),
-            Self::Draft | Self::SmallDraft | Self::MaxGram | Self::Cascade { .. } => None,
+            Self::Draft
+            | Self::SmallDraft
+            | Self::MaxGram
+            | Self::Cascade { .. }
+            | Self::Merged { .. } => None,
         }
     }
 
@@ -46,6 +55,7 @@ impl DrafterId {
             Self::SmallDraft => "small draft".into(),
             Self::MaxGram => "prompt lookup (Max-Gram)".into(),
             Self::Cascade { number } => format!("cascade {number}"),
+            Self::Merged { number } => format!("merged drafts {number}"),
         }
     }
 
@@ -57,6 +67,7 @@ impl DrafterId {
             Self::SmallDraft => Some("small draft".into()),
             Self::MaxGram => Some("lookup".into()),
             Self::Cascade { number } => Some(format!("cascade {number}")),
+            Self::Merged { number } => Some(format!("merged {number}")),
         }
     }
 }
@@ -66,6 +77,7 @@ const SELF_DRAFT: &str = "self_draft_";
 const SMALL_DRAFT: &str = "small_draft";
 const MAX_GRAM: &str = "max_gram";
 const CASCADE: &str = "cascade_";
+const MERGED: &str = "merged_";
 
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,6 +87,7 @@ impl fmt::Display for DrafterId {
             Self::SmallDraft => formatter.write_str(SMALL_DRAFT),
             Self::MaxGram => formatter.write_str(MAX_GRAM),
             Self::Cascade { number } => write!(formatter, "{CASCADE}{number}"),
+            Self::Merged { number } => write!(formatter, "{MERGED}{number}"),
         }
     }
 }
@@ -90,7 +103,9 @@ impl FromStr for DrafterId {
             _ => {
                 let number = |prefix| name.strip_prefix(prefix)?.parse().ok();
                 let exit = number(SELF_DRAFT).map(|exit_layer| Self::SelfDraft { exit_layer });
-                exit.or_else(|| number(CASCADE).map(|number| Self::Cascade { number }))
+                let cascade = || number(CASCADE).map(|number| Self::Cascade { number });
+                let merged = || number(MERGED).map(|number| Self::Merged { number });
+                exit.or_else(cascade).or_else(merged)
             }
         };
         // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
@@ -166,6 +181,7 @@ mod tests {
             (DrafterId::SmallDraft, "small_draft"),
             (DrafterId::MaxGram, "max_gram"),
             (DrafterId::Cascade { number: 2 }, "cascade_2"),
+            (DrafterId::Merged { number: 1 }, "merged_1"),
         ] {
             assert_eq!(id.to_string(), name);
             assert_eq!(name.parse(), Ok(id));

@@ -124,6 +124,29 @@ impl MaxGram {
         Continuation { next, end }
     }
 
+    /// Appends to a sequence what would follow, `most` tokens or up to an end token, and returns how
+    /// many those are. Where a look-up says nothing more, `bigrams` go on, if there are any.
+    pub fn extend(
+        &mut self,
+        sequence: &mut Vec<u32>,
+        bigrams: Option<&Bigrams>,
+        most: usize,
+        eos_token_ids: &[u32],
+    ) -> usize {
+        self.read(sequence);
+        let mut copied = self.continuation();
+        let num_standing = sequence.len();
+        while sequence.len() - num_standing < most
+            && let Some(token) = copied.next_or(bigrams, sequence)
+        {
+            sequence.push(token);
+            if eos_token_ids.contains(&token) {
+                break;
+            }
+        }
+        sequence.len() - num_standing
+    }
+
     /// The longest suffix of what is indexed that occurs before its end.
     fn repeated_suffix(&self) -> Match {
         let (state, len) = self.index.repeated_suffix();
@@ -161,6 +184,11 @@ pub struct Continuation {
 }
 
 impl Continuation {
+    /// The next token, as the sequence went on before or else as it usually does.
+    pub fn next_or(&mut self, bigrams: Option<&Bigrams>, sequence: &[u32]) -> Option<u32> {
+        self.next(sequence).or_else(|| bigrams?.after(*sequence.last()?))
+    }
+
     /// The next token, where there is one, of the sequence with what was proposed behind it.
     pub fn next(&mut self, sequence: &[u32]) -> Option<u32> {
         let token = sequence[..self.end.min(sequence.len())].get(self.next).copied();

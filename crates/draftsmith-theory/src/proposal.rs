@@ -55,6 +55,11 @@ impl Proposal {
         number
     }
 
+    /// Its nodes, taken out.
+    pub fn into_nodes(self) -> impl Iterator<Item = Node> {
+        self.nodes.into_iter()
+    }
+
     /// Adds a node behind the last one.
     pub fn push_next(&mut self, token_id: u32, drawn_from: DrawnFrom) {
         let parent = self.nodes.len().checked_sub(1);

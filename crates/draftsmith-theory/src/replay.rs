@@ -12,9 +12,14 @@
 //! comes out with chance p(x); otherwise the candidate was rejected, and then its distribution is
 //! (q − p)+, normalised. No place is met twice in one replay, as a candidate or as a rejection, so
 //! one draw of either serves every rule: rules are compared on the same luck.
+//!
+//! What a round looks up depends on what stands alone, so it is known along a response whose prompt
+//! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
+//! the time.
 
 mod cost_optimal;
 mod judged;
+mod look_ups;
 mod recorded_steps;
 mod step_function;
 
@@ -22,6 +27,7 @@ use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
     RoundEnd, StopRule, StopRuleConfig, TheoryError, Trace, acceptance_prob, trace::RoundCounts,
 };
+use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
@@ -70,10 +76,21 @@ pub struct RecordedPlace {
 /// A response, recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recording {
+    /// What the response answers.
+    pub prompt: Vec<u32>,
     /// The response's tokens, at least one.
     pub places: Vec<RecordedPlace>,
     /// The most tokens the response might have had.
     pub limit: usize,
+    /// What a round looks up that begins at each place; empty where the drafter is always asked.
+    looked_up: Vec<LookedUp>,
+}
+
+impl Recording {
+    /// A response to a prompt.
+    pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
+        Self { prompt, places, limit, looked_up: Vec::new() }
+    }
 }
 
 /// What a response took.
@@ -120,7 +137,7 @@ impl Recordings {
     ) -> Result<Vec<Spending>, TheoryError> {
         let mut rule = self.rule(config)?;
         let seconds = self.round_seconds(costs)?;
-        let mut spend = |response| self.replay_one(response, &mut *rule, &seconds, |_| {});
+        let mut spend = |response| self.replay_one(response, &mut *rule, &seconds, |_, _| {});
         Ok(self.responses.iter().map(&mut spend).collect())
     }
 
@@ -140,9 +157,9 @@ impl Recordings {
         let mut rule = self.rule(config)?;
         let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
         for response in &self.responses {
-            self.replay_one(response, &mut *rule, untimed, |counts| {
+            self.replay_one(response, &mut *rule, untimed, |drafter, counts| {
                 let RoundCounts { num_drafted, num_draft_forwards, num_accepted, .. } = counts;
-                let forwards = Forwards::of(self.drafter, num_draft_forwards);
+                let forwards = Forwards::of(drafter, num_draft_forwards);
                 trace.rounds.push(Round {
                     num_drafted,
                     depth: num_drafted,
@@ -174,7 +191,7 @@ impl Recordings {
     /// As there.
     pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
         let mut rule = self.rule(config)?;
-        let mut count = |response| self.replay_one(response, &mut *rule, untimed, |_| {}).counts;
+        let mut count = |response| self.replay_one(response, &mut *rule, untimed, |_, _| {}).counts;
         Ok(self.responses.iter().map(&mut count).collect())
     }
 
@@ -188,7 +205,7 @@ impl Recordings {
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
             let mut oracle = Oracle::new(is_mismatch, self.max_length);
-            self.replay_one(response, &mut oracle, &seconds, |_| {})
+            self.replay_one(response, &mut oracle, &seconds, |_, _| {})
         };
         Ok(self.responses.iter().map(replay).collect())
     }
@@ -242,39 +259,62 @@ impl Recordings {
         response: &Recording,
         rule: &mut dyn StopRule,
         round_seconds: impl Fn(usize, usize) -> f64,
-        mut observe: impl FnMut(RoundCounts),
+        mut observe: impl FnMut(DrafterId, RoundCounts),
     ) -> Spending {
         let mut seconds = 0.0;
         let mut counts = Counts::default();
         let mut candidates = Vec::with_capacity(self.max_length);
         rule.begin_sequence();
         while counts.num_tokens < response.places.len() {
-            candidates.clear();
-            let limits = DraftLimits {
-                room: response.limit - counts.num_tokens - 1,
-                eos_token_ids: &self.eos_token_ids,
+            let num_left = response.places.len() - counts.num_tokens;
+            let looked_up = response.looked_up.get(counts.num_tokens).copied();
+            let (drafter, round) = match looked_up.filter(|found| found.num_candidates > 0) {
+                Some(found) => {
+                    let round = found.round(num_left);
+                    seconds += round_seconds(0, round.num_drafted);
+                    (DrafterId::MaxGram, round)
+                }
+                None => {
+                    let round = self.draft_round(response, counts, rule, &mut candidates);
+                    seconds += round_seconds(round.num_draft_forwards, round.num_drafted);
+                    (self.drafter, round)
+                }
             };
-            let mut steps = RecordedSteps::new(&response.places[counts.num_tokens..], self.head);
-            let mut phase = DraftPhase::begin(rule, limits);
-            while phase.needs_step() {
-                let signals = steps.step();
-                let Ok(()) = phase.advance(&mut steps, signals, rule, limits, &mut candidates);
-            }
-            let num_draft_forwards = phase.num_steps();
-            let num_accepted = steps.num_accepted();
-            let num_kept = (num_accepted + 1).min(response.places.len() - counts.num_tokens);
-            seconds += round_seconds(num_draft_forwards, candidates.len());
-            let round = RoundCounts {
-                num_drafted: candidates.len(),
-                num_draft_forwards,
-                num_accepted,
-                num_kept,
-            };
-            observe(round);
+            observe(drafter, round);
             counts.add_round(round);
+            let RoundCounts { num_accepted, num_kept, .. } = round;
             rule.end_round(RoundEnd { num_accepted, num_kept });
         }
         Spending { counts, seconds }
+    }
+
+    /// A round of the drafter, behind what `counts` says was kept.
+    fn draft_round(
+        &self,
+        response: &Recording,
+        counts: Counts,
+        rule: &mut dyn StopRule,
+        candidates: &mut Vec<u32>,
+    ) -> RoundCounts {
+        candidates.clear();
+        let limits = DraftLimits {
+            room: response.limit - counts.num_tokens - 1,
+            eos_token_ids: &self.eos_token_ids,
+        };
+        let places = &response.places[counts.num_tokens..];
+        let mut steps = RecordedSteps::new(places, self.head);
+        let mut phase = DraftPhase::begin(rule, limits);
+        while phase.needs_step() {
+            let signals = steps.step();
+            let Ok(()) = phase.advance(&mut steps, signals, rule, limits, candidates);
+        }
+        let num_accepted = steps.num_accepted();
+        RoundCounts {
+            num_drafted: candidates.len(),
+            num_draft_forwards: phase.num_steps(),
+            num_accepted,
+            num_kept: (num_accepted + 1).min(places.len()),
+        }
     }
 }
 

@@ -94,7 +94,7 @@ fn recordings() -> Recordings {
                 (!is_accepted).then(|| (0..room).map(|_| candidate(&mut draws)).collect());
             places.push(RecordedPlace { candidate: candidate(&mut draws), rollout });
         }
-        responses.push(Recording { places, limit: RESPONSE_LEN });
+        responses.push(Recording::new(Vec::new(), places, RESPONSE_LEN));
     }
     Recordings {
         drafter: DrafterId::Draft,

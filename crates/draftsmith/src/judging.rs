@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Recordings, Spending};
 
 use crate::costs::Costs;
-use crate::results::{Estimate, ReplayRow, StopRuleName};
+use crate::results::{Estimate, ReplayRow};
 use crate::statistics::shown_interval;
-use crate::sweep::{Choice, best_with_head, cheapest, per_token};
+use crate::sweep::{Choice, best_fixed, best_with_head, cheapest, per_token};
 
 /// What rules are chosen on, and what they are judged on.
 pub(crate) struct Fold<'a> {
@@ -46,7 +46,8 @@ impl<'a> Fold<'a> {
         Ok(Self { choices: choose(chosen_on, costs)?, judged_on, perfect: perfect.transpose()? })
     }
 
-    /// The best rule of those that `belong`, and what it takes where it is judged.
+    /// The best rule of those that `belong`, with nothing looked up first, and what it takes where it
+    /// is judged.
     ///
     /// # Errors
     /// If there is none.
@@ -55,10 +56,14 @@ impl<'a> Fold<'a> {
         costs: &Costs,
         belongs: fn(&Choice) -> bool,
     ) -> Result<(Choice, Vec<Spending>)> {
-        let choices: Vec<Choice> =
-            self.choices.iter().filter(|choice| belongs(choice)).cloned().collect();
+        let choices: Vec<Choice> = self
+            .choices
+            .iter()
+            .filter(|choice| is_alone(choice) && belongs(choice))
+            .cloned()
+            .collect();
         let best = cheapest(&choices)?.clone();
-        let spent = self.judged_on.replay(&best.config, &costs.of_rule(&best.config))?;
+        let spent = best.replay(self.judged_on, costs)?;
         Ok((best, spent))
     }
 }
@@ -81,7 +86,8 @@ impl<'a> Judging<'a> {
     pub(crate) fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
         let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
-        judging.fixed = judging.spent_under(StopRuleName::FixedLength)?;
+        judging.fixed =
+            judging.spent(|fold| Ok((fold.judged_on, best_fixed(&fold.choices)?.clone())))?;
         Ok(judging)
     }
 
@@ -104,10 +110,10 @@ impl<'a> Judging<'a> {
     }
 
     fn row(&self, shown: &Choice) -> Result<ReplayRow> {
-        let own = self.spent_under(shown.name)?;
+        let own = self.spent(|fold| Ok((fold.judged_on, like(&fold.choices, shown)?)))?;
         let gain = |some: &[usize]| over(&self.fixed, &own, some);
-        let ceiling = match shown.config.needs().acceptance_prob {
-            true => self.perfect(|choices| named(choices, shown.name))?,
+        let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
+            true => self.perfect(|choices| like(choices, shown))?,
             false => None,
         };
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
@@ -116,6 +122,7 @@ impl<'a> Judging<'a> {
         // A share of nothing, or of what may be nothing, says nothing.
         let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
         Ok(ReplayRow {
+            lookup_first: shown.lookup_first,
             stop_rule: shown.name,
             config: shown.config.clone(),
             speedup: self.speedup(&own),
@@ -168,11 +175,6 @@ impl<'a> Judging<'a> {
         shown_interval(self.plain.len(), self.seed, statistic).into()
     }
 
-    /// What a rule takes at each fold's setting.
-    fn spent_under(&self, name: StopRuleName) -> Result<Vec<Spending>> {
-        self.spent(|fold| Ok((fold.judged_on, named(&fold.choices, name)?)))
-    }
-
     fn perfect(&self, pick: impl Fn(&[Choice]) -> Result<Choice>) -> Result<Option<Vec<Spending>>> {
         if self.folds.iter().any(|fold| fold.perfect.is_none()) {
             return Ok(None);
@@ -190,17 +192,25 @@ impl<'a> Judging<'a> {
     ) -> Result<Vec<Spending>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
-            let (recordings, Choice { config, .. }) = pick(fold)?;
-            all.extend(recordings.replay(&config, &self.costs.of_rule(&config))?);
+            let (recordings, choice) = pick(fold)?;
+            all.extend(choice.replay(recordings, self.costs)?);
         }
         Ok(all)
     }
 }
 
-/// A rule's choice among those of all.
-fn named(choices: &[Choice], name: StopRuleName) -> Result<Choice> {
-    let found = choices.iter().find(|choice| choice.name == name);
-    found.cloned().with_context(|| format!("the rule `{name:?}` was tried"))
+/// Whether nothing is looked up before the drafter is asked.
+fn is_alone(choice: &Choice) -> bool {
+    choice.lookup_first.is_none()
+}
+
+/// The choice that stands for the same as `shown`: the rule, or whatever is best behind look-ups.
+fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
+    let found = choices.iter().find(|choice| match shown.lookup_first {
+        None => is_alone(choice) && choice.name == shown.name,
+        Some(_) => !is_alone(choice),
+    });
+    found.cloned().with_context(|| format!("the rule `{:?}` was tried", shown.name))
 }
 
 /// How much faster one is than the other over some responses, minus 1.
@@ -216,6 +226,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::results::StopRuleName;
     use crate::sweep::best_unread;
 
     /// Responses whose tokens are drafted with a chance.
@@ -235,7 +246,7 @@ mod tests {
             candidate,
             rollout: (draws.uniform() >= accepted).then(|| vec![candidate; 8]),
         };
-        let response = |_| Recording { places: (0..40).map(|_| place()).collect(), limit: 40 };
+        let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
         Recordings {
             drafter: DrafterId::Draft,
             max_length: 8,
@@ -251,10 +262,9 @@ mod tests {
         let costs = Costs::paper(DrafterId::Draft);
         let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
         let folds = [fold(&often, &seldom).expect("rules"), fold(&seldom, &often).expect("rules")];
-        let lengths = folds.each_ref().map(|fold| {
-            let fixed = named(&fold.choices, StopRuleName::FixedLength).expect("tried");
-            fixed.config.parameter()
-        });
+        let lengths = folds
+            .each_ref()
+            .map(|fold| best_fixed(&fold.choices).expect("tried").config.parameter());
         assert!(lengths[0] > lengths[1], "{lengths:?}");
         let judging = Judging::new(folds.into(), &costs, 3).expect("a price");
         let config = |length: f64| {

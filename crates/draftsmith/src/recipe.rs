@@ -11,6 +11,7 @@ mod data;
 mod documented;
 mod evaluate;
 mod max_gram;
+mod merged;
 mod overrides;
 mod stop_rules;
 mod trees;
@@ -33,6 +34,7 @@ pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::max_gram::MaxGramRecipe;
+pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 

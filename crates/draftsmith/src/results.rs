@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use names::{CostSource, DecodingName, DrafterName, Road};
+pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use replay::{
     ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
 };

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, HeadTiming, Recordings, RuleSettings, SignalNeeds, Spending,
-    StopRuleConfig, StopRuleEntry, Sweep, cost_optimal, seconds_per_token, stop_rules,
+    AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,
+    Spending, StopRuleConfig, StopRuleEntry, Sweep, cost_optimal, seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
 
@@ -14,6 +14,10 @@ use crate::results::StopRuleName;
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
 /// Thresholds are tried in steps of a fiftieth.
 const STEPS: u32 = 50;
+
+/// What a look-up must find to go first.
+const MIN_MATCHES: [usize; 4] = [1, 2, 3, 4];
+const LOOKUP_LENGTHS: [usize; 6] = [2, 3, 4, 6, 8, 10];
 
 /// The thresholds of rules that compare something with a probability.
 pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
@@ -57,10 +61,55 @@ fn caps(max_length: usize) -> Vec<Bounds> {
 /// A rule at the setting that costs least.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
+    /// What is looked up before the drafter is asked, if anything is.
+    pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) name: StopRuleName,
     pub(crate) config: StopRuleConfig,
     /// Modelled seconds a token on the recordings it was chosen on.
     pub(crate) seconds_per_token: f64,
+}
+
+impl Choice {
+    /// What it takes along recordings.
+    ///
+    /// # Errors
+    /// If the rule cannot be replayed there.
+    pub(crate) fn replay(&self, recordings: &Recordings, costs: &Costs) -> Result<Vec<Spending>> {
+        let costs = &costs.of_rule(&self.config);
+        Ok(match self.lookup_first {
+            None => recordings.replay(&self.config, costs)?,
+            Some(first) => recordings.behind_look_ups(first).replay(&self.config, costs)?,
+        })
+    }
+}
+
+/// The best setting of every rule, in the order of the rules' names, and behind them the best rule where
+/// sequences are looked up first.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    let mut choices = best_of_each(recordings, costs)?;
+    choices.push(best_behind_look_ups(recordings, costs, cheapest(&choices)?)?);
+    Ok(choices)
+}
+
+/// The best rule where sequences are looked up first: by what pays most before the rule that is best
+/// `alone`.
+fn best_behind_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
+    let firsts = MIN_MATCHES.into_iter().flat_map(|min_match| {
+        LOOKUP_LENGTHS.into_iter().map(move |most| LookupFirst { min_match, most })
+    });
+    let firsts: Vec<LookupFirst> = firsts.collect();
+    let tried = firsts.into_par_iter().map(|first| {
+        let behind = Choice { lookup_first: Some(first), ..alone.clone() };
+        anyhow::Ok((first, seconds_per_token(&behind.replay(recordings, costs)?)))
+    });
+    let tried: Vec<(LookupFirst, f64)> = tried.collect::<Result<_>>()?;
+    let best = tried.iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let (first, _) = *best.context("several are tried")?;
+    let choices = best_of_each(&recordings.behind_look_ups(first), costs)?;
+    Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
 /// The best setting of every rule, in the order of the rules' names.
@@ -96,7 +145,7 @@ fn best_of(
     let cost = |config: StopRuleConfig| -> Result<Choice> {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
         let seconds_per_token = seconds_per_token(&spent);
-        Ok(Choice { name: config.name(), config, seconds_per_token })
+        Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
     };
     let mut choices: Vec<Choice> = settings(max_length, recordings.head)
         .into_par_iter()
@@ -172,7 +221,7 @@ mod tests {
         let entries: Vec<StopRuleConfig> = settings(4, None);
         let choice = |seconds_per_token: f64, nth: usize| {
             let config = entries[nth * 37 % entries.len()].clone();
-            Choice { name: config.name(), config, seconds_per_token }
+            Choice { lookup_first: None, name: config.name(), config, seconds_per_token }
         };
         for seconds in [[1.0, 3.0, 2.0], [3.0, 1.0, 2.0], [3.0, 2.0, 1.0]] {
             let choices: Vec<Choice> =

@@ -52,6 +52,7 @@ fn parse_provenance<'a>(
 fn rollout(row: &TableRow<'_>) -> Result<RolloutRow, DataError> {
     Ok(RolloutRow {
         id: row.text("id")?.to_owned(),
+        prompt_ids: row.ids("prompt_ids")?,
         start: row.number("start")?,
         limit: row.number("limit")?,
         candidates: RolloutCandidates {

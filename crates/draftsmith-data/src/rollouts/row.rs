@@ -15,6 +15,8 @@ use crate::values::{Numbers, unknown_id};
 pub struct RolloutRow {
     /// The prompt's id, `source#n`.
     pub id: String,
+    /// The prompt's tokens, in the response's row; none in others.
+    pub prompt_ids: Vec<u32>,
     /// The position in the response from which the candidates continue; 0 for the response itself.
     pub start: u32,
     /// The greatest number of new tokens the response might have had: the limit of new tokens, or
@@ -70,6 +72,13 @@ impl RolloutRow {
         if num_candidates == 0 {
             return Err(self.error("candidate_ids", "is empty, a row has a candidate"));
         }
+        if self.is_response == self.prompt_ids.is_empty() {
+            let problem = match self.is_response {
+                true => "is empty, the response's row has its prompt",
+                false => "is not empty, but only the response's row has the prompt",
+            };
+            return Err(self.error("prompt_ids", problem));
+        }
         if self.is_response && self.start != 0 {
             return Err(self.error("start", "is not 0, where the response begins"));
         }
@@ -85,15 +94,17 @@ impl RolloutRow {
         self.validate_values()
     }
 
-    /// Checks that a model of `vocab_size` tokens knows every candidate.
+    /// Checks that a model of `vocab_size` tokens knows the prompt and every candidate.
     ///
     /// # Errors
     /// [`DataError::Rollout`] if it does not.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        match unknown_id(&self.candidates.candidate_ids, vocab_size) {
-            Some(problem) => Err(self.error("candidate_ids", problem)),
+        let columns =
+            [("prompt_ids", &self.prompt_ids), ("candidate_ids", &self.candidates.candidate_ids)];
+        columns.into_iter().try_for_each(|(column, ids)| match unknown_id(ids, vocab_size) {
+            Some(problem) => Err(self.error(column, problem)),
             None => Ok(()),
-        }
+        })
     }
 
     fn validate_lengths(&self) -> Result<(), DataError> {

@@ -3,8 +3,9 @@
 use crate::columns::{Column, Kind};
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 12] = [
+pub(super) const COLUMNS: [Column; 13] = [
     Column::new("id", Kind::Text),
+    Column::new("prompt_ids", Kind::Ids),
     Column::new("start", Kind::Number),
     Column::new("is_response", Kind::Flag),
     Column::new("limit", Kind::Number),

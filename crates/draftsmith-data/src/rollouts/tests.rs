@@ -65,6 +65,7 @@ fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Ve
     }
     let mut rows = vec![RolloutRow {
         id: id.clone(),
+        prompt_ids: (0..=n).map(|_| token(noise)).collect(),
         start: 0,
         limit: limit as u32,
         candidates: candidates(noise, response.clone(), with_head),
@@ -83,6 +84,7 @@ fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Ve
         }
         rows.push(RolloutRow {
             id: id.clone(),
+            prompt_ids: Vec::new(),
             start: start as u32,
             limit: limit as u32,
             candidates: candidates(noise, ids, with_head),
@@ -186,15 +188,16 @@ fn other_readers_find_plain_parquet() {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
     let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
     let fields = builder.schema().fields();
-    assert_eq!(fields.len(), 12);
+    assert_eq!(fields.len(), 13);
     assert_eq!(*fields[0], Field::new("id", DataType::Utf8, false));
-    assert_eq!(*fields[1], Field::new("start", DataType::UInt32, false));
-    assert_eq!(*fields[2], Field::new("is_response", DataType::Boolean, false));
-    assert_eq!(*fields[4], Field::new("candidate_ids", list(DataType::UInt32), false));
-    assert_eq!(*fields[6], Field::new("confidence", list(DataType::Float64), false));
+    assert_eq!(*fields[1], Field::new("prompt_ids", list(DataType::UInt32), false));
+    assert_eq!(*fields[2], Field::new("start", DataType::UInt32, false));
+    assert_eq!(*fields[3], Field::new("is_response", DataType::Boolean, false));
+    assert_eq!(*fields[5], Field::new("candidate_ids", list(DataType::UInt32), false));
+    assert_eq!(*fields[7], Field::new("confidence", list(DataType::Float64), false));
     let predicted = Field::new("predicted_acceptance_prob", list(DataType::Float64), true);
-    assert_eq!(*fields[9], predicted);
-    assert_eq!(*fields[11], Field::new("target_log_prob", list(DataType::Float64), false));
+    assert_eq!(*fields[10], predicted);
+    assert_eq!(*fields[12], Field::new("target_log_prob", list(DataType::Float64), false));
     let metadata = builder.metadata();
     let entries = metadata.file_metadata().key_value_metadata().unwrap();
     let value = |key: &str| entries.iter().find(|entry| entry.key == key).unwrap().value.as_deref();
@@ -202,7 +205,7 @@ fn other_readers_find_plain_parquet() {
     assert_eq!(value("draftsmith.drafter"), Some("\"self_draft_2\""));
     assert_eq!(value("draftsmith.draft"), Some("\"bb\""));
     assert!(entries.iter().all(|entry| entry.key.starts_with("draftsmith.")));
-    for (index, path) in [(1, "start"), (6, "confidence.list.element")] {
+    for (index, path) in [(2, "start"), (7, "confidence.list.element")] {
         let column = metadata.row_group(0).column(index);
         assert_eq!(column.column_path().string(), path);
         assert!(matches!(column.compression(), Compression::ZSTD(_)));
@@ -217,6 +220,7 @@ fn small_rows() -> Vec<RolloutRow> {
     let mut noise = Noise(3);
     let row = |noise: &mut Noise, start, ids, is_response| RolloutRow {
         id: "set#0".into(),
+        prompt_ids: if is_response { vec![13, 14] } else { Vec::new() },
         start,
         limit: 3,
         candidates: candidates(noise, ids, true),

@@ -40,6 +40,7 @@ pub(super) fn to_array(rows: &[RolloutRow], column: Column) -> Result<ArrayRef, 
     };
     match column.name {
         "id" => Ok(texts(rows.iter().map(|row| row.id.as_str()))),
+        "prompt_ids" => lists::<UInt32Type>(column, rows.iter().map(|row| Some(&row.prompt_ids))),
         "start" => Ok(numbers(rows.iter().map(|row| row.start))),
         "is_response" => Ok(flags(rows.iter().map(|row| row.is_response))),
         "limit" => Ok(numbers(rows.iter().map(|row| row.limit))),

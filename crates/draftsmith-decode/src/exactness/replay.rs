@@ -1,17 +1,18 @@
-//! The proof that replay counts what decoding does: of every rule, with either drafter, greedy
-//! count for count and sampled in distribution.
+//! The proof that replay counts what decoding does: of every rule, with either drafter and behind
+//! look-ups, greedy count for count and sampled in distribution.
 
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Counts, Decoding, Draws, HeadTiming, Oracle, Recordings, RoundCosts, SeededDraws, StopRule,
-    distribution_of, enumerate,
+    Counts, Decoding, Draws, HeadTiming, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws,
+    StopRule, distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
 use super::{Case, assert_same_distribution, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
-use crate::drafter::StepDrafter;
+use crate::drafter::{Drafter, StepDrafter};
+use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::RoundTokens;
 use crate::target::Target;
@@ -31,9 +32,18 @@ struct Models<'a, T, D> {
 impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     /// The tokens and counts of a real run.
     fn decode(&self, rule: &mut dyn StopRule, draws: &mut dyn Draws) -> (Vec<u32>, Counts) {
+        self.decode_with(&mut self.drafter.clone(), rule, draws)
+    }
+
+    fn decode_with(
+        &self,
+        drafter: &mut dyn Drafter<T>,
+        rule: &mut dyn StopRule,
+        draws: &mut dyn Draws,
+    ) -> (Vec<u32>, Counts) {
         let generation = decode_speculative(
             &mut self.target.clone(),
-            &mut self.drafter.clone(),
+            drafter,
             rule,
             &self.decoding,
             &[0],
@@ -79,6 +89,17 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
         (plain.token_ids, recordings)
     }
 
+    /// The tokens and counts of a real run behind look-ups.
+    fn decode_behind(
+        &self,
+        first: LookupFirst,
+        rule: &mut dyn StopRule,
+        draws: &mut dyn Draws,
+    ) -> (Vec<u32>, Counts) {
+        let mut drafter = LookupFirstDraft::new(self.drafter.clone(), first, 1);
+        self.decode_with(&mut drafter, rule, draws)
+    }
+
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
@@ -86,6 +107,13 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
+            for first in firsts() {
+                let decoded =
+                    self.decode_behind(first, &mut *config.init().expect("valid"), unused);
+                let recordings = recordings.behind_look_ups(first);
+                let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
+                assert_eq!(decoded, (tokens.clone(), replayed), "{first}, {config:?}");
+            }
         }
         let places = &recordings.responses[0].places;
         let is_mismatch = places.iter().map(|place| place.rollout.is_some()).collect();
@@ -99,17 +127,32 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     fn assert_same_distributions(&self) {
         let recorded = enumerate(|draws| self.record(draws));
         for config in rules_with(self.case.draft.head, MAX_LENGTH) {
-            let decoded = distribution_of(enumerate(|draws| {
-                let mut rule = config.init().expect("valid");
-                joint(self.decode(&mut *rule, draws))
-            }));
-            let replayed = distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
-                let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
-                (joint((tokens.clone(), counts)), *prob)
-            }));
-            assert_same_distribution(&decoded, &replayed);
+            for first in std::iter::once(None).chain(firsts().map(Some)) {
+                let decoded = distribution_of(enumerate(|draws| {
+                    let rule = &mut *config.init().expect("valid");
+                    joint(match first {
+                        None => self.decode(rule, draws),
+                        Some(first) => self.decode_behind(first, rule, draws),
+                    })
+                }));
+                let replayed =
+                    distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
+                        let recordings = match first {
+                            None => recordings.clone(),
+                            Some(first) => recordings.behind_look_ups(first),
+                        };
+                        let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
+                        (joint((tokens.clone(), counts)), *prob)
+                    }));
+                assert_same_distribution(&decoded, &replayed);
+            }
         }
     }
+}
+
+/// What is looked up first.
+fn firsts() -> impl Iterator<Item = LookupFirst> {
+    ["1x2", "2x3"].into_iter().map(|first| first.parse().expect("one"))
 }
 
 fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {

@@ -133,7 +133,7 @@ mod tests {
         let rollout = rejected.map(|token| vec![candidate(token), candidate(2)]);
         let place = RecordedPlace { candidate: candidate(token), rollout };
         let last = RecordedPlace { candidate: candidate(1), rollout: None };
-        let recording = Recording { places: vec![place, last], limit: 2 };
+        let recording = Recording::new(Vec::new(), vec![place, last], 2);
         Recordings {
             drafter: DrafterId::Draft,
             max_length: 4,

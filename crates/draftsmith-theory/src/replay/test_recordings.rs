@@ -30,7 +30,7 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
                     RecordedPlace { candidate, rollout }
                 })
                 .collect();
-            Recording { places, limit }
+            Recording::new(vec![1], places, limit)
         })
         .collect();
     Recordings {

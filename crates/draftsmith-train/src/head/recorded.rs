@@ -122,6 +122,7 @@ mod tests {
         let num = ids.len();
         RolloutRow {
             id: "set#0".to_owned(),
+            prompt_ids: Vec::new(),
             start,
             limit,
             is_response: false,
@@ -143,7 +144,7 @@ mod tests {
         let row = response_row("set#0", &[1, 2], &[3, 4, 5, 6], &[0; 4], &[0.5; 4]);
         let response = rollout(0, &[3, 4, 5, 6], &[0.5, 1.0, 0.25, 1.0], 4);
         let rollouts = rollout(1, &[7, 8], &[0.125, 0.75], 4);
-        (row, vec![RolloutRow { is_response: true, ..response }, rollouts])
+        (row, vec![RolloutRow { is_response: true, prompt_ids: vec![1, 2], ..response }, rollouts])
     }
 
     fn mixture(is_greedy: bool, context: usize) -> Option<Mixture> {

@@ -233,6 +233,7 @@ fn responses() -> Result<Vec<Seed>> {
 fn rollouts() -> Result<Vec<Seed>> {
     let row = |prompt: usize, start: u32, ids: &[u32], is_response| RolloutRow {
         id: format!("set#{prompt}"),
+        prompt_ids: if is_response { vec![1, 2] } else { Vec::new() },
         start,
         limit: 4,
         candidates: RolloutCandidates {

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, DrafterId, Sampling, StopRuleConfig};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, OneDecoding};
@@ -83,6 +83,9 @@ pub(crate) struct Checked {
 /// One way of decoding: what came out, and how candidates fared.
 #[derive(Debug, Serialize)]
 struct DecodingCheck<T> {
+    /// What was looked up before the drafter was asked; left out where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookup_first: Option<LookupFirst>,
     /// The rule it was decoded with.
     stop_rule: StopRuleConfig,
     /// Whether that rule is the tuned one; the default one if not.
@@ -270,6 +273,8 @@ struct Exported {
 /// How an export is decoded with.
 #[derive(Debug, Clone)]
 struct Served {
+    /// As tuned, with what is looked up first.
+    drafter: DrafterName,
     decoding: Decoding,
     rule: StopRuleConfig,
     is_tuned: bool,
@@ -286,9 +291,11 @@ impl Served {
                 DecodingName::Sampled => Decoding::Sampled(Sampling::default()),
             };
             let rule = default_rule(*has_head);
-            return Ok(Self { decoding, rule, is_tuned: false, promised: None });
+            let drafter = *drafter;
+            return Ok(Self { drafter, decoding, rule, is_tuned: false, promised: None });
         };
-        if tuned.drafter != *drafter || (tuned.config.needs().acceptance_prob && !has_head) {
+        if tuned.drafter.id() != drafter.id() || (tuned.config.needs().acceptance_prob && !has_head)
+        {
             bail!(
                 "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
                  `{drafter}`; hint: tune it again",
@@ -297,6 +304,7 @@ impl Served {
             );
         }
         Ok(Self {
+            drafter: tuned.drafter,
             decoding: tuned.decoding(),
             rule: tuned.config.clone(),
             is_tuned: true,

@@ -51,7 +51,8 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let sources = read_sources(&evaluate.prompts)?;
-    let has_others = evaluate.max_gram.is_some() || !evaluate.cascades.is_empty();
+    let has_others =
+        evaluate.max_gram.is_some() || !evaluate.cascades.is_empty() || !evaluate.merged.is_empty();
     if adapter_dirs(recipe, evaluate).is_empty() && !has_others {
         recipe.need_draft("evaluate, where there is neither an adapter nor prompt lookup,")?;
     }

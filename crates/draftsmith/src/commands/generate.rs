@@ -186,8 +186,8 @@ fn generate(
     let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
     let exports = Exports { head, draft_tokens, adapters, lookup, cascades: None };
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
-    let mut rule = match rule {
-        Some(rule) => rule,
+    let (mut rule, tuned_first) = match rule {
+        Some(rule) => (rule, None),
         None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
     };
     // An adapter, or prompt lookup, serves instead of a draft.
@@ -250,7 +250,7 @@ fn generate(
             let calibration =
                 head.and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
             drafter.set_calibration(calibration);
-            let name = match (arguments.tree, arguments.lookup_first) {
+            let name = match (arguments.tree, arguments.lookup_first.or(tuned_first)) {
                 (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
                 (_, Some(first)) => DrafterName::After(first, parts.id()),
                 (None, None) => DrafterName::Of(parts.id()),

@@ -18,7 +18,7 @@ use crate::results::{
     ReplayGroup,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::sweep::{best_fixed, best_of_each};
+use crate::sweep::{best_fixed, best_of_all};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{given_costs, read_costs, write_replay};
 use crate::workspace::Workspace;
@@ -122,7 +122,7 @@ impl Sets<'_> {
         decoding: DecodingName,
         cost_source: CostSource,
     ) -> Result<ReplayGroup> {
-        let fold = Fold::new(self.validation, self.test, &self.costs, best_of_each)?;
+        let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
         let choices = judging.choices();
         let fixed = best_fixed(choices)?;

@@ -16,7 +16,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Counts, Decoding, DrafterId, Recordings, Sampling, seconds_per_token};
+use draftsmith_theory::{
+    Counts, Decoding, DrafterId, LookupFirst, Recordings, Sampling, seconds_per_token,
+};
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
@@ -34,7 +36,9 @@ use crate::recipe::{GivenCosts, Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::statistics::{promise_interval, shown_interval};
-use crate::sweep::{Choice, best_fixed, best_of_each, cheapest, lengths_under, per_token};
+use crate::sweep::{
+    Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under, per_token,
+};
 use crate::tuning::{CostsEntry, MeasuredCosts, given_costs, write_costs};
 use crate::workspace::Workspace;
 
@@ -56,6 +60,8 @@ pub(crate) struct Tuning {
     pub(crate) rules: Vec<RuleGain>,
     /// The rule that was written into the export.
     pub(crate) chosen: StopRuleName,
+    /// What is looked up before the drafter is asked; null where nothing is.
+    pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) runtimes: Vec<RuntimeSetting>,
     /// The export whose config was written, if there is one.
     pub(crate) export: Option<PathBuf>,
@@ -64,6 +70,8 @@ pub(crate) struct Tuning {
 /// One rule at its best setting.
 #[derive(Debug, Serialize)]
 pub(crate) struct RuleGain {
+    /// What is looked up before the drafter is asked; null where nothing is.
+    pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) stop_rule: StopRuleName,
     pub(crate) config: draftsmith_theory::StopRuleConfig,
     pub(crate) speedup: f64,
@@ -197,10 +205,13 @@ fn choose(
     export: Option<PathBuf>,
 ) -> Result<(Tuning, TunedRule)> {
     let costs = &measured.costs;
-    let choices = best_of_each(recordings, costs)?;
+    let choices = match recipe.need_tuning("tune")?.0.lookup_first {
+        true => best_of_all(recordings, costs)?,
+        false => best_of_each(recordings, costs)?,
+    };
     let fixed = best_fixed(&choices)?;
     let best = cheapest(&choices)?;
-    let spent = |choice: &Choice| recordings.replay(&choice.config, &costs.of_rule(&choice.config));
+    let spent = |choice: &Choice| choice.replay(recordings, costs);
     let fixed_spent = spent(fixed)?;
     let plain = seconds_per_token(&recordings.plain(&costs.rounds));
     let num_prompts = recordings.responses.len();
@@ -210,6 +221,7 @@ fn choose(
             let own = spent(choice)?;
             let gain = |some: &[usize]| per_token(&fixed_spent, some) / per_token(&own, some) - 1.0;
             Ok(RuleGain {
+                lookup_first: choice.lookup_first,
                 stop_rule: choice.name,
                 config: choice.config.clone(),
                 speedup: plain / choice.seconds_per_token,
@@ -221,10 +233,12 @@ fn choose(
     let acceptance = |some: &[usize]| {
         some.iter().map(|index| best_spent[*index].counts).sum::<Counts>().acceptance_rate()
     };
-    let expected = rules.iter().find(|rule| rule.stop_rule == best.name).map(|rule| rule.gain);
+    let is_best =
+        |rule: &&RuleGain| (rule.lookup_first, rule.stop_rule) == (best.lookup_first, best.name);
+    let expected = rules.iter().find(is_best).map(|rule| rule.gain);
     let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
     let rule = TunedRule {
-        drafter,
+        drafter: drafter.behind(best.lookup_first),
         config: best.config.clone(),
         temperature,
         top_p,
@@ -249,6 +263,7 @@ fn choose(
         calibration: None,
         rules,
         chosen: best.name,
+        lookup_first: best.lookup_first,
         // They have no self-drafts.
         runtimes: match drafter {
             DrafterName::Of(DrafterId::Draft) => {

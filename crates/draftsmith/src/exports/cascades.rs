@@ -1,18 +1,19 @@
-//! Cascades as a recipe asks for them, with what only they draft with.
+//! Cascades and merged drafts as a recipe asks for them, with what only they draft with.
 
 use anyhow::{Result, bail};
 use draftsmith_decode::{CascadeConfig, DrafterParts};
 use draftsmith_model::CausalLm;
-use draftsmith_theory::{DrafterId, MaxGramConfig};
+use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig};
 
 use super::lookup::Lookup;
-use crate::recipe::{CascadeRecipe, EvaluateRecipe};
+use crate::recipe::{CascadeRecipe, EvaluateRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
-/// Cascades, numbered from 1 on.
+/// Cascades, and merged drafts, each numbered from 1 on.
 #[derive(Debug)]
 pub(crate) struct Cascades {
     all: Vec<(Vec<DrafterId>, CascadeConfig)>,
+    merged: Vec<(Vec<DrafterId>, Option<LookupFirst>)>,
     small_draft: Option<CausalLm>,
     lookup: Lookup,
 }
@@ -30,38 +31,43 @@ impl Cascades {
         exit_layers: &[usize],
         workspace: &Workspace,
     ) -> Result<Option<Self>> {
-        if evaluate.cascades.is_empty() {
+        let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
+        let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
+        let drafters = of_cascades.chain(of_merged);
+        let named: Vec<(&str, DrafterId)> =
+            drafters.flat_map(|(key, ids)| ids.iter().map(move |id| (key, *id))).collect();
+        if named.is_empty() {
             return Ok(None);
         }
         let lookup = match lookup {
             Some(lookup) => lookup.clone(),
             None => Lookup::read(MaxGramConfig::default(), None, workspace)?,
         };
-        let names = |wanted: DrafterId| {
-            evaluate.cascades.iter().any(|cascade| cascade.drafters.contains(&wanted))
-        };
+        let names = |wanted: DrafterId| named.iter().find(|(_, id)| *id == wanted);
         let small_draft = match names(DrafterId::SmallDraft) {
-            true => Some(workspace.small_draft()?),
-            false => None,
+            Some(_) => Some(workspace.small_draft()?),
+            None => None,
         };
-        if names(DrafterId::Draft) && workspace.draft_dir().is_none() {
+        if let Some((key, _)) = names(DrafterId::Draft)
+            && workspace.draft_dir().is_none()
+        {
             bail!(
-                "key `evaluate.cascades` has the drafter `draft`; hint: set `models.draft` to its \
-                 checkpoint directory"
+                "key `{key}` has the drafter `draft`; hint: set `models.draft` to its checkpoint \
+                 directory"
             );
         }
-        let exits = evaluate.cascades.iter().flat_map(|cascade| &cascade.drafters);
-        let mut exits = exits.filter_map(|id| id.exit_layer());
-        if let Some(exit_layer) = exits.find(|exit_layer| !exit_layers.contains(exit_layer)) {
+        let mut exits = named.iter().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
+        if let Some((key, exit_layer)) = exits.find(|(_, exit)| !exit_layers.contains(exit)) {
             bail!(
-                "key `evaluate.cascades` has the drafter `self_draft_{exit_layer}`, but there is no \
-                 adapter behind layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
+                "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter behind \
+                 layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
             );
         }
         let all = evaluate.cascades.iter();
         let all = all.map(|cascade| Ok((cascade.drafters.clone(), cascade.config()?)));
         let small_draft = small_draft.cloned();
-        Ok(Some(Self { all: all.collect::<Result<_>>()?, small_draft, lookup }))
+        let merged = evaluate.merged.iter().map(|it| (it.drafters.clone(), it.lookup)).collect();
+        Ok(Some(Self { all: all.collect::<Result<_>>()?, merged, small_draft, lookup }))
     }
 
     /// The second, smaller draft, if one takes part.
@@ -82,7 +88,13 @@ impl Cascades {
             let drafters = drafters.iter().filter_map(part).collect();
             DrafterParts::Cascade { number: nth + 1, config: config.clone(), drafters }
         };
-        self.all.iter().enumerate().map(cascade).collect()
+        let merged =
+            |(nth, (drafters, lookup)): (usize, &(Vec<DrafterId>, Option<LookupFirst>))| {
+                let drafters = drafters.iter().filter_map(part).collect();
+                DrafterParts::Merged { number: nth + 1, drafters, lookup: *lookup }
+            };
+        let cascades = self.all.iter().enumerate().map(cascade);
+        cascades.chain(self.merged.iter().enumerate().map(merged)).collect()
     }
 }
 
@@ -92,4 +104,12 @@ pub(crate) fn numbered(
 ) -> impl Iterator<Item = (DrafterId, &CascadeRecipe)> {
     let numbers = (1..).map(|number| DrafterId::Cascade { number });
     numbers.zip(cascades)
+}
+
+/// The same of its merged drafts.
+pub(crate) fn numbered_merged(
+    merged: &[MergedRecipe],
+) -> impl Iterator<Item = (DrafterId, &MergedRecipe)> {
+    let numbers = (1..).map(|number| DrafterId::Merged { number });
+    numbers.zip(merged)
 }

@@ -57,7 +57,8 @@ impl CascadeRecipe {
 
     pub(super) fn check(&self) -> Result<()> {
         let (key, drafters) = ("evaluate.cascades", &self.drafters);
-        let is_one = |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. });
+        let is_one =
+            |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. } | DrafterId::Merged { .. });
         require(
             (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
             key,

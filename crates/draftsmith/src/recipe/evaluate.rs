@@ -10,6 +10,7 @@ use super::cascades::CascadeRecipe;
 use super::checks::require;
 use super::data::{default_max_new_tokens, one};
 use super::max_gram::MaxGramRecipe;
+use super::merged::MergedRecipe;
 use super::stop_rules::{StopRuleKeys, WithStopRules};
 use super::trees::TreesRecipe;
 use crate::results::DecodingName;
@@ -83,6 +84,9 @@ pub(crate) struct EvaluateRecipe {
     /// Cascades of drafters.
     #[serde(default)]
     pub(crate) cascades: Vec<CascadeRecipe>,
+    /// Drafters whose chains are one tree.
+    #[serde(default)]
+    pub(crate) merged: Vec<MergedRecipe>,
     /// The settings of stop rules.
     #[serde(skip)]
     pub(crate) stop_rules: StopRuleKeys,
@@ -142,6 +146,7 @@ impl EvaluateRecipe {
         self.trees.iter().try_for_each(TreesRecipe::check)?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         self.cascades.iter().try_for_each(CascadeRecipe::check)?;
+        self.merged.iter().try_for_each(MergedRecipe::check)?;
         Bounds::new(1, self.max_self_draft_length)
             .context("key `evaluate.max_self_draft_length`")?;
         for name in &self.decodings {

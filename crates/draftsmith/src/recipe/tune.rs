@@ -26,6 +26,9 @@ pub(crate) struct TuneRecipe {
     /// them.
     #[serde(default)]
     pub(crate) calibration: CalibrationChoice,
+    /// Whether prompt lookup before each drafter is tried too.
+    #[serde(default = "yes")]
+    pub(crate) lookup_first: bool,
     /// What forwards cost where the drafters are going to serve; measured here if absent.
     #[serde(default)]
     pub(crate) costs: Option<GivenCosts>,
@@ -46,6 +49,10 @@ pub(crate) enum CalibrationChoice {
     Isotonic,
 }
 
+fn yes() -> bool {
+    true
+}
+
 fn default_max_length() -> usize {
     20
 }
@@ -57,6 +64,7 @@ impl Default for TuneRecipe {
             num_prompts: None,
             max_length: default_max_length(),
             calibration: CalibrationChoice::default(),
+            lookup_first: true,
             costs: None,
         }
     }

@@ -168,7 +168,7 @@ impl Look {
             Some(Road::SeparateDraft) => "draft ",
             Some(Road::SelfDraft) => "self ",
             Some(Road::Lookup) => "lookup ",
-            Some(Road::Cascade) => "cascade ",
+            Some(Road::Several) => "cascade ",
         };
         let filling = match self.filling {
             Filling::Full => "",
@@ -183,7 +183,7 @@ impl Look {
         match self.road {
             // Rounds of one length are all that these have.
             Some(Road::Lookup) => return HEXAGON,
-            Some(Road::Cascade) => return LEFT,
+            Some(Road::Several) => return LEFT,
             _ => {}
         }
         let [separate, own] = match self.family {

@@ -95,11 +95,11 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
 
 /// What a row is called on the page.
 fn label(row: &ReplayRow) -> String {
-    on_a_page(&row.stop_rule.label(Some(row.config.parameter())))
+    on_a_page(&row.label())
 }
 
 fn fixed(replay: &ReplayGroup) -> Option<&ReplayRow> {
-    replay.rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength)
+    replay.rows.iter().find(|row| row.is_best_fixed())
 }
 
 /// What independent acceptance would give.
@@ -116,10 +116,7 @@ fn closed_form(closed_form: &ClosedForm) -> String {
 
 /// The rules that are compared with the best fixed length.
 fn adaptive(replay: &ReplayGroup) -> impl Iterator<Item = &ReplayRow> {
-    replay
-        .rows
-        .iter()
-        .filter(|row| row.stop_rule != StopRuleName::FixedLength && row.gain.value.is_finite())
+    replay.rows.iter().filter(|row| !row.is_best_fixed() && row.gain.value.is_finite())
 }
 
 /// The rule that gains most.

@@ -46,7 +46,7 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     }
 }
 
-const ROADS: [Road; 4] = [Road::SeparateDraft, Road::SelfDraft, Road::Lookup, Road::Cascade];
+const ROADS: [Road; 4] = [Road::SeparateDraft, Road::SelfDraft, Road::Lookup, Road::Several];
 
 /// What the road's best rule but the fixed length, by its mean over the groups, gains over the best
 /// fixed length.
@@ -82,7 +82,7 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
         Road::SeparateDraft => "With the separate draft",
         Road::SelfDraft => "With self-drafts",
         Road::Lookup => "With prompt lookup",
-        Road::Cascade => "With cascades",
+        Road::Several => "With several drafters",
     };
     Some(format!(
         "{with} {of}, {}, is faster than the best fixed candidate length {}",
@@ -167,7 +167,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
                     Road::SeparateDraft => over,
                     Road::SelfDraft => format!("self-draft, {over}"),
                     Road::Lookup => format!("prompt lookup, {over}"),
-                    Road::Cascade => format!("cascade, {over}"),
+                    Road::Several => format!("several drafters, {over}"),
                 };
                 gains.push((speed_ratio(adaptive, fixed), what));
             }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, TheoryError, TreeShape};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, StopRuleConfig, TheoryError, TreeShape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
@@ -40,8 +40,8 @@ pub(crate) enum Road {
     SelfDraft,
     /// The text itself: no file at all.
     Lookup,
-    /// Several of those, one for the other.
-    Cascade,
+    /// Several of those, one for the other or side by side.
+    Several,
 }
 
 impl From<DrafterId> for DrafterName {
@@ -56,7 +56,7 @@ impl From<DrafterId> for Road {
             DrafterId::Draft | DrafterId::SmallDraft => Self::SeparateDraft,
             DrafterId::SelfDraft { .. } => Self::SelfDraft,
             DrafterId::MaxGram => Self::Lookup,
-            DrafterId::Cascade { .. } => Self::Cascade,
+            DrafterId::Cascade { .. } | DrafterId::Merged { .. } => Self::Several,
         }
     }
 }
@@ -67,6 +67,22 @@ impl DrafterName {
         match self {
             Self::None => None,
             Self::Of(id) | Self::Tree(id, _) | Self::After(_, id) => Some(id),
+        }
+    }
+
+    /// What is looked up before it, if anything is.
+    pub(crate) fn lookup_first(self) -> Option<LookupFirst> {
+        match self {
+            Self::After(first, _) => Some(first),
+            Self::None | Self::Of(_) | Self::Tree(..) => None,
+        }
+    }
+
+    /// The same drafter behind a look-up, if there is one.
+    pub(crate) fn behind(self, first: Option<LookupFirst>) -> Self {
+        match (first, self.id()) {
+            (Some(first), Some(id)) => Self::After(first, id),
+            _ => self,
         }
     }
 
@@ -98,6 +114,15 @@ impl DrafterName {
             text += &format!(", {addition}");
         }
         text
+    }
+}
+
+/// A rule and what is looked up before it, as tables have it: `K = 4`, `lookup 2x4, eta = 0.6`.
+pub(crate) fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
+    let label = rule.name().label(Some(rule.parameter()));
+    match lookup_first {
+        None => label,
+        Some(first) => format!("lookup {first}, {label}"),
     }
 }
 

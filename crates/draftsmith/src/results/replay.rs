@@ -6,12 +6,12 @@
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, HeadScores, ReliabilityBin, StopRuleConfig, StopRuleName,
+    CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
     expected_walltime_improvement,
 };
 use serde::{Deserialize, Serialize};
 
-use super::names::{CostSource, DecodingName, DrafterName};
+use super::names::{CostSource, DecodingName, DrafterName, rule_label};
 use crate::exports::calibration::FittedCalibration;
 
 /// All that replay found.
@@ -128,6 +128,9 @@ impl ClosedForm {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReplayRow {
+    /// What is looked up before the drafter is asked; nothing if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lookup_first: Option<LookupFirst>,
     /// The rule.
     pub(crate) stop_rule: StopRuleName,
     /// Its settings.
@@ -145,6 +148,18 @@ pub(crate) struct ReplayRow {
     pub(crate) ceiling: Option<Estimate>,
     /// `gain` over `ceiling`; none where the ceiling may be nothing.
     pub(crate) share_of_ceiling: Option<Estimate>,
+}
+
+impl ReplayRow {
+    /// Whether it is the best fixed length, which the others are held against.
+    pub(crate) fn is_best_fixed(&self) -> bool {
+        self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
+    }
+
+    /// What it is called: `K = 4`, `lookup 2x4, eta = 0.6`.
+    pub(crate) fn label(&self) -> String {
+        rule_label(self.lookup_first, &self.config)
+    }
 }
 
 /// A number and its 95 % bootstrap interval over prompts.

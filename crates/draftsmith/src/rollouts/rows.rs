@@ -7,6 +7,7 @@ use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording};
 pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
+        prompt_ids: if is_response { recording.prompt.clone() } else { Vec::new() },
         start: start as u32,
         limit: recording.limit as u32,
         candidates: columns(candidates, has_head),
@@ -33,7 +34,8 @@ pub(super) fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>
             places[rollout.start as usize].rollout =
                 Some(candidates(&rollout.candidates).collect());
         }
-        (response.id.clone(), Recording { places, limit: response.limit as usize })
+        let prompt = response.prompt_ids.clone();
+        (response.id.clone(), Recording::new(prompt, places, response.limit as usize))
     });
     recorded.unzip()
 }
@@ -94,21 +96,19 @@ mod tests {
     fn recording(has_head: bool) -> Recording {
         let predicted = |prob: f64| has_head.then_some(prob);
         let rollout = vec![candidate(9, predicted(0.25)), candidate(8, None)];
-        Recording {
-            places: vec![
-                RecordedPlace { candidate: candidate(3, predicted(0.5)), rollout: None },
-                RecordedPlace { candidate: candidate(4, predicted(0.75)), rollout: Some(rollout) },
-                RecordedPlace { candidate: candidate(5, None), rollout: None },
-            ],
-            limit: 4,
-        }
+        let places = vec![
+            RecordedPlace { candidate: candidate(3, predicted(0.5)), rollout: None },
+            RecordedPlace { candidate: candidate(4, predicted(0.75)), rollout: Some(rollout) },
+            RecordedPlace { candidate: candidate(5, None), rollout: None },
+        ];
+        Recording::new(vec![6, 7], places, 4)
     }
 
     #[test]
     fn recordings_come_back_from_rows() {
         for has_head in [false, true] {
             let one = recording(has_head);
-            let other = Recording { limit: 7, ..one.clone() };
+            let other = Recording::new(vec![6], one.places.clone(), 7);
             let mut rows = rows_of("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =
                 rows.iter().map(|row| (row.start, row.is_response)).collect();

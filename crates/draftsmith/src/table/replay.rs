@@ -3,7 +3,7 @@
 use draftsmith_theory::setting_text;
 
 use super::{Column, Line, counted, fitted, number, times, width_of};
-use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow, StopRuleName};
+use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow};
 
 /// What a line is about.
 enum Judged<'a> {
@@ -98,7 +98,7 @@ fn costs(group: &ReplayGroup) -> String {
 /// with 7`.
 fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
     let ClosedForm { acceptance_prob, ewif, best_candidate_length, best_ewif } = *closed_form;
-    let fixed = group.rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
+    let fixed = group.rows.iter().find(|row| row.is_best_fixed());
     format!(
         "if every candidate were accepted with chance {} (EWIF): {} with {} a round, at best {} \
          with {best_candidate_length}",
@@ -185,7 +185,7 @@ fn columns<'a>() -> [Column<Judged<'a>>; 9] {
 impl Judged<'_> {
     fn name(&self) -> String {
         match self {
-            Self::Rule(rule) => rule.stop_rule.label(Some(rule.config.parameter())),
+            Self::Rule(rule) => rule.label(),
             Self::Oracle(_) => "oracle".into(),
         }
     }
@@ -193,7 +193,7 @@ impl Judged<'_> {
     /// The gain over the best fixed length, which has none over itself.
     fn gain(&self) -> Option<Estimate> {
         match self {
-            Self::Rule(rule) => (rule.stop_rule != StopRuleName::FixedLength).then_some(rule.gain),
+            Self::Rule(rule) => (!rule.is_best_fixed()).then_some(rule.gain),
             Self::Oracle(gain) => Some(*gain),
         }
     }

@@ -12,6 +12,7 @@ use crate::provenance::fields_to_entries;
 fn table() -> Table {
     let row = RolloutRow {
         id: "set#0".into(),
+        prompt_ids: vec![10],
         start: 0,
         limit: 2,
         candidates: candidates(&mut Noise(5), vec![11, 12], true),
@@ -100,7 +101,7 @@ fn tables_that_break_the_schema_are_told() {
     );
     check(
         &|table| table.set("is_response", is_response(false)),
-        "rollout `set#0` at 0: column `limit` is 2, too few for 2 tokens from 0 on",
+        "rollout `set#0` at 0: column `prompt_ids` is not empty, but only the response's row",
     );
     check(
         &|table| table.set("predicted_acceptance_prob", null_list(DataType::Float64)),

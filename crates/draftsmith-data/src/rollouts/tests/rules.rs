@@ -31,6 +31,8 @@ fn rules_of_a_row_are_told_by_column() {
         1,
         &format!("{row} `candidate_ids` is empty, a row has a candidate"),
     );
+    check(|r| r[0].prompt_ids.clear(), 0, &format!("{row} `prompt_ids` is empty"));
+    check(|r| r[1].prompt_ids.push(1), 1, &format!("{row} `prompt_ids` is not empty"));
     check(|r| r[0].start = 1, 0, "rollout `set#0` at 1: column `start` is not 0");
     check(|r| r[0].limit = 2, 0, &format!("{row} `limit` is 2, too few for 3 tokens from 0 on"));
     check(
@@ -86,13 +88,14 @@ fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let rows = sample_rows(true);
-    let largest = rows.iter().flat_map(|row| &row.candidates.candidate_ids).max().unwrap();
+    let ids = |row: &RolloutRow| [&row.prompt_ids[..], &row.candidates.candidate_ids].concat();
+    let largest = rows.iter().flat_map(ids).max().unwrap();
     write_rollouts(&path, &rows, &provenance(true)).unwrap();
-    let largest = *largest as usize;
+    let largest = largest as usize;
     assert!(all_bits(&read_rollouts(&path, Some(largest + 1)).unwrap().0) == all_bits(&rows));
     let error = read_rollouts(&path, Some(largest)).unwrap_err().to_string();
     assert!(error.starts_with(&format!("`{}`: rollout `set#", path.display())), "{error}");
-    assert!(error.contains(&format!("column `candidate_ids` has token {largest} at")), "{error}");
+    assert!(error.contains(&format!("_ids` has token {largest} at")), "{error}");
 }
 
 #[test]

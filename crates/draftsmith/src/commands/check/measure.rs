@@ -58,7 +58,7 @@ impl OneDecoding {
     }
 
     fn judge<T>(self, seed: u64, output: T) -> Result<DecodingCheck<T>> {
-        let Served { decoding, rule, is_tuned, promised } = self.served;
+        let Served { drafter, decoding, rule, is_tuned, promised } = self.served;
         let total: Counts = self.counts.iter().copied().sum();
         let rate = promise_interval(self.counts.len(), seed, |prompts| {
             let (accepted, drafted) = prompts.iter().fold((0, 0), |(accepted, drafted), prompt| {
@@ -73,6 +73,7 @@ impl OneDecoding {
         };
         let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
         Ok(DecodingCheck {
+            lookup_first: drafter.lookup_first(),
             stop_rule: rule,
             is_tuned,
             temperature,
@@ -151,7 +152,8 @@ impl<'m> Bench<'m> {
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
         let plain = decoders.decode_plain(decoding, prompt_ids, &mut draws)?.token_ids;
         let rule = &mut *greedy.rule;
-        let generation = decoders.decode(self.drafter, rule, decoding, prompt_ids, &mut draws)?;
+        let drafter = greedy.served.drafter;
+        let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
         match compare(decoders, prompt_ids, &plain, &generation.token_ids)? {
             Agreement::Same => {}
             Agreement::Tie => self.num_forgiven_ties += 1,
@@ -173,8 +175,8 @@ impl<'m> Bench<'m> {
         let decoding = sampled.served.decoding;
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "sampled"]);
         let rule = &mut *sampled.rule;
-        let generation =
-            self.decoders.decode(self.drafter, rule, &decoding, prompt_ids, &mut draws)?;
+        let drafter = sampled.served.drafter;
+        let generation = self.decoders.decode(drafter, rule, &decoding, prompt_ids, &mut draws)?;
         if let Decoding::Sampled(sampling) = decoding {
             self.test(&sampling, prompt_ids, &generation.token_ids)?;
         }

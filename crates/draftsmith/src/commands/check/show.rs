@@ -1,10 +1,9 @@
 //! What was checked, as text: the table, and the one error.
 
 use comfy_table::Table;
-use draftsmith_theory::StopRuleConfig;
 
 use super::{Acceptance, Checked, DecodingCheck};
-use crate::results::Estimate;
+use crate::results::{Estimate, rule_label};
 
 /// What was checked, a line each, ending with a line break.
 pub(super) fn table(checked: &Checked) -> String {
@@ -12,8 +11,7 @@ pub(super) fn table(checked: &Checked) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
     table.set_header(["check", "stop rule", "found", "must be", ""]);
-    let greedy_rule = rule(&greedy.stop_rule, greedy.is_tuned);
-    let sampled_rule = rule(&sampled.stop_rule, sampled.is_tuned);
+    let (greedy_rule, sampled_rule) = (rule(greedy), rule(sampled));
     table.add_row([
         "greedy output".to_owned(),
         greedy_rule.clone(),
@@ -150,11 +148,9 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
     text
 }
 
-fn rule(rule: &StopRuleConfig, is_tuned: bool) -> String {
-    let symbol = rule.name().symbol().unwrap_or_default();
-    // Three decimals, without idle zeros.
-    let parameter = (rule.parameter() * 1e3).round() / 1e3;
-    format!("{symbol} = {parameter}, {}", if is_tuned { "tuned" } else { "default" })
+fn rule<T>(checked: &DecodingCheck<T>) -> String {
+    let rule = rule_label(checked.lookup_first, &checked.stop_rule);
+    format!("{rule}, {}", if checked.is_tuned { "tuned" } else { "default" })
 }
 
 fn rate(estimate: &Estimate) -> String {

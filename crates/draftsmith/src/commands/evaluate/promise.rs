@@ -25,8 +25,8 @@ pub(super) fn promises(
     let promise = |tuned: &TunedRule| {
         let candidate_length = tuned.best_fixed_length;
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        let (own, fixed) =
-            (runs_of(tuned.drafter, &tuned.config)?, runs_of(tuned.drafter, &fixed)?);
+        let own = runs_of(tuned.drafter, &tuned.config)?;
+        let fixed = runs_of(tuned.drafter.id()?.into(), &fixed)?;
         let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
             let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();

@@ -7,7 +7,7 @@ use std::iter;
 use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::Exports;
-use crate::exports::cascades::numbered;
+use crate::exports::cascades::{numbered, numbered_merged};
 use crate::exports::tuned::TunedRule;
 use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, Road, StopRuleName};
@@ -38,21 +38,30 @@ impl Setting {
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
             let mut rules = evaluate.stop_rules.configs(is_self_draft, has_head, bounds);
-            for tuned in tuned.iter().filter(|tuned| tuned.drafter == drafter) {
+            let id = drafter.id().expect("a drafter with a model");
+            let tuned: Vec<&TunedRule> =
+                tuned.iter().filter(|tuned| tuned.drafter.id() == Some(id)).collect();
+            for tuned in &tuned {
                 let fixed = FixedLengthConfig { candidate_length: tuned.best_fixed_length };
-                for rule in [fixed.into(), tuned.config.clone()] {
+                let own = (tuned.drafter == drafter).then(|| tuned.config.clone());
+                for rule in iter::once(fixed.into()).chain(own) {
                     if !rules.contains(&rule) {
                         rules.push(rule);
                     }
                 }
             }
-            let id = drafter.id().expect("a drafter with a model");
             let trees = evaluate.trees.iter().flat_map(|trees| &trees.shapes);
             let trees = trees.map(|shape| DrafterName::Tree(id, *shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             for drafter in iter::once(drafter).chain(after).chain(trees) {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
                 all.extend(rules.iter().map(of));
+            }
+            for tuned in tuned {
+                let own = Self { drafter: tuned.drafter, rule: Some(tuned.config.clone()) };
+                if !all.contains(&own) {
+                    all.push(own);
+                }
             }
         };
         if has_draft {
@@ -77,6 +86,16 @@ impl Setting {
             let rule = FixedLengthConfig { candidate_length: cascade.longest() };
             Self { drafter: DrafterName::Of(id), rule: Some(rule.into()) }
         }));
+        for (id, merged) in numbered_merged(&evaluate.merged) {
+            let is_self_draft = merged.drafters.iter().any(|id| id.exit_layer().is_some());
+            let max = match is_self_draft {
+                true => evaluate.max_self_draft_length,
+                false => evaluate.max_candidate_length,
+            };
+            let rules = evaluate.stop_rules.configs(is_self_draft, false, Bounds { min: 1, max });
+            let of = |rule| Self { drafter: DrafterName::Of(id), rule: Some(rule) };
+            all.extend(rules.into_iter().map(of));
+        }
         all
     }
 

@@ -13,7 +13,7 @@ use crate::agreement::rounding;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
-use crate::exports::cascades::{Cascades, numbered};
+use crate::exports::cascades::{Cascades, numbered, numbered_merged};
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::report::render_html;
@@ -98,10 +98,12 @@ pub(super) fn write(
         let hash = hash_dir(path, console)?;
         models.push(describe("small draft", path, small.config(), &hash));
     }
-    models.extend(numbered(&evaluate.cascades).map(|(id, cascade)| ModelSummary {
+    let cascades = numbered(&evaluate.cascades).map(|(id, it)| (id, it.to_string()));
+    let merged = numbered_merged(&evaluate.merged).map(|(id, it)| (id, it.to_string()));
+    models.extend(cascades.chain(merged).map(|(id, description)| ModelSummary {
         role: id.text(),
         name: id.to_string(),
-        description: cascade.to_string(),
+        description,
         hash: String::new(),
     }));
     let summary = EvaluationSummary {

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, RejectionThresholdConfig,
-    StopRule, StopRuleConfig,
+    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, LookupFirst,
+    RejectionThresholdConfig, StopRule, StopRuleConfig,
 };
 
 use super::GenerateArguments;
@@ -56,8 +56,8 @@ pub(super) fn asked_for(arguments: &GenerateArguments) -> Result<Option<Box<dyn 
     Ok(None)
 }
 
-/// The rule that was tuned for this head or adapter and for a draft that may draw so many tokens, or
-/// else the default.
+/// The rule that was tuned for this head or adapter and for a draft that may draw so many tokens, with
+/// what is looked up first, or else the default.
 ///
 /// # Errors
 /// If what was tuned cannot be read.
@@ -67,16 +67,16 @@ pub(super) fn tuned(
     dtype: WeightDtype,
     draft_vocabulary: Option<usize>,
     console: &Console,
-) -> Result<Box<dyn StopRule>> {
+) -> Result<(Box<dyn StopRule>, Option<LookupFirst>)> {
     let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
     let tuned = export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, console));
     let tuned = tuned.transpose()?;
     let tuned = tuned.unwrap_or_default();
-    let rule = match tuned.rule(DecodingName::of(decoding)) {
-        Some(tuned) => tuned.config.clone(),
-        None => default_rule(head.is_some()),
+    let (rule, lookup_first) = match tuned.rule(DecodingName::of(decoding)) {
+        Some(tuned) => (tuned.config.clone(), tuned.drafter.lookup_first()),
+        None => (default_rule(head.is_some()), None),
     };
-    Ok(rule.init()?)
+    Ok((rule.init()?, lookup_first))
 }

@@ -22,7 +22,7 @@ use crate::recorder::Recorder;
 use crate::results::{CostSource, DrafterName, Estimate, ReplayRow, acceptance_by_position};
 use crate::rollouts::RecordedSet;
 use crate::statistics::shown_interval;
-use crate::sweep::{Choice, best_of_each, cheapest};
+use crate::sweep::{Choice, best_of_all, cheapest};
 
 /// What was found of a pair.
 #[derive(Debug, Serialize)]
@@ -144,7 +144,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         responses: judged_halves.iter().flat_map(|half| half.responses.clone()).collect(),
         ..judged_halves[0].clone()
     };
-    let shown = best_of_each(&together, &costs)?;
+    let shown = best_of_all(&together, &costs)?;
     let rules = judging.rows(&shown)?;
     let oracle = (decoding == Decoding::Greedy).then(|| judging.oracle()).transpose()?;
 
@@ -215,7 +215,9 @@ fn reads_head(choice: &Choice) -> bool {
 
 /// Whether a rule can be set as it stands: nothing is trained or fitted for it.
 fn is_settable(choice: &Choice) -> bool {
-    !reads_head(choice) && !matches!(choice.config, StopRuleConfig::CostOptimal(_))
+    choice.lookup_first.is_none()
+        && !reads_head(choice)
+        && !matches!(choice.config, StopRuleConfig::CostOptimal(_))
 }
 
 /// Each half judged by what the other chose.
@@ -223,7 +225,7 @@ fn judging<'a>(halves: &'a [Recordings; 2], costs: &'a Costs, seed: u64) -> Resu
     let [one, other] = halves;
     let folds = [(other, one), (one, other)]
         .into_iter()
-        .map(|(chosen_on, judged_on)| Fold::new(chosen_on, judged_on, costs, best_of_each));
+        .map(|(chosen_on, judged_on)| Fold::new(chosen_on, judged_on, costs, best_of_all));
     Judging::new(folds.collect::<Result<_>>()?, costs, seed)
 }
 

@@ -237,7 +237,8 @@ fn recordings(
             candidate: candidate(*token_id),
             rollout: (!is_accepted).then(|| vec![candidate(other); MAX_LENGTH]),
         };
-        Recording { places: tokens.map(place).collect(), limit: surveyor.max_new_tokens }
+        let places = tokens.map(place).collect();
+        Recording::new(answer.prompt_ids.clone(), places, surveyor.max_new_tokens)
     };
     Recordings {
         drafter,

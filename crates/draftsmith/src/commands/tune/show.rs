@@ -49,9 +49,14 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     table.force_no_tty();
     table.set_header(["rule", "setting", "speed-up", "over best K", "95 %", ""]);
     for rule in &tuning.rules {
-        let mark = if rule.stop_rule == tuning.chosen { "chosen" } else { "" };
+        let is_chosen = (rule.lookup_first, rule.stop_rule) == (tuning.lookup_first, tuning.chosen);
+        let mark = if is_chosen { "chosen" } else { "" };
+        let symbol = rule.stop_rule.symbol().unwrap_or_default();
         table.add_row([
-            rule.stop_rule.symbol().unwrap_or_default().to_owned(),
+            match rule.lookup_first {
+                None => symbol.to_owned(),
+                Some(first) => format!("lookup {first}, {symbol}"),
+            },
             format!("{:.3}", rule.config.parameter())
                 .trim_end_matches('0')
                 .trim_end_matches('.')

@@ -1,0 +1,127 @@
+//! One tree of several drafters' chains (SpecInfer, Miao et al. 2023, section 3: merge-based
+//! expansion).
+//!
+//! Each drafter proposes a chain of its own, as if it were alone. Certain candidates that agree are one
+//! node; what is drawn is a node of its own, even where another drafter drew the same token, since each
+//! draw is a trial with a distribution of its own. Siblings are tried in the order of their drafters,
+//! whatever they are.
+
+use std::iter;
+
+use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
+
+use crate::drafter::{DraftRound, Drafter, StepDrafter, propose_chain};
+use crate::error::DecodeError;
+use crate::max_gram::MaxGramDraft;
+use crate::target::Target;
+
+/// Drafters whose chains are one tree. One that advances the target is the first, so that both hold its
+/// nodes in one order.
+pub struct MergedDraft<'m, T> {
+    models: Vec<Box<dyn StepDrafter<T> + 'm>>,
+    lookup: Option<(MaxGramDraft<'m>, usize)>,
+    /// By slot, of each model: the nodes that the last round's chain is made of.
+    chains: Vec<Vec<Vec<usize>>>,
+}
+
+impl<'m, T: Target> MergedDraft<'m, T> {
+    /// A tree of what `models` draft and of what is looked up, if anything is, for `num_slots`
+    /// sequences side by side.
+    pub fn new(
+        models: Vec<Box<dyn StepDrafter<T> + 'm>>,
+        lookup: Option<LookupFirst>,
+        num_slots: usize,
+    ) -> Self {
+        let lookup =
+            lookup.map(|lookup| (MaxGramDraft::new(lookup.config(), None, num_slots), lookup.most));
+        let chains = vec![vec![Vec::new(); models.len()]; num_slots];
+        Self { models, lookup, chains }
+    }
+
+    /// Where its target must let its shallow layers run ahead, if it must.
+    pub(crate) fn exit_layer(&self) -> Option<usize> {
+        self.models.iter().find_map(|model| model.id().exit_layer())
+    }
+}
+
+impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        for model in &mut self.models {
+            model.begin(target, slot, prompt)?;
+        }
+        self.lookup.iter_mut().try_for_each(|(lookup, _)| lookup.begin(target, slot, prompt))
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        let mut sequences: Vec<Vec<u32>> =
+            rounds.iter().map(|round| round.tokens.clone()).collect();
+        for (nth, model) in self.models.iter_mut().enumerate() {
+            let mut chains = vec![Proposal::default(); rounds.len()];
+            let own = rounds.iter_mut().zip(&mut sequences).zip(&mut chains);
+            let own = own.map(|((round, tokens), proposal)| DraftRound {
+                tokens,
+                proposal,
+                ..round.reborrow()
+            });
+            propose_chain(&mut **model, target, &mut own.collect::<Vec<_>>())?;
+            for ((round, tokens), chain) in rounds.iter_mut().zip(&mut sequences).zip(chains) {
+                tokens.truncate(tokens.len() - chain.len());
+                self.chains[round.slot][nth] = merge(round, chain);
+            }
+        }
+        let Some((lookup, most)) = &mut self.lookup else { return Ok(()) };
+        for (round, tokens) in rounds.iter_mut().zip(&mut sequences) {
+            if round.rule.skips_drafting() {
+                continue;
+            }
+            let most = (*most).min(round.limits.room);
+            let found = lookup.look_up(round.slot, tokens, most, round.limits.eos_token_ids);
+            let mut chain = Proposal::certain_chain(&found);
+            chain.forwards.add(DrafterId::MaxGram, found.len());
+            merge(round, chain);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        for (model, chain) in self.models.iter_mut().zip(&self.chains[slot]) {
+            let num_own = iter::zip(path, chain).take_while(|(node, own)| node == own).count();
+            let own: Vec<usize> = (0..num_own).collect();
+            model.commit(slot, num_standing, &own);
+        }
+        let lookup = self.lookup.iter_mut();
+        lookup.for_each(|(it, _)| Drafter::<T>::commit(it, slot, num_standing, path));
+    }
+
+    fn context(&self) -> usize {
+        self.models.iter().map(|model| model.context()).min().unwrap_or(usize::MAX)
+    }
+}
+
+/// Adds a chain to a round's tree, and returns the nodes that it is made of.
+fn merge(round: &mut DraftRound<'_>, chain: Proposal) -> Vec<usize> {
+    let DraftRound { tokens, proposal, .. } = round;
+    chain.forwards.iter().for_each(|(drafter, count)| proposal.forwards.add(drafter, count));
+    let (mut nodes, mut parent) = (Vec::with_capacity(chain.len()), None);
+    for Node { token_id, drawn_from, .. } in chain.into_nodes() {
+        let siblings =
+            proposal.nodes().iter().enumerate().filter(|(_, node)| node.parent == parent);
+        let is_same = |node: &Node| {
+            (&node.drawn_from, &drawn_from) == (&DrawnFrom::OneHot, &DrawnFrom::OneHot)
+                && node.token_id == token_id
+        };
+        let same = siblings.clone().find(|(_, node)| is_same(node)).map(|(number, _)| number);
+        let rank = siblings.count();
+        let node = same.unwrap_or_else(|| {
+            tokens.push(token_id);
+            proposal.push(Node { parent, token_id, drawn_from, rank })
+        });
+        nodes.push(node);
+        parent = Some(node);
+    }
+    nodes
+}
