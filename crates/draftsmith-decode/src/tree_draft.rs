@@ -2,7 +2,8 @@
 //! nodes, and each node it reads has several children.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftPhase, Drawn, Draws, SignalNeeds, TreeGrowth, TreeShape,
+    CandidateSource, Decoding, DraftPhase, Drawn, Draws, GrownBy, SignalNeeds, TreeGrowth,
+    TreeShape,
 };
 
 use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
@@ -58,6 +59,10 @@ struct Growing {
 }
 
 impl Growing {
+    fn is_grown_by_head(&self) -> bool {
+        self.growth.shape().grown_by == GrownBy::Head
+    }
+
     /// The step to take.
     fn step<'a>(&'a self, round: &'a DraftRound<'_>) -> DraftStep<'a> {
         DraftStep {
@@ -66,7 +71,10 @@ impl Growing {
             num_candidates: self.parents.len(),
             parents: &self.parents,
             num_rows: self.num_unread.max(1),
-            needs: self.phase.needs(),
+            needs: SignalNeeds {
+                acceptance_prob: self.phase.needs().acceptance_prob || self.is_grown_by_head(),
+                ..self.phase.needs()
+            },
         }
     }
 }
@@ -118,18 +126,30 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
     let num_forwards = rows.iter().map(|row| row.num_forwards).sum();
     proposal.forwards.add(drafter.id(), num_forwards);
+    let is_grown_by_head = tree.is_grown_by_head();
     let Growing { phase, growth, chain, parents, num_unread } = tree;
     let (first, others) = rows.split_first().expect("a step has a row");
     let mut source =
         TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
     let num_before = phase.num_candidates();
+    let mut num_known = source.growth.num_candidates();
     phase.advance(&mut source, first.signals, *rule, *limits, chain)?;
     if phase.num_candidates() == num_before {
         return Ok(());
     }
     let first_other = proposal.len() - others.len();
-    for (node, row) in (first_other..).zip(others) {
-        growth.branch(node, &row.logits, decoding, *draws);
+    for (number, row) in rows.iter().enumerate() {
+        if number > 0 {
+            num_known = growth.num_candidates();
+            growth.branch(first_other + number - 1, &row.logits, decoding, *draws);
+        }
+        if is_grown_by_head {
+            let (at, logits) = ((*slot, number), &row.logits);
+            growth.weigh_since(num_known, |candidate| {
+                let predicted = drafter.predict_acceptance(target, at, logits, candidate)?;
+                predicted.ok_or(DecodeError::NoLookAheadHead { drafter: drafter.id() })
+            })?;
+        }
     }
     *num_unread = 0;
     if phase.needs_step() {

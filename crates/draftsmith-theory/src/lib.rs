@@ -113,5 +113,5 @@ pub use stop_rule::{
     StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
 };
 pub use trace::{Counts, Round, Trace};
-pub use tree::{TreeChildren, TreeGrowth, TreeShape};
+pub use tree::{GrownBy, TreeChildren, TreeGrowth, TreeShape};
 pub use verify::{Commit, verify_greedy, verify_sampled};

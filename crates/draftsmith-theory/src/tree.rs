@@ -28,7 +28,7 @@ use crate::{Decoding, DrawnFrom, Draws, Node, Proposal, SoftmaxSummary, TheoryEr
 const MAX_DEPTHS: usize = 8;
 
 /// How a tree grows. In names and settings `3-2-1x4x16`, with `-drawn` behind it where children are
-/// drawn.
+/// drawn, and `-head` where an acceptance head says which are worth reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreeShape {
     /// The children of a node by its depth, first those behind the sequence that stands; the last
@@ -40,6 +40,18 @@ pub struct TreeShape {
     pub num_beside: u16,
     /// What children are.
     pub children: TreeChildren,
+    /// What tells how much nodes are worth.
+    pub grown_by: GrownBy,
+}
+
+/// By what a tree's nodes are compared, in products along their paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum GrownBy {
+    /// The drafter's probabilities, as in EAGLE-2.
+    #[default]
+    Draft,
+    /// The chances of acceptance that a look-ahead head predicts.
+    Head,
 }
 
 /// What a node's children are where tokens are sampled; where the most probable token is decoded they
@@ -70,7 +82,14 @@ impl TreeShape {
         }
         let mut all = [0; MAX_DEPTHS];
         all[..widths.len()].copy_from_slice(widths);
-        Ok(Self { widths: all, num_read, num_beside, children })
+        let grown_by = GrownBy::default();
+        Ok(Self { widths: all, num_read, num_beside, children, grown_by })
+    }
+
+    /// The same, grown by a head's predictions.
+    #[must_use]
+    pub fn grown_by_head(self) -> Self {
+        Self { grown_by: GrownBy::Head, ..self }
     }
 
     /// The widths by depth.
@@ -87,12 +106,15 @@ impl TreeShape {
 }
 
 const DRAWN: &str = "-drawn";
+const HEAD: &str = "-head";
 
 impl fmt::Display for TreeShape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let widths: Vec<String> = self.widths().iter().map(u8::to_string).collect();
         let drawn = if self.children == TreeChildren::Drawn { DRAWN } else { "" };
-        write!(formatter, "{}x{}x{}{drawn}", widths.join("-"), self.num_read, self.num_beside)
+        let head = if self.grown_by == GrownBy::Head { HEAD } else { "" };
+        write!(formatter, "{}x{}x{}", widths.join("-"), self.num_read, self.num_beside)?;
+        write!(formatter, "{drawn}{head}")
     }
 }
 
@@ -100,9 +122,11 @@ impl FromStr for TreeShape {
     type Err = TheoryError;
 
     fn from_str(text: &str) -> Result<Self, TheoryError> {
-        let (rest, children) = match text.strip_suffix(DRAWN) {
+        let of_draft = text.strip_suffix(HEAD);
+        let rest = of_draft.unwrap_or(text);
+        let (rest, children) = match rest.strip_suffix(DRAWN) {
             Some(rest) => (rest, TreeChildren::Drawn),
-            None => (text, TreeChildren::Top),
+            None => (rest, TreeChildren::Top),
         };
         let read = || {
             let (widths, counts) = rest.split_once('x')?;
@@ -113,6 +137,7 @@ impl FromStr for TreeShape {
         };
         let (widths, num_read, num_beside) = read().ok_or(TheoryError::TreeShape)?;
         let shape = Self::new(&widths, num_read, num_beside, children)?;
+        let shape = if of_draft.is_some() { shape.grown_by_head() } else { shape };
         // `+1` and `01` are numbers too: what is read is what would be written.
         if shape.to_string() == text { Ok(shape) } else { Err(TheoryError::TreeShape) }
     }
@@ -152,7 +177,7 @@ struct Candidate {
     rank: usize,
     /// Tokens of the round up to it.
     depth: usize,
-    /// The product of the drafter's probabilities up to it.
+    /// The product of the drafter's probabilities up to it, or of a head's predictions.
     prob: f64,
     /// Its number among the proposal's nodes, once it is one.
     node: Option<usize>,
@@ -162,6 +187,11 @@ impl TreeGrowth {
     /// Nothing yet.
     pub fn new(shape: TreeShape) -> Self {
         Self { shape, candidates: Vec::new(), tip: None, num_beside: 0 }
+    }
+
+    /// How it grows.
+    pub fn shape(&self) -> TreeShape {
+        self.shape
     }
 
     /// The children of a node at `depth`, behind which the drafter gives `logits`.
@@ -213,6 +243,35 @@ impl TreeGrowth {
         self.add_children(Some(node), depth, children, 0, draws);
     }
 
+    /// How many candidates there are.
+    pub fn num_candidates(&self) -> usize {
+        self.candidates.len()
+    }
+
+    /// Compares candidates from number `first` on, all children of one parent, by another chance of
+    /// each than its drafter's.
+    ///
+    /// # Errors
+    /// If `chance` fails.
+    pub fn weigh_since<E>(
+        &mut self,
+        first: usize,
+        mut chance: impl FnMut(u32) -> Result<f64, E>,
+    ) -> Result<(), E> {
+        let parent = self.candidates.get(first).and_then(|candidate| candidate.parent);
+        let before = self.prob_of(parent);
+        self.candidates[first..].iter_mut().try_for_each(|candidate| {
+            candidate.prob = before * chance(candidate.token_id)?;
+            Ok(())
+        })
+    }
+
+    /// That of a node, or of what stands.
+    fn prob_of(&self, node: Option<usize>) -> f64 {
+        let is_it = |candidate: &&Candidate| node.is_some() && candidate.node == node;
+        self.candidates.iter().find(is_it).map_or(1.0, |candidate| candidate.prob)
+    }
+
     /// Adds more children of a parent at `depth`, the first of which has rank `first`. What is drawn
     /// will be proposed, and so there is room for it.
     fn add_children(
@@ -244,9 +303,7 @@ impl TreeGrowth {
         (token_id, drawn_from, prob): (u32, DrawnFrom, f64),
         rank: usize,
     ) {
-        let is_parent = |candidate: &&Candidate| parent.is_some() && candidate.node == parent;
-        let before = self.candidates.iter().find(is_parent).map_or(1.0, |parent| parent.prob);
-        let (depth, prob) = (depth + 1, before * prob);
+        let (depth, prob) = (depth + 1, self.prob_of(parent) * prob);
         let candidate = Candidate { parent, token_id, drawn_from, rank, depth, prob, node: None };
         self.candidates.push(candidate);
     }

@@ -1,10 +1,13 @@
 //! Trees: whatever their shape and whenever their chain's rule stops, the output is the target's.
 
-use draftsmith_theory::{HeadTiming, StopRule, TreeShape};
+use std::ops::ControlFlow;
+
+use draftsmith_theory::{Decoding, DrafterId, HeadTiming, SeededDraws, StopRule, TreeShape};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
 use super::{Case, assert_same_distribution, rules_with};
+use crate::decode::decode_speculative;
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::session::tests::{greedy, greedy_plain};
@@ -98,6 +101,41 @@ fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
             }
         }
     }
+}
+
+#[test]
+fn trees_that_a_head_grows_leave_the_targets_distribution() {
+    for (vocab_size, max_new_tokens) in [(2, 4), (3, 3)] {
+        let case = tree_case(vocab_size, max_new_tokens, Some(1), 820);
+        let case = case.with_head(HeadTiming::AtDraw);
+        for shape in ["2x2x3-head", "2x2x3-drawn-head", "3-1x2x2-head"].map(shape) {
+            let rules = rules_with(HeadTiming::AtDraw, 2);
+            for config in rules.iter().take(if vocab_size == 2 { rules.len() } else { 3 }) {
+                assert_exact(&case, shape, &|| config.init().expect("a valid rule"));
+            }
+            for bits in 0..1 << StopMap::num_prefixes(2, 1) {
+                assert_exact(&case, shape, &|| Box::new(StopMap::new(vocab_size, 1, bits)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tree_that_a_head_grows_needs_one_that_looks_ahead() {
+    let case = tree_case(2, 4, None, 830).with_head(HeadTiming::AfterRead);
+    let mut draft = Trees(Drafting::from(&case.draft), shape("2x2x3-head"));
+    let refused = decode_speculative(
+        &mut case.target.clone(),
+        &mut draft,
+        &mut StopMap::new(2, 1, 0),
+        &Decoding::Greedy,
+        &[0],
+        &case.limits,
+        &mut SeededDraws::new(0, &["unused"]),
+        &mut |_| ControlFlow::Continue(()),
+    );
+    let expected = DecodeError::NoLookAheadHead { drafter: DrafterId::Draft };
+    assert_eq!(refused.expect_err("nobody predicts"), expected);
 }
 
 #[test]

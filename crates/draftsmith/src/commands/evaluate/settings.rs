@@ -4,11 +4,11 @@
 
 use std::iter;
 
-use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
+use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, GrownBy, StopRuleConfig};
 
-use crate::exports::Exports;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::exports::tuned::TunedRule;
+use crate::exports::{Exports, HeadExport};
 use crate::recipe::EvaluateRecipe;
 use crate::results::{DrafterName, Road, StopRuleName};
 
@@ -34,7 +34,9 @@ impl Setting {
         tuned: &[TunedRule],
     ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
-        let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
+        let mut add = |drafter: DrafterName, head: Option<&HeadExport>, max: usize| {
+            let has_head = head.is_some();
+            let looks_ahead = head.is_some_and(|head| head.config.reads.looks_ahead());
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
             let mut rules = evaluate.stop_rules.configs(is_self_draft, has_head, bounds);
@@ -51,6 +53,7 @@ impl Setting {
                 }
             }
             let trees = evaluate.trees.iter().flat_map(|trees| &trees.shapes);
+            let trees = trees.filter(|shape| looks_ahead || shape.grown_by == GrownBy::Draft);
             let trees = trees.map(|shape| DrafterName::Tree(id, *shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             for drafter in iter::once(drafter).chain(after).chain(trees) {
@@ -67,14 +70,14 @@ impl Setting {
         if has_draft {
             add(
                 DrafterName::Of(DrafterId::Draft),
-                exports.head.is_some(),
+                exports.head.as_ref(),
                 evaluate.max_candidate_length,
             );
         }
         for adapter in &exports.adapters {
             let drafter =
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
-            add(drafter, adapter.head.is_some(), evaluate.max_self_draft_length);
+            add(drafter, adapter.head.as_ref(), evaluate.max_self_draft_length);
         }
         if let Some(lookup) = &evaluate.max_gram {
             all.extend(lookup.lengths.iter().map(|candidate_length| {
