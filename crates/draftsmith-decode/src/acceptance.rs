@@ -4,13 +4,17 @@
 //! A head of the paper's form predicts in the draft forward that reads the candidate, and its
 //! prediction comes to the host with that forward's logits. One that looks ahead predicts once the
 //! candidate is drawn: a sync of its own, in place of the draft forward that it may save.
+//!
+//! One that reads a hidden state of the target is told of it where a round begins, and its product with
+//! that serves the whole round. It is a function of the prefix that stands, as are all others, so that a
+//! rule which reads the prediction biases nothing.
 
 use std::collections::HashMap;
 
 use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
 use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 
-use crate::drafter::DraftStep;
+use crate::drafter::{AskedOf, DraftStep};
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
 
@@ -35,6 +39,28 @@ struct Slot {
     /// Those whose candidates the head may yet be asked about and told more of than hidden states, in
     /// the order of what they read; of a head that looks ahead, those of the last step.
     forwards: Vec<Forward>,
+    /// The rounds that a head which depends on them may be asked about, the one that is drafted last.
+    rounds: Vec<RoundStart>,
+    /// Whether it may be asked about more than one.
+    keeps_rounds: bool,
+    /// The place of the last token read, and its hidden state, where it may.
+    last_read: Option<(usize, Rows)>,
+}
+
+/// Where a round begins.
+#[derive(Debug)]
+struct RoundStart {
+    /// Behind so many tokens.
+    num_standing: usize,
+    /// The head's product with the target's last hidden state, if it reads that.
+    of_target: Option<Rows>,
+}
+
+impl Slot {
+    /// The round that is drafted.
+    fn round(&self) -> &RoundStart {
+        self.rounds.last().expect("a round begins before its steps")
+    }
 }
 
 /// A draft forward, as a head is told of it.
@@ -51,13 +77,13 @@ struct Forward {
 }
 
 impl Forward {
-    /// The candidate drawn from it.
-    fn candidate(&self, log_prob: Option<f64>) -> DrawnCandidate {
+    /// The candidate drawn from it, behind `position` others in its round.
+    fn candidate(&self, log_prob: Option<f64>, position: usize) -> DrawnCandidate {
         DrawnCandidate {
             entropy: self.softmax.entropy,
             top_prob: self.softmax.largest_prob,
             log_prob,
-            position: self.num_candidates,
+            position,
         }
     }
 }
@@ -81,9 +107,46 @@ impl<'m> Acceptance<'m> {
         self.calibration = calibration;
     }
 
+    /// Whether predictions depend on where a round began.
+    pub(crate) fn depends_on_round(&self) -> bool {
+        self.head.is_some_and(|head| head.reads().depends_on_round())
+    }
+
+    /// Whether the head reads hidden states of the target.
+    pub(crate) fn reads_target_hidden(&self) -> bool {
+        self.head.is_some_and(|head| head.reads().has_target_hidden())
+    }
+
+    /// Forgets what was noted of the sequence in a slot.
+    pub(crate) fn begin(&mut self, slot: usize) {
+        self.slots[slot] = Slot::default();
+    }
+
     /// Forgets all forwards of a slot that read more than the first `len` tokens.
     pub(crate) fn roll_back(&mut self, slot: usize, len: usize) {
         self.slots[slot].forwards.retain(|forward| forward.at < len);
+    }
+
+    /// A round begins behind the first `num_standing` tokens in a slot, with the target's last hidden
+    /// state; up to `num_kept` rounds may be asked about from now on.
+    pub(crate) fn begin_round(
+        &mut self,
+        slot: usize,
+        num_standing: usize,
+        num_kept: usize,
+        last_hidden: Option<&Rows>,
+    ) {
+        let Some(head) = self.head.filter(|head| head.reads().depends_on_round()) else { return };
+        let of_target = head.reads().has_target_hidden().then(|| match last_hidden {
+            Some(hidden) => head.of_target_hidden(hidden),
+            None => head.of_no_target_hidden(),
+        });
+        self.slots[slot].keeps_rounds = num_kept > 1;
+        let rounds = &mut self.slots[slot].rounds;
+        rounds.retain(|round| round.num_standing < num_standing);
+        let num_over = (rounds.len() + 1).saturating_sub(num_kept);
+        rounds.drain(..num_over);
+        rounds.push(RoundStart { num_standing, of_target });
     }
 
     /// Brings the logits of steps to the host, and with them what the head predicts for the candidates
@@ -108,9 +171,14 @@ impl<'m> Acceptance<'m> {
         // The last token that a row has read is the candidate before the one now drafted: its own hidden
         // state, hence the head's prediction for it.
         let head = self.head.filter(|head| !head.reads().looks_ahead());
+        let depends_on_round = self.depends_on_round();
         let predicted_at = |(step, row): (&DraftStep<'_>, usize)| {
-            let drawn_from = step.parent_of(step.at(row));
-            drawn_from.filter(|_| step.needs.acceptance_prob).map(|at| (step.slot, at))
+            let at = step.at(row);
+            let drawn_from = step.parent_of(at).filter(|_| step.needs.acceptance_prob)?;
+            // A response that is recorded is one round to the step, and many to the head.
+            let is_in_round = |slot: &Slot| at >= slot.round().num_standing;
+            let slot = &self.slots[step.slot];
+            (!depends_on_round || is_in_round(slot)).then_some((step.slot, drawn_from))
         };
         let rows: Vec<usize> =
             (0..steps.len()).filter(|row| predicted_at(steps[*row]).is_some()).collect();
@@ -119,11 +187,13 @@ impl<'m> Acceptance<'m> {
                 let drawn_from = rows.iter().filter_map(|row| predicted_at(steps[*row]));
                 let scalars: Vec<f32> =
                     drawn_from.flat_map(|(slot, at)| self.scalars(model, head, slot, at)).collect();
+                let slots = rows.iter().map(|row| &self.slots[steps[*row].0.slot]);
+                let of_target = of_target(head, slots.map(Slot::round));
                 let acceptance = if rows.len() == steps.len() {
-                    head.acceptance_logits(&normed, None, &scalars)
+                    head.acceptance_logits(&normed, &of_target, &scalars)
                 } else {
                     let hidden = Rows::cat(rows.iter().map(|row| normed.slice(*row..row + 1)));
-                    head.acceptance_logits(&hidden, None, &scalars)
+                    head.acceptance_logits(&hidden, &of_target, &scalars)
                 };
                 let [logits, acceptance] = to_host([logits, acceptance], role)?;
                 (logits, acceptance)
@@ -159,11 +229,16 @@ impl<'m> Acceptance<'m> {
         step: &DraftStep<'_>,
         row: usize,
         logits: &[f32],
-        hidden: impl FnOnce() -> Rows,
+        hidden: impl Fn() -> Rows,
     ) {
-        let head = self.head.filter(|_| step.needs.acceptance_prob);
-        let Some(head) = head.filter(|head| !head.reads().is_hidden_alone()) else { return };
+        let Some(head) = self.head.filter(|_| step.needs.acceptance_prob) else { return };
         let looks_ahead = head.reads().looks_ahead();
+        if !looks_ahead && self.slots[step.slot].keeps_rounds {
+            self.slots[step.slot].last_read = Some((step.at(row), hidden()));
+        }
+        if head.reads().is_of_draft_forward() {
+            return;
+        }
         // What came before a round's first candidate is asked about no more, nor what a head that
         // looks ahead has predicted.
         let forwards = &mut self.slots[step.slot].forwards;
@@ -200,7 +275,7 @@ impl<'m> Acceptance<'m> {
         let (forward, hidden) =
             drawn_from.expect("the draft step was asked for the head's prediction");
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
-        let drawn = forward.candidate(Some(log_prob));
+        let drawn = forward.candidate(Some(log_prob), forward.num_candidates);
         let scalars: Vec<f32> = model.scalars(head.reads(), &drawn).collect();
         if self.of_embeddings.len() >= MAX_EMBEDDINGS
             && !self.of_embeddings.contains_key(&candidate)
@@ -211,9 +286,71 @@ impl<'m> Acceptance<'m> {
             .of_embeddings
             .entry(candidate)
             .or_insert_with(|| head.of_embedding(&model.embed_ids(&[candidate])));
-        let acceptance = head.acceptance_logits(hidden, Some(of_embedding), &scalars);
+        let of_target = of_target(head, std::iter::once(&self.slots[slot]).map(Slot::round));
+        let products = std::iter::once(&*of_embedding).chain(&of_target);
+        let acceptance = head.acceptance_logits(hidden, products, &scalars);
         let [acceptance] = to_host([acceptance], role)?;
         self.acceptance_prob(acceptance[0], forward.at + 1).map(Some)
+    }
+
+    /// What a head that depends on it predicts for a candidate of each of several rounds, by the number
+    /// of tokens they began behind; None of other heads. Of chains.
+    ///
+    /// # Errors
+    /// If a prediction is not a number, or the device fails.
+    ///
+    /// # Panics
+    /// If the last forward did not ask for the head's prediction, or a round is not kept.
+    pub(crate) fn predict_by_round(
+        &self,
+        model: &DrafterModel,
+        slot: usize,
+        asked: AskedOf<'_>,
+        starts: &[usize],
+        role: &'static str,
+    ) -> Result<Option<Vec<f64>>, DecodeError> {
+        let Some(head) = self.head.filter(|head| head.reads().depends_on_round()) else {
+            return Ok(None);
+        };
+        let (reads, read) = (head.reads(), &self.slots[slot]);
+        let (at, drawn_from, hidden, of_embedding) = match asked {
+            AskedOf::Read if reads.looks_ahead() => return Ok(None),
+            AskedOf::Drawn { .. } if !reads.looks_ahead() => return Ok(None),
+            AskedOf::Read => {
+                let (at, hidden) = read.last_read.as_ref().expect("a forward was noted");
+                let drawn_from = read.forwards.iter().rfind(|forward| forward.at + 1 == *at);
+                (*at, drawn_from.map(|forward| (forward, None)), hidden, None)
+            }
+            AskedOf::Drawn { logits, candidate } => {
+                let forward = read.forwards.last().expect("a forward was noted");
+                let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
+                let hidden = forward.hidden.as_ref().expect("a head that looks ahead reads it");
+                let of_embedding = head.of_embedding(&model.embed_ids(&[candidate]));
+                (forward.at + 1, Some((forward, Some(log_prob))), hidden, Some(of_embedding))
+            }
+        };
+        let rounds = starts.iter().map(|start| {
+            let mut rounds = read.rounds.iter();
+            rounds.find(|round| round.num_standing == *start).expect("the round is kept")
+        });
+        let of_target = of_target(head, rounds);
+        let repeated = |rows: &Rows| Rows::cat(starts.iter().map(|_| rows.clone()));
+        let of_embedding = of_embedding.as_ref().map(repeated);
+        let scalars = starts.iter().flat_map(|start| {
+            let drawn_from = drawn_from.filter(|_| reads.num_scalars() > 0);
+            let drawn =
+                drawn_from.map(|(forward, log_prob)| forward.candidate(log_prob, at - start));
+            drawn.into_iter().flat_map(|drawn| model.scalars(reads, &drawn).collect::<Vec<_>>())
+        });
+        let scalars: Vec<f32> = scalars.collect();
+        let products = of_embedding.iter().chain(&of_target);
+        let logits = head.acceptance_logits(&repeated(hidden), products, &scalars);
+        let [logits] = to_host([logits], role)?;
+        logits
+            .into_iter()
+            .map(|logit| self.acceptance_prob(logit, at))
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     /// The numbers that `head` is told of the candidate drawn from the forward that read the token
@@ -225,12 +362,13 @@ impl<'m> Acceptance<'m> {
         slot: usize,
         at: usize,
     ) -> Vec<f32> {
-        if head.reads().is_hidden_alone() {
+        if head.reads().is_of_draft_forward() {
             return Vec::new();
         }
         let drawn_from = self.slots[slot].forwards.iter().rfind(|forward| forward.at == at);
         let drawn_from = drawn_from.expect("a candidate is drawn from a forward");
-        model.scalars(head.reads(), &drawn_from.candidate(None)).collect()
+        let drawn = drawn_from.candidate(None, drawn_from.num_candidates);
+        model.scalars(head.reads(), &drawn).collect()
     }
 
     /// What rules are told where the head gives `logit`.
@@ -241,4 +379,14 @@ impl<'m> Acceptance<'m> {
         }
         Ok(self.calibration.map_or(prob, |calibration| calibration.apply(prob)))
     }
+}
+
+/// The head's products with what the target left behind for rounds, one after the other; None where
+/// the head does not read that.
+fn of_target<'s>(
+    head: &AcceptanceHead,
+    rounds: impl Iterator<Item = &'s RoundStart>,
+) -> Option<Rows> {
+    let of_round = |round: &RoundStart| round.of_target.clone().expect("the head reads it");
+    head.reads().has_target_hidden().then(|| Rows::cat(rounds.map(of_round)))
 }

@@ -121,6 +121,48 @@ pub trait StepDrafter<T>: Drafter<T> {
         let _ = (target, slot, row, logits, candidate);
         Ok(None)
     }
+
+    /// Whether what an acceptance head predicts for a candidate depends on where its round began.
+    fn depends_on_round(&self) -> bool {
+        false
+    }
+
+    /// Notes what an acceptance head reads of a round that begins behind the first `num_standing`
+    /// tokens of a sequence. Predictions are then of this round; [`Self::predict_by_round`] knows the
+    /// last `num_kept` that began.
+    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
+        let _ = (target, slot, num_standing, num_kept);
+    }
+
+    /// The chance that a token is accepted as a candidate of each of several rounds, of which is
+    /// given how many tokens they began behind, as predicted by an acceptance head that depends on
+    /// it. None without such a head. Asked in chains.
+    ///
+    /// # Errors
+    /// If a prediction is not a number or the device fails.
+    fn predict_by_round(
+        &mut self,
+        slot: usize,
+        asked: AskedOf<'_>,
+        starts: &[usize],
+    ) -> Result<Option<Vec<f64>>, DecodeError> {
+        let _ = (slot, asked, starts);
+        Ok(None)
+    }
+}
+
+/// The candidate that a head is asked about.
+#[derive(Debug, Clone, Copy)]
+pub enum AskedOf<'a> {
+    /// The last one that the last forward has read, of a head that predicts then.
+    Read,
+    /// One drawn from that forward's logits, of a head that looks ahead.
+    Drawn {
+        /// The logits.
+        logits: &'a [f32],
+        /// The token.
+        candidate: u32,
+    },
 }
 
 /// A step to take.
@@ -206,8 +248,7 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let mut phases: Vec<DraftPhase> =
-        rounds.iter_mut().map(|round| DraftPhase::begin(round.rule, round.limits)).collect();
+    let mut phases = begin_phases(drafter, target, rounds, false);
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
         let steps_of = pairs.map(|(round, phase)| {
@@ -228,6 +269,24 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
             phase.advance(&mut source, signals, *rule, *limits, tokens)?;
         }
     }
+}
+
+/// Begins the draft phases of rounds, in which a head may be asked about candidates although the rule
+/// does not.
+pub(crate) fn begin_phases<T, D: StepDrafter<T> + ?Sized>(
+    drafter: &mut D,
+    target: &mut T,
+    rounds: &mut [DraftRound<'_>],
+    asks_head: bool,
+) -> Vec<DraftPhase> {
+    let begin = |round: &mut DraftRound<'_>| {
+        let phase = DraftPhase::begin(round.rule, round.limits);
+        if phase.needs_step() && (asks_head || phase.needs().acceptance_prob) {
+            drafter.begin_round(target, round.slot, round.tokens.len(), 1);
+        }
+        phase
+    };
+    rounds.iter_mut().map(begin).collect()
 }
 
 /// A step of a drafter, as what a draft phase draws from.

@@ -36,6 +36,21 @@ use crate::target::Target;
 /// Rounding of sums of some thousand products of f64.
 const TOLERANCE: f64 = 1e-12;
 
+/// An acceptance head.
+#[derive(Clone, Copy)]
+struct Head {
+    timing: HeadTiming,
+    /// Whether its predictions depend on where a round began.
+    reads_round: bool,
+}
+
+const HEADS: [Head; 4] = [
+    Head { timing: HeadTiming::AfterRead, reads_round: false },
+    Head { timing: HeadTiming::AtDraw, reads_round: false },
+    Head { timing: HeadTiming::AfterRead, reads_round: true },
+    Head { timing: HeadTiming::AtDraw, reads_round: true },
+];
+
 struct Case {
     target: Table,
     draft: Table,
@@ -52,6 +67,7 @@ impl Case {
             seed,
             context: 64,
             head: HeadTiming::AfterRead,
+            head_reads_round: false,
             num_drawn: u32::MAX,
         };
         Self {
@@ -64,8 +80,8 @@ impl Case {
     }
 
     /// The same with another head.
-    fn with_head(mut self, head: HeadTiming) -> Self {
-        self.draft.head = head;
+    fn with_head(mut self, head: Head) -> Self {
+        (self.draft.head, self.draft.head_reads_round) = (head.timing, head.reads_round);
         self
     }
 
@@ -243,17 +259,18 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
-/// Those that a head of some timing tells something; to all others every head is as good.
-fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
+/// All rules with the first head; with others, those that they tell something.
+fn rules_with(head: Head, depth: usize) -> Vec<StopRuleConfig> {
+    let is_first = head.timing == HeadTiming::AfterRead && !head.reads_round;
     let mut rules = rules(depth);
-    rules.retain(|config| head == HeadTiming::AfterRead || config.needs().acceptance_prob);
+    rules.retain(|config| is_first || config.needs().acceptance_prob);
     rules
 }
 
 #[test]
 fn every_rule_leaves_the_targets_distribution_with_either_drafter() {
     for (vocab_size, max_new_tokens, eos) in [(2, 5, None), (3, 4, Some(1))] {
-        for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
+        for head in HEADS {
             let case = Case::new(vocab_size, max_new_tokens, eos, 700).with_head(head);
             let (expected, draft) = (case.target_distribution(), Drafting::from(&case.draft));
             for config in rules_with(head, 3) {
@@ -274,7 +291,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
         let mut case = Case::new(3, 4, eos, 900);
         case.draft.num_drawn = num_drawn;
         let (expected, draft) = (case.target_distribution(), Drafting::from(&case.draft));
-        for config in rules_with(HeadTiming::AfterRead, 3) {
+        for config in rules_with(HEADS[0], 3) {
             let rule = || config.init().expect("a valid rule");
             let found = case.output_distribution(&case.target, &draft, &rule);
             assert_same_distribution(&found, &expected);

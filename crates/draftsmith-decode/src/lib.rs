@@ -26,7 +26,9 @@ mod tree_draft;
 
 pub use cascade::{Cascade, CascadeConfig};
 pub use decode::{decode_many, decode_plain, decode_speculative};
-pub use drafter::{DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain};
+pub use drafter::{
+    AskedOf, DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain,
+};
 pub use error::DecodeError;
 pub use logits::Logits;
 pub use lookup_first::LookupFirstDraft;
@@ -39,7 +41,7 @@ pub use self_draft::SelfDraft;
 pub use separate_draft::SeparateDraft;
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens, Sequence, Stage};
 pub use session::ModelSession;
-pub use target::{Target, Verification};
+pub use target::{LeavesHidden, Target, Verification};
 pub use tree_draft::TreeDraft;
 
 #[cfg(test)]

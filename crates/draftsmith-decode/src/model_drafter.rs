@@ -26,6 +26,11 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
     fn exit_layer(&self) -> Option<usize> {
         None
     }
+
+    /// Whether the target's session must keep its last hidden states.
+    fn reads_target_hidden(&self) -> bool {
+        false
+    }
 }
 
 impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}

@@ -12,11 +12,11 @@ use std::ops::ControlFlow;
 
 use draftsmith_theory::{
     Bounds, CandidateSource, Decoding, DraftLimits, DraftPhase, DraftSignals, Drawn, Draws,
-    HeadEstimate, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds,
-    StopRule, argmax, largest_prob,
+    HeadEstimate, PredictedProb, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling,
+    SignalNeeds, StopRule, argmax, largest_prob,
 };
 
-use crate::drafter::{DraftStep, Drafted, StepDrafter, draw};
+use crate::drafter::{AskedOf, DraftStep, Drafted, StepDrafter, draw};
 use crate::error::DecodeError;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
@@ -30,8 +30,8 @@ pub struct RecordOptions {
     pub limits: Limits,
     /// The greatest number of candidates a round can later be replayed with.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, which is then asked about every candidate. Its
-    /// prediction may not depend on where a round began.
+    /// Whether the drafter has an acceptance head, which is then asked about every candidate; one whose
+    /// prediction depends on where a round began, in every round that may meet the candidate.
     pub has_head: bool,
 }
 
@@ -99,6 +99,7 @@ struct Along<'a> {
     draws: &'a mut dyn Draws,
     /// The most tokens that a response can have.
     limit: usize,
+    prompt_len: usize,
     /// The prompt and the response so far, with what is rolled out at its end.
     tokens: Vec<u32>,
     places: Vec<RecordedPlace>,
@@ -123,6 +124,16 @@ impl Along<'_> {
     /// That token.
     fn token(&self) -> u32 {
         self.response[self.at()]
+    }
+
+    /// The numbers of tokens that rounds begin behind which meet what is drafted at a place: those that
+    /// have accepted none of the response's tokens before it, one, and so on, as far as they are
+    /// recorded.
+    fn starts(&self, place: usize, options: &RecordOptions) -> Vec<usize> {
+        let accepted = self.places[..place].iter().rev().take_while(|it| it.rollout.is_none());
+        let num_before = accepted.take(options.max_length.saturating_sub(1)).count();
+        let num_standing = self.prompt_len + place;
+        (0..=num_before).map(|before| num_standing - before).collect()
     }
 
     /// The candidate that is drafted instead of the response's next token and then rejected, if one
@@ -170,12 +181,21 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         self.drafter.begin(self.target, slot, prompt)?;
         let (limit, tokens) = (max_len - prompt.len(), prompt.to_vec());
         let places = Vec::with_capacity(response.len());
-        Ok(Along { number, slot, response, draws, limit, tokens, places })
+        let prompt_len = prompt.len();
+        Ok(Along { number, slot, response, draws, limit, prompt_len, tokens, places })
     }
 
     /// Records the next place of each response.
     fn record_place(&mut self, running: &mut [Along<'_>]) -> Result<(), DecodeError> {
         let needs = EverySignal { has_head: self.options.has_head }.needs();
+        if self.asks_by_round() {
+            for along in &*running {
+                // One more than can meet this place: the candidate before it is asked about, too.
+                let num_kept = self.options.max_length + 1;
+                let num_standing = along.tokens.len();
+                self.drafter.begin_round(self.target, along.slot, num_standing, num_kept);
+            }
+        }
         let steps = running.iter().map(|along| along.step(along.at(), needs));
         let steps = self.step(&steps.collect::<Vec<_>>())?;
         let nothing = Proposal::default();
@@ -184,21 +204,28 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         let target_logits = self.target.verify(&batch)?;
         let mut rollouts = Vec::new();
         for (number, (along, step)) in running.iter_mut().zip(steps).enumerate() {
-            if let Some(last) = along.places.last_mut() {
-                step.predicts_for(&mut last.candidate);
+            // Round by round there is nothing behind the token.
+            self.target.commit(along.slot, along.tokens.len(), &[]);
+            if !along.places.is_empty() {
+                let starts = along.starts(along.at() - 1, self.options);
+                let predicted = self.predict_of_read(along.slot, &starts, &step)?;
+                let last = along.places.last_mut().expect("there is one");
+                enter(predicted, &mut last.candidate);
             }
             let target_logits = target_logits.row(number);
             let mut candidate = step.candidate(along.token(), self.options);
             candidate.target_log_prob = self.target_log_prob(&candidate, target_logits);
-            candidate.predicted_acceptance_prob =
-                self.predict_acceptance(along.slot, &step.logits, candidate.token_id)?;
+            let starts = along.starts(along.at(), self.options);
+            let (slot, token_id) = (along.slot, candidate.token_id);
+            let predicted = self.predict_of_drawn(slot, &starts, &step.logits, token_id)?;
+            enter(predicted, &mut candidate);
             // The last token that the limit allows is the target's own in any case.
             let room = along.limit.saturating_sub(along.at() + 1).min(self.options.max_length);
             let decoding = &self.options.decoding;
             let rejected =
                 (room > 0).then(|| along.rejected(&step, target_logits, decoding)).flatten();
             if let Some(rejected) = rejected {
-                let mut rollout = Rollout::begin(number, room, self.options);
+                let mut rollout = Rollout::begin(number, room, starts, self.options);
                 self.advance(&mut rollout, along, &step, Some(rejected))?;
                 let first = &mut rollout.candidates[0];
                 first.target_log_prob = self.target_log_prob(first, target_logits);
@@ -236,8 +263,9 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
-                let last = rollout.candidates.last_mut().expect("one was rejected");
-                step.predicts_for(last);
+                let slot = running[rollout.number].slot;
+                let predicted = self.predict_of_read(slot, &rollout.starts, &step)?;
+                enter(predicted, rollout.candidates.last_mut().expect("one was rejected"));
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
@@ -299,39 +327,77 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         step: &Step,
         rejected: Option<u32>,
     ) -> Result<(), DecodeError> {
-        let Rollout { phase, rule, room, candidates, .. } = rollout;
+        let Rollout { phase, rule, room, candidates, starts, .. } = rollout;
         let eos_token_ids = &self.options.limits.eos_token_ids;
         let limits = DraftLimits { room: *room, eos_token_ids };
         let (slot, draws) = (along.slot, &mut *along.draws);
-        let mut source = RolloutSource { recorder: self, slot, draws, step, rejected, candidates };
+        let mut source =
+            RolloutSource { recorder: self, slot, starts, draws, step, rejected, candidates };
         phase.advance(&mut source, step.signals, rule, limits, &mut along.tokens)?;
         // An end token, which no rule is asked about.
         if let Some(last) = candidates.last_mut()
             && eos_token_ids.contains(&last.token_id)
         {
-            last.predicted_acceptance_prob =
-                self.predict_acceptance(slot, &step.logits, last.token_id)?;
+            let predicted = self.predict_of_drawn(slot, starts, &step.logits, last.token_id)?;
+            enter(predicted, last);
         }
         Ok(())
     }
 
-    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward in
-    /// a slot.
-    fn predict_acceptance(
+    /// Whether a head is asked about a candidate in every round that may meet it.
+    fn asks_by_round(&self) -> bool {
+        self.options.has_head && self.drafter.depends_on_round()
+    }
+
+    /// What a head predicts of the candidate that a draft forward in a slot has read, if that is when it
+    /// predicts; `starts` is where rounds begin that meet the candidate.
+    fn predict_of_read(
         &mut self,
         slot: usize,
-        logits: &[f32],
-        token: u32,
-    ) -> Result<Option<f64>, DecodeError> {
-        if !self.options.has_head {
-            return Ok(None);
+        starts: &[usize],
+        step: &Step,
+    ) -> Result<PredictedProb, DecodeError> {
+        if self.asks_by_round() {
+            let probs = self.drafter.predict_by_round(slot, AskedOf::Read, starts)?;
+            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
         }
-        self.drafter.predict_acceptance(self.target, (slot, 0), logits, token)
+        Ok(match step.signals.acceptance_prob {
+            Some(HeadEstimate::OfRead(prob)) => PredictedProb::InAnyRound(prob),
+            Some(HeadEstimate::OfDrawn(_)) | None => PredictedProb::Nothing,
+        })
+    }
+
+    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward in
+    /// a slot; `starts` is where rounds begin that meet it.
+    fn predict_of_drawn(
+        &mut self,
+        slot: usize,
+        starts: &[usize],
+        logits: &[f32],
+        candidate: u32,
+    ) -> Result<PredictedProb, DecodeError> {
+        if !self.options.has_head {
+            return Ok(PredictedProb::Nothing);
+        }
+        if self.asks_by_round() {
+            let asked = AskedOf::Drawn { logits, candidate };
+            let probs = self.drafter.predict_by_round(slot, asked, starts)?;
+            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
+        }
+        let prob = self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)?;
+        Ok(prob.into())
     }
 
     /// What the target gives a candidate.
     fn target_log_prob(&self, candidate: &RecordedCandidate, target_logits: &[f32]) -> f64 {
         served(&self.options.decoding).probs(target_logits)[candidate.token_id as usize].ln()
+    }
+}
+
+/// Enters what a head predicts of a candidate, if that is when it predicts.
+fn enter(predicted: PredictedProb, candidate: &mut RecordedCandidate) {
+    if predicted != PredictedProb::Nothing {
+        candidate.predicted_acceptance_prob = predicted;
     }
 }
 
@@ -350,15 +416,17 @@ struct Rollout {
     phase: DraftPhase,
     rule: EverySignal,
     room: usize,
+    /// Where rounds begin that meet it.
+    starts: Vec<usize>,
     candidates: Vec<RecordedCandidate>,
 }
 
 impl Rollout {
-    fn begin(number: usize, room: usize, options: &RecordOptions) -> Self {
+    fn begin(number: usize, room: usize, starts: Vec<usize>, options: &RecordOptions) -> Self {
         let mut rule = EverySignal { has_head: options.has_head };
         let limits = DraftLimits { room, eos_token_ids: &options.limits.eos_token_ids };
         let phase = DraftPhase::begin(&mut rule, limits);
-        Self { number, phase, rule, room, candidates: Vec::new() }
+        Self { number, phase, rule, room, starts, candidates: Vec::new() }
     }
 }
 
@@ -366,6 +434,7 @@ impl Rollout {
 struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
     recorder: &'s mut Recorder<'a, T, D>,
     slot: usize,
+    starts: &'s [usize],
     draws: &'r mut dyn Draws,
     step: &'s Step,
     rejected: Option<u32>,
@@ -385,12 +454,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let predicted =
-            self.recorder.predict_acceptance(self.slot, &self.step.logits, candidate)?;
+        let (slot, logits) = (self.slot, &self.step.logits);
+        let predicted = self.recorder.predict_of_drawn(slot, self.starts, logits, candidate)?;
+        let first = predicted.in_round(0);
         if let Some(drawn) = self.candidates.last_mut() {
-            drawn.predicted_acceptance_prob = predicted;
+            enter(predicted, drawn);
         }
-        Ok(predicted)
+        Ok(first)
     }
 }
 
@@ -428,14 +498,6 @@ struct Step {
 }
 
 impl Step {
-    /// Enters what the head predicts for `read`, the candidate that this forward has read, if that
-    /// is when it predicts.
-    fn predicts_for(&self, read: &mut RecordedCandidate) {
-        if let Some(HeadEstimate::OfRead(prob)) = self.signals.acceptance_prob {
-            read.predicted_acceptance_prob = Some(prob);
-        }
-    }
-
     /// A token as this forward's candidate; what the target gives it is not known yet.
     fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
@@ -454,7 +516,7 @@ impl Step {
             confidence: self.signals.confidence.expect(given),
             confidence_of_ten: self.signals.confidence_of_ten.expect(given),
             entropy: self.signals.entropy.expect(given),
-            predicted_acceptance_prob: None,
+            predicted_acceptance_prob: PredictedProb::Nothing,
             draft_log_prob: draft_prob.ln(),
             target_log_prob: f64::NAN,
         }

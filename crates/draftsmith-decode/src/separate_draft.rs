@@ -8,10 +8,13 @@ use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
+use crate::drafter::{
+    AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain,
+};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::session::ModelSession;
+use crate::target::LeavesHidden;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
@@ -62,9 +65,13 @@ impl<'m> ModelDrafter<'m> for SeparateDraft<'m> {
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
     }
+
+    fn reads_target_hidden(&self) -> bool {
+        self.0.reads_target_hidden()
+    }
 }
 
-impl<T> Drafter<T> for SeparateDraft<'_> {
+impl<T: LeavesHidden> Drafter<T> for SeparateDraft<'_> {
     fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.0.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
@@ -91,7 +98,7 @@ impl<T> Drafter<T> for SeparateDraft<'_> {
     }
 }
 
-impl<T> StepDrafter<T> for SeparateDraft<'_> {
+impl<T: LeavesHidden> StepDrafter<T> for SeparateDraft<'_> {
     fn id(&self) -> DrafterId {
         self.1
     }
@@ -121,5 +128,24 @@ impl<T> StepDrafter<T> for SeparateDraft<'_> {
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         self.0.predict_acceptance(at, logits, candidate)
+    }
+
+    fn depends_on_round(&self) -> bool {
+        self.0.depends_on_round()
+    }
+
+    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
+        self.0.begin_round(slot, num_standing, num_kept, target.last_hidden(slot));
+    }
+
+    /// # Panics
+    /// If the last draft step did not ask for the head's prediction, or a round is not kept.
+    fn predict_by_round(
+        &mut self,
+        slot: usize,
+        asked: AskedOf<'_>,
+        starts: &[usize],
+    ) -> Result<Option<Vec<f64>>, DecodeError> {
+        self.0.predict_by_round(slot, asked, starts)
     }
 }

@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod counting;
+mod left_behind;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -17,6 +18,7 @@ use crate::error::DecodeError;
 use crate::features::Features;
 use crate::logits::Logits;
 use crate::target::{Target, Verification};
+use left_behind::LeftBehind;
 
 /// A model with the cache of the sequences it is reading, one a slot.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct ModelSession<'m> {
     role: &'static str,
     /// Of a self-draft's target.
     exit: Option<EarlyExit>,
+    /// Of a target whose hidden states an acceptance head reads, by slot.
+    left_behind: Option<Vec<LeftBehind>>,
 }
 
 /// What a session needs on top whose shallow layers run ahead of its deep ones.
@@ -83,7 +87,7 @@ impl<'m> ModelSession<'m> {
     ) -> Self {
         let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
-        Self { model, cache, role, exit: None }
+        Self { model, cache, role, exit: None, left_behind: None }
     }
 
     /// From now on the session serves a self-draft behind `exit_layer` layers: those layers may run
@@ -324,8 +328,19 @@ impl Target for ModelSession<'_> {
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.check_prompt(prompt)?;
         self.truncate(slot, 0);
+        if let Some(slots) = &mut self.left_behind {
+            slots[slot] = LeftBehind::default();
+        }
         let ids = &prompt[..prompt.len() - 1];
         if ids.is_empty() {
+            return Ok(());
+        }
+        if self.left_behind.is_some() {
+            let normed = self.read(&[NewTokens { slot, ids, num_rows: 1 }]);
+            if let Some(slots) = &mut self.left_behind {
+                slots[slot].read(ids.len() - 1, normed);
+                slots[slot].commit(ids.len(), &[]);
+            }
             return Ok(());
         }
         let new = [NewTokens { slot, ids, num_rows: 0 }];
@@ -350,11 +365,22 @@ impl Target for ModelSession<'_> {
             [one] => self.read(&[self.unread(one)]),
             _ => self.read(&batch.iter().map(|one| self.unread(one)).collect::<Vec<_>>()),
         };
+        if let Some(slots) = &mut self.left_behind {
+            let mut end = 0;
+            for one in batch {
+                let (start, num_rows) = (end, one.proposal.num_rows());
+                end += num_rows;
+                slots[one.slot].read(one.tokens.len() - num_rows, normed.slice(start..end));
+            }
+        }
         self.logits_of(&normed, num_tokens)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.cache.keep(slot, num_standing, path);
+        if let Some(slots) = &mut self.left_behind {
+            slots[slot].commit(num_standing, path);
+        }
         if let Some(exit) = &mut self.exit {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
             let is_drafted_from = |node: &&usize| num_standing + **node < *num_drafted_from;

@@ -1,12 +1,13 @@
 //! The verified model, as the decoding loop sees it.
 
+use draftsmith_model::Rows;
 use draftsmith_theory::Proposal;
 
 use crate::error::DecodeError;
 use crate::logits::Logits;
 
 /// The verified model, reading one sequence in each of its slots.
-pub trait Target {
+pub trait Target: LeavesHidden {
     /// The number of sequences it can read side by side.
     fn num_slots(&self) -> usize;
 
@@ -31,6 +32,19 @@ pub trait Target {
     /// The longest sequence a slot can hold.
     fn context(&self) -> usize;
 }
+
+/// What a target leaves behind, beside its cache, for the drafter of the next round.
+pub trait LeavesHidden {
+    /// The final hidden state, after the final norm, at the last position of a slot that was read and
+    /// stands: one row, a function of what stands alone. None where nothing was read, or none are kept.
+    fn last_hidden(&self, slot: usize) -> Option<&Rows> {
+        let _ = slot;
+        None
+    }
+}
+
+/// In place of a target, where a drafter is stepped without one.
+impl LeavesHidden for () {}
 
 /// A sequence to verify.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use draftsmith_theory::{
     TreeShape,
 };
 
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, begin_phases};
 use crate::error::DecodeError;
 
 /// A drafter whose proposals are trees. What it reads of a tree comes first among the proposal's
@@ -87,14 +87,16 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let begin = |round: &mut DraftRound<'_>| Growing {
-        phase: DraftPhase::begin(round.rule, round.limits),
+    let begin = |phase: DraftPhase| Growing {
+        phase,
         growth: TreeGrowth::new(shape),
         chain: Vec::new(),
         parents: Vec::new(),
         num_unread: 0,
     };
-    let mut trees: Vec<Growing> = rounds.iter_mut().map(begin).collect();
+    let by_head = shape.grown_by == GrownBy::Head;
+    let phases = begin_phases(drafter, target, rounds, by_head).into_iter();
+    let mut trees: Vec<Growing> = phases.map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
         let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();

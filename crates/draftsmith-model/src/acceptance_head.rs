@@ -1,7 +1,8 @@
 //! The acceptance-prediction head of SpecDec++ (Huang et al. 2024, section 3): a small residual
 //! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer
 //! to two logits, reject and accept. What else is read of a candidate, z, enters before the first
-//! block as x₀ = h + U z; see [`HeadReads`].
+//! block as x₀ = h + U z + V t, where t is a hidden state of the target that the round began with;
+//! see [`HeadReads`].
 //!
 //! Two schemas on disk. The authors' is for what their class can load: one block applied `D` times,
 //! stored once, on the candidate's own hidden state alone. All else goes under ours, with other
@@ -35,6 +36,8 @@ use crate::weights::{
 pub struct AcceptanceHead {
     /// U, without bias; None where a hidden state is all that is read.
     input: Option<Linear>,
+    /// V, without bias; None where nothing of the target is read.
+    target: Option<Linear>,
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
     blocks: Vec<Linear>,
     output: Linear,
@@ -52,6 +55,8 @@ struct PackedHead {
     embedding: Option<PackedWeights>,
     /// U's part for scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
+    /// V, if the head reads of the target.
+    target: Option<PackedWeights>,
     blocks: Vec<PackedWeights>,
     /// What makes the logit of acceptance of the last block's output, and the logit of none.
     output: Vec<f32>,
@@ -59,18 +64,20 @@ struct PackedHead {
 }
 
 impl PackedHead {
-    fn of(reads: &HeadReads, input: Option<&Linear>, blocks: &[Linear], output: &Linear) -> Self {
+    fn of(head: &AcceptanceHead) -> Self {
+        let AcceptanceHead { input, target, blocks, output, reads, .. } = head;
         let difference = |both: Vec<f32>| -> Vec<f32> {
             both.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect()
         };
         let bias = output.bias.as_ref().map_or(vec![0.0; 2], |bias| packed::values(bias.val()));
-        let matrix = input.map_or(Vec::new(), |input| packed::values(input.weight.val()));
+        let matrix = input.as_ref().map_or(Vec::new(), |input| packed::values(input.weight.val()));
         let hidden = output.weight.dims()[0];
         let (embedding, scalars) = matrix.split_at(matrix.len() - reads.num_scalars() * hidden);
         let pack = |weight| PackedWeights::pack(weight, hidden, hidden, None);
         Self {
             embedding: (!embedding.is_empty()).then(|| pack(embedding)),
             scalars: scalars.to_vec(),
+            target: target.as_ref().map(|target| packed::pack(&[target])),
             blocks: blocks.iter().map(|block| packed::pack(&[block])).collect(),
             output: difference(packed::values(output.weight.val())),
             bias: difference(bias)[0],
@@ -102,8 +109,7 @@ impl AcceptanceHead {
             input.weight = Param::from_tensor(weight.slice_assign(of_embedding, larger));
         }
         if self.packed.is_some() {
-            let (input, blocks) = (self.input.as_ref(), &self.blocks);
-            self.packed = Some(Arc::new(PackedHead::of(&self.reads, input, blocks, &self.output)));
+            self.packed = Some(Arc::new(PackedHead::of(&self)));
         }
         self
     }
@@ -111,17 +117,19 @@ impl AcceptanceHead {
     /// The two logits, reject and accept.
     ///
     /// # Shapes
-    /// - features: `[rows, hidden]`, and `[rows, extra]` if more is read than a hidden state
+    /// - features: `[rows, hidden]`, and `[rows, extra]` and `[rows, target hidden]` if more is read
     /// - output: `[rows, 2]`
     ///
     /// # Panics
     /// If the features are another head's.
     pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
-        let HeadFeatures { hidden: mut x, extra } = features.into();
-        match (&self.input, extra) {
-            (Some(input), Some(extra)) => x = x + input.forward(extra),
-            (None, None) => {}
-            _ => panic!("a head is given what it reads"),
+        let HeadFeatures { hidden: mut x, extra, target } = features.into();
+        for (matrix, read) in [(&self.input, extra), (&self.target, target)] {
+            match (matrix, read) {
+                (Some(matrix), Some(read)) => x = x + matrix.forward(read),
+                (None, None) => {}
+                _ => panic!("a head is given what it reads"),
+            }
         }
         self.behind_input(x)
     }
@@ -174,6 +182,36 @@ impl AcceptanceHead {
         }))
     }
 
+    /// V's product with hidden states of the target: the part of what [`Self::acceptance_logits`]
+    /// reads that is a whole round's.
+    ///
+    /// # Shapes
+    /// - hidden: rows of the target's width
+    /// - output: rows of the draft's width
+    ///
+    /// # Panics
+    /// If the head reads nothing of the target.
+    pub fn of_target_hidden(&self, hidden: &Rows) -> Rows {
+        let target = self.target.as_ref().expect("a head that reads of the target");
+        let packed = self.packed.as_ref().and_then(|packed| packed.target.as_ref());
+        if let (Some(weights), Place::Host(rows)) = (packed, &hidden.place) {
+            let mut values = Vec::new();
+            weights.multiply(&rows.values, &mut values, &Threads::All);
+            let width = target.weight.dims()[1];
+            return hidden.with_place(HostRows { values, width });
+        }
+        hidden.with_place(self.as_read(hidden).map(|rows| {
+            let [_, num_rows, width] = rows.dims();
+            rows.reshape([num_rows, width]).matmul(target.weight.val()).unsqueeze::<3>()
+        }))
+    }
+
+    /// [`Self::of_target_hidden`] where the target has read nothing yet: zeros.
+    pub fn of_no_target_hidden(&self) -> Rows {
+        let width = self.output.weight.dims()[0];
+        HostRows { values: vec![0.0; width], width }.into()
+    }
+
     /// Rows as the head reads them, on its device and in its own type: of a drafter in bf16, a head in
     /// f32 predicts in f32.
     fn as_read(&self, rows: &Rows) -> DeviceRows {
@@ -186,35 +224,39 @@ impl AcceptanceHead {
     ///
     /// # Shapes
     /// - hidden: a row a candidate
-    /// - of_embedding: [`Self::of_embedding`] of each candidate, if the head looks ahead
+    /// - products: rows as many: [`Self::of_embedding`] of each candidate, if the head looks ahead, and
+    ///   [`Self::of_target_hidden`] of its round, if the head reads of the target
     /// - scalars: `[rows, scalars]`, one after the other: [`HeadReads::scalars`] of each candidate
     ///
     /// # Panics
     /// If these are not what the head reads.
-    pub fn acceptance_logits(
+    pub fn acceptance_logits<'r>(
         &self,
         hidden: &Rows,
-        of_embedding: Option<&Rows>,
+        products: impl IntoIterator<Item = &'r Rows>,
         scalars: &[f32],
     ) -> Rows {
         let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
         assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
-        let looks_ahead = self.reads.looks_ahead();
-        assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
-        let operands = match (&self.packed, &hidden.place, of_embedding.map(|rows| &rows.place)) {
-            (Some(packed), Place::Host(hidden), None) => Some((packed, hidden, None)),
-            (Some(packed), Place::Host(hidden), Some(Place::Host(product))) => {
-                Some((packed, hidden, Some(&product.values[..])))
+        let products: Vec<&Rows> = products.into_iter().collect();
+        let num_products =
+            usize::from(self.reads.looks_ahead()) + usize::from(self.reads.has_target_hidden());
+        assert_eq!(products.len(), num_products, "a head is given what it reads");
+        fn in_host<'r>(rows: &&'r Rows) -> Option<&'r [f32]> {
+            match &rows.place {
+                Place::Host(rows) => Some(&rows.values),
+                Place::Device(_) => None,
             }
-            _ => None,
-        };
-        if let Some((packed, rows, product)) = operands {
-            return hidden.with_place(self.run_packed(packed, rows, product, scalars));
+        }
+        if let (Some(packed), Place::Host(rows)) = (&self.packed, &hidden.place)
+            && let Some(products) = products.iter().map(in_host).collect::<Option<Vec<_>>>()
+        {
+            return hidden.with_place(self.run_packed(packed, rows, &products, scalars));
         }
         hidden.with_place(self.as_read(hidden).map(|rows| {
             let [_, num_padded, width] = rows.dims();
             let mut x = rows.reshape([num_padded, width]);
-            if let Some(product) = of_embedding {
+            for product in products {
                 x = x + self.as_read(product).tensor.reshape([num_padded, width]);
             }
             if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
@@ -235,15 +277,15 @@ impl AcceptanceHead {
         &self,
         packed: &PackedHead,
         hidden: &HostRows,
-        of_embedding: Option<&[f32]>,
+        products: &[&[f32]],
         scalars: &[f32],
     ) -> HostRows {
         let (mut x, width) = (hidden.values.clone(), hidden.width);
         let num_scalars = self.reads.num_scalars();
         for (row, x) in x.chunks_exact_mut(width).enumerate() {
-            let product = of_embedding.map(|rows| &rows[row * width..(row + 1) * width]);
+            let products = products.iter().map(|rows| &rows[row * width..(row + 1) * width]);
             let scalars = &scalars[row * num_scalars..(row + 1) * num_scalars];
-            packed::add_read(x, product, scalars, &packed.scalars);
+            packed::add_read(x, products, scalars, &packed.scalars);
         }
         let mut y = Vec::new();
         for depth in 0..self.num_layers {
@@ -310,15 +352,14 @@ impl AcceptanceHead {
                 blocks.push(read_linear(&mut reader, &format!("blocks.{i}"), hidden, device)?);
             }
         }
-        let num_extra = config.reads.num_extra(hidden);
-        let input = match num_extra {
-            0 => None,
-            _ => {
-                let weight = reader.take("input.weight", &[hidden, num_extra])?;
-                let weight = transposed(&weight, hidden, num_extra);
-                Some(linear(weight, [num_extra, hidden], None, device, FloatDType::F32))
-            }
+        let mut matrix = |name: &str, from: usize| {
+            let weight = reader.take(&format!("{name}.weight"), &[hidden, from])?;
+            let weight = transposed(&weight, hidden, from);
+            Ok::<_, ModelError>(linear(weight, [from, hidden], None, device, FloatDType::F32))
         };
+        let num_extra = config.reads.num_extra(hidden);
+        let input = (num_extra > 0).then(|| matrix("input", num_extra)).transpose()?;
+        let target = config.target_hidden_size.map(|from| matrix("target", from)).transpose()?;
         let output_name = match config.is_authors() {
             true => format!("model.{}", config.num_layers),
             false => "output".to_owned(),
@@ -327,10 +368,12 @@ impl AcceptanceHead {
         reader.finish()?;
         check_weights(dir)?;
         let num_layers = config.num_layers;
-        let packed = packed::runs_on(device)
-            .then(|| Arc::new(PackedHead::of(&config.reads, input.as_ref(), &blocks, &output)));
         let reads = config.reads.clone();
-        Ok((config, Self { input, blocks, output, num_layers, reads, packed }))
+        let mut head = Self { input, target, blocks, output, num_layers, reads, packed: None };
+        if packed::runs_on(device) {
+            head.packed = Some(Arc::new(PackedHead::of(&head)));
+        }
+        Ok((config, head))
     }
 
     /// Writes `model.safetensors`, then `config.json`, each under a temporary name first.
@@ -363,8 +406,9 @@ impl AcceptanceHead {
 
 impl AcceptanceHead {
     /// Writes the weights alone, under the names of our own schema whatever the head: `input` if
-    /// something is read besides a hidden state, `blocks.0` and so on as far as they differ, and
-    /// `output`, each with `weight`, `[out, in]`, and but for `input` with `bias`.
+    /// something is read besides hidden states, `target` if one of the target's is, `blocks.0` and so
+    /// on as far as they differ, and `output`, each with `weight`, `[out, in]`, and the latter two with
+    /// `bias`.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -378,8 +422,8 @@ impl AcceptanceHead {
 
     fn named(&self, block_name: impl Fn(usize) -> String, output_name: &str) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
-        if let Some(input) = &self.input {
-            push_linear(&mut tensors, "input", input);
+        for (name, matrix) in [("input", &self.input), ("target", &self.target)] {
+            matrix.iter().for_each(|matrix| push_linear(&mut tensors, name, matrix));
         }
         for (i, block) in self.blocks.iter().enumerate() {
             push_linear(&mut tensors, &block_name(i), block);

@@ -271,13 +271,18 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     );
 }
 
-/// Adds to `x` what an acceptance head reads beside a hidden state: `y`, and rows of a matrix, each
-/// as often as its scalar says.
-pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
+/// Adds to `x` what an acceptance head reads beside a hidden state: each of `ys`, and rows of a
+/// matrix, each as often as its scalar says.
+pub(crate) fn add_read<'y>(
+    x: &mut [f32],
+    ys: impl Iterator<Item = &'y [f32]>,
+    scalars: &[f32],
+    matrix: &[f32],
+) {
     vectorized(
         #[inline(always)]
         || {
-            if let Some(y) = y {
+            for y in ys {
                 steps::add(x, y);
             }
             for (scalar, row) in scalars.iter().zip(matrix.chunks_exact(x.len())) {

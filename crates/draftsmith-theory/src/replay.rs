@@ -20,6 +20,7 @@
 mod cost_optimal;
 mod judged;
 mod look_ups;
+mod predicted;
 mod recorded_steps;
 mod step_function;
 
@@ -31,9 +32,10 @@ use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
+pub use predicted::PredictedProb;
 
 /// One candidate as it was drafted, and what is true of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCandidate {
     /// The token.
     pub token_id: u32,
@@ -45,10 +47,10 @@ pub struct RecordedCandidate {
     pub confidence_of_ten: f64,
     /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
-    /// What the acceptance head predicts for this candidate. None without a head, and of a
+    /// What the acceptance head predicts for this candidate. Nothing without a head, and of a
     /// rollout's or a response's last candidate where the head predicts once it is read, which then
     /// nobody asks about.
-    pub predicted_acceptance_prob: Option<f64>,
+    pub predicted_acceptance_prob: PredictedProb,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
     /// log p, likewise.
@@ -232,7 +234,8 @@ impl Recordings {
         for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
             let rollout = place.rollout.iter_mut().flatten();
             for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
-                candidate.predicted_acceptance_prob = Some(candidate.acceptance_prob());
+                candidate.predicted_acceptance_prob =
+                    PredictedProb::InAnyRound(candidate.acceptance_prob());
             }
         }
         recordings
@@ -503,7 +506,8 @@ mod tests {
         let recordings = random(5, 3, 0.5).with_perfect_head();
         for place in recordings.responses.iter().flat_map(|response| &response.places) {
             for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {
-                assert_eq!(candidate.predicted_acceptance_prob, Some(candidate.acceptance_prob()));
+                let expected = PredictedProb::InAnyRound(candidate.acceptance_prob());
+                assert_eq!(candidate.predicted_acceptance_prob, expected);
             }
         }
     }

@@ -221,8 +221,8 @@ pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 
 #[cfg(test)]
 mod tests {
     use draftsmith_theory::{
-        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
-        StopRuleConfig,
+        DrafterId, FixedLengthConfig, PredictedProb, RecordedCandidate, RecordedPlace, Recording,
+        SeededDraws, StopRuleConfig,
     };
 
     use super::*;
@@ -238,13 +238,13 @@ mod tests {
             confidence: 0.5,
             confidence_of_ten: 0.5,
             entropy: 1.0,
-            predicted_acceptance_prob: None,
+            predicted_acceptance_prob: PredictedProb::Nothing,
             draft_log_prob: -1.0,
             target_log_prob: -1.0,
         };
         let mut place = || RecordedPlace {
-            candidate,
-            rollout: (draws.uniform() >= accepted).then(|| vec![candidate; 8]),
+            candidate: candidate.clone(),
+            rollout: (draws.uniform() >= accepted).then(|| vec![candidate.clone(); 8]),
         };
         let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
         Recordings {

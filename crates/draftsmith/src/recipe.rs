@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::HeadInput;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, Section,
     check_moved_keys,
@@ -236,14 +235,6 @@ impl Recipe {
         }
         if let Some(head) = &self.head {
             head.validate(Section::Head)?;
-            // Found after training, this would come late.
-            require(
-                self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
-                "head.inputs",
-                "has `position`, with which nothing can be recorded for the section `[tune]`: the \
-                 prediction of such a head depends on where the round began; drop the one or \
-                 the other",
-            )?;
         }
         if let Some(adapter) = &self.adapter {
             adapter.validate()?;
@@ -276,12 +267,6 @@ impl Recipe {
             head.sweep.is_none(),
             "adapter_head.sweep",
             "is there: only the draft's heads can be swept",
-        )?;
-        require(
-            self.tune.is_none() || !head.inputs.contains(&HeadInput::Position),
-            "adapter_head.inputs",
-            "has `position`, with which nothing can be recorded for the section `[tune]`: drop the \
-             one or the other",
         )
     }
 }
@@ -335,10 +320,6 @@ mod tests {
         assert!(bad.contains("`adapter_head.num_layers` is 65"), "{bad}");
         let sweep = with("adapter_head.sweep.num_layers=[0, 1]");
         assert!(message(RECIPE, &sweep).contains("`adapter_head.sweep`"));
-        let position = ["adapter_head.inputs=['position']", "tune.max_length=5"];
-        let position = [&head[..], &position].concat();
-        assert!(message(RECIPE, &position).contains("`adapter_head.inputs` has `position`"));
-        read(RECIPE, &position[..3]).expect("nothing is recorded");
     }
 
     #[test]
@@ -416,9 +397,6 @@ mod tests {
                 .contains("`head.optimizer.clipping.norm`")
         );
         assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
-        let position = ["head.inputs=['position']", "tune.max_length=5"];
-        assert!(message(RECIPE, &position).contains("`head.inputs` has `position`"));
-        read(RECIPE, &position[..1]).expect("nothing is recorded");
         assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
         assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
         assert!(message(RECIPE, &["seed.x=1"]).len() > 5);

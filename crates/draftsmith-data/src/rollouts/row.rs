@@ -43,7 +43,10 @@ pub struct RolloutCandidates {
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
     /// The acceptance head's probability that this candidate is accepted; `None` where there was no
-    /// head. The last one may be NaN: no stop rule asks about it.
+    /// head. Of a head that depends on where the round began, several numbers a candidate, as many of
+    /// each: by how many of the response's tokens the round has accepted before `start`, or before the
+    /// candidate where that is the response's, as far as there are such rounds, and then NaN. The last
+    /// candidate's may all be NaN: no stop rule asks about it.
     pub predicted_acceptance_prob: Option<Vec<f64>>,
     /// log q of the candidate, of the drafter's distribution that acceptance is defined by; −∞
     /// allowed.
@@ -109,7 +112,11 @@ impl RolloutRow {
 
     fn validate_lengths(&self) -> Result<(), DataError> {
         let expected = self.candidates.candidate_ids.len();
-        match self.numbers().find(|(_, _, values)| values.len() != expected) {
+        let is_wrong = |column: &str, found: usize| match column {
+            PREDICTED => found == 0 || !found.is_multiple_of(expected.max(1)),
+            _ => found != expected,
+        };
+        match self.numbers().find(|(column, _, values)| is_wrong(column, values.len())) {
             None => Ok(()),
             Some((column, _, values)) => {
                 let found = values.len();
@@ -121,16 +128,30 @@ impl RolloutRow {
 
     fn validate_values(&self) -> Result<(), DataError> {
         for (column, numbers, values) in self.numbers() {
-            // Nobody asks for the prediction of the last one, so it may not have been made.
-            let asked = match values.split_last() {
-                Some((last, asked)) if column == PREDICTED && last.is_nan() => asked,
-                _ => values,
+            let problem = match column {
+                PREDICTED => numbers.problem(&self.asked(values)),
+                _ => numbers.problem(values),
             };
-            if let Some(problem) = numbers.problem(asked) {
+            if let Some(problem) = problem {
                 return Err(self.error(column, problem));
             }
         }
         Ok(())
+    }
+
+    /// Predictions, with 0 in place of those that may be missing: of the last candidate, which nobody
+    /// asks for, and behind the last of a candidate's.
+    fn asked(&self, predicted: &[f64]) -> Vec<f64> {
+        let num_candidates = self.candidates.candidate_ids.len();
+        let a_candidate = predicted.len() / num_candidates.max(1);
+        let mut asked = predicted.to_vec();
+        for (nth, own) in asked.chunks_mut(a_candidate.max(1)).enumerate() {
+            let num_made = own.iter().rposition(|prob| !prob.is_nan()).map_or(0, |last| last + 1);
+            if num_made > 0 || nth + 1 == num_candidates {
+                own[num_made..].fill(0.0);
+            }
+        }
+        asked
     }
 
     /// The lists of numbers that are there, by column.

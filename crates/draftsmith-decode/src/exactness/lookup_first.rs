@@ -1,10 +1,10 @@
 //! Looking up before drafting leaves the target's output what it is, whenever the drafter's rule stops.
 
-use draftsmith_theory::{Counts, DrafterId, HeadTiming, LookupFirst, StopRule};
+use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap};
-use super::{Case, assert_same_distribution, rules_with};
+use super::{Case, HEADS, assert_same_distribution, rules_with};
 use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
@@ -47,7 +47,7 @@ fn every_stop_map_leaves_the_targets_distribution() {
 
 #[test]
 fn every_rule_leaves_the_targets_distribution() {
-    for head in [HeadTiming::AfterRead, HeadTiming::AtDraw] {
+    for head in HEADS {
         let case = Case::new(2, 5, Some(1), 2200).with_head(head);
         for config in rules_with(head, 3) {
             for first in FIRSTS {

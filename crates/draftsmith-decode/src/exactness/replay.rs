@@ -4,12 +4,12 @@
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Counts, Decoding, Draws, HeadTiming, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws,
-    StopRule, distribution_of, enumerate,
+    Counts, Decoding, Draws, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws, StopRule,
+    distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, assert_same_distribution, rules_with};
+use super::{Case, HEADS, Head, assert_same_distribution, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
@@ -17,13 +17,13 @@ use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::RoundTokens;
 use crate::target::Target;
 
-const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 /// The greatest number of candidates that is recorded.
 const MAX_LENGTH: usize = 3;
 
 /// A target and what drafts for it.
 struct Models<'a, T, D> {
     case: &'a Case,
+    head: Head,
     decoding: Decoding,
     target: T,
     drafter: D,
@@ -83,7 +83,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             drafter: StepDrafter::id(drafter),
             max_length: MAX_LENGTH,
             eos_token_ids: limits.eos_token_ids.clone(),
-            head: Some(self.case.draft.head),
+            head: Some(self.head.timing),
             responses: vec![recording],
         };
         (plain.token_ids, recordings)
@@ -103,7 +103,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
-        for config in rules_with(self.case.draft.head, MAX_LENGTH) {
+        for config in rules_with(self.head, MAX_LENGTH) {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
@@ -126,7 +126,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     /// The joint distribution of tokens and counts, decoded and replayed.
     fn assert_same_distributions(&self) {
         let recorded = enumerate(|draws| self.record(draws));
-        for config in rules_with(self.case.draft.head, MAX_LENGTH) {
+        for config in rules_with(self.head, MAX_LENGTH) {
             for first in std::iter::once(None).chain(firsts().map(Some)) {
                 let decoded = distribution_of(enumerate(|draws| {
                     let rule = &mut *config.init().expect("valid");
@@ -183,13 +183,19 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-fn separate(case: &Case, decoding: Decoding) -> Models<'_, Table, Drafting> {
-    Models { case, decoding, target: case.target.clone(), drafter: Drafting::from(&case.draft) }
+fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Drafting> {
+    Models {
+        case,
+        head,
+        decoding,
+        target: case.target.clone(),
+        drafter: Drafting::from(&case.draft),
+    }
 }
 
-fn self_draft(case: &Case, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
+fn self_draft(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
     let (target, drafter) = (Advanced::from(&case.target), Advancing::from(&case.draft));
-    Models { case, decoding, target, drafter }
+    Models { case, head, decoding, target, drafter }
 }
 
 #[test]
@@ -198,8 +204,8 @@ fn greedy_replay_is_decoding_count_for_count() {
         for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
             for head in HEADS {
                 let case = Case::new(3, max_new_tokens, eos, 1000 + seed).with_head(head);
-                separate(&case, Decoding::Greedy).assert_same_counts();
-                self_draft(&case, Decoding::Greedy).assert_same_counts();
+                separate(&case, head, Decoding::Greedy).assert_same_counts();
+                self_draft(&case, head, Decoding::Greedy).assert_same_counts();
             }
         }
     }
@@ -211,7 +217,7 @@ fn the_context_limits_replay_as_it_limits_decoding() {
         for head in HEADS {
             let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
             case.draft.context = 9;
-            separate(&case, Decoding::Greedy).assert_same_counts();
+            separate(&case, head, Decoding::Greedy).assert_same_counts();
         }
     }
 }
@@ -222,8 +228,8 @@ fn sampled_replay_has_the_distribution_of_decoding() {
         for head in HEADS {
             let case = Case::new(vocab_size, max_new_tokens, eos, 1200).with_head(head);
             let decoding = Decoding::Sampled(case.sampling);
-            separate(&case, decoding).assert_same_distributions();
-            self_draft(&case, decoding).assert_same_distributions();
+            separate(&case, head, decoding).assert_same_distributions();
+            self_draft(&case, head, decoding).assert_same_distributions();
         }
     }
 }

@@ -5,10 +5,12 @@ use draftsmith_theory::{
     SeededDraws, SignalNeeds, StopRule,
 };
 
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain};
+use crate::drafter::{
+    AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain,
+};
 use crate::error::DecodeError;
 use crate::logits::Logits;
-use crate::target::{Target, Verification};
+use crate::target::{LeavesHidden, Target, Verification};
 
 /// Sequences that tables read side by side.
 pub(super) const NUM_SLOTS: usize = 2;
@@ -21,6 +23,8 @@ pub(super) struct Table {
     pub(super) context: usize,
     /// When its acceptance head predicts, as a draft.
     pub(super) head: HeadTiming,
+    /// Whether what the head predicts depends on where the round began.
+    pub(super) head_reads_round: bool,
     /// The tokens that it draws, as a draft of a small vocabulary: those below.
     pub(super) num_drawn: u32,
 }
@@ -31,22 +35,48 @@ impl Table {
         SeededDraws::new(self.seed, &[&String::from_utf8_lossy(&name), purpose])
     }
 
-    /// What an acceptance head might predict, having read the prefix.
-    fn acceptance_prob(&self, prefix: &[u32]) -> f64 {
-        self.draws(prefix, "head").uniform()
+    /// What an acceptance head might predict, having read the prefix, in a round that began behind
+    /// `start` of its tokens.
+    fn acceptance_prob(&self, prefix: &[u32], start: usize) -> f64 {
+        let purpose = if self.head_reads_round { format!("head {start}") } else { "head".into() };
+        self.draws(prefix, &purpose).uniform()
     }
 
     /// The signals of a draft forward that has read the prefix.
-    fn signals(&self, prefix: &[u32], logits: &[f32], needs: SignalNeeds) -> DraftSignals {
+    fn signals(
+        &self,
+        prefix: &[u32],
+        logits: &[f32],
+        needs: SignalNeeds,
+        start: usize,
+    ) -> DraftSignals {
         let predicts = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
-        let acceptance_prob = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
-        DraftSignals { acceptance_prob, ..needs.signals_of_logits(logits) }
+        let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix, start)));
+        DraftSignals { acceptance_prob: predicted, ..needs.signals_of_logits(logits) }
     }
 
     /// What the head predicts for a candidate drawn behind the prefix.
-    fn predict(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
+    fn predict(&self, prefix: &[u32], candidate: u32, start: usize) -> Option<f64> {
         let predicts = self.head == HeadTiming::AtDraw;
-        predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
+        predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat(), start))
+    }
+
+    /// What a head that depends on it predicts in each of several rounds: of the last token of the
+    /// prefix, or of one drawn behind it.
+    fn predict_by_round(
+        &self,
+        prefix: &[u32],
+        asked: AskedOf<'_>,
+        starts: &[usize],
+    ) -> Option<Vec<f64>> {
+        let (timing, read) = match asked {
+            AskedOf::Read => (HeadTiming::AfterRead, prefix.to_vec()),
+            AskedOf::Drawn { candidate, .. } => {
+                (HeadTiming::AtDraw, [prefix, &[candidate]].concat())
+            }
+        };
+        let predicts = self.head_reads_round && self.head == timing;
+        predicts.then(|| starts.iter().map(|start| self.acceptance_prob(&read, *start)).collect())
     }
 
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
@@ -66,6 +96,8 @@ impl Table {
             .collect()
     }
 }
+
+impl LeavesHidden for Table {}
 
 impl Target for Table {
     fn num_slots(&self) -> usize {
@@ -159,16 +191,19 @@ pub(super) struct Drafting {
     pub(super) table: Table,
     /// What each row of the last step in a slot ends.
     read: [Vec<Vec<u32>>; NUM_SLOTS],
+    /// Behind how many tokens the last round in each slot began.
+    starts: [usize; NUM_SLOTS],
 }
 
 /// What a drafter that is a table gives of steps: of each, the prefixes that its rows end.
 fn drafted<'a>(
     table: &Table,
+    starts: [usize; NUM_SLOTS],
     rows: impl Iterator<Item = (&'a DraftStep<'a>, Vec<u32>)>,
 ) -> Vec<Drafted> {
     let drafted = |(step, prefix): (&DraftStep<'_>, Vec<u32>)| {
         let logits = table.row(&prefix);
-        let signals = table.signals(&prefix, &logits, step.needs);
+        let signals = table.signals(&prefix, &logits, step.needs, starts[step.slot]);
         Drafted { logits, signals, num_forwards: 1 }
     };
     rows.map(drafted).collect()
@@ -176,7 +211,7 @@ fn drafted<'a>(
 
 impl From<&Table> for Drafting {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Default::default() }
+        Self { table: table.clone(), read: Default::default(), starts: [0; NUM_SLOTS] }
     }
 }
 
@@ -219,7 +254,7 @@ impl<T> StepDrafter<T> for Drafting {
         let rows = steps
             .iter()
             .flat_map(|step| of_step(&step).into_iter().map(move |prefix| (step, prefix)));
-        Ok(drafted(&self.table, rows))
+        Ok(drafted(&self.table, self.starts, rows))
     }
 
     fn predict_acceptance(
@@ -229,7 +264,24 @@ impl<T> StepDrafter<T> for Drafting {
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict(&self.read[slot][row], candidate))
+        Ok(self.table.predict(&self.read[slot][row], candidate, self.starts[slot]))
+    }
+
+    fn depends_on_round(&self) -> bool {
+        self.table.head_reads_round
+    }
+
+    fn begin_round(&mut self, _target: &mut T, slot: usize, num_standing: usize, _: usize) {
+        self.starts[slot] = num_standing;
+    }
+
+    fn predict_by_round(
+        &mut self,
+        slot: usize,
+        asked: AskedOf<'_>,
+        starts: &[usize],
+    ) -> Result<Option<Vec<f64>>, DecodeError> {
+        Ok(self.table.predict_by_round(&self.read[slot][0], asked, starts))
     }
 }
 
@@ -250,6 +302,8 @@ impl From<&Table> for Advanced {
         Self { table: table.clone(), read: Default::default(), num_verified: [0; NUM_SLOTS] }
     }
 }
+
+impl LeavesHidden for Advanced {}
 
 impl Target for Advanced {
     fn num_slots(&self) -> usize {
@@ -293,11 +347,14 @@ pub(super) struct Advancing {
     read: [Read; NUM_SLOTS],
     /// The rows of the last step in each slot.
     num_rows: [usize; NUM_SLOTS],
+    /// Behind how many tokens the last round in each slot began.
+    starts: [usize; NUM_SLOTS],
 }
 
 impl From<&Table> for Advancing {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Default::default(), num_rows: [0; NUM_SLOTS] }
+        let [num_rows, starts] = [[0; NUM_SLOTS]; 2];
+        Self { table: table.clone(), read: Default::default(), num_rows, starts }
     }
 }
 
@@ -349,7 +406,7 @@ impl StepDrafter<Advanced> for Advancing {
             let prefixes = self.read[step.slot].last_prefixes(step.num_rows);
             prefixes.map(move |prefix| (step, prefix))
         });
-        Ok(drafted(&self.table, rows))
+        Ok(drafted(&self.table, self.starts, rows))
     }
 
     fn predict_acceptance(
@@ -363,7 +420,34 @@ impl StepDrafter<Advanced> for Advancing {
         let read = &self.read[slot];
         let num_rows = self.num_rows[slot];
         let prefix = read.prefix(read.tokens.len() - num_rows + row);
-        Ok(self.table.predict(&prefix, candidate))
+        Ok(self.table.predict(&prefix, candidate, self.starts[slot]))
+    }
+
+    fn depends_on_round(&self) -> bool {
+        self.table.head_reads_round
+    }
+
+    fn begin_round(
+        &mut self,
+        target: &mut Advanced,
+        slot: usize,
+        num_standing: usize,
+        _num_kept: usize,
+    ) {
+        // All that a round may read of its target is there, and nothing behind it.
+        assert_eq!(target.num_verified[slot], num_standing - 1);
+        self.starts[slot] = num_standing;
+    }
+
+    fn predict_by_round(
+        &mut self,
+        slot: usize,
+        asked: AskedOf<'_>,
+        starts: &[usize],
+    ) -> Result<Option<Vec<f64>>, DecodeError> {
+        let read = &self.read[slot];
+        let prefix = read.prefix(read.tokens.len() - 1);
+        Ok(self.table.predict_by_round(&prefix, asked, starts))
     }
 }
 

@@ -359,6 +359,8 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     }
 }
 
+impl LeavesHidden for Watched<'_> {}
+
 impl Target for Watched<'_> {
     fn num_slots(&self) -> usize {
         1

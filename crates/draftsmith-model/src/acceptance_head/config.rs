@@ -25,6 +25,8 @@ pub struct AcceptanceHeadConfig {
     pub tied: bool,
     /// What is read of a candidate.
     pub reads: HeadReads,
+    /// Width of the target's hidden states; Some where one is read.
+    pub target_hidden_size: Option<usize>,
     /// SHA-256 of the draft the head was trained on, if known.
     pub draft_hash: Option<String>,
     /// SHA-256 of the target whose verdicts the head predicts, if known.
@@ -48,6 +50,8 @@ struct Stored {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inputs: Option<Vec<HeadInput>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_hidden_size: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     draft_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
@@ -65,6 +69,7 @@ impl From<AcceptanceHeadConfig> for Stored {
             tied: own.then_some(config.tied),
             form: own.then(|| config.reads.form()),
             inputs: own.then(|| config.reads.inputs().to_vec()),
+            target_hidden_size: config.target_hidden_size,
             draft_hash: config.draft_hash,
             target_hash: config.target_hash,
             training: config.training,
@@ -103,11 +108,21 @@ impl Stored {
             }
             (true, HeadForm::Candidate, Vec::new())
         };
+        let reads = HeadReads::new(form, &inputs);
+        let problem = match (reads.has_target_hidden(), self.target_hidden_size) {
+            (true, None | Some(0)) => Some("is missing or 0, but `inputs` has `target-hidden`"),
+            (false, Some(_)) => Some("is there, but `inputs` has no `target-hidden`"),
+            (true, Some(_)) | (false, None) => None,
+        };
+        if let Some(problem) = problem {
+            return Err(("target_hidden_size", problem.to_owned()));
+        }
         Ok(AcceptanceHeadConfig {
             hidden_size: self.hidden_size,
             num_layers: self.num_layers,
             tied,
-            reads: HeadReads::new(form, &inputs),
+            reads,
+            target_hidden_size: self.target_hidden_size,
             draft_hash: self.draft_hash,
             target_hash: self.target_hash,
             training: self.training,
@@ -123,6 +138,7 @@ impl AcceptanceHeadConfig {
             num_layers,
             tied,
             reads: HeadReads::default(),
+            target_hidden_size: None,
             draft_hash: None,
             target_hash: None,
             training: serde_json::Map::new(),
@@ -132,6 +148,12 @@ impl AcceptanceHeadConfig {
     /// The same with other things to read.
     pub fn with_reads(self, reads: HeadReads) -> Self {
         Self { reads, ..self }
+    }
+
+    /// The same for a target of this width, if one of its hidden states is read.
+    pub fn with_target(self, hidden_size: usize) -> Self {
+        let target_hidden_size = self.reads.has_target_hidden().then_some(hidden_size);
+        Self { target_hidden_size, ..self }
     }
 
     /// Whether one block serves every depth.
@@ -153,9 +175,10 @@ impl AcceptanceHeadConfig {
     pub fn init(&self, device: &Device) -> AcceptanceHead {
         let hidden = self.hidden_size;
         let num_extra = self.reads.num_extra(hidden);
-        let input = LinearConfig::new(num_extra, hidden).with_bias(false);
+        let matrix = |from| LinearConfig::new(from, hidden).with_bias(false).init(device);
         AcceptanceHead {
-            input: (num_extra > 0).then(|| input.init(device)),
+            input: (num_extra > 0).then(|| matrix(num_extra)),
+            target: self.target_hidden_size.map(matrix),
             blocks: (0..self.num_stored_blocks())
                 .map(|_| LinearConfig::new(hidden, hidden).init(device))
                 .collect(),

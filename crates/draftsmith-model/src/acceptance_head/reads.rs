@@ -21,7 +21,7 @@ pub enum HeadForm {
     LookAhead,
 }
 
-/// A number of a candidate that a head may read.
+/// What a head may read of a candidate besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadInput {
@@ -33,6 +33,11 @@ pub enum HeadInput {
     /// length of the run of the draft's tokens right before it, since the last token that was the
     /// target's.
     Position,
+    /// The target's final hidden state, after its norm, at the last position that it had read when
+    /// the candidate's round began: the one whose logits the sequence's last token was drawn from.
+    /// Verification leaves it behind.
+    #[serde(rename = "target-hidden")]
+    TargetHidden,
 }
 
 impl HeadInput {
@@ -42,6 +47,7 @@ impl HeadInput {
             Self::Entropy => "entropy",
             Self::TopProb => "top_prob",
             Self::Position => "position",
+            Self::TargetHidden => "target-hidden",
         }
     }
 }
@@ -93,17 +99,33 @@ impl HeadReads {
         self.form == HeadForm::LookAhead
     }
 
-    /// Whether a hidden state is all that is read, as in SpecDec++.
+    /// Whether a hidden state of the draft is all that is read, as in SpecDec++.
     pub fn is_hidden_alone(&self) -> bool {
+        self.is_of_draft_forward() && !self.has_target_hidden()
+    }
+
+    /// Whether nothing is read of the forward that a candidate is drawn from.
+    pub fn is_of_draft_forward(&self) -> bool {
         self.num_extra(1) == 0
+    }
+
+    /// Whether a hidden state of the target is read.
+    pub fn has_target_hidden(&self) -> bool {
+        self.inputs.contains(&HeadInput::TargetHidden)
+    }
+
+    /// Whether the prediction for a candidate depends on where its round began.
+    pub fn depends_on_round(&self) -> bool {
+        self.has_target_hidden() || self.inputs.contains(&HeadInput::Position)
     }
 
     /// The numbers of [`Self::scalars`].
     pub fn num_scalars(&self) -> usize {
-        usize::from(self.looks_ahead()) + self.inputs.len()
+        let num_numbers = self.inputs.len() - usize::from(self.has_target_hidden());
+        usize::from(self.looks_ahead()) + num_numbers
     }
 
-    /// The numbers that are read besides a hidden state, where that has `hidden_size`.
+    /// The numbers that are read besides hidden states, where the draft's has `hidden_size`.
     pub(crate) fn num_extra(&self, hidden_size: usize) -> usize {
         let embedding = if self.looks_ahead() { hidden_size } else { 0 };
         embedding + self.num_scalars()
@@ -127,17 +149,20 @@ impl HeadReads {
             let log_prob = candidate.log_prob.expect("a look-ahead head reads the log-prob");
             (log_prob / largest_entropy).max(-2.0)
         });
-        let inputs = self.inputs.iter().map(move |input| match input {
-            HeadInput::Entropy => candidate.entropy / largest_entropy,
-            HeadInput::TopProb => {
-                // A probability of 1 has infinite ones, which are cut.
-                let log_odds = (candidate.top_prob / (1.0 - candidate.top_prob)).ln();
-                (log_odds / 5.0).clamp(-2.0, 2.0)
-            }
-            HeadInput::Position => {
-                let position = candidate.position.min(LAST_POSITION);
-                (position as f64).ln_1p() / (LAST_POSITION as f64).ln_1p()
-            }
+        let inputs = self.inputs.iter().filter_map(move |input| {
+            Some(match input {
+                HeadInput::Entropy => candidate.entropy / largest_entropy,
+                HeadInput::TopProb => {
+                    // A probability of 1 has infinite ones, which are cut.
+                    let log_odds = (candidate.top_prob / (1.0 - candidate.top_prob)).ln();
+                    (log_odds / 5.0).clamp(-2.0, 2.0)
+                }
+                HeadInput::Position => {
+                    let position = candidate.position.min(LAST_POSITION);
+                    (position as f64).ln_1p() / (LAST_POSITION as f64).ln_1p()
+                }
+                HeadInput::TargetHidden => return None,
+            })
         });
         log_prob.into_iter().chain(inputs).map(|number| number as f32)
     }
@@ -152,11 +177,14 @@ pub struct HeadFeatures {
     /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then
     /// [`HeadReads::scalars`]. None where a hidden state is all that is read.
     pub extra: Option<Tensor<2>>,
+    /// `[rows, target hidden]`: [`HeadInput::TargetHidden`], zeros where the target had read nothing.
+    /// None where it is not read.
+    pub target: Option<Tensor<2>>,
 }
 
 impl From<Tensor<2>> for HeadFeatures {
     fn from(hidden: Tensor<2>) -> Self {
-        Self { hidden, extra: None }
+        Self { hidden, extra: None, target: None }
     }
 }
 
@@ -164,14 +192,18 @@ impl HeadFeatures {
     /// The features of several runs of candidates, one after the other.
     ///
     /// # Panics
-    /// If there are none, or only some have extra numbers.
+    /// If there are none, or only some have something beside a hidden state.
     pub fn cat(parts: Vec<Self>) -> Self {
-        let (hidden, extra): (Vec<_>, Vec<_>) =
-            parts.into_iter().map(|part| (part.hidden, part.extra)).unzip();
-        let has_extra = extra.iter().any(Option::is_some);
-        let all = || extra.into_iter().map(|part| part.expect("features of one head are alike"));
-        let extra = has_extra.then(|| Tensor::cat(all().collect(), 0));
-        Self { hidden: Tensor::cat(hidden, 0), extra }
+        let cat = |of: fn(&Self) -> Option<&Tensor<2>>| {
+            let found: Vec<Tensor<2>> = parts.iter().filter_map(of).cloned().collect();
+            assert!(found.is_empty() || found.len() == parts.len(), "one head's are alike");
+            (!found.is_empty()).then(|| Tensor::cat(found, 0))
+        };
+        Self {
+            hidden: cat(|part| Some(&part.hidden)).expect("there are candidates"),
+            extra: cat(|part| part.extra.as_ref()),
+            target: cat(|part| part.target.as_ref()),
+        }
     }
 
     /// The features of some of the candidates, in the order given.
@@ -179,16 +211,18 @@ impl HeadFeatures {
         let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let indices = TensorData::new(indices, [rows.len()]);
         let indices = Tensor::<1, Int>::from_data(indices, &self.hidden.device());
+        let select = |rows: &Tensor<2>| rows.clone().select(0, indices.clone());
         Self {
-            hidden: self.hidden.clone().select(0, indices.clone()),
-            extra: self.extra.clone().map(|extra| extra.select(0, indices)),
+            hidden: select(&self.hidden),
+            extra: self.extra.as_ref().map(select),
+            target: self.target.as_ref().map(select),
         }
     }
 
     /// The same on a device.
     pub fn to_device(self, device: &Device) -> Self {
-        let extra = self.extra.map(|extra| extra.to_device(device));
-        Self { hidden: self.hidden.to_device(device), extra }
+        let to = |rows: Tensor<2>| rows.to_device(device);
+        Self { hidden: to(self.hidden), extra: self.extra.map(to), target: self.target.map(to) }
     }
 }
 
@@ -233,5 +267,10 @@ mod tests {
         let ahead = reads(HeadForm::LookAhead, &[HeadInput::Entropy]);
         assert!(!ahead.is_hidden_alone() && !reads(HeadForm::LookAhead, &[]).is_hidden_alone());
         assert_eq!((ahead.num_scalars(), ahead.num_extra(8)), (2, 10));
+        let anchored = own(&[HeadInput::TargetHidden]);
+        assert!(anchored.is_of_draft_forward() && !anchored.is_hidden_alone());
+        assert_eq!((anchored.num_scalars(), anchored.num_extra(8)), (0, 0));
+        assert!(anchored.depends_on_round() && own(&[HeadInput::Position]).depends_on_round());
+        assert!(!ahead.depends_on_round());
     }
 }

@@ -7,11 +7,12 @@ use burn::tensor::TensorData;
 /// in host memory.
 fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     let device = Device::flex();
-    let rows = |from: usize| {
-        let values = (0..3 * hidden).map(|i| ((from + i) as f32 * 0.37).sin()).collect();
-        HostRows { values, width: hidden }
+    let rows = |from: usize, width: usize| {
+        let values = (0..3 * width).map(|i| ((from + i) as f32 * 0.37).sin()).collect();
+        HostRows { values, width }
     };
-    let (own, embedding) = (rows(0), head.reads().looks_ahead().then(|| rows(100)));
+    let embedding = head.reads().looks_ahead().then(|| rows(100, hidden));
+    let own = rows(0, hidden);
     let scalars: Vec<f32> = (0..3)
         .flat_map(|row| {
             let share = f64::from(row) / 3.0;
@@ -36,12 +37,17 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
         })
         .collect();
     let extra = (!extra.is_empty()).then(|| tensor(&extra));
-    let features = HeadFeatures { hidden: tensor(&own.values), extra };
+    let target_width = head.target.as_ref().map(|target| target.weight.dims()[0]);
+    let of_target = target_width.map(|width| rows(200, width));
+    let target = of_target.as_ref().map(|rows| tensor(&rows.values));
+    let features = HeadFeatures { hidden: tensor(&own.values), extra, target };
     let trained = head.acceptance_logit(features).into_data().try_into_vec().expect("f32");
     let on_device = |rows: &HostRows| Rows::from(tensor(&rows.values).unsqueeze::<3>());
     let decoded = |place: &dyn Fn(&HostRows) -> Rows| {
         let of_embedding = embedding.as_ref().map(|rows| head.of_embedding(&place(rows)));
-        let logits = head.acceptance_logits(&place(&own), of_embedding.as_ref(), &scalars);
+        let of_target = of_target.as_ref().map(|rows| head.of_target_hidden(&place(rows)));
+        let products = of_embedding.iter().chain(&of_target);
+        let logits = head.acceptance_logits(&place(&own), products, &scalars);
         let [logits] = Rows::to_host([logits]).expect("brought");
         logits
     };
@@ -50,8 +56,9 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
 
 /// Everything that a head can read.
 fn all_reads() -> Vec<HeadReads> {
-    use HeadInput::{Entropy, Position, TopProb};
-    let inputs: [&[HeadInput]; 3] = [&[], &[TopProb], &[Entropy, TopProb, Position]];
+    use HeadInput::{Entropy, Position, TargetHidden, TopProb};
+    let inputs: [&[HeadInput]; 5] =
+        [&[], &[TopProb], &[Entropy, TopProb, Position], &[TargetHidden], &[Entropy, TargetHidden]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
@@ -62,11 +69,13 @@ fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize)
     assert_eq!(found.blocks.len(), expected.blocks.len());
     assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
     assert!(same(&found.output, &expected.output));
-    let same_input = match (&found.input, &expected.input) {
-        (Some(a), Some(b)) => same(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    };
-    assert!(same_input && found.reads == expected.reads);
+    for (found, expected) in [(&found.input, &expected.input), (&found.target, &expected.target)] {
+        assert!(match (found, expected) {
+            (Some(a), Some(b)) => same(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        });
+    }
+    assert!(found.reads == expected.reads);
     let [expected, ..] = outputs(expected, hidden);
     for found in outputs(found, hidden) {
         for (a, b) in found.iter().zip(&expected) {
@@ -83,6 +92,7 @@ fn heads_of_every_kind_round_trip_at_every_depth() {
             for num_layers in 0..=3 {
                 let config =
                     AcceptanceHeadConfig::new(8, num_layers, tied).with_reads(reads.clone());
+                let config = config.with_target(12);
                 let head = config.init(&device);
                 let dir = tempfile::tempdir().expect("a temporary directory");
                 head.write_dir(dir.path(), &config).expect("written");
@@ -103,6 +113,7 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
     device.seed(4);
     for reads in all_reads() {
         let config = AcceptanceHeadConfig::new(8, 2, false).with_reads(reads.clone());
+        let config = config.with_target(12);
         let head = config.init(&device);
         let dir = tempfile::tempdir().expect("a temporary directory");
         head.write_dir(dir.path(), &config).expect("written");
@@ -124,7 +135,8 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
                         _ => Tensor::cat(vec![larger, all.slice([0..2, embedding..num_extra])], 1),
                     }
                 });
-                HeadFeatures { hidden: rows(8), extra }
+                let target = reads.has_target_hidden().then(|| rows(12));
+                HeadFeatures { hidden: rows(8), extra, target }
             };
             let logits = |head: &AcceptanceHead, gain: f32| -> Vec<f32> {
                 let logits = head.acceptance_logit(features(gain));
@@ -159,10 +171,14 @@ fn what_the_authors_class_would_misread_has_names_that_it_does_not_know() {
     assert_eq!(keys, ["hidden_size", "num_layers", "weights_hash"]);
     let mut configs = vec![AcceptanceHeadConfig::new(4, 2, false)];
     let more = all_reads().into_iter().filter(|reads| !reads.is_hidden_alone());
-    configs.extend(more.map(|reads| AcceptanceHeadConfig::new(4, 2, true).with_reads(reads)));
+    let tied = || AcceptanceHeadConfig::new(4, 2, true);
+    configs.extend(more.map(|reads| tied().with_reads(reads).with_target(6)));
     for config in configs {
         let (mut keys, tensors) = names(&config);
         keys.sort();
+        let has_target = config.reads.has_target_hidden();
+        assert_eq!(keys.iter().any(|key| key == "target_hidden_size"), has_target);
+        keys.retain(|key| key != "target_hidden_size");
         let own = ["form", "hidden_size", "inputs", "num_layers", "schema", "tied", "weights_hash"];
         assert_eq!(keys, own);
         assert!(tensors.iter().all(|name| !name.starts_with("model")), "{tensors:?}");
@@ -179,6 +195,14 @@ fn a_config_that_makes_no_sense_is_refused_with_its_key() {
         (format!(r#"{{{authors}, "form": "look-ahead"}}"#), ["`form`", "`schema`"]),
         (format!(r#"{{{authors}, "schema": "draftsmith.head.v3"}}"#), ["`schema`", "v3"]),
         (format!(r#"{{{own}, "tied": true, "form": "x", "inputs": []}}"#), ["`x`", "look-ahead"]),
+        (
+            format!(r#"{{{own}, "tied": true, "form": "candidate", "inputs": ["target-hidden"]}}"#),
+            ["`target_hidden_size`", "is missing"],
+        ),
+        (
+            format!(r#"{{{authors}, "target_hidden_size": 8}}"#),
+            ["`target_hidden_size`", "`target-hidden`"],
+        ),
     ] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(dir.path().join("config.json"), &text).expect("written");

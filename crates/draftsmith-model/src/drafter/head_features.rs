@@ -72,8 +72,8 @@ impl DrafterModel {
         })
     }
 
-    /// What a head that is trained is given of candidates: embeddings times
-    /// [`Self::embedding_gain`].
+    /// What a head that is trained is given of candidates, but for what it reads of the target:
+    /// embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, what the LM head reads
@@ -89,7 +89,7 @@ impl DrafterModel {
         let list = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
         };
-        if reads.is_hidden_alone() {
+        if reads.is_of_draft_forward() {
             return hidden.select(0, list(own)).into();
         }
         let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
@@ -105,12 +105,12 @@ impl DrafterModel {
         let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
         let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
         if !reads.looks_ahead() {
-            return HeadFeatures { hidden: hidden.select(0, list(own)), extra: Some(scalars) };
+            return HeadFeatures { extra: Some(scalars), ..hidden.select(0, list(own)).into() };
         }
         let embedding = self.model.embed(tokens.unsqueeze()) * self.embedding_gain();
         let embedding = embedding.reshape([num_candidates, self.hidden_size()]);
         let extra = Some(Tensor::cat(vec![embedding, scalars], 1));
-        HeadFeatures { hidden: drawn_from, extra }
+        HeadFeatures { extra, ..drawn_from.into() }
     }
 
     /// Tokens as candidates of the distributions that the drafter has after hidden states, at

@@ -28,7 +28,8 @@
 //!
 //! All places of a response count alike. A rule with rounds of at most K candidates passes over the
 //! target's own token behind K accepted ones, and so asks a little less about places that are easy;
-//! a calibration that allowed for that would hold for that rule alone.
+//! a calibration that allowed for that would hold for that rule alone. For the same reason the rounds
+//! that may meet a candidate share its weight alike, where a head predicts something else in each.
 
 use super::{RecordedCandidate, Recordings};
 use crate::{Calibration, Decoding, JudgedPrediction};
@@ -53,9 +54,9 @@ impl Recordings {
                     Decoding::Sampled(_) => (own.chance_of_being_drafted(), own.acceptance_prob()),
                 };
                 let mut add = |candidate: &RecordedCandidate, label: f64, weight: f64| {
-                    if let Some(predicted_prob) = candidate.predicted_acceptance_prob
-                        && weight > 0.0
-                    {
+                    let predicted = candidate.predicted_acceptance_prob.all();
+                    let weight = weight / predicted.len().max(1) as f64;
+                    for &predicted_prob in predicted.iter().filter(|_| weight > 0.0) {
                         judged.push(JudgedPrediction { predicted_prob, label, weight });
                     }
                 };
@@ -84,9 +85,7 @@ impl Recordings {
         for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
             let rollout = place.rollout.iter_mut().flatten();
             for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
-                if let Some(predicted) = &mut candidate.predicted_acceptance_prob {
-                    *predicted = calibration.apply(*predicted);
-                }
+                candidate.predicted_acceptance_prob.map(|prob| calibration.apply(prob));
             }
         }
         recordings
@@ -104,7 +103,7 @@ impl RecordedCandidate {
 #[cfg(test)]
 mod tests {
     use super::super::test_recordings::random;
-    use super::super::{RecordedPlace, Recording};
+    use super::super::{PredictedProb, RecordedPlace, Recording};
     use super::*;
     use crate::{CalibrationKind, DrafterId, HeadTiming, Sampling};
 
@@ -121,7 +120,7 @@ mod tests {
             confidence: 0.5,
             confidence_of_ten: 0.5,
             entropy: 1.0,
-            predicted_acceptance_prob: Some(token as f64 / 8.0),
+            predicted_acceptance_prob: PredictedProb::InAnyRound(token as f64 / 8.0),
             draft_log_prob: Q[token].ln(),
             target_log_prob: P[token].ln(),
         }
@@ -188,7 +187,8 @@ mod tests {
     #[test]
     fn without_a_head_or_a_question_there_is_nothing() {
         let mut recordings = recordings(0, None);
-        recordings.responses[0].places[0].candidate.predicted_acceptance_prob = None;
+        recordings.responses[0].places[0].candidate.predicted_acceptance_prob =
+            PredictedProb::Nothing;
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
         let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
         assert_eq!(recordings.judged_predictions(Decoding::Greedy), vec![Vec::new(); 3]);
@@ -214,7 +214,7 @@ mod tests {
                 for place in places {
                     let rollout = place.rollout.iter_mut().flatten();
                     for candidate in rollout.chain([&mut place.candidate]) {
-                        candidate.predicted_acceptance_prob = None;
+                        candidate.predicted_acceptance_prob = PredictedProb::Nothing;
                     }
                 }
                 recordings

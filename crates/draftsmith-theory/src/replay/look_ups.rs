@@ -68,7 +68,7 @@ mod tests {
         let any = random(1, 1, 0.5);
         let candidate = |token_id| crate::RecordedCandidate {
             token_id,
-            ..any.responses[0].places[0].candidate
+            ..any.responses[0].places[0].candidate.clone()
         };
         let place = |(at, token): (usize, &u32)| RecordedPlace {
             candidate: candidate(*token),

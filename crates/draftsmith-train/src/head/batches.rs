@@ -7,7 +7,7 @@ use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
 use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
-use crate::head::features::{LabelledRows, labelled_rows};
+use crate::head::features::{Frozen, LabelledRows};
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
 
@@ -49,6 +49,8 @@ impl TrainingBatch for HeadBatch {
 pub(crate) struct HeadSource {
     /// Without autodiff.
     pub(crate) drafts: PerDevice<DrafterModel>,
+    /// The target, likewise, if the head reads its hidden states.
+    pub(crate) targets: Option<PerDevice<DrafterModel>>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
@@ -81,9 +83,20 @@ impl BatchSource for HeadSource {
             .flatten()
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
-        let (lengths, batch_size) = (self.lengths, self.batch_size);
-        let mut features =
-            labelled_rows(&self.drafts, &self.reads, &mixtures, batch_size, lengths).into_iter();
+        let lengths = self.lengths;
+        let ids = |row: &usize| self.rows[*row].target_ids();
+        let target_ids: Vec<Vec<u32>> = match &self.targets {
+            Some(_) => step.iter().flatten().map(ids).collect(),
+            None => Vec::new(),
+        };
+        let frozen = Frozen {
+            drafts: &self.drafts,
+            targets: self.targets.as_ref().map(|targets| (targets, &target_ids[..])),
+            reads: &self.reads,
+            batch_size: self.batch_size,
+            lengths,
+        };
+        let mut features = frozen.labelled_rows(&mixtures).into_iter();
         let mut mixtures = mixtures.into_iter();
         step.iter().enumerate().map(move |(nth, rows)| {
             let of_rows = mixtures.by_ref().take(rows.len());
@@ -138,6 +151,7 @@ mod tests {
         let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
             drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
+            targets: None,
             reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,
@@ -177,8 +191,14 @@ mod tests {
             let expected: Vec<f32> = mixtures
                 .iter()
                 .flat_map(|m| {
-                    let (drafts, one) = (&source.drafts, std::slice::from_ref(m));
-                    let rows = labelled_rows(drafts, &source.reads, one, 1, Lengths::AsGiven);
+                    let frozen = Frozen {
+                        drafts: &source.drafts,
+                        targets: None,
+                        reads: &source.reads,
+                        batch_size: 1,
+                        lengths: Lengths::AsGiven,
+                    };
+                    let rows = frozen.labelled_rows(std::slice::from_ref(m));
                     both(&LabelledRows::cat(&rows, 0, &Device::flex()))
                 })
                 .collect();

@@ -1,9 +1,9 @@
 //! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
-//! tokens there were drawn from, and what else it reads.
+//! tokens there were drawn from, the target's where rounds begin, and what else it reads.
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows};
 
 use crate::head::rows::{Branch, Mixture};
@@ -41,66 +41,105 @@ impl LabelledRows {
     }
 }
 
-/// What a head that reads `reads` is given of each mixture's labelled positions, then of its
-/// branches.
-///
-/// Rows without branches go through the draft `batch_size` at a time, those of like length
-/// together, padded on the right: the model is causal, so padding changes nothing to its left. A
-/// row with branches goes alone, once for its own tokens, and each branch reads its prefix from the
-/// cache. Several devices take turns at these forwards, whose rows do not depend on their number.
-///
-/// # Shapes
-/// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
-///   on the device that its forward was on
-pub(crate) fn labelled_rows(
-    drafts: &PerDevice<DrafterModel>,
-    reads: &HeadReads,
-    mixtures: &[Mixture],
-    batch_size: usize,
-    lengths: Lengths,
-) -> Vec<LabelledRows> {
-    let branches = |row: &usize| !mixtures[*row].branches.is_empty();
-    let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
-        (0..mixtures.len()).partition(branches);
-    by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
-    let forwards: Vec<&[usize]> = by_length.chunks(batch_size).chain(branching.chunks(1)).collect();
-    let num_used = drafts.num_devices().min(forwards.len());
-    let made = drafts.work(num_used, |nth, draft| {
-        let own = (0..forwards.len()).skip(nth).step_by(num_used);
-        let run = |forward: usize| {
-            let batch: Vec<&Mixture> =
-                forwards[forward].iter().map(|row| &mixtures[*row]).collect();
-            (forward, forward_features(draft, reads, &batch, batch_size, lengths))
-        };
-        own.map(run).collect::<Vec<_>>()
-    });
-    let mut of_mixtures: Vec<Option<LabelledRows>> = vec![None; mixtures.len()];
-    for (forward, features) in made.into_iter().flatten() {
-        let mut end = 0;
-        for row in forwards[forward] {
-            let start = end;
-            end += mixtures[*row].num_labels();
-            let features = features.clone();
-            of_mixtures[*row] = Some(LabelledRows { forward, features, rows: start..end });
-        }
-    }
-    of_mixtures.into_iter().map(|rows| rows.expect("every row is in one batch")).collect()
+/// The frozen models that heads read of, and how their forwards are cut.
+pub(crate) struct Frozen<'a> {
+    pub(crate) drafts: &'a PerDevice<DrafterModel>,
+    /// If the heads read of the target: it, as the drafter of itself, and what it reads of each
+    /// mixture's row.
+    pub(crate) targets: Option<(&'a PerDevice<DrafterModel>, &'a [Vec<u32>])>,
+    pub(crate) reads: &'a HeadReads,
+    /// Rows that go through a model together.
+    pub(crate) batch_size: usize,
+    pub(crate) lengths: Lengths,
 }
 
-/// The features of rows that go through the draft together, row after row.
-fn forward_features(
-    draft: &DrafterModel,
-    reads: &HeadReads,
-    batch: &[&Mixture],
-    batch_size: usize,
-    lengths: Lengths,
-) -> HeadFeatures {
-    let (hidden, mut candidates) = match batch {
-        [only] if !only.branches.is_empty() => branching_states(draft, only),
-        _ => batch_states(draft, batch, batch_size, lengths),
-    };
-    candidates.pad(lengths.padded(candidates.num_candidates()));
-    draft.head_features(reads, hidden, candidates)
+impl Frozen<'_> {
+    /// What a head is given of each mixture's labelled positions, then of its branches.
+    ///
+    /// Rows without branches go through the draft `batch_size` at a time, those of like length
+    /// together, padded on the right: the model is causal, so padding changes nothing to its left. A
+    /// row with branches goes alone, once for its own tokens, and each branch reads its prefix from
+    /// the cache. Several devices take turns at these forwards, whose rows do not depend on their
+    /// number. The target reads the rows of a forward together, as they are without branches.
+    ///
+    /// # Shapes
+    /// - output: for each mixture, in the order given, rows of `[labels, hidden]`, `[labels, extra]`
+    ///   and `[labels, target hidden]`, on the device that its forward was on
+    pub(crate) fn labelled_rows(&self, mixtures: &[Mixture]) -> Vec<LabelledRows> {
+        let branches = |row: &usize| !mixtures[*row].branches.is_empty();
+        let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
+            (0..mixtures.len()).partition(branches);
+        by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
+        let forwards: Vec<&[usize]> =
+            by_length.chunks(self.batch_size).chain(branching.chunks(1)).collect();
+        let num_used = self.drafts.num_devices().min(forwards.len());
+        let made = self.drafts.work(num_used, |nth, draft| {
+            let own = (0..forwards.len()).skip(nth).step_by(num_used);
+            let run = |forward: usize| {
+                let rows = forwards[forward];
+                let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
+                let mut features = self.forward_features(draft, &batch);
+                if let Some((targets, ids)) = self.targets {
+                    let ids: Vec<&[u32]> = rows.iter().map(|row| &ids[*row][..]).collect();
+                    let num_rows = features.hidden.dims()[0];
+                    let target = self.target_states(targets.of_batch(nth), &ids, &batch, num_rows);
+                    features.target = Some(target);
+                }
+                (forward, features)
+            };
+            own.map(run).collect::<Vec<_>>()
+        });
+        let mut of_mixtures: Vec<Option<LabelledRows>> = vec![None; mixtures.len()];
+        for (forward, features) in made.into_iter().flatten() {
+            let mut end = 0;
+            for row in forwards[forward] {
+                let start = end;
+                end += mixtures[*row].num_labels();
+                let features = features.clone();
+                of_mixtures[*row] = Some(LabelledRows { forward, features, rows: start..end });
+            }
+        }
+        of_mixtures.into_iter().map(|rows| rows.expect("every row is in one batch")).collect()
+    }
+
+    /// The features of rows that go through the draft together, row after row.
+    fn forward_features(&self, draft: &DrafterModel, batch: &[&Mixture]) -> HeadFeatures {
+        let (hidden, mut candidates) = match batch {
+            [only] if !only.branches.is_empty() => branching_states(draft, only),
+            _ => batch_states(draft, batch, self.batch_size, self.lengths),
+        };
+        candidates.pad(self.lengths.padded(candidates.num_candidates()));
+        draft.head_features(self.reads, hidden, candidates)
+    }
+
+    /// The target's hidden states that the rounds of candidates began with, row after row, zeros where
+    /// it had read nothing; the last repeats until there are `num_rows`.
+    fn target_states(
+        &self,
+        target: &DrafterModel,
+        ids: &[&[u32]],
+        batch: &[&Mixture],
+        num_rows: usize,
+    ) -> Tensor<2> {
+        let mut sequences = ids.to_vec();
+        if sequences.len() > 1 {
+            let padded = self.lengths.padded_batch(sequences.len(), self.batch_size);
+            sequences.resize(padded, &[]);
+        }
+        let hidden = target.hidden_states(&sequences, self.lengths);
+        let [num_sequences, seq, width] = hidden.dims();
+        let nothing = Tensor::zeros([1, width], (&hidden.device(), hidden.dtype()));
+        let hidden = Tensor::cat(vec![hidden.reshape([num_sequences * seq, width]), nothing], 0);
+        let none = num_sequences * seq;
+        let of_row = |(row, mixture): (usize, &&Mixture)| {
+            let anchors = mixture.anchors();
+            anchors.map(|at| at.map_or(none, |at| row * seq + at) as i32).collect::<Vec<_>>()
+        };
+        let mut anchors: Vec<i32> = batch.iter().enumerate().flat_map(of_row).collect();
+        anchors.resize(num_rows, anchors.last().copied().unwrap_or(none as i32));
+        let anchors = TensorData::new(anchors, [num_rows]);
+        hidden.clone().select(0, Tensor::<1, Int>::from_data(anchors, &hidden.device()))
+    }
 }
 
 /// The hidden states of one padded batch, and its labelled positions among them.
@@ -191,7 +230,8 @@ mod tests {
         mixtures: &[Mixture],
         batch_size: usize,
     ) -> Vec<HeadFeatures> {
-        let rows = labelled_rows(drafts, reads, mixtures, batch_size, lengths).into_iter();
+        let frozen = Frozen { drafts, targets: None, reads, batch_size, lengths };
+        let rows = frozen.labelled_rows(mixtures).into_iter();
         let device = drafts.first().device();
         rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()
     }
@@ -262,7 +302,7 @@ mod tests {
                 assert_eq!((features.len(), padded.len()), (mixtures.len(), mixtures.len()));
                 let twice = mixtures.iter().chain(&mixtures);
                 for (mixture, features) in twice.zip(features.into_iter().chain(padded)) {
-                    let HeadFeatures { hidden, extra } = features;
+                    let HeadFeatures { hidden, extra, .. } = features;
                     let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
                         .map(|nth| expected(draft, &reads, mixture, nth))
                         .unzip();
@@ -270,6 +310,51 @@ mod tests {
                     assert_eq!(extra.is_none(), reads.is_hidden_alone());
                     assert_close(extra.map(values).unwrap_or_default(), &more.concat());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_targets_states_are_those_that_rounds_began_with() {
+        let drafts: PerDevice<DrafterModel> = DrafterModel::from(&tiny_draft(16, 64)).into();
+        let target = DrafterModel::from(&deep_target(24, 64));
+        let rows: Vec<TrainingRow> = responses(9, 20, 8)
+            .iter()
+            .map(|row| TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap())
+            .collect();
+        let mut mixtures: Vec<Mixture> = rows.iter().map(|row| row.mixture(2, 1, 0.3)).collect();
+        let mut ids: Vec<Vec<u32>> = rows.iter().map(TrainingRow::target_ids).collect();
+        // One that was recorded, whose first round begins behind the first token.
+        mixtures.push(Mixture {
+            input_ids: vec![3, 9, 4, 30, 11],
+            labelled: vec![1, 4],
+            runs: vec![0, 1],
+            labels: vec![0.25, 0.5],
+            branches: vec![Branch {
+                start: 3,
+                token_ids: vec![7, 8],
+                run: 0,
+                labels: vec![0.5; 2],
+            }],
+        });
+        ids.push(vec![3, 9, 4, 30, 11]);
+        let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::TargetHidden]);
+        let targets: PerDevice<DrafterModel> = target.clone().into();
+        for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
+            let targets = Some((&targets, &ids[..]));
+            let frozen = Frozen { drafts: &drafts, targets, reads: &reads, batch_size: 4, lengths };
+            let found = frozen.labelled_rows(&mixtures);
+            for ((mixture, ids), found) in mixtures.iter().zip(&ids).zip(found) {
+                let device = drafts.first().device();
+                let found = LabelledRows::cat(&[found], 0, &device).target.expect("it is read");
+                let states = values(target.hidden_states(&[ids], Lengths::AsGiven));
+                let state = |at: Option<usize>| match at {
+                    Some(at) => states[at * 24..(at + 1) * 24].to_vec(),
+                    None => vec![0.0; 24],
+                };
+                let expected: Vec<f32> = mixture.anchors().flat_map(state).collect();
+                assert_eq!(expected.len(), mixture.num_labels() * 24);
+                assert_close(values(found), &expected);
             }
         }
     }

@@ -7,9 +7,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use draftsmith_files::{check_room, in_bytes};
-use draftsmith_model::HeadInput;
 use serde::Serialize;
 
 use crate::console::Console;
@@ -63,16 +62,6 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     let test = SetSources::read(recipe, PromptSet::Test, workspace)?;
     let pair = workspace.pair()?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    let mut heads = exports.heads();
-    if let Some(head) = heads.find(|head| head.config.reads.inputs().contains(&HeadInput::Position))
-    {
-        bail!(
-            "the head in `{}` reads `position`, so its prediction for a candidate depends on where \
-             the round began, and cannot be recorded once; hint: train it without `position` in \
-             its `inputs`, or leave out record, tune and replay",
-            head.dir.display()
-        );
-    }
     let sets = [
         (PromptSet::Validation, validation.choose(recipe, workspace, console)?),
         (PromptSet::Test, test.choose(recipe, workspace, console)?),

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
+use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, WeightDtype};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
     JointConfidenceConfig, Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
-use draftsmith_train::{ExitLayers, HeadLabels};
+use draftsmith_train::{ExitLayers, HeadLabels, HeadTraining};
 use serde_json::json;
 
 use super::record::RecordedFile;
@@ -254,39 +254,66 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
 
     record::run(&other, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&other, &workspace, &console).expect("results").rows;
-    let greedy = rows.iter().filter(|row| {
-        row.category == ALL_CATEGORIES
-            && row.decoding == DecodingName::Greedy
-            && row.drafter == DrafterName::Of(DrafterId::Draft)
-    });
-    let test = read_recordings(
-        &other,
-        DrafterName::Of(DrafterId::Draft),
-        PromptSet::Test,
-        DecodingName::Greedy,
-    )
-    .expect("recorded");
-    assert_eq!(test.recordings.head, Some(HeadTiming::AtDraw));
-    let mut num_compared = 0;
-    for row in greedy {
-        let replayed = test.recordings.replay_counts(&rule(row)).expect("replays");
-        assert_eq!(replayed.into_iter().sum::<Counts>(), counts(row), "{:?}", rule(row));
-        num_compared += 1;
-    }
+    let drafter = DrafterName::Of(DrafterId::Draft);
+    let num_compared = assert_greedy_is_replayed(&other, drafter, HeadTiming::AtDraw, &rows);
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
 }
 
+/// Compares what was decoded greedily with a drafter and each rule with what replay counts; returns
+/// how many rules there were.
+fn assert_greedy_is_replayed(
+    recipe: &Recipe,
+    drafter: DrafterName,
+    head: HeadTiming,
+    rows: &[ResultRow],
+) -> usize {
+    let test = read_recordings(recipe, drafter, PromptSet::Test, DecodingName::Greedy);
+    let recordings = test.expect("recorded").recordings;
+    assert_eq!(recordings.head, Some(head));
+    let is_compared = |row: &&ResultRow| {
+        row.category == ALL_CATEGORIES
+            && row.decoding == DecodingName::Greedy
+            && row.drafter == drafter
+    };
+    let compare = |row: &ResultRow| {
+        let replayed = recordings.replay_counts(&rule(row)).expect("replays");
+        assert_eq!(replayed.into_iter().sum::<Counts>(), counts(row), "{:?}", rule(row));
+    };
+    rows.iter().filter(is_compared).map(compare).count()
+}
+
 #[test]
-fn what_cannot_be_recorded_is_refused() {
+fn heads_that_read_where_a_round_began_replay_as_they_decode() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
-    recipe.adapter = None;
-    recipe.head.as_mut().expect("a section").inputs = vec![HeadInput::Position];
+    let head = recipe.head.as_mut().expect("a section");
+    head.inputs = vec![HeadInput::Position, HeadInput::TargetHidden];
+    let of_adapter = HeadTraining {
+        form: HeadForm::LookAhead,
+        inputs: vec![HeadInput::TargetHidden],
+        labels: HeadLabels::Rollouts,
+        ..head.clone()
+    };
+    recipe.adapter_head = Some(of_adapter);
+    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, &workspace, &console).expect("data");
     train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
-    let error = record::run(&recipe, &workspace, &console).expect_err("refused").to_string();
-    assert!(error.contains("reads `position`") && error.contains("hint:"), "{error}");
+    train_adapter::run(&recipe, &workspace, &mut None, &console).expect("an adapter");
+    record::run(&recipe, &workspace, &console).expect("recorded");
+    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    assert!(rows.iter().all(|row| row.lossless != Some(false)));
+    let drafters = [
+        (DrafterId::Draft, HeadTiming::AfterRead),
+        (DrafterId::SelfDraft { exit_layer: 2 }, HeadTiming::AtDraw),
+    ];
+    for (drafter, timing) in drafters {
+        let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(drafter), timing, &rows);
+        assert!(num > 5, "{num}");
+    }
+    // The head's directory says what it needs, and what cannot give it is told.
+    let config = AcceptanceHeadConfig::from_dir(&recipe.head_dir()).expect("a head");
+    assert!(config.reads.has_target_hidden() && config.target_hidden_size.is_some());
 }
 
 #[test]

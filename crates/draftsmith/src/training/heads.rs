@@ -93,7 +93,10 @@ impl HeadTrainer<'_> {
         }
         let rollouts = self.rollouts(first)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
-        let data = HeadData { rows: &self.data.rows, rollouts: recorded };
+        let reads_target = first.reads().has_target_hidden();
+        let target =
+            reads_target.then(|| self.workspace.target_in(first.dtype)).transpose()?.cloned();
+        let data = HeadData { rows: &self.data.rows, rollouts: recorded, target: target.as_ref() };
         let frozen = self.drafter.load(self.workspace, first.dtype)?;
         let job = ExportJob {
             recipe: self.recipe,

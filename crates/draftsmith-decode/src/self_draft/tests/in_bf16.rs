@@ -100,6 +100,8 @@ struct Uneven<'m> {
     share: f32,
 }
 
+impl LeavesHidden for Uneven<'_> {}
+
 impl Target for Uneven<'_> {
     fn num_slots(&self) -> usize {
         self.session.num_slots()

@@ -9,7 +9,7 @@ use draftsmith_model::HeadForm;
 
 use super::*;
 use crate::data::split::is_held_out;
-use crate::head::features::{LabelledRows, labelled_rows};
+use crate::head::features::{Frozen, LabelledRows};
 use crate::head::settings::{HeadLabels, MixedLabels};
 use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{response_row, responses, tiny_draft};
@@ -133,7 +133,14 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
         }
         let reads = training.reads();
         let one = std::slice::from_ref(&mixture);
-        let rows = labelled_rows(&frozen, &reads, one, 1, Lengths::AsGiven);
+        let frozen = Frozen {
+            drafts: &frozen,
+            targets: None,
+            reads: &reads,
+            batch_size: 1,
+            lengths: Lengths::AsGiven,
+        };
+        let rows = frozen.labelled_rows(one);
         let mut features = LabelledRows::cat(&rows, 0, &Device::flex());
         if form == HeadForm::LookAhead {
             // What it reads in use: embeddings as they are.
