@@ -64,6 +64,39 @@ fn a_head_changes_the_rounds_and_not_the_text() {
 }
 
 #[test]
+fn a_repetition_penalty_changes_the_text_alike_with_every_drafter() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    for penalty in ["1.3", "0.5"] {
+        let generate = |prompt: &str, penalty: &str, extra: &[&str]| {
+            let arguments = ["generate", "--target", &target, "--prompt", prompt, "--json"];
+            let how = ["--repetition-penalty", penalty, "--max-new-tokens", "60"];
+            place.run(&[&arguments[..], &how, extra].concat()).json()
+        };
+        let mut num_changed = 0;
+        for prompt in PROMPTS {
+            let plain = generate(prompt, penalty, &["--greedy"]);
+            num_changed += usize::from(
+                plain["token_ids"] != generate(prompt, "1", &["--greedy"])["token_ids"],
+            );
+            let drafters: [&[&str]; 4] = [
+                &["--draft", &draft],
+                &["--prompt-lookup"],
+                &["--draft", &draft, "--tree", "3-2x4x12"],
+                &["--draft", &draft, "--candidate-length", "9"],
+            ];
+            for drafter in drafters {
+                let found = generate(prompt, penalty, drafter);
+                assert_eq!(found["token_ids"], plain["token_ids"], "{drafter:?}, {prompt}");
+            }
+        }
+        assert!(num_changed > 0, "{penalty}");
+    }
+    let refused = ["generate", "--target", &target, "--prompt", "x", "--repetition-penalty", "0"];
+    place.run(&refused).fails_naming(&["repetition_penalty must lie between 0.01 and 100", "`0`"]);
+}
+
+#[test]
 fn sampling_is_a_function_of_the_seed() {
     let place = Place::new();
     let [target, draft, _] = paths();

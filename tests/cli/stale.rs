@@ -148,6 +148,8 @@ fn settings_that_data_and_stage_share_are_refused_with_the_difference() {
     let cases = [
         ("data.temperature=0.5", "`temperature` = 1.0, which is 0.5 now"),
         ("data.top_p=0.9", "`top_p` = 1.0, which is 0.9 now"),
+        ("data.min_p=0.1", "`min_p` = null, which is 0.1 now"),
+        ("data.repetition_penalty=1.2", "`repetition_penalty` = 1.0, which is 1.2 now"),
         ("data.top_k=9", "`top_k` = null, which is 9 now"),
         ("data.max_new_tokens=13", "`max_new_tokens` = 12, which is 13 now"),
         ("data.num_prompts=69", "`limit` = null, which is 69 now"),

@@ -46,6 +46,9 @@ pub struct Provenance {
     /// name it then, as none did that were written before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
+    /// The repetition penalty of both models. 1 is none, and files do not name it then.
+    #[serde(default = "no_penalty", skip_serializing_if = "is_no_penalty")]
+    pub repetition_penalty: f64,
     /// The longest response, in tokens.
     pub max_new_tokens: u64,
     /// The seed of every draw.
@@ -54,6 +57,14 @@ pub struct Provenance {
     /// it, as none did that were written before there was a choice.
     #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
     pub dtype: String,
+}
+
+fn no_penalty() -> f64 {
+    1.0
+}
+
+fn is_no_penalty(penalty: &f64) -> bool {
+    *penalty == 1.0
 }
 
 fn f32_name() -> String {
@@ -101,7 +112,8 @@ impl Provenance {
         fields_differences(self.fields(), other.fields())
     }
 
-    /// The fields and their values, in the order of declaration; without `dtype` where it is f32.
+    /// The fields and their values, in the order of declaration, as files have them: some are left out
+    /// where they say nothing.
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
@@ -116,16 +128,26 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// Those of `left`'s fields that are others in `right`, which has the same ones, but for a `dtype`
-/// that either may leave out.
+/// What fields stand for that files leave out, as they did before there was a choice.
+fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
+    let left_out: [(&str, Value); 3] = [
+        ("min_p", Value::Null),
+        ("repetition_penalty", 1.0.into()),
+        ("dtype", Provenance::F32.into()),
+    ];
+    for (key, value) in left_out {
+        fields.entry(key).or_insert(value);
+    }
+    fields
+}
+
+/// Those of `left`'s fields that are others in `right`, which has the same ones, but for some that
+/// either may leave out.
 pub(crate) fn fields_differences(
     left: Map<String, Value>,
     right: Map<String, Value>,
 ) -> Vec<Difference> {
-    let [left, right] = [left, right].map(|mut fields| {
-        fields.entry("dtype").or_insert_with(|| Provenance::F32.into());
-        fields
-    });
+    let [left, right] = [left, right].map(fill_in);
     let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
     differing
         .map(|(key, left)| match (&left, &right[&key]) {
@@ -193,6 +215,7 @@ pub(crate) mod tests {
             top_p: 0.95,
             top_k: None,
             min_p: None,
+            repetition_penalty: 1.0,
             max_new_tokens: 128,
             seed: u64::MAX,
             dtype: Provenance::F32.into(),
@@ -235,6 +258,33 @@ pub(crate) mod tests {
             assert_eq!(differences.len(), 1);
             assert_eq!(differences[0].to_string(), expected);
         }
+    }
+
+    #[test]
+    fn what_one_of_two_leaves_out_is_a_difference() {
+        let told = |one: &Provenance, other: &Provenance| {
+            one.differences(other).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let penalised = Provenance { repetition_penalty: 1.3, ..provenance() };
+        let entries = fields_to_entries(penalised.fields());
+        assert_eq!(read(&entries).unwrap(), penalised);
+        assert!(
+            provenance()
+                .fields()
+                .keys()
+                .all(|key| !["min_p", "repetition_penalty"].contains(&&**key))
+        );
+        let expected = "`repetition_penalty` is 1.3 in the one and 1.0 in the other";
+        assert_eq!(told(&penalised, &provenance()), [expected]);
+        let min_p = Provenance { min_p: Some(0.1), ..provenance() };
+        assert_eq!(
+            told(&provenance(), &min_p),
+            ["`min_p` is null in the one and 0.1 in the other"]
+        );
+        assert_eq!(
+            told(&min_p, &provenance()),
+            ["`min_p` is 0.1 in the one and null in the other"]
+        );
     }
 
     #[test]

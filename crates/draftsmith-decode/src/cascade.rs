@@ -13,10 +13,11 @@
 //! longer by what the last step let stand, as in the authors' code. None is taken back.
 
 use draftsmith_theory::{
-    CascadeCandidate, Decoding, DrafterId, Forwards, Lenience, SignalNeeds, review_greedy,
+    CascadeCandidate, DrafterId, Forwards, Lenience, SignalNeeds, TokenChoice, review_greedy,
     review_sampled,
 };
 
+use crate::draft_row::draft_rows;
 use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
@@ -120,13 +121,14 @@ impl<'m, T: Target> Cascade<'m, T> {
             ..DraftStep::in_chain(slot, chain.round.tokens, proposed.len(), SignalNeeds::default())
         };
         let model = &mut self.models[drafter];
-        let rows = model.draft(chain.target, &[step])?;
+        let decoding = chain.round.decoding;
+        let rows = draft_rows(&mut **model, chain.target, &[step], [decoding])?;
         chain.forwards.add(model.id(), 1);
         let lenience = self.config.lenience;
-        let stands = match chain.round.decoding {
-            Decoding::Greedy => review_greedy(&proposed, |row| &rows[row].logits, lenience),
-            Decoding::Sampled(sampling) => {
-                let probs_after = |row: usize| sampling.probs(&rows[row].logits);
+        let stands = match decoding.choice {
+            TokenChoice::Greedy => review_greedy(&proposed, |row| rows[row].logits(), lenience),
+            TokenChoice::Sampled(sampling) => {
+                let probs_after = |row: usize| sampling.probs(rows[row].logits());
                 review_sampled(&proposed, probs_after, lenience, &mut *chain.round.draws)
             }
         };

@@ -6,6 +6,7 @@ use draftsmith_theory::{
     Draws, Proposal, SignalNeeds, StopRule, argmax, largest_prob,
 };
 
+use crate::draft_row::{DraftRow, draft_rows};
 use crate::error::DecodeError;
 
 /// What proposes tokens, with a sequence in each slot of its target. It is handed the target at
@@ -209,6 +210,15 @@ impl<'a> DraftStep<'a> {
         self.tokens.len() - self.num_rows + row
     }
 
+    /// The tokens before the one that a row's candidate is, in any order.
+    pub(crate) fn tokens_before(&self, row: usize) -> impl Iterator<Item = u32> {
+        let (at, num_standing) = (self.at(row), self.num_standing());
+        let node = at.checked_sub(num_standing);
+        let path = std::iter::successors(node, |node| self.parents[*node]);
+        let standing = self.tokens[..num_standing.min(at + 1)].iter().copied();
+        standing.chain(path.map(move |node| self.tokens[num_standing + node]))
+    }
+
     /// The place of the token that the one at `at` follows, where that is a candidate.
     pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
         let num_standing = self.num_standing();
@@ -230,9 +240,9 @@ impl<'a> DraftStep<'a> {
 /// What a step gave.
 #[derive(Debug, Clone)]
 pub struct Drafted {
-    /// Logits over the target's vocabulary.
+    /// The model's own logits, over the target's vocabulary.
     pub logits: Vec<f32>,
-    /// What stop rules may read.
+    /// What stop rules may read, by those logits.
     pub signals: DraftSignals,
     /// Forwards of the draft that this step took.
     pub num_forwards: usize,
@@ -258,15 +268,17 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
         if steps.is_empty() {
             return Ok(());
         }
-        let drafted = drafter.draft(target, &steps)?;
+        let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
+        let decodings = pairs.map(|(round, _)| round.decoding);
+        let rows = draft_rows(drafter, target, &steps, decodings)?;
         let pairs = rounds.iter_mut().zip(&mut phases).filter(|(_, phase)| phase.needs_step());
-        for ((round, phase), drafted) in pairs.zip(drafted) {
+        for ((round, phase), row) in pairs.zip(&rows) {
             let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-            proposal.forwards.add(drafter.id(), drafted.num_forwards);
-            let (slot, logits, signals) = (*slot, &drafted.logits, drafted.signals);
+            proposal.forwards.add(drafter.id(), row.num_forwards());
+            let slot = *slot;
             let mut source =
-                ChainSource { drafter, target, slot, proposal, decoding, draws: *draws, logits };
-            phase.advance(&mut source, signals, *rule, *limits, tokens)?;
+                ChainSource { drafter, target, slot, proposal, decoding, draws: *draws, row };
+            phase.advance(&mut source, row.signals(), *rule, *limits, tokens)?;
         }
     }
 }
@@ -297,21 +309,22 @@ struct ChainSource<'a, T, D: ?Sized> {
     proposal: &'a mut Proposal,
     decoding: &'a Decoding,
     draws: &'a mut dyn Draws,
-    logits: &'a [f32],
+    row: &'a DraftRow,
 }
 
 impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for ChainSource<'_, T, D> {
     type Error = DecodeError;
 
     fn draw(&mut self, needs: SignalNeeds) -> Drawn {
-        let probs = self.decoding.sampled_probs(self.logits);
-        let drawn = draw(self.logits, probs.as_deref(), needs, self.draws);
+        let probs = self.decoding.sampled_probs(self.row.logits());
+        let drawn = draw(self.row.logits(), probs.as_deref(), needs, self.draws);
         self.proposal.push_next(drawn.token_id, probs.map_or(DrawnFrom::OneHot, DrawnFrom::Probs));
         drawn
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        self.drafter.predict_acceptance(self.target, (self.slot, 0), self.logits, candidate)
+        let logits = self.row.own_logits();
+        self.drafter.predict_acceptance(self.target, (self.slot, 0), logits, candidate)
     }
 }
 

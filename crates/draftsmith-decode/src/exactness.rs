@@ -54,7 +54,7 @@ const HEADS: [Head; 4] = [
 struct Case {
     target: Table,
     draft: Table,
-    sampling: Sampling,
+    decoding: Decoding,
     limits: Limits,
     /// Whether more may be proposed than a candidate a draft forward.
     branches: bool,
@@ -73,7 +73,7 @@ impl Case {
         Self {
             target: table(2 * seed),
             draft: table(2 * seed + 1),
-            sampling: Sampling::default(),
+            decoding: Decoding::sampled(Sampling::default()),
             limits: Limits { max_new_tokens, eos_token_ids: eos.into_iter().collect() },
             branches: false,
         }
@@ -101,7 +101,8 @@ impl Case {
                 distribution.insert(new.to_vec(), prob);
                 continue;
             }
-            let probs = self.sampling.probs(&self.target.row(&tokens));
+            let row = self.target.row(&tokens);
+            let probs = self.decoding.probs(&self.decoding.penalised(&row, tokens.clone()));
             for (id, p) in probs.into_iter().enumerate().filter(|(_, p)| *p > 0.0) {
                 let mut longer = tokens.clone();
                 longer.push(id as u32);
@@ -131,13 +132,12 @@ impl Case {
         drafter: &D,
         rule: &dyn Fn() -> Box<dyn StopRule>,
     ) -> BTreeMap<Vec<u32>, f64> {
-        let decoding = Decoding::Sampled(self.sampling);
         distribution_of(enumerate(|draws| {
             let generation = decode_speculative(
                 &mut target.clone(),
                 &mut drafter.clone(),
                 &mut *rule(),
-                &decoding,
+                &self.decoding,
                 &[0],
                 &self.limits,
                 draws,
@@ -310,7 +310,7 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
         let case = Case::new(2, 40, None, 900 + seed);
         let (mut target, mut draft) = (case.target.clone(), Drafting::from(&case.draft));
         let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-        let greedy = Decoding::Greedy;
+        let greedy = Decoding::GREEDY;
         let plain = decode_plain(&mut target, &greedy, &[0], &limits, &mut draws, observe)
             .expect("tables do not fail");
         let mut tokens = vec![0];
@@ -381,16 +381,32 @@ fn a_drafter_that_advances_the_target_leaves_its_distribution() {
     }
 }
 
+/// Ways of decoding with warpers, with a repetition penalty, and with both.
+fn warped() -> [Decoding; 6] {
+    let sampled = |temperature, top_p, top_k, min_p| {
+        Decoding::sampled(Sampling { temperature, top_p, top_k, min_p })
+    };
+    let penalised = penalised();
+    [
+        sampled(0.7, 0.8, None, None),
+        sampled(1.3, 1.0, Some(2), None),
+        sampled(0.9, 1.0, None, Some(0.4)),
+        sampled(0.8, 0.9, None, None).penalising(1.4),
+        penalised[0],
+        penalised[1],
+    ]
+}
+
+/// Ways of decoding under penalties that change what is likely, and often what is most likely.
+fn penalised() -> [Decoding; 2] {
+    [1.7, 0.6].map(|penalty| Decoding::sampled(Sampling::default()).penalising(penalty))
+}
+
 #[test]
 fn warped_distributions_stay_exact() {
-    let samplings = [
-        Sampling { temperature: 0.7, top_p: 0.8, top_k: None, min_p: None },
-        Sampling { temperature: 1.3, top_p: 1.0, top_k: Some(2), min_p: None },
-        Sampling { temperature: 0.9, top_p: 1.0, top_k: None, min_p: Some(0.4) },
-    ];
-    for sampling in samplings {
+    for decoding in warped() {
         for seed in 0..4 {
-            let case = Case { sampling, ..Case::new(3, 4, Some(1), 100 + seed) };
+            let case = Case { decoding, ..Case::new(3, 4, Some(1), 100 + seed) };
             for bits in [0, 1, 0b1010, 0b111] {
                 let rule = StopMap::new(3, 3, bits);
                 assert_same_distribution(
@@ -403,14 +419,31 @@ fn warped_distributions_stay_exact() {
 }
 
 #[test]
+fn every_rule_leaves_the_targets_distribution_under_a_repetition_penalty() {
+    for head in HEADS {
+        for decoding in penalised() {
+            let case = Case { decoding, ..Case::new(3, 3, Some(1), 720).with_head(head) };
+            let (expected, draft) = (case.target_distribution(), Drafting::from(&case.draft));
+            for config in rules_with(head, 3) {
+                let rule = || config.init().expect("a valid rule");
+                let found = case.output_distribution(&case.target, &draft, &rule);
+                assert_same_distribution(&found, &expected);
+                assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
+            }
+        }
+    }
+}
+
+#[test]
 fn plain_decoding_has_the_targets_distribution() {
-    for eos in [None, Some(1)] {
-        let case = Case::new(3, 4, eos, 11);
-        let decoding = Decoding::Sampled(case.sampling);
+    let plain = [Decoding::sampled(Sampling::default())];
+    let decodings = plain.into_iter().chain(penalised());
+    for (eos, decoding) in decodings.flat_map(|one| [(None, one), (Some(1), one)]) {
+        let case = Case { decoding, ..Case::new(3, 4, eos, 11) };
         let found = distribution_of(enumerate(|draws| {
             decode_plain(
                 &mut case.target.clone(),
-                &decoding,
+                &case.decoding,
                 &[0],
                 &case.limits,
                 draws,
@@ -431,9 +464,10 @@ fn greedy_output_is_plain_greedy_output_for_every_stop_map_limit_and_context() {
             for context in [1 + 4, 64] {
                 let mut case = Case::new(3, max_new_tokens, Some(2), 200 + seed);
                 case.target.context = context;
+                let decoding = Decoding::GREEDY.penalising([1.0, 1.7, 0.6][seed as usize % 3]);
                 let plain = decode_plain(
                     &mut case.target.clone(),
-                    &Decoding::Greedy,
+                    &decoding,
                     &[0],
                     &case.limits,
                     &mut draws,
@@ -445,7 +479,7 @@ fn greedy_output_is_plain_greedy_output_for_every_stop_map_limit_and_context() {
                         &mut case.target.clone(),
                         &mut Drafting::from(&case.draft),
                         &mut StopMap::new(3, 3, bits),
-                        &Decoding::Greedy,
+                        &decoding,
                         &[0],
                         &case.limits,
                         &mut draws,

@@ -7,6 +7,7 @@ mod acceptance;
 mod cascade;
 mod decode;
 mod draft_forwards;
+mod draft_row;
 mod drafter;
 mod error;
 mod features;

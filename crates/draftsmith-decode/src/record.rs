@@ -13,10 +13,11 @@ use std::ops::ControlFlow;
 use draftsmith_theory::{
     Bounds, CandidateSource, Decoding, DraftLimits, DraftPhase, DraftSignals, Drawn, Draws,
     HeadEstimate, PredictedProb, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling,
-    SignalNeeds, StopRule, argmax, largest_prob,
+    SignalNeeds, StopRule, TokenChoice, argmax, largest_prob,
 };
 
-use crate::drafter::{AskedOf, DraftStep, Drafted, StepDrafter, draw};
+use crate::draft_row::{DraftRow, draft_rows};
+use crate::drafter::{AskedOf, DraftStep, StepDrafter, draw};
 use crate::error::DecodeError;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
@@ -140,8 +141,8 @@ impl Along<'_> {
     /// is.
     fn rejected(&mut self, step: &Step, target_logits: &[f32], decoding: &Decoding) -> Option<u32> {
         let token = self.token();
-        let (Decoding::Sampled(sampling), Some(q)) = (decoding, &step.probs) else {
-            let choice = argmax(&step.logits);
+        let (TokenChoice::Sampled(sampling), Some(q)) = (decoding.choice, &step.probs) else {
+            let choice = argmax(step.row.logits());
             return (choice != token).then_some(choice);
         };
         let p = sampling.probs(target_logits);
@@ -212,16 +213,18 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
                 let last = along.places.last_mut().expect("there is one");
                 enter(predicted, &mut last.candidate);
             }
-            let target_logits = target_logits.row(number);
+            let decoding = &self.options.decoding;
+            let before = along.tokens.iter().copied();
+            let target_logits = &*decoding.penalised(target_logits.row(number), before);
             let mut candidate = step.candidate(along.token(), self.options);
             candidate.target_log_prob = self.target_log_prob(&candidate, target_logits);
             let starts = along.starts(along.at(), self.options);
             let (slot, token_id) = (along.slot, candidate.token_id);
-            let predicted = self.predict_of_drawn(slot, &starts, &step.logits, token_id)?;
+            let predicted =
+                self.predict_of_drawn(slot, &starts, step.row.own_logits(), token_id)?;
             enter(predicted, &mut candidate);
             // The last token that the limit allows is the target's own in any case.
             let room = along.limit.saturating_sub(along.at() + 1).min(self.options.max_length);
-            let decoding = &self.options.decoding;
             let rejected =
                 (room > 0).then(|| along.rejected(&step, target_logits, decoding)).flatten();
             if let Some(rejected) = rejected {
@@ -292,8 +295,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
             let logits = self.target.verify(&batch)?;
             let mut rows = logits.rows();
             for rollout in rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1) {
-                for (candidate, row) in rollout.candidates[1..].iter_mut().zip(&mut rows) {
-                    candidate.target_log_prob = self.target_log_prob(candidate, row);
+                let tokens = &running[rollout.number].tokens;
+                let first = tokens.len() + 2 - rollout.candidates.len();
+                let candidates = rollout.candidates[1..].iter_mut().zip(first..);
+                for ((candidate, num_before), row) in candidates.zip(&mut rows) {
+                    let before = tokens[..num_before].iter().copied();
+                    let row = self.options.decoding.penalised(row, before);
+                    candidate.target_log_prob = self.target_log_prob(candidate, &row);
                 }
             }
         }
@@ -311,12 +319,10 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
 
     /// Takes steps of the drafter.
     fn step(&mut self, steps: &[DraftStep<'_>]) -> Result<Vec<Step>, DecodeError> {
-        let drafted = self.drafter.draft(self.target, steps)?.into_iter();
-        let step_of = |Drafted { logits, signals, .. }| {
-            let probs = self.options.decoding.sampled_probs(&logits);
-            Step { logits, signals, probs }
-        };
-        Ok(drafted.map(step_of).collect())
+        let decoding = &self.options.decoding;
+        let rows = draft_rows(self.drafter, self.target, steps, steps.iter().map(|_| decoding))?;
+        let step_of = |row: DraftRow| Step { probs: decoding.sampled_probs(row.logits()), row };
+        Ok(rows.into_iter().map(step_of).collect())
     }
 
     /// Goes on with a rollout behind a step: by the `rejected` candidate, if it is its first.
@@ -333,12 +339,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         let (slot, draws) = (along.slot, &mut *along.draws);
         let mut source =
             RolloutSource { recorder: self, slot, starts, draws, step, rejected, candidates };
-        phase.advance(&mut source, step.signals, rule, limits, &mut along.tokens)?;
+        phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
         // An end token, which no rule is asked about.
         if let Some(last) = candidates.last_mut()
             && eos_token_ids.contains(&last.token_id)
         {
-            let predicted = self.predict_of_drawn(slot, starts, &step.logits, last.token_id)?;
+            let predicted =
+                self.predict_of_drawn(slot, starts, step.row.own_logits(), last.token_id)?;
             enter(predicted, last);
         }
         Ok(())
@@ -361,7 +368,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
             let probs = self.drafter.predict_by_round(slot, AskedOf::Read, starts)?;
             return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
         }
-        Ok(match step.signals.acceptance_prob {
+        Ok(match step.row.signals().acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => PredictedProb::InAnyRound(prob),
             Some(HeadEstimate::OfDrawn(_)) | None => PredictedProb::Nothing,
         })
@@ -403,9 +410,9 @@ fn enter(predicted: PredictedProb, candidate: &mut RecordedCandidate) {
 
 /// The distributions that labels are of.
 fn served(decoding: &Decoding) -> Sampling {
-    match decoding {
-        Decoding::Greedy => Sampling::default(),
-        Decoding::Sampled(sampling) => *sampling,
+    match decoding.choice {
+        TokenChoice::Greedy => Sampling::default(),
+        TokenChoice::Sampled(sampling) => sampling,
     }
 }
 
@@ -447,14 +454,14 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
     fn draw(&mut self, needs: SignalNeeds) -> Drawn {
         let drawn = match self.rejected {
             Some(token_id) => Drawn { token_id, candidate_prob: None },
-            None => draw(&self.step.logits, self.step.probs.as_deref(), needs, self.draws),
+            None => draw(self.step.row.logits(), self.step.probs.as_deref(), needs, self.draws),
         };
         self.candidates.push(self.step.candidate(drawn.token_id, self.recorder.options));
         drawn
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let (slot, logits) = (self.slot, &self.step.logits);
+        let (slot, logits) = (self.slot, self.step.row.own_logits());
         let predicted = self.recorder.predict_of_drawn(slot, self.starts, logits, candidate)?;
         let first = predicted.in_round(0);
         if let Some(drawn) = self.candidates.last_mut() {
@@ -491,8 +498,7 @@ impl StopRule for EverySignal {
 
 /// A draft forward.
 struct Step {
-    logits: Vec<f32>,
-    signals: DraftSignals,
+    row: DraftRow,
     /// What a candidate is drawn from; None where it is greedy.
     probs: Option<Vec<f64>>,
 }
@@ -501,21 +507,22 @@ impl Step {
     /// A token as this forward's candidate; what the target gives it is not known yet.
     fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
+        let (logits, signals) = (self.row.logits(), self.row.signals());
         let draft_prob = match &self.probs {
             Some(probs) => probs[token],
-            None => served(&options.decoding).probs(&self.logits)[token],
+            None => served(&options.decoding).probs(logits)[token],
         };
         let given = "a drafter gives the signals that are needed";
         RecordedCandidate {
             token_id,
             // As the round loop has it, to the last bit.
             candidate_prob: match self.probs {
-                None if argmax(&self.logits) == token_id => largest_prob(&self.logits),
+                None if argmax(logits) == token_id => largest_prob(logits),
                 _ => draft_prob,
             },
-            confidence: self.signals.confidence.expect(given),
-            confidence_of_ten: self.signals.confidence_of_ten.expect(given),
-            entropy: self.signals.entropy.expect(given),
+            confidence: signals.confidence.expect(given),
+            confidence_of_ten: signals.confidence_of_ten.expect(given),
+            entropy: signals.entropy.expect(given),
             predicted_acceptance_prob: PredictedProb::Nothing,
             draft_log_prob: draft_prob.ln(),
             target_log_prob: f64::NAN,

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use draftsmith_theory::{
-    Commit, Decoding, DraftLimits, Draws, Proposal, Round, RoundEnd, StopRule, Trace, argmax,
-    verify_greedy, verify_sampled,
+    Commit, Decoding, DraftLimits, Draws, Proposal, Round, RoundEnd, StopRule, TokenChoice, Trace,
+    argmax, verify_greedy, verify_sampled,
 };
 
 use crate::drafter::{DraftRound, Drafter};
@@ -57,7 +57,7 @@ pub struct RoundTokens<'a> {
     pub num_drafted: usize,
     /// Candidates accepted, before any cut.
     pub num_accepted: usize,
-    /// The target's logits that each token was verified against or drawn from, `[kept, vocab]`; none
+    /// The target's own logits where each token was verified or drawn, `[kept, vocab]`; none
     /// where the candidates that stand were not proposed as the first ones, one behind the other.
     pub logits: &'a [f32],
 }
@@ -208,15 +208,21 @@ impl<'a> Sequence<'a> {
         first_row: usize,
     ) {
         assert_eq!(self.stage, Stage::NeedsTarget);
-        let row = |row| logits.row(first_row + row);
-        let Commit { path, next_token } = match &self.decoding {
-            Decoding::Greedy => verify_greedy(&self.proposal, |at| argmax(row(at))),
-            Decoding::Sampled(sampling) => {
-                let probs_after = |at| sampling.probs(row(at));
-                verify_sampled(&self.proposal, probs_after, &mut *self.draws)
+        let num_standing = self.tokens.len() - self.proposal.len();
+        let (standing, proposal) = (&self.tokens[..num_standing], &self.proposal);
+        // Row 0 is behind what stands, row i + 1 behind node i.
+        let row = |at: usize| {
+            let path = proposal.path_to(at.checked_sub(1)).map(|node| node.token_id);
+            let before = standing.iter().copied().chain(path);
+            self.decoding.penalised(logits.row(first_row + at), before)
+        };
+        let Commit { path, next_token } = match self.decoding.choice {
+            TokenChoice::Greedy => verify_greedy(proposal, |at| argmax(&row(at))),
+            TokenChoice::Sampled(sampling) => {
+                let probs_after = |at| sampling.probs(&row(at));
+                verify_sampled(proposal, probs_after, &mut *self.draws)
             }
         };
-        let num_standing = self.tokens.len() - self.proposal.len();
         self.tokens.truncate(num_standing);
         self.tokens.extend(path.iter().map(|node| self.proposal.nodes()[*node].token_id));
         self.tokens.push(next_token);

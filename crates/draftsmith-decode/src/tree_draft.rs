@@ -6,7 +6,8 @@ use draftsmith_theory::{
     TreeShape,
 };
 
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter, begin_phases};
+use crate::draft_row::{DraftRow, draft_rows};
+use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter, begin_phases};
 use crate::error::DecodeError;
 
 /// A drafter whose proposals are trees. What it reads of a tree comes first among the proposal's
@@ -103,10 +104,12 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
         if steps.is_empty() {
             break;
         }
-        let mut drafted = drafter.draft(target, &steps)?.into_iter();
+        let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
+        let decodings = pairs.map(|(round, _)| round.decoding);
+        let mut drafted = draft_rows(drafter, target, &steps, decodings)?.into_iter();
         let pairs = rounds.iter_mut().zip(&mut trees).filter(|(_, tree)| tree.phase.needs_step());
         for (round, tree) in pairs {
-            let rows: Vec<Drafted> = drafted.by_ref().take(tree.num_unread.max(1)).collect();
+            let rows: Vec<DraftRow> = drafted.by_ref().take(tree.num_unread.max(1)).collect();
             grow(drafter, target, round, tree, &rows)?;
         }
     }
@@ -123,10 +126,10 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     round: &mut DraftRound<'_>,
     tree: &mut Growing,
-    rows: &[Drafted],
+    rows: &[DraftRow],
 ) -> Result<(), DecodeError> {
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-    let num_forwards = rows.iter().map(|row| row.num_forwards).sum();
+    let num_forwards = rows.iter().map(DraftRow::num_forwards).sum();
     proposal.forwards.add(drafter.id(), num_forwards);
     let is_grown_by_head = tree.is_grown_by_head();
     let Growing { phase, growth, chain, parents, num_unread } = tree;
@@ -135,7 +138,7 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
         TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
     let num_before = phase.num_candidates();
     let mut num_known = source.growth.num_candidates();
-    phase.advance(&mut source, first.signals, *rule, *limits, chain)?;
+    phase.advance(&mut source, first.signals(), *rule, *limits, chain)?;
     if phase.num_candidates() == num_before {
         return Ok(());
     }
@@ -143,10 +146,10 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     for (number, row) in rows.iter().enumerate() {
         if number > 0 {
             num_known = growth.num_candidates();
-            growth.branch(first_other + number - 1, &row.logits, decoding, *draws);
+            growth.branch(first_other + number - 1, row.logits(), decoding, *draws);
         }
         if is_grown_by_head {
-            let (at, logits) = ((*slot, number), &row.logits);
+            let (at, logits) = ((*slot, number), row.own_logits());
             growth.weigh_since(num_known, |candidate| {
                 let predicted = drafter.predict_acceptance(target, at, logits, candidate)?;
                 predicted.ok_or(DecodeError::NoLookAheadHead { drafter: drafter.id() })
@@ -169,7 +172,7 @@ struct TreeSource<'a, T, D: ?Sized> {
     growth: &'a mut TreeGrowth,
     decoding: &'a Decoding,
     draws: &'a mut dyn Draws,
-    row: &'a Drafted,
+    row: &'a DraftRow,
 }
 
 impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for TreeSource<'_, T, D> {
@@ -177,11 +180,12 @@ impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for TreeSource<'_, T, D> {
 
     fn draw(&mut self, needs: SignalNeeds) -> Drawn {
         let (token_id, prob) =
-            self.growth.extend_chain(&self.row.logits, self.decoding, self.draws);
+            self.growth.extend_chain(self.row.logits(), self.decoding, self.draws);
         Drawn { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        self.drafter.predict_acceptance(self.target, (self.slot, 0), &self.row.logits, candidate)
+        let logits = self.row.own_logits();
+        self.drafter.predict_acceptance(self.target, (self.slot, 0), logits, candidate)
     }
 }

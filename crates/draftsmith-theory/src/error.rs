@@ -36,6 +36,9 @@ pub enum TheoryError {
     /// A top-k of zero tokens.
     #[error("top_k must be at least 1; leave it out to keep every token")]
     TopK,
+    /// A repetition penalty out of its range.
+    #[error("repetition_penalty must lie between 0.01 and 100, not be `{0}`; 1 changes nothing")]
+    RepetitionPenalty(f64),
     /// A min-p that is no share.
     #[error("min_p must lie between 0 and 1, not be `{0}`; leave it out to keep every token")]
     MinP(f64),

@@ -12,7 +12,8 @@
 //! | `distribution` | softmax, overlap, entropies |
 //! | `exponentials` | e^logit over rows, vectorised |
 //! | `acceptance_bounds` | what KL or entropy tells of the overlap |
-//! | `sampling` | temperature, top-k and top-p, as served (`select`: without sorting) |
+//! | `decoding` | how the next token is chosen: the repetition penalty, then greedily or by a draw |
+//! | `sampling` | temperature, top-k, top-p and min-p, as served (`select`: without sorting) |
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
 //! | `drafter_id` | what drafters are called, and how often each ran in a round |
 //! | `proposal` | the tree of tokens that a drafter proposes |
@@ -40,6 +41,7 @@ mod calibration;
 mod cascade;
 mod closed_forms;
 mod cost;
+mod decoding;
 mod distribution;
 mod draft_phase;
 mod drafter_id;
@@ -80,6 +82,7 @@ pub use cascade::{
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
+pub use decoding::{Decoding, TokenChoice};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, Drawn};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
@@ -101,7 +104,7 @@ pub use replay::{
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::{DraftSeconds, RoundCosts};
-pub use sampling::{Decoding, Sampling};
+pub use sampling::Sampling;
 pub use split::in_validation;
 pub use stop_rule::{
     AcceptanceSignal, Bounds, CandidateProbThreshold, CandidateProbThresholdConfig,

@@ -107,6 +107,12 @@ impl Proposal {
         parents.all(|(number, parent)| parent == number.checked_sub(1))
     }
 
+    /// A node and those that it follows, from the last on; none behind the sequence that stands.
+    pub fn path_to(&self, last: Option<usize>) -> impl Iterator<Item = &Node> {
+        let node = |number: usize| &self.nodes[number];
+        std::iter::successors(last.map(node), move |it| it.parent.map(node))
+    }
+
     /// The nodes that follow `parent`, with their numbers, in the order in which they are tried.
     pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
         let first = parent.map_or(0, |parent| parent + 1);
@@ -151,6 +157,8 @@ mod tests {
         assert_eq!(proposal.push(node(1)), 3);
         assert!(!proposal.is_chain());
         assert_eq!(tokens(&proposal, Some(0)), [5, 7]);
+        let path = |last| proposal.path_to(last).map(|node| node.token_id).collect::<Vec<u32>>();
+        assert_eq!([path(None), path(Some(2)), path(Some(3))], [vec![], vec![6, 5, 4], vec![7, 4]]);
         assert_eq!((proposal.depth(), Proposal::default().depth()), (3, 0));
         assert_eq!(proposal.num_rows(), 5);
         proposal.clear();

@@ -1,4 +1,4 @@
-//! How a token is chosen from logits: greedily, or drawn after temperature, top-k and top-p.
+//! The distribution that a sampled token is drawn from: temperature, top-k, top-p and min-p.
 //!
 //! The warpers and their order are those of HF transformers, since its settings are what recipes
 //! and peers mean by these names. This runs for every decoded token and every verified row, over
@@ -7,59 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
-use crate::distribution::{argmax, checked_max};
+use crate::distribution::checked_max;
 use crate::exponentials;
 use crate::select::{Token, kth_largest, nucleus};
-
-/// How a model's next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Decoding {
-    /// The most probable token, the first of equals.
-    Greedy,
-    /// A token drawn from the warped distribution.
-    Sampled(Sampling),
-}
-
-impl Decoding {
-    /// The probabilities a token is chosen with, as served: of one token 1 when greedy, else
-    /// [`Sampling::probs`].
-    ///
-    /// # Panics
-    /// As [`Sampling::probs`].
-    pub fn probs(&self, logits: &[f32]) -> Vec<f64> {
-        match self {
-            Self::Greedy => {
-                let mut probs = vec![0.0; logits.len()];
-                probs[argmax(logits) as usize] = 1.0;
-                probs
-            }
-            Self::Sampled(sampling) => sampling.probs(logits),
-        }
-    }
-
-    /// What a token is drawn from; None when greedy, where nothing is drawn.
-    ///
-    /// # Panics
-    /// As [`Sampling::probs`].
-    pub fn sampled_probs(&self, logits: &[f32]) -> Option<Vec<f64>> {
-        match self {
-            Self::Greedy => None,
-            Self::Sampled(sampling) => Some(sampling.probs(logits)),
-        }
-    }
-
-    /// Checks the sampling settings, if there are any.
-    ///
-    /// # Errors
-    /// As [`Sampling::validate`].
-    pub fn validate(&self) -> Result<(), TheoryError> {
-        match self {
-            Self::Greedy => Ok(()),
-            Self::Sampled(sampling) => sampling.validate(),
-        }
-    }
-}
 
 /// The warpers applied before drawing: temperature, then top-k, then top-p, then min-p. The default
 /// leaves the model's own distribution as it is.
@@ -328,7 +278,7 @@ mod tests {
         let valid = Sampling::default();
         assert_eq!(valid.validate(), Ok(()));
         for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let refused = Decoding::Sampled(Sampling { temperature, ..valid }).validate();
+            let refused = Sampling { temperature, ..valid }.validate();
             assert!(matches!(refused, Err(TheoryError::Temperature(_))));
         }
         for top_p in [0.0, 1.1, f64::NAN] {
@@ -338,7 +288,6 @@ mod tests {
         for min_p in [-0.1, 0.0, 1.0, f64::NAN].map(Some) {
             assert!(matches!(Sampling { min_p, ..valid }.validate(), Err(TheoryError::MinP(_))));
         }
-        assert_eq!(Decoding::Greedy.validate(), Ok(()));
     }
 
     #[test]

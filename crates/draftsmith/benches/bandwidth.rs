@@ -212,7 +212,7 @@ fn side_by_side(
         (0..num_sequences).map(|number| SeededDraws::new(number as u64, &["many"])).collect();
     let requests = draws.iter_mut().map(|draws| Request {
         prompt,
-        decoding: Decoding::Greedy,
+        decoding: Decoding::GREEDY,
         limits: &limits,
         rule: None,
         draws,

@@ -244,7 +244,7 @@ fn plain(bencher: Bencher) {
     let mut target = ModelSession::new(&TARGET, 256, "target");
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {
-        decode_plain(&mut target, &Decoding::Greedy, &prompt, &LIMITS, &mut draws, &mut |_| {
+        decode_plain(&mut target, &Decoding::GREEDY, &prompt, &LIMITS, &mut draws, &mut |_| {
             ControlFlow::Continue(())
         })
         .expect("decodes")
@@ -264,7 +264,7 @@ fn speculative(bencher: Bencher, candidate_length: usize) {
             &mut target,
             &mut draft,
             &mut rule,
-            &Decoding::Greedy,
+            &Decoding::GREEDY,
             &prompt,
             &LIMITS,
             &mut draws,

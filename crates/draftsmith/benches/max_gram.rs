@@ -57,7 +57,7 @@ fn run(searched: SearchedText, context: usize) -> (Duration, Vec<Duration>) {
             proposal: &mut proposal,
             rule: &mut *rule,
             limits: DraftLimits { room: LENGTH, eos_token_ids: &[] },
-            decoding: &Decoding::Greedy,
+            decoding: &Decoding::GREEDY,
             draws: &mut draws,
         };
         let begun = Instant::now();

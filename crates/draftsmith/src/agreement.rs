@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::Rounding;
+use draftsmith_theory::{Decoding, Rounding};
 
 use crate::decoders::Decoders;
 
@@ -25,6 +25,7 @@ pub(crate) enum Agreement {
 /// If the target fails where it is asked about that difference.
 pub(crate) fn compare(
     decoders: &mut Decoders<'_>,
+    decoding: &Decoding,
     prompt_ids: &[u32],
     plain: &[u32],
     other: &[u32],
@@ -39,7 +40,8 @@ pub(crate) fn compare(
     };
     let ids = [prompt_ids, &plain[..at]].concat();
     let logits = decoders.score(&ids, ids.len() - 1)?;
-    let is_tie = rounding(decoders.dtype).is_tie(logits.row(0), *of_plain, *of_other);
+    let logits = decoding.penalised(logits.row(0), ids);
+    let is_tie = rounding(decoders.dtype).is_tie(&logits, *of_plain, *of_other);
     Ok(if is_tie { Agreement::Tie } else { Agreement::Different })
 }
 

@@ -27,6 +27,7 @@ pub(crate) fn data_provenance(
         top_p: data.top_p,
         top_k: data.top_k.map(|k| k as u32),
         min_p: data.min_p,
+        repetition_penalty: data.repetition_penalty,
         ..workspace.provenance(recipe.seed, data.max_new_tokens)?
     })
 }

@@ -25,6 +25,10 @@ pub(crate) struct DecodingArguments {
     /// Sample from the tokens that are at least this share as probable as the most probable one.
     #[arg(long, value_name = "P", requires = "temperature")]
     min_p: Option<f64>,
+    /// Make the tokens of the text so far, prompt and answer, less probable: divide their logits by
+    /// this where they are positive, and multiply them where they are negative.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    repetition_penalty: f64,
 }
 
 impl DecodingArguments {
@@ -33,9 +37,10 @@ impl DecodingArguments {
     /// # Errors
     /// If a number is out of its range.
     pub(crate) fn decoding(&self) -> Result<Decoding> {
-        let Self { temperature, top_p, top_k, min_p, .. } = *self;
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         let temperature = temperature.unwrap_or(0.0);
-        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k, min_p });
+        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k, min_p })
+            .penalising(repetition_penalty);
         decoding.validate()?;
         Ok(decoding)
     }
@@ -48,6 +53,6 @@ mod tests {
     #[test]
     fn temperature_zero_is_greedy() {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(recipe::decoding(sampling), Decoding::Greedy);
+        assert_eq!(recipe::decoding(sampling), Decoding::GREEDY);
     }
 }

@@ -35,38 +35,40 @@ impl Labels {
         let score = |model, role| ModelSession::new(model, context, role).score(read, from);
         let target = score(&pair.target, "target")?;
         let draft = pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
-        Ok(label(decoding, &target, draft.as_ref(), response_ids, draws))
+        Ok(label(decoding, &target, draft.as_ref(), &ids, draws))
     }
 }
 
-/// Labels a response X from the logits after each prefix, and draws the draft's own tokens Y from
-/// `draws`.
+/// Labels a response X, the end of `ids`, from the logits after each prefix, and draws the draft's own
+/// tokens Y from `draws`.
 ///
 /// log-probabilities at X and Y and overlap are of the distributions as served under `decoding`;
-/// entropy, cross-entropy and the top log-probability are raw. A draft with fewer embeddings than
+/// entropy, cross-entropy, the top log-probability and the top ids know of a repetition penalty alone. A draft with fewer embeddings than
 /// the target gives the missing tokens chance 0.
 ///
 /// # Panics
-/// If there is not one row of logits for each token of the response.
+/// If there are more rows of logits than ids.
 fn label(
     decoding: &Decoding,
     target: &Logits,
     draft: Option<&Logits>,
-    response_ids: &[u32],
+    ids: &[u32],
     draws: &mut dyn Draws,
 ) -> Labels {
-    assert_eq!(target.num_rows(), response_ids.len(), "a row of logits for each token");
+    let (prompt_ids, response_ids) = ids.split_at(ids.len() - target.num_rows());
     let mut labels = Labels {
         response_target_log_prob: Vec::with_capacity(response_ids.len()),
         draft: draft.map(|_| DraftColumns::default()),
     };
     for (i, id) in response_ids.iter().enumerate() {
-        let target_row = target.row(i);
+        let before = || ids[..prompt_ids.len() + i].iter().copied();
+        let target_row = &*decoding.penalised(target.row(i), before());
         let p = decoding.probs(target_row);
         labels.response_target_log_prob.push(log(p[*id as usize]));
         if let (Some(draft), Some(columns)) = (draft, &mut labels.draft) {
             let mut draft_row = draft.row(i).to_vec();
             draft_row.resize(target_row.len(), f32::NEG_INFINITY);
+            let draft_row = decoding.penalised(&draft_row, before());
             push(columns, decoding, target_row, &draft_row, &p, *id, draws);
         }
     }
@@ -98,9 +100,10 @@ fn push(
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
 }
 
-/// A token's log-probability as served.
-pub(crate) fn log_prob(decoding: &Decoding, logits: &[f32], id: u32) -> f32 {
-    log(decoding.probs(logits)[id as usize])
+/// The log-probability as served of a token behind others.
+pub(crate) fn log_prob(decoding: &Decoding, logits: &[f32], before: &[u32], id: u32) -> f32 {
+    let logits = decoding.penalised(logits, before.iter().copied());
+    log(decoding.probs(&logits)[id as usize])
 }
 
 fn log(prob: f64) -> f32 {
@@ -118,7 +121,7 @@ mod tests {
         let logits = |probs: [f64; 3]| probs.map(|p| p.ln() as f32).to_vec();
         let (target, draft) = (Logits::new(logits(p), 3), Logits::new(logits(q), 3));
         let mut draws = SeededDraws::new(1, &["test"]);
-        let decoding = Decoding::Sampled(Sampling::default());
+        let decoding = Decoding::sampled(Sampling::default());
         let labels = label(&decoding, &target, Some(&draft), &[2], &mut draws);
         let close = |found: f32, expected: f64| {
             // Logits were rounded to f32 on the way in.
@@ -145,7 +148,7 @@ mod tests {
         let target = Logits::new(vec![3.0, 1.0, 0.0], 3);
         let draft = Logits::new(vec![0.0, 2.0], 2);
         let mut draws = SeededDraws::new(1, &["test"]);
-        let labels = label(&Decoding::Greedy, &target, Some(&draft), &[0], &mut draws);
+        let labels = label(&Decoding::GREEDY, &target, Some(&draft), &[0], &mut draws);
         let columns = labels.draft.expect("a draft was given");
         assert_eq!(labels.response_target_log_prob, [0.0]);
         assert_eq!(columns.draft_ids, [1]);

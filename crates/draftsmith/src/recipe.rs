@@ -274,7 +274,7 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use draftsmith_model::WeightDtype;
-    use draftsmith_theory::Decoding;
+    use draftsmith_theory::{Decoding, TokenChoice};
     use draftsmith_train::Clipping;
 
     use crate::results::DecodingName;
@@ -326,10 +326,10 @@ mod tests {
     fn every_stage_samples_as_evaluate_says() {
         let top_k = |overrides: &[&str]| {
             let evaluate = read(RECIPE, overrides).expect("reads").evaluate.expect("a section");
-            assert_eq!(evaluate.decoding(DecodingName::Greedy), Decoding::Greedy);
-            match evaluate.decoding(DecodingName::Sampled) {
-                Decoding::Sampled(sampling) => sampling.top_k,
-                Decoding::Greedy => panic!("it is sampled"),
+            assert_eq!(evaluate.decoding(DecodingName::Greedy), Decoding::GREEDY);
+            match evaluate.decoding(DecodingName::Sampled).choice {
+                TokenChoice::Sampled(sampling) => sampling.top_k,
+                TokenChoice::Greedy => panic!("it is sampled"),
             }
         };
         assert_eq!(top_k(&[]), None);

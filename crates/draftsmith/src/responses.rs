@@ -92,7 +92,7 @@ mod tests {
             .map(|nth| (0..3 + nth * 7 % 40).map(|at| 3 + (at * 31 + nth * 17) % 400).collect())
             .collect();
         let console = Console::silent();
-        for decoding in [Decoding::Greedy, Decoding::Sampled(sampling)] {
+        for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
             let responder = Responder {
                 target: &pair.target,
                 context: pair.context(),

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_files::parse_json;
-use draftsmith_theory::{Counts, Decoding, Sampling, Trace, setting_text};
+use draftsmith_theory::{Counts, Decoding, Sampling, TokenChoice, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
@@ -264,9 +264,9 @@ pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
 }
 
 fn temperature(decoding: &Decoding) -> f64 {
-    match decoding {
-        Decoding::Greedy => 0.0,
-        Decoding::Sampled(Sampling { temperature, .. }) => *temperature,
+    match decoding.choice {
+        TokenChoice::Greedy => 0.0,
+        TokenChoice::Sampled(Sampling { temperature, .. }) => temperature,
     }
 }
 

@@ -384,6 +384,7 @@ impl Workspace {
             top_p: 1.0,
             top_k: None,
             min_p: None,
+            repetition_penalty: 1.0,
             max_new_tokens: max_new_tokens as u64,
             seed,
             dtype: self.dtype.name().to_owned(),

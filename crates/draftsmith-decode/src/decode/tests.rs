@@ -97,8 +97,8 @@ fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
 
 fn decodings() -> [Decoding; 2] {
     [
-        Decoding::Greedy,
-        Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None }),
+        Decoding::GREEDY,
+        Decoding::sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None }),
     ]
 }
 

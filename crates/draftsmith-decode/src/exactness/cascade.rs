@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Counts, Decoding, DrafterId, Draws, FixedLengthConfig, Lenience, MaxGramConfig, Sampling,
-    SeededDraws, StopRule, StopRuleConfig, distribution_of, enumerate,
+    Counts, Decoding, DrafterId, Draws, FixedLengthConfig, Lenience, MaxGramConfig, SeededDraws,
+    StopRule, StopRuleConfig, distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
-use super::{Case, assert_same_distribution, rules};
+use super::{Case, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
@@ -96,9 +96,8 @@ fn distribution<T: Target + Clone>(
     drafter: &dyn Fn() -> Cascade<'static, T>,
     rule: &dyn Fn() -> Box<dyn StopRule>,
 ) -> BTreeMap<Vec<u32>, f64> {
-    let decoding = Decoding::Sampled(case.sampling);
     distribution_of(enumerate(|draws| {
-        let found = run(case, &mut target.clone(), drafter(), &mut *rule(), decoding, draws);
+        let found = run(case, &mut target.clone(), drafter(), &mut *rule(), case.decoding, draws);
         found.expect("tables do not fail").token_ids
     }))
 }
@@ -143,13 +142,22 @@ fn every_cascade_leaves_the_targets_distribution_lenient_or_not() {
 
 #[test]
 fn warped_distributions_stay_exact() {
-    for sampling in [
-        Sampling { temperature: 0.7, top_p: 0.8, ..Sampling::default() },
-        Sampling { temperature: 1.3, top_k: Some(2), ..Sampling::default() },
-    ] {
-        let case = Case { sampling, ..Case::new(3, 3, Some(1), 1710) };
+    for decoding in warped() {
+        let case = Case { decoding, ..Case::new(3, 3, Some(1), 1710) };
         for lengths in ONE_AND_LOOKUP.map(matrix) {
             assert_exact(&case, &lengths, 3.0, &|| fixed(9));
+        }
+    }
+}
+
+#[test]
+fn nested_cascades_stay_exact_under_a_repetition_penalty() {
+    for decoding in penalised() {
+        let case = Case { decoding, ..Case::new(2, 4, None, 1715) };
+        for lengths in TWO_AND_LOOKUP.map(matrix) {
+            for lenience in [1.0, 3.0] {
+                assert_exact(&case, &lengths, lenience, &|| fixed(9));
+            }
         }
     }
 }
@@ -184,7 +192,7 @@ fn greedy_output_is_plain_greedy_output() {
         for max_new_tokens in [1, 2, 5, 24] {
             let case = Case::new(3, max_new_tokens, Some(2), 1800 + seed);
             let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-            let greedy = Decoding::Greedy;
+            let greedy = Decoding::GREEDY.penalising([1.0, 1.7, 0.6][seed as usize % 3]);
             let target = &mut case.target.clone();
             let plain = decode_plain(target, &greedy, &[0], &case.limits, unused, observe)
                 .expect("tables do not fail");
@@ -221,7 +229,7 @@ fn sequences_at_once_are_each_what_they_are_alone() {
             prompts.iter().map(|_| (fixed(6), SeededDraws::new(0, &["unused"]))).collect();
         let requests = prompts.iter().zip(&mut own).map(|(prompt, (rule, draws))| Request {
             prompt,
-            decoding: Decoding::Greedy,
+            decoding: Decoding::GREEDY,
             limits: &case.limits,
             rule: Some(&mut **rule),
             draws,
@@ -250,7 +258,7 @@ fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let target = &mut Table { seed: case.draft.seed, ..case.target.clone() };
     let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], 1.0);
-    let found = run(&case, target, drafter, &mut *fixed(4), Decoding::Greedy, unused);
+    let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused);
     let trace = found.expect("tables do not fail").trace;
     let first = trace.rounds[0];
     // Three candidates and the reviewer's own; all four stand, and the target's follows.
@@ -267,6 +275,6 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let drafter = of_drafts(&case, &matrix(ONE_AND_LOOKUP[0]), 1.0);
     let refused =
-        run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::Greedy, unused);
+        run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
     assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
 }

@@ -4,7 +4,7 @@ use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap};
-use super::{Case, HEADS, assert_same_distribution, rules_with};
+use super::{Case, HEADS, assert_same_distribution, rules_with, warped};
 use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
@@ -53,6 +53,16 @@ fn every_rule_leaves_the_targets_distribution() {
             for first in FIRSTS {
                 assert_exact(&case, first, &|| config.init().expect("a valid rule"));
             }
+        }
+    }
+}
+
+#[test]
+fn warped_distributions_stay_exact() {
+    for decoding in warped() {
+        let case = Case { decoding, ..Case::new(2, 6, Some(1), 2250) };
+        for first in FIRSTS {
+            assert_exact(&case, first, &|| Box::new(StopMap::new(2, 2, 0)));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use draftsmith_theory::{Decoding, Draws, SeededDraws, StopRule, distribution_of, enumerate};
 
 use super::tables::{Advanced, Advancing, Drafting, NUM_SLOTS, StopMap};
-use super::{Case, TOLERANCE};
+use super::{Case, TOLERANCE, penalised};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::{Drafter, NoDrafter};
 use crate::sequence::{Finish, Generation, Limits, Request};
@@ -102,10 +102,11 @@ pub(super) fn assert_each_as_alone<T: Target + Clone, D: Drafter<T> + Clone>(
     members: &[Member],
 ) -> Vec<Generation> {
     let unused = &mut SeededDraws::new(0, &["unused"]);
-    let found = many(target.clone(), drafter.clone(), members, Decoding::Greedy, unused);
+    let decoding = Decoding::GREEDY.penalising(1.2);
+    let found = many(target.clone(), drafter.clone(), members, decoding, unused);
     assert_eq!(found.len(), members.len());
     for (found, member) in found.iter().zip(members) {
-        let alone = alone(target.clone(), drafter.clone(), member, Decoding::Greedy);
+        let alone = alone(target.clone(), drafter.clone(), member, decoding);
         assert_eq!((&found.token_ids, found.finish), (&alone.token_ids, alone.finish));
         assert_eq!(found.trace.counts(), alone.trace.counts());
     }
@@ -134,7 +135,7 @@ fn greedy_sequences_at_once_are_each_what_they_are_alone_for_every_stop_map() {
 
 #[test]
 fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distribution() {
-    let case = Case::new(2, 2, Some(1), 1400);
+    let case = Case { decoding: penalised()[0], ..Case::new(2, 2, Some(1), 1400) };
     let member = |prompt: &[u32], bits| Member {
         prompt: prompt.to_vec(),
         limits: case.limits.clone(),
@@ -142,7 +143,7 @@ fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distributi
     };
     let members = [member(&[0], 0), member(&[1], 3), member(&[0, 0], 1)];
     let (advanced, advancing) = (Advanced::from(&case.target), Advancing::from(&case.draft));
-    let decoding = Decoding::Sampled(case.sampling);
+    let decoding = case.decoding;
     let mut expected = BTreeMap::from([(Vec::new(), 1.0)]);
     for member in &members {
         let own = case.target_distribution_after(&member.prompt);

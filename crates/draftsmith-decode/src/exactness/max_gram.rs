@@ -7,7 +7,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Asked, StopMap};
-use super::{Case, assert_same_distribution, rules};
+use super::{Case, assert_same_distribution, rules, warped};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::max_gram::MaxGramDraft;
 
@@ -48,6 +48,20 @@ fn every_stop_map_leaves_the_targets_distribution() {
     }
 }
 
+#[test]
+fn warped_distributions_stay_exact() {
+    for decoding in warped() {
+        let case = Case { decoding, ..Case::new(3, 4, Some(1), 1510) };
+        let expected = case.target_distribution();
+        for config in configs() {
+            let drafter = MaxGramDraft::new(config, None, 1);
+            let rule = || -> Box<dyn StopRule> { Box::new(StopMap::new(3, 3, 0)) };
+            let found = case.output_distribution(&case.target, &drafter, &rule);
+            assert_same_distribution(&found, &expected);
+        }
+    }
+}
+
 /// A greedy run's tokens, candidates and those accepted.
 fn greedy(
     case: &Case,
@@ -58,13 +72,13 @@ fn greedy(
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
     let target = &mut case.target.clone();
-    let plain = decode_plain(target, &Decoding::Greedy, prompt, &case.limits, unused, observe)
+    let plain = decode_plain(target, &Decoding::GREEDY, prompt, &case.limits, unused, observe)
         .expect("tables do not fail");
     let found = decode_speculative(
         target,
         &mut drafter.clone(),
         &mut *rule.init().expect("valid"),
-        &Decoding::Greedy,
+        &Decoding::GREEDY,
         prompt,
         &case.limits,
         unused,
@@ -108,7 +122,7 @@ fn a_rule_that_reads_probabilities_is_refused() {
         &mut case.target.clone(),
         &mut MaxGramDraft::new(MaxGramConfig::default(), None, 1),
         &mut *rule,
-        &Decoding::Greedy,
+        &Decoding::GREEDY,
         &[0],
         &case.limits,
         &mut SeededDraws::new(0, &["unused"]),

@@ -9,7 +9,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, HEADS, Head, assert_same_distribution, rules_with};
+use super::{Case, HEADS, Head, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
@@ -204,8 +204,9 @@ fn greedy_replay_is_decoding_count_for_count() {
         for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
             for head in HEADS {
                 let case = Case::new(3, max_new_tokens, eos, 1000 + seed).with_head(head);
-                separate(&case, head, Decoding::Greedy).assert_same_counts();
-                self_draft(&case, head, Decoding::Greedy).assert_same_counts();
+                let decoding = Decoding::GREEDY.penalising([1.0, 1.7, 0.6][seed as usize % 3]);
+                separate(&case, head, decoding).assert_same_counts();
+                self_draft(&case, head, decoding).assert_same_counts();
             }
         }
     }
@@ -217,7 +218,7 @@ fn the_context_limits_replay_as_it_limits_decoding() {
         for head in HEADS {
             let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
             case.draft.context = 9;
-            separate(&case, head, Decoding::Greedy).assert_same_counts();
+            separate(&case, head, Decoding::GREEDY).assert_same_counts();
         }
     }
 }
@@ -227,7 +228,17 @@ fn sampled_replay_has_the_distribution_of_decoding() {
     for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(1))] {
         for head in HEADS {
             let case = Case::new(vocab_size, max_new_tokens, eos, 1200).with_head(head);
-            let decoding = Decoding::Sampled(case.sampling);
+            separate(&case, head, case.decoding).assert_same_distributions();
+            self_draft(&case, head, case.decoding).assert_same_distributions();
+        }
+    }
+}
+
+#[test]
+fn sampled_replay_has_the_distribution_of_decoding_under_a_repetition_penalty() {
+    for decoding in penalised() {
+        for head in HEADS {
+            let case = Case::new(2, 4, Some(1), 1210).with_head(head);
             separate(&case, head, decoding).assert_same_distributions();
             self_draft(&case, head, decoding).assert_same_distributions();
         }

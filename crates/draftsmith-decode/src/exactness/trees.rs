@@ -6,7 +6,7 @@ use draftsmith_theory::{Decoding, DrafterId, SeededDraws, StopRule, TreeShape};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
-use super::{Case, HEADS, assert_same_distribution, rules_with};
+use super::{Case, HEADS, assert_same_distribution, rules_with, warped};
 use crate::decode::decode_speculative;
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
@@ -129,7 +129,7 @@ fn a_tree_that_a_head_grows_needs_one_that_looks_ahead() {
         &mut case.target.clone(),
         &mut draft,
         &mut StopMap::new(2, 1, 0),
-        &Decoding::Greedy,
+        &Decoding::GREEDY,
         &[0],
         &case.limits,
         &mut SeededDraws::new(0, &["unused"]),
@@ -137,6 +137,18 @@ fn a_tree_that_a_head_grows_needs_one_that_looks_ahead() {
     );
     let expected = DecodeError::NoLookAheadHead { drafter: DrafterId::Draft };
     assert_eq!(refused.expect_err("nobody predicts"), expected);
+}
+
+#[test]
+fn warped_distributions_stay_exact_in_every_shape() {
+    for decoding in warped() {
+        let case = Case { decoding, ..tree_case(2, 4, Some(1), 45) };
+        for shape in SHAPES.map(shape) {
+            assert_exact(&case, shape, &|| Box::new(StopMap::new(2, 2, 0)));
+        }
+        let case = case.with_head(HEADS[1]);
+        assert_exact(&case, shape("2x2x3-head"), &|| Box::new(StopMap::new(2, 2, 0)));
+    }
 }
 
 #[test]

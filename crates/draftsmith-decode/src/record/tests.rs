@@ -115,7 +115,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
     for reads in [HeadReads::default(), reads] {
         // A row of a product of tensors may be rounded as the rows beside it have it.
         for (models, is_exact) in Models::both("recorded", 3, &reads).iter().zip([false, true]) {
-            for decoding in [Decoding::Greedy, Decoding::Sampled(sampling)] {
+            for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
                 let limits = Limits { max_new_tokens: 17, eos_token_ids: vec![1, 7, 30, 55] };
                 let options = |has_head| RecordOptions {
                     decoding,
@@ -158,7 +158,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
     let mut target = ModelSession::with_slots(&models.target, CONTEXT, 2, "target");
     let mut draft = SeparateDraft::with_slots(&models.target, None, 100, CONTEXT, 2);
     let options = RecordOptions {
-        decoding: Decoding::Greedy,
+        decoding: Decoding::GREEDY,
         limits: Limits { max_new_tokens: 9, eos_token_ids: Vec::new() },
         max_length: 2,
         has_head: false,

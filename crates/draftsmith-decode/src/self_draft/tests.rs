@@ -304,7 +304,7 @@ fn prompts_that_do_not_fit_are_refused() {
             &mut session_with_exit(&model, 1, context),
             &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context),
             &mut FixedLength { candidate_length: 2 },
-            &Decoding::Greedy,
+            &Decoding::GREEDY,
             &[5; 7],
             &limits,
             &mut SeededDraws::new(0, &["unused"]),
@@ -458,9 +458,9 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
     let model = target();
     let limits = Limits { max_new_tokens: 20, eos_token_ids: vec![] };
     let decodings = [
-        Decoding::Greedy,
-        Decoding::Sampled(Sampling::default()),
-        Decoding::Sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None, min_p: None }),
+        Decoding::GREEDY,
+        Decoding::sampled(Sampling::default()),
+        Decoding::sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None, min_p: None }),
     ];
     for (exit_layer, architecture) in EXIT_LAYERS.into_iter().cycle().zip(AdapterArchitecture::ALL)
     {

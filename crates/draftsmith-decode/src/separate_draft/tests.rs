@@ -162,7 +162,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
         let draws = &mut SeededDraws::new(0, &["unused"]);
         let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
         let options = RecordOptions {
-            decoding: Decoding::Greedy,
+            decoding: Decoding::GREEDY,
             limits: limits.clone(),
             max_length: bounds.max,
             has_head: true,

@@ -262,7 +262,7 @@ pub(crate) fn greedy_plain(
     limits: &Limits,
 ) -> Generation {
     let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_plain(target, &Decoding::Greedy, prompt, limits, draws, &mut go_on).expect("decodes")
+    decode_plain(target, &Decoding::GREEDY, prompt, limits, draws, &mut go_on).expect("decodes")
 }
 
 /// With a drafter.
@@ -274,6 +274,6 @@ pub(crate) fn greedy<T: Target>(
     limits: &Limits,
 ) -> Generation {
     let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_speculative(target, drafter, rule, &Decoding::Greedy, prompt, limits, draws, &mut go_on)
+    decode_speculative(target, drafter, rule, &Decoding::GREEDY, prompt, limits, draws, &mut go_on)
         .expect("decodes")
 }

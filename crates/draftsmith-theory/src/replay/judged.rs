@@ -32,7 +32,7 @@
 //! that may meet a candidate share its weight alike, where a head predicts something else in each.
 
 use super::{RecordedCandidate, Recordings};
-use crate::{Calibration, Decoding, JudgedPrediction};
+use crate::{Calibration, Decoding, JudgedPrediction, TokenChoice};
 
 impl Recordings {
     /// What the head predicted for the candidates that rounds meet, uncalibrated, with what came of
@@ -49,9 +49,11 @@ impl Recordings {
             for place in &response.places[..num_drafted] {
                 let rejected = place.rollout.as_ref().and_then(|rollout| rollout.first());
                 let own = &place.candidate;
-                let (own_weight, own_label) = match decoding {
-                    Decoding::Greedy => (f64::from(u8::from(rejected.is_none())), 1.0),
-                    Decoding::Sampled(_) => (own.chance_of_being_drafted(), own.acceptance_prob()),
+                let (own_weight, own_label) = match decoding.choice {
+                    TokenChoice::Greedy => (f64::from(u8::from(rejected.is_none())), 1.0),
+                    TokenChoice::Sampled(_) => {
+                        (own.chance_of_being_drafted(), own.acceptance_prob())
+                    }
                 };
                 let mut add = |candidate: &RecordedCandidate, label: f64, weight: f64| {
                     let predicted = candidate.predicted_acceptance_prob.all();
@@ -62,9 +64,9 @@ impl Recordings {
                 };
                 add(own, own_label, own_weight);
                 if let Some(rejected) = rejected {
-                    let label = match decoding {
-                        Decoding::Greedy => 0.0,
-                        Decoding::Sampled(_) => rejected.acceptance_prob(),
+                    let label = match decoding.choice {
+                        TokenChoice::Greedy => 0.0,
+                        TokenChoice::Sampled(_) => rejected.acceptance_prob(),
                     };
                     add(rejected, label, 1.0);
                 }
@@ -110,7 +112,7 @@ mod tests {
     const Q: [f64; 4] = [0.5, 0.125, 0.375, 0.0];
     const P: [f64; 4] = [0.25, 0.25, 0.125, 0.375];
     const SAMPLED: Decoding =
-        Decoding::Sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None, min_p: None });
+        Decoding::sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None, min_p: None });
 
     /// A token as a candidate; its prediction names it.
     fn candidate(token: usize) -> RecordedCandidate {
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn greedy_candidates_are_accepted_or_not() {
         let judged = |token, rejected| {
-            let judged = recordings(token, rejected).judged_predictions(Decoding::Greedy);
+            let judged = recordings(token, rejected).judged_predictions(Decoding::GREEDY);
             judged[0].iter().map(|one| (one.predicted_prob, one.label, one.weight)).collect()
         };
         let accepted: Vec<(f64, f64, f64)> = judged(2, None);
@@ -191,18 +193,18 @@ mod tests {
             PredictedProb::Nothing;
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
         let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
-        assert_eq!(recordings.judged_predictions(Decoding::Greedy), vec![Vec::new(); 3]);
+        assert_eq!(recordings.judged_predictions(Decoding::GREEDY), vec![Vec::new(); 3]);
     }
 
     #[test]
     fn calibrated_recordings_say_what_the_calibration_makes_of_every_prediction() {
         let recordings = random(2, 40, 0.7);
-        let judged = recordings.judged_predictions(Decoding::Greedy).concat();
+        let judged = recordings.judged_predictions(Decoding::GREEDY).concat();
         for kind in [CalibrationKind::Platt, CalibrationKind::Isotonic] {
             let calibration = Calibration::fit(kind, &judged).expect("there is weight");
             let calibrated = recordings.calibrated(&calibration);
-            let pairs = recordings.judged_predictions(Decoding::Greedy).concat();
-            let again = calibrated.judged_predictions(Decoding::Greedy).concat();
+            let pairs = recordings.judged_predictions(Decoding::GREEDY).concat();
+            let again = calibrated.judged_predictions(Decoding::GREEDY).concat();
             assert_eq!(pairs.len(), again.len());
             for (raw, calibrated) in pairs.iter().zip(&again) {
                 assert_eq!(calibrated.predicted_prob, calibration.apply(raw.predicted_prob));

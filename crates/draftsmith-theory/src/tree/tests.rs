@@ -86,7 +86,7 @@ fn shapes_are_read_as_they_are_written_and_nothing_else_is() {
 #[test]
 fn a_tree_of_width_one_is_its_chain() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
-    let (proposal, num_read) = grown(shape("1x4x20"), &PROBS, 3, &Decoding::Greedy, draws);
+    let (proposal, num_read) = grown(shape("1x4x20"), &PROBS, 3, &Decoding::GREEDY, draws);
     assert_eq!((paths(&proposal).last(), num_read), (Some(&vec![1, 1, 1]), 2));
     assert!(proposal.is_chain());
 }
@@ -94,20 +94,20 @@ fn a_tree_of_width_one_is_its_chain() {
 #[test]
 fn a_chain_has_its_siblings_where_nothing_else_is_read() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
-    let (proposal, _) = grown(shape("3-2x1x9"), &PROBS, 2, &Decoding::Greedy, draws);
+    let (proposal, _) = grown(shape("3-2x1x9"), &PROBS, 2, &Decoding::GREEDY, draws);
     // Token 2 has no chance. Behind the chain the most probable first.
     let expected: [&[u32]; 5] = [&[1], &[1, 1], &[3], &[0], &[1, 3]];
     assert_eq!(paths(&proposal), expected);
     let ranks: Vec<usize> = proposal.nodes().iter().map(|node| node.rank).collect();
     assert_eq!(ranks, [0, 0, 1, 2, 1]);
-    let (proposal, _) = grown(shape("3-2x1x2"), &PROBS, 2, &Decoding::Greedy, draws);
+    let (proposal, _) = grown(shape("3-2x1x2"), &PROBS, 2, &Decoding::GREEDY, draws);
     assert_eq!(paths(&proposal), expected[..4]);
 }
 
 #[test]
 fn what_is_read_is_the_most_probable_and_comes_first() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
-    let (proposal, num_read) = grown(shape("3x2x4"), &PROBS, 3, &Decoding::Greedy, draws);
+    let (proposal, num_read) = grown(shape("3x2x4"), &PROBS, 3, &Decoding::GREEDY, draws);
     // Read: 1 and 3, then 1 1 and the most probable of 0 (0.2), 1 3, 3 1 (0.15).
     let expected: [&[u32]; 7] = [&[1], &[3], &[1, 1], &[0], &[1, 1, 1], &[1, 3], &[3, 1]];
     assert_eq!((paths(&proposal), num_read), (expected.map(<[u32]>::to_vec).to_vec(), 4));
@@ -118,14 +118,14 @@ fn an_end_token_is_proposed_and_never_read() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
     let mut probs = [0.02; 10];
     (probs[1], probs[9]) = (0.5, 0.34);
-    let (proposal, _) = grown(shape("2x2x3"), &probs, 2, &Decoding::Greedy, draws);
+    let (proposal, _) = grown(shape("2x2x3"), &probs, 2, &Decoding::GREEDY, draws);
     let paths = paths(&proposal);
     assert!(paths.contains(&vec![9]) && paths.iter().all(|path| path[0] != 9 || path.len() == 1));
 }
 
 #[test]
 fn what_is_drawn_is_proposed_without_replacement_and_the_rest_renormalised() {
-    let decoding = Decoding::Sampled(Sampling::default());
+    let decoding = Decoding::sampled(Sampling::default());
     for seed in 0..50 {
         let draws = &mut SeededDraws::new(seed, &["tree"]);
         let (proposal, num_read) = grown(shape("3x2x5-drawn"), &PROBS, 3, &decoding, draws);
@@ -153,7 +153,7 @@ fn what_is_drawn_is_proposed_without_replacement_and_the_rest_renormalised() {
 
 #[test]
 fn a_head_says_which_candidates_are_worth_most() {
-    let (greedy, draws) = (Decoding::Greedy, &mut SeededDraws::new(0, &["unused"]));
+    let (greedy, draws) = (Decoding::GREEDY, &mut SeededDraws::new(0, &["unused"]));
     let (mut growth, mut proposal, mut tokens) =
         (TreeGrowth::new(shape("3x1x1-head")), Proposal::default(), Vec::new());
     growth.extend_chain(&logits(&PROBS), &greedy, draws);

@@ -210,7 +210,7 @@ fn model(dir: &Path) -> Result<()> {
     let limits = Limits { max_new_tokens: 2, eos_token_ids: config.shape.eos_token_ids };
     let mut draws = SeededDraws::new(1, &["fuzz"]);
     let mut session = ModelSession::new(&model, limits.max_new_tokens + 3, "target");
-    decode_plain(&mut session, &Decoding::Greedy, &[1, 2, 3], &limits, &mut draws, &mut |_| {
+    decode_plain(&mut session, &Decoding::GREEDY, &[1, 2, 3], &limits, &mut draws, &mut |_| {
         std::ops::ControlFlow::Continue(())
     })?;
     Ok(())

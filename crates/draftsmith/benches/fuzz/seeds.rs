@@ -218,6 +218,7 @@ fn provenance() -> Provenance {
         top_p: 1.0,
         top_k: None,
         min_p: None,
+        repetition_penalty: 1.0,
         max_new_tokens: 4,
         seed: 1,
         dtype: Provenance::F32.to_owned(),

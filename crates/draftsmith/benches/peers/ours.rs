@@ -120,7 +120,7 @@ impl Ours {
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
         self.decode(|prompt| {
             let go_on = &mut |_: draftsmith_decode::RoundTokens<'_>| ControlFlow::Continue(());
-            let greedy = &Decoding::Greedy;
+            let greedy = &Decoding::GREEDY;
             Ok(decode_plain(&mut target, greedy, prompt, &self.limits, &mut draws, go_on)?)
         })
     }
@@ -138,7 +138,7 @@ impl Ours {
                 &mut target,
                 &mut draft,
                 &mut rule,
-                &Decoding::Greedy,
+                &Decoding::GREEDY,
                 prompt,
                 &self.limits,
                 &mut draws,

@@ -35,7 +35,7 @@ pub(crate) fn answer(model: &CausalLm, prompt: &[u32], max_new_tokens: usize) ->
         first.get_or_insert_with(Instant::now);
         ControlFlow::Continue(())
     };
-    let greedy = &Decoding::Greedy;
+    let greedy = &Decoding::GREEDY;
     let answer = decode_plain(&mut session, greedy, prompt, &limits, &mut draws, observe)?;
     let first = first.context("nothing was decoded")?;
     let (to_first, to_last) = (first - begun, first.elapsed());

@@ -29,7 +29,7 @@ pub(crate) fn measure(dir: &Path, seed: u64, first: u64, count: u64) -> Result<(
             .map_err(|e| anyhow::anyhow!(e.to_string()))?;
         let generation = decode_plain(
             &mut session,
-            &Decoding::Greedy,
+            &Decoding::GREEDY,
             encoded.get_ids(),
             &limits,
             &mut draws,

@@ -252,10 +252,14 @@ impl Labeller<'_> {
             turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
         // Without a draft, the logits that a token is drawn from are read once: now.
         let mut log_probs = vec![Vec::new(); prompts.len()];
+        let mut texts: Vec<Vec<u32>> =
+            turns.iter().map(|(_, turn)| turn.prompt_ids.clone()).collect();
         let note_log_prob = |nth: usize, tokens: RoundTokens<'_>| {
             if self.pair.draft.is_none() {
                 for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
-                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, *id));
+                    let text = &mut texts[nth];
+                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, text, *id));
+                    text.push(*id);
                 }
             }
         };

@@ -100,6 +100,8 @@ struct DecodingCheck<T> {
     /// The min-p; left out where all are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     min_p: Option<f64>,
+    /// The repetition penalty; 1 is none.
+    repetition_penalty: f64,
     /// New tokens.
     num_tokens: usize,
     /// Whether the output is the target's.
@@ -198,7 +200,13 @@ fn check(
     let exported = Exported {
         drafter,
         has_head: exports.heads().next().is_some(),
-        tuned: Tuned::read_for(&tuned_dir, dtype, exports.num_draft_tokens(drafter), console)?,
+        tuned: Tuned::read_for(
+            &tuned_dir,
+            dtype,
+            exports.num_draft_tokens(drafter),
+            None,
+            console,
+        )?,
         dir: tuned_dir,
     };
     let greedy = Served::choose(&exported, DecodingName::Greedy)?;
@@ -287,8 +295,8 @@ impl Served {
         let Exported { drafter, has_head, tuned, dir } = exported;
         let Some(tuned) = tuned.rule(name) else {
             let decoding = match name {
-                DecodingName::Greedy => Decoding::Greedy,
-                DecodingName::Sampled => Decoding::Sampled(Sampling::default()),
+                DecodingName::Greedy => Decoding::GREEDY,
+                DecodingName::Sampled => Decoding::sampled(Sampling::default()),
             };
             let rule = default_rule(*has_head);
             let drafter = *drafter;

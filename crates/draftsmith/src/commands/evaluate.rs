@@ -62,7 +62,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let datasets = choice.of_each(sources, pair, console)?;
     let exports = Exports::read(recipe, evaluate, workspace)?.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
-        let tuned = tuned_rules(&exports, *name, workspace.dtype(), console)?;
+        let tuned = tuned_rules(&exports, &evaluate.decoding(*name), workspace.dtype(), console)?;
         let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);
         Ok(Plan { decoding: evaluate.decoding(*name), tuned, settings })
     };
@@ -129,7 +129,7 @@ struct Plan {
 /// The rules that tuning wrote into what was trained, for a way of decoding.
 fn tuned_rules(
     exports: &Exports,
-    decoding: DecodingName,
+    decoding: &Decoding,
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<Vec<TunedRule>> {
@@ -143,8 +143,8 @@ fn tuned_rules(
         .filter_map(|it| Some((it, exports.export_of(it)?)))
     {
         let num_tokens = exports.num_draft_tokens(drafter);
-        let tuned = Tuned::read_for(&dir, dtype, num_tokens, console)?;
-        rules.extend(tuned.rule(decoding).cloned());
+        let tuned = Tuned::read_for(&dir, dtype, num_tokens, Some(decoding), console)?;
+        rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
     }
     Ok(rules)
 }

@@ -187,7 +187,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
     };
     let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
     let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
-    let is_raw = served == (1.0, 1.0, None, None);
+    let is_raw = served == (1.0, 1.0, None, None) && provenance.repetition_penalty == 1.0;
     json!({
         "kind": "responses",
         "num_rows": rows.len(),

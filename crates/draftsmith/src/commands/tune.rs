@@ -244,6 +244,7 @@ fn choose(
         top_p,
         top_k,
         min_p,
+        repetition_penalty: decoding.repetition_penalty,
         expected_gain: expected.context("the best rule is one of the rules")?,
         expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
         best_fixed_length: fixed.config.parameter() as usize,

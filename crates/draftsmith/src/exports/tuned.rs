@@ -47,6 +47,9 @@ pub(crate) struct TunedRule {
     /// The min-p it was tuned for; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) min_p: Option<f64>,
+    /// The repetition penalty it was tuned for; 1, which is none, if absent.
+    #[serde(default = "no_penalty", skip_serializing_if = "is_no_penalty")]
+    pub(crate) repetition_penalty: f64,
     /// Modelled speed over the best fixed length, minus 1, with its 95 % interval.
     pub(crate) expected_gain: Estimate,
     /// Candidates accepted over candidates drafted, with its 99.99 % interval.
@@ -68,6 +71,14 @@ pub(crate) struct TunedRule {
     pub(crate) cost_source: CostSource,
 }
 
+fn no_penalty() -> f64 {
+    1.0
+}
+
+fn is_no_penalty(penalty: &f64) -> bool {
+    *penalty == 1.0
+}
+
 impl Tuned {
     /// The key in `config.json`.
     pub(crate) const KEY: &str = "tuned";
@@ -84,8 +95,9 @@ impl Tuned {
         Ok(tuned)
     }
 
-    /// [`Tuned::read`], for models that compute in `dtype` and a separate draft that may draw so many
-    /// tokens, or all: a rule for others is told of and left out.
+    /// [`Tuned::read`], for models that compute in `dtype`, a separate draft that may draw so many
+    /// tokens, or all, and the repetition penalty of a way of decoding, or any: a rule for others is
+    /// told of and left out.
     ///
     /// # Errors
     /// As there.
@@ -93,6 +105,7 @@ impl Tuned {
         dir: &Path,
         dtype: WeightDtype,
         draft_vocabulary: Option<usize>,
+        decoding: Option<&Decoding>,
         console: &Console,
     ) -> Result<Self> {
         let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
@@ -109,6 +122,14 @@ impl Tuned {
                 format!(
                     "for a draft that draws {then}, and is left out for one that draws {now}; hint: \
                      tune again, or give its `draft_vocabulary.safetensors`"
+                )
+            } else if let Some(decoding) = decoding
+                && rule.repetition_penalty != decoding.repetition_penalty
+            {
+                let (then, now) = (rule.repetition_penalty, decoding.repetition_penalty);
+                format!(
+                    "for a repetition penalty of {then}, and is left out for one of {now}; hint: tune \
+                     with `evaluate.repetition_penalty = {now}`"
                 )
             } else {
                 return Some(rule);
@@ -152,8 +173,8 @@ impl Tuned {
 impl TunedRule {
     /// The way of decoding it was tuned for.
     pub(crate) fn decoding(&self) -> Decoding {
-        let Self { temperature, top_p, top_k, min_p, .. } = *self;
-        decoding(Sampling { temperature, top_p, top_k, min_p })
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 }
 
@@ -189,6 +210,7 @@ mod tests {
             top_p: 1.0,
             top_k: None,
             min_p: None,
+            repetition_penalty: 1.0,
             expected_gain: estimate(0.25),
             expected_acceptance_rate: estimate(0.5),
             best_fixed_length: 4,
@@ -232,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_serves_the_type_and_the_tokens_that_it_was_tuned_with() {
+    fn a_rule_serves_the_type_the_tokens_and_the_penalty_that_it_was_tuned_with() {
         let dir = dir_with("{}");
         let reduced = TunedRule { dtype: WeightDtype::Bf16, ..rule(1.0) };
         let tuned = Tuned { sampled: Some(reduced), ..tuned() };
@@ -240,11 +262,13 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
         assert_eq!(text.matches("dtype").count(), 1, "f32 is not named: {text}");
         assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
-        let left = |dtype, vocabulary| {
-            let tuned = Tuned::read_for(dir.path(), dtype, vocabulary, &Console::silent());
+        let left_for = |dtype, vocabulary, decoding| {
+            let tuned =
+                Tuned::read_for(dir.path(), dtype, vocabulary, decoding, &Console::silent());
             let Tuned { greedy, sampled } = tuned.expect("reads");
             (greedy.is_some(), sampled.is_some())
         };
+        let left = |dtype, vocabulary| left_for(dtype, vocabulary, Some(&Decoding::GREEDY));
         assert_eq!(left(WeightDtype::F32, None), (true, false));
         assert_eq!(left(WeightDtype::Bf16, None), (false, true));
         assert_eq!(left(WeightDtype::F32, Some(9)), (false, false));
@@ -252,6 +276,12 @@ mod tests {
         write(&Tuned { greedy: Some(narrow), sampled: None }, dir.path());
         assert_eq!(left(WeightDtype::F32, Some(9)), (true, false));
         assert_eq!(left(WeightDtype::F32, None), (false, false));
+        let penalised = TunedRule { repetition_penalty: 1.3, ..rule(0.0) };
+        write(&Tuned { greedy: Some(penalised), sampled: Some(rule(1.0)) }, dir.path());
+        assert_eq!(left(WeightDtype::F32, None), (false, true));
+        let decoding = Decoding::GREEDY.penalising(1.3);
+        assert_eq!(left_for(WeightDtype::F32, None, Some(&decoding)), (true, false));
+        assert_eq!(left_for(WeightDtype::F32, None, None), (true, true));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use draftsmith_theory::{Decoding, Sampling};
+use draftsmith_theory::{Decoding, Sampling, TokenChoice};
 use serde::{Deserialize, Serialize};
 
 /// How responses are made and labelled.
@@ -30,6 +30,10 @@ pub(crate) struct DataRecipe {
     /// absent.
     #[serde(default)]
     pub(crate) min_p: Option<f64>,
+    /// Divides the logits that target and draft give to tokens of the text so far where they are
+    /// positive, and multiplies them where they are negative; 1 changes nothing.
+    #[serde(default = "one")]
+    pub(crate) repetition_penalty: f64,
     /// The longest response, in tokens.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,
@@ -60,20 +64,20 @@ pub(super) fn default_max_new_tokens() -> usize {
 impl DataRecipe {
     /// How target and draft are sampled; temperature 0 is greedy.
     pub(crate) fn decoding(&self) -> Decoding {
-        let Self { temperature, top_p, top_k, min_p, .. } = *self;
-        decoding(Sampling { temperature, top_p, top_k, min_p })
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 }
 
 /// Sampling settings with the meaning that temperature 0 has everywhere: greedy.
 pub(crate) fn decoding(sampling: Sampling) -> Decoding {
-    if sampling.temperature == 0.0 { Decoding::Greedy } else { Decoding::Sampled(sampling) }
+    if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
 }
 
 /// The settings of a way of decoding, greedy as temperature 0.
 pub(crate) fn sampling(decoding: &Decoding) -> Sampling {
-    match decoding {
-        Decoding::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
-        Decoding::Sampled(sampling) => *sampling,
+    match decoding.choice {
+        TokenChoice::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
+        TokenChoice::Sampled(sampling) => sampling,
     }
 }

@@ -56,6 +56,9 @@ pub(crate) struct EvaluateRecipe {
     /// absent.
     #[serde(default)]
     pub(crate) min_p: Option<f64>,
+    /// The repetition penalty of both decodings, for target and drafters alike; 1 changes nothing.
+    #[serde(default = "one")]
+    pub(crate) repetition_penalty: f64,
     /// The most candidates a round of the separate draft under any rule but a fixed length.
     #[serde(default = "default_max_candidate_length")]
     pub(crate) max_candidate_length: usize,
@@ -116,15 +119,16 @@ impl<'de> Deserialize<'de> for EvaluateRecipe {
 impl EvaluateRecipe {
     /// The decoding that a name stands for here.
     pub(crate) fn decoding(&self, name: DecodingName) -> Decoding {
-        match name {
-            DecodingName::Greedy => Decoding::Greedy,
-            DecodingName::Sampled => Decoding::Sampled(Sampling {
+        let decoding = match name {
+            DecodingName::Greedy => Decoding::GREEDY,
+            DecodingName::Sampled => Decoding::sampled(Sampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
                 top_k: self.top_k,
                 min_p: self.min_p,
             }),
-        }
+        };
+        decoding.penalising(self.repetition_penalty)
     }
 
     pub(super) fn check(&self) -> Result<()> {

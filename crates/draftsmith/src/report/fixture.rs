@@ -81,8 +81,8 @@ fn settings() -> Vec<Setting> {
 
 fn decodings() -> [Decoding; 2] {
     [
-        Decoding::Greedy,
-        Decoding::Sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None }),
+        Decoding::GREEDY,
+        Decoding::sampled(Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None }),
     ]
 }
 
@@ -101,7 +101,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
     let (mut rows, mut groups) = (Vec::new(), Vec::new());
     for (dataset, categories, easy_share) in DATASETS {
         for decoding in decodings() {
-            let easy_share = easy_share - if decoding == Decoding::Greedy { 0.0 } else { 0.08 };
+            let easy_share = easy_share - if decoding.is_greedy() { 0.0 } else { 0.08 };
             let traces: Vec<(Setting, Vec<Vec<Trace>>)> = settings()
                 .into_iter()
                 .map(|setting| {
@@ -126,7 +126,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
             groups.push(GroupSummary {
                 dataset: dataset.into(),
                 decoding,
-                num_forgiven_ties: usize::from(decoding == Decoding::Greedy),
+                num_forgiven_ties: usize::from(decoding.is_greedy()),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
                 promises: vec![PromiseSummary {
                     drafter: DrafterName::Of(DrafterId::Draft),
@@ -164,7 +164,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         modelled_speedup: Some(
                             seconds_per_token(drafter, &plain) / seconds_per_token(drafter, &trace),
                         ),
-                        lossless: (decoding == Decoding::Greedy).then_some(true),
+                        lossless: (decoding.is_greedy()).then_some(true),
                         num_forgiven_ties: 0,
                     };
                     rows.push(ResultRow::new(context, &trace));

@@ -1,7 +1,7 @@
 //! What the page says in words and tables around its pictures: the finding first, the provenance
 //! last.
 
-use draftsmith_theory::Decoding;
+use draftsmith_theory::{Decoding, TokenChoice};
 use minijinja::{Value, context};
 
 use super::text::{
@@ -370,9 +370,9 @@ fn device_text(summary: &EvaluationSummary) -> String {
 }
 
 fn decoding_text(decoding: &Decoding) -> String {
-    match decoding {
-        Decoding::Greedy => "greedy".into(),
-        Decoding::Sampled(sampling) => {
+    let mut text = match decoding.choice {
+        TokenChoice::Greedy => "greedy".into(),
+        TokenChoice::Sampled(sampling) => {
             let mut text = format!("sampled at T = {}", sampling.temperature);
             if sampling.top_p < 1.0 {
                 text += &format!(", top-p {}", sampling.top_p);
@@ -385,5 +385,9 @@ fn decoding_text(decoding: &Decoding) -> String {
             }
             text
         }
+    };
+    if decoding.is_penalised() {
+        text += &format!(", repetition penalty {}", decoding.repetition_penalty);
     }
+    text
 }

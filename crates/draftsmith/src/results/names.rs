@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, StopRuleConfig, TheoryError, TreeShape};
+use draftsmith_theory::{
+    Decoding, DrafterId, LookupFirst, StopRuleConfig, TheoryError, TokenChoice, TreeShape,
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
@@ -165,9 +167,9 @@ impl<'de> Deserialize<'de> for DrafterName {
 impl DecodingName {
     /// The name of a way of decoding.
     pub(crate) fn of(decoding: &Decoding) -> Self {
-        match decoding {
-            Decoding::Greedy => Self::Greedy,
-            Decoding::Sampled(_) => Self::Sampled,
+        match decoding.choice {
+            TokenChoice::Greedy => Self::Greedy,
+            TokenChoice::Sampled(_) => Self::Sampled,
         }
     }
 

@@ -47,7 +47,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         drafter: DrafterName::Of(DrafterId::Draft),
         stop_rule,
         setting,
-        decoding: Decoding::Greedy,
+        decoding: Decoding::GREEDY,
         num_prompts: 1,
         plain_tokens_per_second: Some(50.0),
         speedup_interval: Some([1.9, 2.1]),
@@ -422,12 +422,12 @@ fn summaries_come_back() {
         datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
         groups: vec![
             group(
-                Decoding::Greedy,
+                Decoding::GREEDY,
                 [DrafterName::Of(DrafterId::Draft), SELF_DRAFT]
                     .map(|drafter| CostSummary::new(drafter, &fit))
                     .into(),
             ),
-            group(Decoding::Sampled(sampling), vec![]),
+            group(Decoding::sampled(sampling), vec![]),
         ],
     };
     let text = summary_to_json(&summary).expect("a summary is JSON");
@@ -439,5 +439,21 @@ fn summaries_come_back() {
 
     let rows = [row(StopRuleName::None, None)];
     let found = back.group(&groups(&rows)[0]).expect("the greedy group");
-    assert_eq!(found.decoding, Decoding::Greedy);
+    assert_eq!(found.decoding, Decoding::GREEDY);
+}
+
+#[test]
+fn a_way_of_decoding_names_a_penalty_where_there_is_one() {
+    let text = |decoding: Decoding| serde_json::to_string(&decoding).expect("numbers");
+    assert_eq!(text(Decoding::GREEDY), "\"greedy\"");
+    let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
+    assert_eq!(text(Decoding::sampled(sampling)), r#"{"sampled":{"temperature":0.5,"top_p":1.0}}"#);
+    let penalised = r#"{"choice":"greedy","repetition_penalty":1.3}"#;
+    assert_eq!(text(Decoding::GREEDY.penalising(1.3)), penalised);
+    for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
+        for decoding in [decoding, decoding.penalising(1.3)] {
+            let again: Decoding = serde_json::from_str(&text(decoding)).expect("reads");
+            assert_eq!(again, decoding);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use draftsmith_data::{
     read_rollouts, rollouts_path, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
-use draftsmith_theory::{Decoding, DrafterId, Recording};
+use draftsmith_theory::{DrafterId, Recording, TokenChoice};
 use serde_json::json;
 
 use super::rows::rows_of;
@@ -174,7 +174,9 @@ impl<'a> RolloutFiles<'a> {
             limit: limit.map(|limit| limit as u64),
             ..self.responses.clone()
         };
-        if let Decoding::Sampled(sampling) = self.evaluate.decoding(decoding) {
+        let decoding = self.evaluate.decoding(decoding);
+        responses.repetition_penalty = decoding.repetition_penalty;
+        if let TokenChoice::Sampled(sampling) = decoding.choice {
             responses.temperature = sampling.temperature;
             responses.top_p = sampling.top_p;
             responses.top_k = sampling.top_k.map(|top_k| top_k as u32);

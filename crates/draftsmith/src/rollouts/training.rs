@@ -98,7 +98,8 @@ impl TrainingRollouts {
             data.rows.iter().filter(|row| is_usable(row, pair)).collect();
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
-        let Provenance { temperature, top_p, top_k, min_p, seed, max_new_tokens, .. } = *provenance;
+        let Provenance { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *provenance;
+        let Provenance { seed, max_new_tokens, .. } = *provenance;
         let job = RecordingJob {
             pair,
             exports: &exports,
@@ -108,7 +109,8 @@ impl TrainingRollouts {
                 top_p,
                 top_k: top_k.map(|top_k| top_k as usize),
                 min_p,
-            }),
+            })
+            .penalising(repetition_penalty),
             max_new_tokens: max_new_tokens as usize,
             max_length,
             on_cpu: DeviceChoice::is_cpu(workspace.device()),

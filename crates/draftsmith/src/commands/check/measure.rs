@@ -3,7 +3,8 @@
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, Trace,
+    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, TokenChoice,
+    Trace,
 };
 
 use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
@@ -80,6 +81,7 @@ impl OneDecoding {
             top_p,
             top_k,
             min_p,
+            repetition_penalty: decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,
             acceptance: Acceptance {
@@ -154,7 +156,7 @@ impl<'m> Bench<'m> {
         let rule = &mut *greedy.rule;
         let drafter = greedy.served.drafter;
         let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
-        match compare(decoders, prompt_ids, &plain, &generation.token_ids)? {
+        match compare(decoders, decoding, prompt_ids, &plain, &generation.token_ids)? {
             Agreement::Same => {}
             Agreement::Tie => self.num_forgiven_ties += 1,
             Agreement::Different => {
@@ -177,8 +179,8 @@ impl<'m> Bench<'m> {
         let rule = &mut *sampled.rule;
         let drafter = sampled.served.drafter;
         let generation = self.decoders.decode(drafter, rule, &decoding, prompt_ids, &mut draws)?;
-        if let Decoding::Sampled(sampling) = decoding {
-            self.test(&sampling, prompt_ids, &generation.token_ids)?;
+        if let TokenChoice::Sampled(sampling) = decoding.choice {
+            self.test(&decoding, &sampling, prompt_ids, &generation.token_ids)?;
         }
         Ok(generation.trace)
     }
@@ -186,7 +188,13 @@ impl<'m> Bench<'m> {
     /// Tests an answer against the target's distributions, computed in one forward of their own: a
     /// fault in the rounds' caches does not reach them. What they differ by from the rounds' in bf16 is
     /// noise that leans to no model, and moves the test by little. The draft's only show where to look.
-    fn test(&mut self, sampling: &Sampling, prompt_ids: &[u32], answer: &[u32]) -> Result<()> {
+    fn test(
+        &mut self,
+        decoding: &Decoding,
+        sampling: &Sampling,
+        prompt_ids: &[u32],
+        answer: &[u32],
+    ) -> Result<()> {
         let Some((_, read)) = answer.split_last() else {
             return Ok(());
         };
@@ -194,9 +202,13 @@ impl<'m> Bench<'m> {
         let rounding = rounding(self.decoders.dtype);
         let target = self.decoders.score(&ids, prompt_ids.len() - 1)?;
         let draft = self.decoders.draft_logits(self.drafter, prompt_ids, answer)?;
-        for ((target, draft), token) in target.rows().zip(&draft).zip(answer) {
-            let (p, q) = (sampling.probs(target), sampling.probs(draft));
-            if p[*token as usize] == 0.0 && is_at_edge(rounding, sampling, target, *token) {
+        let rows = target.rows().zip(&draft).zip(prompt_ids.len()..);
+        for (((target, draft), num_before), token) in rows.zip(answer) {
+            let before = || ids[..num_before].iter().copied();
+            let [target, draft] =
+                [target, draft].map(|logits| decoding.penalised(logits, before()));
+            let (p, q) = (sampling.probs(&target), sampling.probs(&draft));
+            if p[*token as usize] == 0.0 && is_at_edge(rounding, sampling, &target, *token) {
                 self.num_forgiven_edges += 1;
             } else {
                 self.test.observe(&p, &q, *token, &mut self.draws);

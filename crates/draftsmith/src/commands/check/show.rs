@@ -145,6 +145,9 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
     if let Some(min_p) = decoding.min_p {
         text += &format!(", min-p {min_p}");
     }
+    if decoding.repetition_penalty != 1.0 {
+        text += &format!(", repetition penalty {}", decoding.repetition_penalty);
+    }
     text
 }
 

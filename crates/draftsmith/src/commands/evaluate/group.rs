@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    CostModel, Decoding, Fit, Interval, Observation, Round, RoundCosts, StopRuleConfig, Trace,
+    CostModel, Fit, Interval, Observation, Round, RoundCosts, StopRuleConfig, Trace,
 };
 
 use super::Plan;
@@ -42,10 +42,10 @@ impl<'a> Group<'a> {
         mut measured: Measured,
         bench: &mut Bench<'_>,
     ) -> Result<()> {
-        if self.plan.decoding == Decoding::Greedy
+        if self.plan.decoding.is_greedy()
             && let Some(plain) = self.runs[0].get(measured.prompt)
         {
-            measured.agreement = bench.compare(plain, &measured)?;
+            measured.agreement = bench.compare(&self.plan.decoding, plain, &measured)?;
         }
         self.runs[index].push(measured);
         Ok(())
@@ -160,7 +160,7 @@ impl<'a> Group<'a> {
                     Some(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
                 // A sampled output is another draw of the same distribution: there is nothing to compare it with.
-                lossless: (self.plan.decoding == Decoding::Greedy)
+                lossless: (self.plan.decoding.is_greedy())
                     .then_some(num_of(Agreement::Different) == 0),
                 num_forgiven_ties: num_of(Agreement::Tie),
             };
@@ -187,7 +187,7 @@ impl<'a> Group<'a> {
     }
 
     fn decoding_name(&self) -> &'static str {
-        if self.plan.decoding == Decoding::Greedy { "greedy" } else { "sampled" }
+        if self.plan.decoding.is_greedy() { "greedy" } else { "sampled" }
     }
 }
 

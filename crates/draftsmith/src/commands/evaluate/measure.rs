@@ -126,10 +126,15 @@ impl<'m> Bench<'m> {
     }
 
     /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
-    pub(super) fn compare(&mut self, plain: &Measured, other: &Measured) -> Result<Agreement> {
+    pub(super) fn compare(
+        &mut self,
+        decoding: &Decoding,
+        plain: &Measured,
+        other: &Measured,
+    ) -> Result<Agreement> {
         for (plain, other) in plain.turns.iter().zip(&other.turns) {
             let (prompt_ids, plain) = (&plain.prompt_ids, &plain.token_ids);
-            match compare(&mut self.decoders, prompt_ids, plain, &other.token_ids)? {
+            match compare(&mut self.decoders, decoding, prompt_ids, plain, &other.token_ids)? {
                 Agreement::Same => {}
                 apart => return Ok(apart),
             }

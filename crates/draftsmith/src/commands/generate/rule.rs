@@ -71,7 +71,8 @@ pub(super) fn tuned(
     let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
-    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, console));
+    let tuned =
+        export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, Some(decoding), console));
     let tuned = tuned.transpose()?;
     let tuned = tuned.unwrap_or_default();
     let (rule, lookup_first) = match tuned.rule(DecodingName::of(decoding)) {

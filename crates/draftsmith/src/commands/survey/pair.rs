@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
-    Sampling, SeededDraws, Spending, StopRuleConfig, StopRuleName,
+    Sampling, SeededDraws, Spending, StopRuleConfig, StopRuleName, TokenChoice,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -146,7 +146,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     };
     let shown = best_of_all(&together, &costs)?;
     let rules = judging.rows(&shown)?;
-    let oracle = (decoding == Decoding::Greedy).then(|| judging.oracle()).transpose()?;
+    let oracle = (decoding.is_greedy()).then(|| judging.oracle()).transpose()?;
 
     let untrained = judging.best(is_settable)?;
     let untrained_gain = judging.estimate(&|some| over(judging.fixed(), &untrained, some));
@@ -245,10 +245,11 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
 /// How often both models prefer the same token, and the overlap of their distributions.
 fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Estimate)> {
     progress.message("target and draft along the answers");
-    let decoding = match surveyor.decoding {
-        Decoding::Greedy => Decoding::Sampled(Sampling::default()),
-        sampled => sampled,
+    let decoding = match surveyor.decoding.choice {
+        TokenChoice::Greedy => Decoding::sampled(Sampling::default()),
+        TokenChoice::Sampled(sampling) => Decoding::sampled(sampling),
     };
+    let decoding = decoding.penalising(surveyor.decoding.repetition_penalty);
     let pair = surveyor.workspace.pair()?;
     let counted = surveyor.answers.par_iter().map(|answer| {
         if surveyor.console.is_interrupted() {

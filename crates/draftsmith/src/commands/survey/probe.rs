@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use draftsmith_data::{FinishReason, ResponseRow};
 use draftsmith_decode::Finish;
 use draftsmith_model::{HeadForm, HeadInput};
-use draftsmith_theory::{Decoding, HeadMetrics, HeadScores, JudgedPrediction, Recording};
+use draftsmith_theory::{HeadMetrics, HeadScores, JudgedPrediction, Recording};
 use draftsmith_train::{
     Ending, HeadData, HeadLabels, HeadTraining, OptimizerSettings, TrainError, TrainingRun,
     train_heads,
@@ -53,7 +53,7 @@ impl Surveyor<'_> {
         let rows: Vec<ResponseRow> = some.iter().map(|nth| self.row(*nth)).collect();
         let recordings: Vec<(&str, &Recording)> =
             some.iter().map(|nth| (recorded[*nth].0.as_str(), &recorded[*nth].1)).collect();
-        let rollouts = TrainingRollouts::of(&recordings, self.decoding == Decoding::Greedy);
+        let rollouts = TrainingRollouts::of(&recordings, self.decoding.is_greedy());
         let data = HeadData { rows: &rows, rollouts: Some(rollouts.recorded()), target: None };
         let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
         let console = self.console.clone();

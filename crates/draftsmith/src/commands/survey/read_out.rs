@@ -5,9 +5,11 @@
 //! adds to is the logit lens, the final norm of the layer's own states: with little to learn from it
 //! stays there. An adapter, which attends and computes, learns more from more data: this is a floor.
 
+use std::borrow::Cow;
+
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, soft_capped, vectors};
-use draftsmith_theory::{Decoding, SeededDraws, argmax, ridge};
+use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use anyhow::{Context, Result};
@@ -100,13 +102,15 @@ pub(super) fn read_outs(
                 let drawn = &drawn[*nth];
                 let rows: Vec<usize> = (first..first + drawn.len()).collect();
                 let said = map.apply(target, select(exit, &rows));
-                for (logits, drawn) in logits(target, said, &head).iter().zip(drawn) {
+                let said = logits(target, said, &head);
+                for (at, (logits, drawn)) in said.iter().zip(drawn).enumerate() {
+                    let logits = &penalised(surveyor, *nth, at, logits);
                     let top = argmax(logits);
                     agrees[*nth].push(top == drawn.top);
-                    accepted[*nth].push(match surveyor.decoding {
-                        Decoding::Greedy => top == drawn.token_id,
-                        sampled @ Decoding::Sampled(_) => {
-                            let prob = sampled.probs(logits)[drawn.token_id as usize];
+                    accepted[*nth].push(match surveyor.decoding.choice {
+                        TokenChoice::Greedy => top == drawn.token_id,
+                        TokenChoice::Sampled(sampling) => {
+                            let prob = sampling.probs(logits)[drawn.token_id as usize];
                             drawn.luck * drawn.prob < prob
                         }
                     });
@@ -178,19 +182,34 @@ fn drawn(
         let mut drawn =
             |token_id: u32, top, prob| Drawn { token_id, top, prob, luck: draws.uniform() };
         let ids = &answer.response_ids;
-        let sampled = match surveyor.decoding {
+        let sampling = match surveyor.decoding.choice {
             // What was answered is the target's own choice.
-            Decoding::Greedy => return ids.iter().map(|id| drawn(*id, *id, 1.0)).collect(),
-            sampled @ Decoding::Sampled(_) => sampled,
+            TokenChoice::Greedy => return ids.iter().map(|id| drawn(*id, *id, 1.0)).collect(),
+            TokenChoice::Sampled(sampling) => sampling,
         };
         let first = states.places[nth].first;
         let rows: Vec<usize> = (first..first + ids.len()).collect();
         let logits = logits(target, select(&states.last, &rows), head);
-        let all = ids.iter().zip(&logits);
-        all.map(|(id, logits)| drawn(*id, argmax(logits), sampled.probs(logits)[*id as usize]))
-            .collect()
+        let all = ids.iter().zip(&logits).enumerate();
+        let drawn = all.map(|(at, (id, logits))| {
+            let logits = penalised(surveyor, nth, at, logits);
+            drawn(*id, argmax(&logits), sampling.probs(&logits)[*id as usize])
+        });
+        drawn.collect()
     };
     (0..surveyor.answers.len()).map(of_answer).collect()
+}
+
+/// The logits that the token at a place of an answer is chosen by.
+fn penalised<'l>(
+    surveyor: &Surveyor<'_>,
+    answer: usize,
+    at: usize,
+    logits: &'l [f32],
+) -> Cow<'l, [f32]> {
+    let answer = &surveyor.answers[answer];
+    let before = answer.prompt_ids.iter().chain(&answer.response_ids[..at]);
+    surveyor.decoding.penalised(logits, before.copied())
 }
 
 impl Map {

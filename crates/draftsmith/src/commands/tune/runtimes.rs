@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
-    HeuristicConfig, Recordings, StopRuleConfig, seconds_per_token,
+    HeuristicConfig, Recordings, StopRuleConfig, TokenChoice, seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -31,7 +31,7 @@ pub(super) fn best_settings(
     seed: u64,
 ) -> Result<Vec<RuntimeSetting>> {
     let plain = recordings.plain(&costs.rounds);
-    let is_recorded = |family: &Family| decoding == Decoding::Greedy || !family.drafts_greedily;
+    let is_recorded = |family: &Family| decoding.is_greedy() || !family.drafts_greedily;
     let best = |family: Family| -> Result<RuntimeSetting> {
         let spent = |config: &StopRuleConfig| recordings.replay(config, &costs.of_rule(config));
         let seconds = family.rules.par_iter().map(|config| Ok(seconds_per_token(&spent(config)?)));
@@ -148,10 +148,10 @@ fn families(max_length: usize) -> Vec<Family> {
             rules: fixed(),
             setting: |config, decoding| {
                 let length = config.parameter();
-                match decoding {
-                    Decoding::Greedy => format!("num_speculative_tokens={length}"),
+                match decoding.choice {
+                    TokenChoice::Greedy => format!("num_speculative_tokens={length}"),
                     // It takes the most probable token otherwise.
-                    Decoding::Sampled(_) => format!(
+                    TokenChoice::Sampled(_) => format!(
                         "num_speculative_tokens={length}, draft_sample_method=\"probabilistic\""
                     ),
                 }
@@ -163,9 +163,9 @@ fn families(max_length: usize) -> Vec<Family> {
             rules: fixed(),
             setting: |config, decoding| {
                 let length = config.parameter();
-                let sampled = match decoding {
-                    Decoding::Greedy => "",
-                    Decoding::Sampled(_) => " --speculative-use-rejection-sampling",
+                let sampled = match decoding.choice {
+                    TokenChoice::Greedy => "",
+                    TokenChoice::Sampled(_) => " --speculative-use-rejection-sampling",
                 };
                 format!(
                     "--speculative-algorithm STANDALONE --speculative-num-steps {length} \
@@ -238,10 +238,10 @@ mod tests {
 
     #[test]
     fn settings_are_what_the_runtimes_call_them() {
-        let sampled = Decoding::Sampled(Sampling::default());
+        let sampled = Decoding::sampled(Sampling::default());
         let mut told: Vec<(&str, BTreeSet<String>)> = Vec::new();
         for family in families(20) {
-            for decoding in [Decoding::Greedy, sampled] {
+            for decoding in [Decoding::GREEDY, sampled] {
                 let setting = (family.setting)(&family.rules[0], decoding);
                 let found = names(&setting).into_iter().map(str::to_owned);
                 match told.iter_mut().find(|(runtime, _)| *runtime == family.runtime) {
@@ -269,22 +269,22 @@ mod tests {
     #[test]
     fn numbers_stand_where_they_belong() {
         let families = families(20);
-        let sampled = Decoding::Sampled(Sampling::default());
+        let sampled = Decoding::sampled(Sampling::default());
         let text = |family: usize, rule: usize, decoding| {
             (families[family].setting)(&families[family].rules[rule], decoding)
         };
-        assert!(text(0, 3, Decoding::Greedy).starts_with("num_assistant_tokens=4, "));
-        assert!(text(1, 0, Decoding::Greedy).contains("\"heuristic\""));
+        assert!(text(0, 3, Decoding::GREEDY).starts_with("num_assistant_tokens=4, "));
+        assert!(text(1, 0, Decoding::GREEDY).contains("\"heuristic\""));
         assert!(text(2, 0, sampled).ends_with("assistant_confidence_threshold=0.02"));
         assert_eq!(
-            text(3, 0, Decoding::Greedy),
+            text(3, 0, Decoding::GREEDY),
             "--spec-type draft-simple --spec-draft-n-max 1 --spec-draft-n-min 0 \
              --spec-draft-p-min 0.02"
         );
-        assert_eq!(text(4, 4, Decoding::Greedy), "num_speculative_tokens=5");
+        assert_eq!(text(4, 4, Decoding::GREEDY), "num_speculative_tokens=5");
         assert!(text(4, 4, sampled).ends_with("draft_sample_method=\"probabilistic\""));
         assert_eq!(
-            text(5, 4, Decoding::Greedy),
+            text(5, 4, Decoding::GREEDY),
             "--speculative-algorithm STANDALONE --speculative-num-steps 5 \
              --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"
         );
