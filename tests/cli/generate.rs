@@ -97,6 +97,55 @@ fn a_repetition_penalty_changes_the_text_alike_with_every_drafter() {
 }
 
 #[test]
+fn stop_strings_and_end_tokens_end_the_text_alike_with_every_drafter() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let generate = |prompt: &str, extra: &[&str]| {
+        let arguments = ["generate", "--target", &target, "--prompt", prompt, "--max-new-tokens"];
+        place.run(&[&arguments[..], &["60", "--json"], extra].concat()).json()
+    };
+    let ids = |found: &serde_json::Value| found["token_ids"].as_array().unwrap().clone();
+    for prompt in PROMPTS {
+        let whole = generate(prompt, &[]);
+        let text = whole["text"].as_str().unwrap();
+        // Five characters, wherever they lie in tokens.
+        let string: String = text.chars().skip(text.chars().count() / 2).take(5).collect();
+        let token = ids(&whole)[ids(&whole).len() / 2].to_string();
+        for end in [["--stop-string", &string], ["--eos-token-id", &token]] {
+            let plain = generate(prompt, &end);
+            let (found, all) = (ids(&plain), ids(&whole));
+            assert!(found.len() < all.len() && all.starts_with(&found), "{end:?}, {prompt}");
+            if end[0] == "--stop-string" {
+                let stopped = plain["text"].as_str().unwrap();
+                let before = stopped.find(&string).expect("it is kept whole");
+                // Nothing is behind it but the rest of the token that completes it.
+                assert_eq!(text.find(&string), Some(before));
+                assert!(stopped.len() - before - string.len() < 12, "{stopped:?} for {string:?}");
+            } else {
+                assert_eq!(found.last().unwrap().to_string(), token);
+            }
+            let drafters: [&[&str]; 5] = [
+                &["--draft", &draft],
+                &["--draft", &draft, "--candidate-length", "12"],
+                &["--prompt-lookup"],
+                &["--draft", &draft, "--lookup-first"],
+                &["--draft", &draft, "--tree", "3-2x4x12"],
+            ];
+            for drafter in drafters {
+                let speculative = generate(prompt, &[&end[..], drafter].concat());
+                assert_eq!(ids(&speculative), found, "{drafter:?}, {end:?}, {prompt}");
+            }
+        }
+    }
+    let refused = |end: [&str; 2]| {
+        let arguments = ["generate", "--target", &target, "--prompt", "x"];
+        place.run(&[&arguments[..], &end].concat())
+    };
+    refused(["--stop-string", ""]).fails_naming(&["stop string is empty"]);
+    refused(["--eos-token-id", "99999"]).fails_naming(&["end token 99999", "--eos-token-id"]);
+}
+
+#[test]
 fn sampling_is_a_function_of_the_seed() {
     let place = Place::new();
     let [target, draft, _] = paths();

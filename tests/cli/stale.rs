@@ -148,6 +148,8 @@ fn settings_that_data_and_stage_share_are_refused_with_the_difference() {
     let cases = [
         ("data.temperature=0.5", "`temperature` = 1.0, which is 0.5 now"),
         ("data.top_p=0.9", "`top_p` = 1.0, which is 0.9 now"),
+        ("models.eos_token_ids=[1, 7]", "`eos_token_ids` = [1], which is [1,7] now"),
+        ("models.stop_strings=['.']", "`stop_strings` = [], which is [\".\"] now"),
         ("data.min_p=0.1", "`min_p` = null, which is 0.1 now"),
         ("data.repetition_penalty=1.2", "`repetition_penalty` = 1.0, which is 1.2 now"),
         ("data.top_k=9", "`top_k` = null, which is 9 now"),

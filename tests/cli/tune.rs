@@ -261,3 +261,41 @@ fn given_costs_are_taken_as_they_are_and_nothing_is_measured() {
     assert!(other.stderr.contains("costs are not known"), "{}", other.stderr);
     assert_eq!(other.code, Some(0));
 }
+
+#[test]
+fn a_penalty_and_stop_strings_hold_for_every_stage_and_are_told() {
+    let place = Place::new();
+    let path = place.write_small_recipe();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let text = text
+        .replace("[data]\n", "stop_strings = ['.', ' is']\n[data]\nrepetition_penalty = 1.2\n")
+        .replace("[evaluate]\n", "[evaluate]\nrepetition_penalty = 1.2\n");
+    std::fs::write(&path, text + "[tune]\nnum_prompts = 3\n").unwrap();
+    place.run(&["run", "small.toml"]).ok();
+    let data = place.run(&["inspect", "data/small", "--json"]).json();
+    assert_eq!(data["provenance"]["repetition_penalty"], 1.2);
+    assert_eq!(data["provenance"]["stop_strings"], serde_json::json!([".", " is"]));
+    let tuned = place.json("checkpoints/small/head/config.json")["tuned"].clone();
+    for decoding in ["greedy", "sampled"] {
+        assert_eq!(tuned[decoding]["repetition_penalty"], 1.2, "{tuned}");
+    }
+    for row in place.results("small") {
+        assert!(row["decoding"] != "greedy" || row["lossless"] == true, "{row}");
+    }
+    let checked = place.run(&["check", "checkpoints/small/head", "--json"]).json();
+    assert_eq!(checked["greedy"]["repetition_penalty"], 1.2);
+    assert_eq!(checked["passed"], true, "{checked}");
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let generate = |extra: &[&str]| {
+        let arguments = ["generate", "--target", &target, "--draft", &draft, "--prompt", "x"];
+        let head = ["--head", "checkpoints/small/head", "--max-new-tokens", "9"];
+        place.run(&[&arguments[..], &head, extra].concat())
+    };
+    let told = "was tuned for a repetition penalty of 1.2, and is left out for one of 1";
+    let other = generate(&[]);
+    assert!(other.stderr.contains(told), "{}", other.stderr);
+    other.ok();
+    let same = generate(&["--repetition-penalty", "1.2", "--stop-string", "!"]);
+    assert!(!same.stderr.contains("left out"), "{}", same.stderr);
+    same.ok();
+}

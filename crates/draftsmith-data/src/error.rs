@@ -148,6 +148,9 @@ pub enum DataError {
         /// The file that is there.
         found: &'static str,
     },
+    /// A stop string that every text has.
+    #[error("a stop string is empty, and would end every answer before it begins: leave it out")]
+    EmptyStopString,
     /// There were no messages to encode.
     #[error("the chat has no user message: add one, there is nothing to answer")]
     NoUserMessage,

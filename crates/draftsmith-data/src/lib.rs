@@ -36,4 +36,4 @@ pub use rollouts::{
     is_rollouts_path, read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths,
     validate_rollouts, write_rollouts,
 };
-pub use tokenizer::{TextStream, TextTokenizer};
+pub use tokenizer::{StopStrings, TextStream, TextTokenizer};

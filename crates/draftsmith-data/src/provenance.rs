@@ -30,6 +30,10 @@ pub struct Provenance {
     pub special_tokens: BTreeMap<String, String>,
     /// The tokens that end a response.
     pub eos_token_ids: Vec<u32>,
+    /// What else ends a response. Files do not name an empty list, as none did that were written before
+    /// there was a choice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop_strings: Vec<String>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
     /// At most this many prompts of each file; `None` for all.
@@ -130,7 +134,8 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
 
 /// What fields stand for that files leave out, as they did before there was a choice.
 fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
-    let left_out: [(&str, Value); 3] = [
+    let left_out: [(&str, Value); 4] = [
+        ("stop_strings", Value::Array(Vec::new())),
         ("min_p", Value::Null),
         ("repetition_penalty", 1.0.into()),
         ("dtype", Provenance::F32.into()),
@@ -208,6 +213,7 @@ pub(crate) mod tests {
             chat_template: None,
             special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
             eos_token_ids: vec![2, 7],
+            stop_strings: Vec::new(),
             prompts: vec![PromptFile { name: "set.jsonl".into(), hash: "dd".into() }],
             limit: Some(10),
             existing_responses: false,
@@ -276,6 +282,9 @@ pub(crate) mod tests {
         );
         let expected = "`repetition_penalty` is 1.3 in the one and 1.0 in the other";
         assert_eq!(told(&penalised, &provenance()), [expected]);
+        let stopped = Provenance { stop_strings: vec!["\n".into()], ..provenance() };
+        let expected = "`stop_strings` is [] in the one and [\"\\n\"] in the other";
+        assert_eq!(told(&provenance(), &stopped), [expected]);
         let min_p = Provenance { min_p: Some(0.1), ..provenance() };
         assert_eq!(
             told(&provenance(), &min_p),

@@ -1,5 +1,6 @@
 //! `tokenizer.json`: text to token ids and back, and whether two models share one.
 
+mod stop_strings;
 mod text_stream;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use crate::chat_template::Message;
 use crate::error::DataError;
 use crate::hash::hash_file;
 
+pub use stop_strings::StopStrings;
 pub use text_stream::TextStream;
 
 /// The file of a checkpoint directory that holds the tokenizer.

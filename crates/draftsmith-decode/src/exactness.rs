@@ -19,6 +19,7 @@ mod trees;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
@@ -27,7 +28,7 @@ use draftsmith_theory::{
     SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, distribution_of, enumerate,
 };
 
-use self::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
+use self::tables::{Advanced, Advancing, Asked, Drafting, EndsWith, StopMap, Table};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::Drafter;
 use crate::sequence::Limits;
@@ -74,9 +75,15 @@ impl Case {
             target: table(2 * seed),
             draft: table(2 * seed + 1),
             decoding: Decoding::sampled(Sampling::default()),
-            limits: Limits { max_new_tokens, eos_token_ids: eos.into_iter().collect() },
+            limits: Limits::new(max_new_tokens, eos.into_iter().collect()),
             branches: false,
         }
+    }
+
+    /// The same with responses that also end where their text ends with some tokens.
+    fn stopping(mut self, behind: &'static [u32]) -> Self {
+        self.limits.text_end = Some(Arc::new(EndsWith(behind)));
+        self
     }
 
     /// The same with another head.
@@ -96,7 +103,12 @@ impl Case {
         let mut open = vec![(prompt.to_vec(), 1.0)];
         while let Some((tokens, prob)) = open.pop() {
             let new = &tokens[prompt.len()..];
-            let ended = new.last().is_some_and(|id| self.limits.eos_token_ids.contains(id));
+            let by_token = new.last().is_some_and(|id| self.limits.eos_token_ids.contains(id));
+            let by_text = || match &self.limits.text_end {
+                Some(end) => !new.is_empty() && end.is_reached(&tokens),
+                None => false,
+            };
+            let ended = by_token || by_text();
             if ended || new.len() == self.limits.max_new_tokens {
                 distribution.insert(new.to_vec(), prob);
                 continue;
@@ -305,7 +317,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
 #[test]
 fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more() {
     let mut draws = SeededDraws::new(0, &["unused"]);
-    let limits = Limits { max_new_tokens: 40, eos_token_ids: Vec::new() };
+    let limits = Limits::new(40, Vec::new());
     for seed in 0..20 {
         let case = Case::new(2, 40, None, 900 + seed);
         let (mut target, mut draft) = (case.target.clone(), Drafting::from(&case.draft));
@@ -429,6 +441,28 @@ fn every_rule_leaves_the_targets_distribution_under_a_repetition_penalty() {
                 let found = case.output_distribution(&case.target, &draft, &rule);
                 assert_same_distribution(&found, &expected);
                 assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
+            }
+        }
+    }
+}
+
+/// Texts that end a response: a token, several that may begin in the prompt, and a repetition.
+const STOPS: [&[u32]; 3] = [&[0], &[0, 1], &[1, 0, 1]];
+
+#[test]
+fn stop_strings_end_every_round_where_they_end_plain_decoding() {
+    for stop in STOPS {
+        for eos in [None, Some(1)] {
+            let case = Case::new(2, 5, eos, 730).stopping(stop);
+            let expected = case.target_distribution();
+            assert!(expected.keys().any(|tokens| tokens.len() < 5));
+            for bits in 0..1_u64 << StopMap::num_prefixes(2, 3) {
+                for asked in [Asked::AfterDraw, Asked::BeforeDraw] {
+                    let rule = StopMap { asked, ..StopMap::new(2, 3, bits) };
+                    assert_same_distribution(&case.speculative_distribution(&rule), &expected);
+                    let found = case.self_speculative_distribution(&|| Box::new(rule.clone()));
+                    assert_same_distribution(&found, &expected);
+                }
             }
         }
     }

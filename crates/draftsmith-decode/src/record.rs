@@ -11,9 +11,9 @@ mod tests;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Bounds, CandidateSource, Decoding, DraftLimits, DraftPhase, DraftSignals, Drawn, Draws,
-    HeadEstimate, PredictedProb, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling,
-    SignalNeeds, StopRule, TokenChoice, argmax, largest_prob,
+    Bounds, CandidateSource, Decoding, DraftPhase, DraftSignals, Drawn, Draws, HeadEstimate,
+    PredictedProb, Proposal, RecordedCandidate, RecordedPlace, Recording, Sampling, SignalNeeds,
+    StopRule, TokenChoice, argmax, largest_prob,
 };
 
 use crate::draft_row::{DraftRow, draft_rows};
@@ -23,7 +23,7 @@ use crate::sequence::Limits;
 use crate::target::{Target, Verification};
 
 /// How responses are recorded.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RecordOptions {
     /// How the responses were decoded, and how rounds would be.
     pub decoding: Decoding,
@@ -334,15 +334,14 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
         rejected: Option<u32>,
     ) -> Result<(), DecodeError> {
         let Rollout { phase, rule, room, candidates, starts, .. } = rollout;
-        let eos_token_ids = &self.options.limits.eos_token_ids;
-        let limits = DraftLimits { room: *room, eos_token_ids };
+        let limits = self.options.limits.of_drafts(*room);
         let (slot, draws) = (along.slot, &mut *along.draws);
         let mut source =
             RolloutSource { recorder: self, slot, starts, draws, step, rejected, candidates };
         phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
-        // An end token, which no rule is asked about.
+        // A candidate that ends the response, which no rule is asked about.
         if let Some(last) = candidates.last_mut()
-            && eos_token_ids.contains(&last.token_id)
+            && limits.is_end(&along.tokens)
         {
             let predicted =
                 self.predict_of_drawn(slot, starts, step.row.own_logits(), last.token_id)?;
@@ -431,7 +430,7 @@ struct Rollout {
 impl Rollout {
     fn begin(number: usize, room: usize, starts: Vec<usize>, options: &RecordOptions) -> Self {
         let mut rule = EverySignal { has_head: options.has_head };
-        let limits = DraftLimits { room, eos_token_ids: &options.limits.eos_token_ids };
+        let limits = options.limits.of_drafts(room);
         let phase = DraftPhase::begin(&mut rule, limits);
         Self { number, phase, rule, room, starts, candidates: Vec::new() }
     }

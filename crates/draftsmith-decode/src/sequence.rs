@@ -5,11 +5,12 @@
 //! sequence draws, when its rule stops and where it ends is its own: it comes out the same whatever
 //! runs beside it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use draftsmith_theory::{
-    Commit, Decoding, DraftLimits, Draws, Proposal, Round, RoundEnd, StopRule, TokenChoice, Trace,
-    argmax, verify_greedy, verify_sampled,
+    Commit, Decoding, DraftLimits, Draws, Proposal, Round, RoundEnd, StopRule, TextEnd,
+    TokenChoice, Trace, argmax, verify_greedy, verify_sampled,
 };
 
 use crate::drafter::{DraftRound, Drafter};
@@ -18,12 +19,27 @@ use crate::logits::Logits;
 use crate::target::{Target, Verification};
 
 /// When a generation ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Limits {
     /// The most new tokens.
     pub max_new_tokens: usize,
     /// Tokens that end a response; they are kept as its last token.
     pub eos_token_ids: Vec<u32>,
+    /// What else ends a response: behind the token that completes a stop string, which is kept whole.
+    pub text_end: Option<Arc<dyn TextEnd + Send + Sync>>,
+}
+
+impl Limits {
+    /// End tokens and a length alone.
+    pub const fn new(max_new_tokens: usize, eos_token_ids: Vec<u32>) -> Self {
+        Self { max_new_tokens, eos_token_ids, text_end: None }
+    }
+
+    /// The same, as a draft phase reads them that has so much room.
+    pub(crate) fn of_drafts(&self, room: usize) -> DraftLimits<'_> {
+        let text_end = self.text_end.as_deref().map(|end| end as &dyn TextEnd);
+        DraftLimits { room, eos_token_ids: &self.eos_token_ids, text_end }
+    }
 }
 
 /// Why a generation ended.
@@ -31,6 +47,8 @@ pub struct Limits {
 pub enum Finish {
     /// An end token.
     Eos,
+    /// A stop string.
+    StopString,
     /// The token limit, or the end of the context.
     Length,
     /// The observer asked for it.
@@ -40,7 +58,7 @@ pub enum Finish {
 /// The new tokens and how they came about.
 #[derive(Debug, Clone)]
 pub struct Generation {
-    /// The new tokens only, an end token included.
+    /// The new tokens only, an end token or the one that completes a stop string included.
     pub token_ids: Vec<u32>,
     /// The rounds.
     pub trace: Trace,
@@ -184,7 +202,7 @@ impl<'a> Sequence<'a> {
             tokens: &mut self.tokens,
             proposal: &mut self.proposal,
             rule: &mut **self.rule.as_mut().expect("a sequence that drafts has a rule"),
-            limits: DraftLimits { room, eos_token_ids: &self.limits.eos_token_ids },
+            limits: self.limits.of_drafts(room),
             decoding: &self.decoding,
             draws: &mut *self.draws,
         }
@@ -196,7 +214,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Keeps what stands of the proposal by the target's `logits`, of which this sequence's rows
-    /// begin at `first_row`, cut at an end token or the limit; target and drafter forget the rest.
+    /// begin at `first_row`, cut where the response ends or at the limit; target and drafter forget the rest.
     ///
     /// # Panics
     /// Unless the sequence needs the target.
@@ -244,10 +262,11 @@ impl<'a> Sequence<'a> {
 
     /// Cuts what a round yielded behind the first `num_standing` tokens, and tells the rule.
     fn keep(&mut self, num_standing: usize, round: Round) {
-        let is_eos = |id: &u32| self.limits.eos_token_ids.contains(id);
-        let yielded = &self.tokens[num_standing..];
-        let upto_eos = yielded.iter().position(is_eos).map(|at| at + 1);
-        let num_yielded = upto_eos.unwrap_or(yielded.len());
+        let limits = self.limits.of_drafts(0);
+        let is_end = |len: &usize| limits.is_end(&self.tokens[..*len]);
+        let end = (num_standing + 1..=self.tokens.len()).find(is_end);
+        let upto_end = end.map(|len| len - num_standing);
+        let num_yielded = upto_end.unwrap_or(self.tokens.len() - num_standing);
         self.num_kept = num_yielded.min(self.max_len - num_standing);
         self.tokens.truncate(num_standing + self.num_kept);
         self.trace.num_tokens += self.num_kept;
@@ -255,8 +274,10 @@ impl<'a> Sequence<'a> {
         if let Some(rule) = &mut self.rule {
             rule.end_round(RoundEnd { num_accepted: round.num_accepted, num_kept: self.num_kept });
         }
-        self.stage = if upto_eos == Some(self.num_kept) {
-            Stage::Finished(Finish::Eos)
+        let is_eos = |id: &u32| self.limits.eos_token_ids.contains(id);
+        self.stage = if upto_end == Some(self.num_kept) {
+            let by_token = self.tokens.last().is_some_and(is_eos);
+            Stage::Finished(if by_token { Finish::Eos } else { Finish::StopString })
         } else if self.num_remaining() == 0 {
             Stage::Finished(Finish::Length)
         } else {

@@ -88,6 +88,10 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
+    for round in &mut *rounds {
+        // A chain is told of without the text before it. What stands is cut behind the text's end.
+        round.limits.text_end = None;
+    }
     let begin = |phase: DraftPhase| Growing {
         phase,
         growth: TreeGrowth::new(shape),

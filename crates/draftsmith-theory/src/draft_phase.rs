@@ -11,6 +11,8 @@
 //! A drawn candidate always goes to the target. Rules, bounds, end tokens and the room left decide
 //! only whether another one is drawn.
 
+use std::fmt;
+
 use crate::{DraftSignals, HeadEstimate, SignalNeeds, StopRule};
 
 /// What a draft phase draws its candidates from: the last step.
@@ -38,6 +40,12 @@ pub struct Drawn {
     pub candidate_prob: Option<f64>,
 }
 
+/// Says where a text ends that no end token ends: behind a stop string. Here texts are token ids.
+pub trait TextEnd: fmt::Debug {
+    /// Whether the last of `tokens`, all that there are of prompt and response, ends the response.
+    fn is_reached(&self, tokens: &[u32]) -> bool;
+}
+
 /// What ends a draft phase whatever the rule says.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftLimits<'a> {
@@ -45,6 +53,16 @@ pub struct DraftLimits<'a> {
     pub room: usize,
     /// Tokens that end a response: nothing after one can be kept.
     pub eos_token_ids: &'a [u32],
+    /// What else ends a response, where whole texts are at hand.
+    pub text_end: Option<&'a dyn TextEnd>,
+}
+
+impl DraftLimits<'_> {
+    /// Whether nothing behind the last of `tokens` can be kept.
+    pub fn is_end(&self, tokens: &[u32]) -> bool {
+        tokens.last().is_some_and(|last| self.eos_token_ids.contains(last))
+            || self.text_end.is_some_and(|end| end.is_reached(tokens))
+    }
 }
 
 /// A draft phase on its way: a state machine that waits for a step, or is over.
@@ -93,7 +111,7 @@ impl DraftPhase {
     /// `tokens`, unless the rule stops before.
     ///
     /// The rule is asked before each draw and after it, also below its minimum, where the answer is
-    /// not heeded. It is not asked about an end token, which ends the phase by itself.
+    /// not heeded. It is not asked about a candidate that ends the response, and so ends the phase by itself.
     ///
     /// # Errors
     /// If the source fails.
@@ -120,7 +138,7 @@ impl DraftPhase {
         signals.candidate_prob = candidate_prob;
         tokens.push(token_id);
         self.num_candidates += 1;
-        if limits.eos_token_ids.contains(&token_id) {
+        if limits.is_end(tokens) {
             self.is_over = true;
             return Ok(());
         }
@@ -198,7 +216,7 @@ mod tests {
     fn run(mut rule: Stopping, room: usize, script: &[u32]) -> (Vec<u32>, usize, Vec<String>) {
         let mut steps = Scripted(script.to_vec(), Vec::new());
         let mut tokens = vec![7, 8];
-        let limits = DraftLimits { room, eos_token_ids: &[END] };
+        let limits = DraftLimits { room, eos_token_ids: &[END], text_end: None };
         let mut phase = DraftPhase::begin(&mut rule, limits);
         while phase.needs_step() {
             assert_eq!(phase.num_candidates(), tokens.len() - 2);

@@ -303,11 +303,13 @@ impl Recordings {
         let limits = DraftLimits {
             room: response.limit - counts.num_tokens - 1,
             eos_token_ids: &self.eos_token_ids,
+            // What is recorded goes no further than where a text ended.
+            text_end: None,
         };
         let places = &response.places[counts.num_tokens..];
         let mut steps = RecordedSteps::new(places, self.head);
         let mut phase = DraftPhase::begin(rule, limits);
-        while phase.needs_step() {
+        while phase.needs_step() && steps.has_next() {
             let signals = steps.step();
             let Ok(()) = phase.advance(&mut steps, signals, rule, limits, candidates);
         }

@@ -205,7 +205,7 @@ fn side_by_side(
     max_new_tokens: usize,
     num_sequences: usize,
 ) -> Result<f64> {
-    let limits = Limits { max_new_tokens, eos_token_ids: Vec::new() };
+    let limits = Limits::new(max_new_tokens, Vec::new());
     let room = prompt.len() + max_new_tokens;
     let mut session = ModelSession::with_slots(model, room, num_sequences, "model");
     let mut draws: Vec<SeededDraws> =

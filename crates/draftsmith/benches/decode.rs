@@ -25,7 +25,7 @@ use draftsmith_model::{
 use draftsmith_theory::{Decoding, FixedLength, Proposal, SeededDraws, SignalNeeds, argmax};
 
 const NEW_TOKENS: usize = 64;
-const LIMITS: Limits = Limits { max_new_tokens: NEW_TOKENS, eos_token_ids: Vec::new() };
+const LIMITS: Limits = Limits::new(NEW_TOKENS, Vec::new());
 
 static TARGET: LazyLock<CausalLm> = LazyLock::new(|| load("target"));
 static DRAFT: LazyLock<CausalLm> = LazyLock::new(|| load("draft"));

@@ -56,7 +56,7 @@ fn run(searched: SearchedText, context: usize) -> (Duration, Vec<Duration>) {
             tokens: &mut tokens,
             proposal: &mut proposal,
             rule: &mut *rule,
-            limits: DraftLimits { room: LENGTH, eos_token_ids: &[] },
+            limits: DraftLimits { room: LENGTH, eos_token_ids: &[], text_end: None },
             decoding: &Decoding::GREEDY,
             draws: &mut draws,
         };

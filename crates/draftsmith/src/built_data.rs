@@ -65,6 +65,7 @@ pub(crate) fn built_data(
                 chat_template: now.chat_template,
                 special_tokens: now.special_tokens,
                 eos_token_ids: now.eos_token_ids,
+                stop_strings: now.stop_strings,
                 dtype: now.dtype,
                 ..found.clone()
             }

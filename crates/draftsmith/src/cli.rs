@@ -301,10 +301,11 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         None => console.clone(),
     };
     let workspace = |recipe: &Recipe, devices: Vec<Device>, incomplete: Incomplete| {
-        let Models { target, draft, small_draft, chat_template } = &recipe.models;
+        let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let template = chat_template.as_deref();
         let workspace = Workspace::open(target, draft.as_deref(), template, devices, console)?
             .with_small_draft(small_draft.as_deref())?;
+        let workspace = workspace.ending(recipe.models.ends());
         anyhow::Ok(workspace.computing_in(dtype).with_incomplete_data(incomplete))
     };
     let stage =

@@ -56,7 +56,6 @@ impl<'m> Decoders<'m> {
         num_slots: usize,
     ) -> Self {
         let parts = drafters_of(pair, exports);
-        let eos_token_ids = pair.target.shape().eos_token_ids.clone();
         Self {
             dtype: pair.target.dtype(),
             calibrations: parts
@@ -69,7 +68,7 @@ impl<'m> Decoders<'m> {
                 pair.context(),
                 num_slots,
             ),
-            limits: Limits { max_new_tokens, eos_token_ids },
+            limits: pair.limits(max_new_tokens),
             num_slots,
         }
     }

@@ -14,6 +14,7 @@ mod decoders;
 mod decoding_arguments;
 mod device;
 mod devices;
+mod ends;
 mod exports;
 mod hub;
 mod judging;

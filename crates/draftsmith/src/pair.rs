@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
+use draftsmith_decode::Limits;
 use draftsmith_model::CausalLm;
+
+use crate::ends::StopText;
 
 /// Models that belong together. Weights are shared with the workspace that they are from.
 #[derive(Debug)]
@@ -13,6 +16,10 @@ pub(crate) struct Pair {
     pub(crate) draft: Option<CausalLm>,
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) chat_format: Arc<ChatFormat>,
+    /// The tokens that end an answer.
+    pub(crate) eos_token_ids: Vec<u32>,
+    /// What else ends one.
+    pub(crate) text_end: Option<Arc<StopText>>,
 }
 
 impl Pair {
@@ -23,7 +30,15 @@ impl Pair {
             draft: Some(draft),
             tokenizer: self.tokenizer.clone(),
             chat_format: self.chat_format.clone(),
+            eos_token_ids: self.eos_token_ids.clone(),
+            text_end: self.text_end.clone(),
         }
+    }
+
+    /// When answers of up to so many tokens end.
+    pub(crate) fn limits(&self, max_new_tokens: usize) -> Limits {
+        let text_end = self.text_end.clone().map(|end| end as _);
+        Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
     }
 
     /// The ids of a conversation up to where the answer begins.

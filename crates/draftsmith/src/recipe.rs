@@ -36,6 +36,7 @@ pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
+use crate::ends::Ends;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -77,6 +78,19 @@ pub(crate) struct Models {
     /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, the path of a
     /// Jinja file, or `none` for the last user text alone.
     pub(crate) chat_template: Option<String>,
+    /// The tokens that end answers instead of those that the target's files name.
+    pub(crate) eos_token_ids: Option<Vec<u32>>,
+    /// Strings that end answers, with the token that completes one, as in transformers.
+    #[serde(default)]
+    pub(crate) stop_strings: Vec<String>,
+}
+
+impl Models {
+    /// What ends answers.
+    pub(crate) fn ends(&self) -> Ends {
+        let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
+        Ends { eos_token_ids, stop_strings, of_answers_alone: false }
+    }
 }
 
 impl Recipe {

@@ -5,7 +5,7 @@
 //! prompts give the same recordings wherever they are recorded.
 
 use anyhow::Result;
-use draftsmith_decode::{Finish, Generation, Limits};
+use draftsmith_decode::{Finish, Generation};
 use draftsmith_theory::{Decoding, Recording, SeededDraws};
 use rayon::prelude::*;
 
@@ -126,10 +126,7 @@ impl Recorder<'_> {
             target,
             context: self.pair.context(),
             decoding,
-            limits: Limits {
-                max_new_tokens: self.max_new_tokens,
-                eos_token_ids: target.shape().eos_token_ids.clone(),
-            },
+            limits: self.pair.limits(self.max_new_tokens),
             console: self.console,
         };
         let how = DecodingName::of(&decoding).text();

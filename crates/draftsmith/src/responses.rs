@@ -97,10 +97,7 @@ mod tests {
                 target: &pair.target,
                 context: pair.context(),
                 decoding,
-                limits: Limits {
-                    max_new_tokens: 30,
-                    eos_token_ids: pair.target.shape().eos_token_ids.clone(),
-                },
+                limits: pair.limits(30),
                 console: &console,
             };
             let draws = |nth: usize| SeededDraws::new(7, &[&nth.to_string()]);

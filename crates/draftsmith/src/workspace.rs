@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{
-    ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, TextTokenizer, hash_bytes,
-    hash_file, read_dir,
+    ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, StopStrings, TextTokenizer,
+    hash_bytes, hash_file, read_dir,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
@@ -30,6 +30,7 @@ use serde::Serialize;
 pub(crate) use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
 use crate::console::Console;
+use crate::ends::{Ends, StopText};
 use crate::hub::model_dir;
 use crate::pair::Pair;
 
@@ -42,6 +43,7 @@ pub(crate) struct Workspace {
     small_draft: Option<ModelDir>,
     /// The chat template that was chosen instead of the target's own.
     chat_template: Option<String>,
+    ends: Ends,
     /// Shows what takes long.
     console: Console,
     text: OnceLock<Text>,
@@ -73,8 +75,12 @@ pub(crate) struct TextIdentity {
     pub(crate) chat_template: Option<String>,
     /// The special tokens that the chat template may name.
     pub(crate) special_tokens: BTreeMap<String, String>,
-    /// The tokens that end a response, as `generation_config.json` has them, or else `config.json`.
+    /// The tokens that end a response: those that were chosen, or else those that
+    /// `generation_config.json` has, or else `config.json`.
     pub(crate) eos_token_ids: Vec<u32>,
+    /// The strings that do; not named where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) stop_strings: Vec<String>,
 }
 
 /// What was read of files and directories.
@@ -91,6 +97,7 @@ impl Workspace {
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
             small_draft: None,
             chat_template: None,
+            ends: Ends::default(),
             console: Console::silent(),
             text: OnceLock::new(),
             text_identity: OnceLock::new(),
@@ -134,6 +141,16 @@ impl Workspace {
         let dir = dir.map(|dir| model_dir(dir, &self.console)).transpose()?;
         let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
         Ok(Self { small_draft, ..self })
+    }
+
+    /// The same, whose answers end so.
+    pub(crate) fn ending(self, ends: Ends) -> Self {
+        Self { ends, ..self }
+    }
+
+    /// What was chosen to end answers.
+    pub(crate) fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     /// The same, whose models compute in `dtype`, but for those of a training in another.
@@ -201,8 +218,22 @@ impl Workspace {
                 self.target.dir.join("tokenizer.json").display()
             );
         }
+        let eos_token_ids = self.eos_token_ids()?.to_vec();
+        if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {
+            bail!(
+                "end token {id} is none of the target's, which has {embedded} tokens; hint: see \
+                 `models.eos_token_ids` or `--eos-token-id`"
+            );
+        }
+        let strings = &self.ends.stop_strings;
+        let text_end = if strings.is_empty() {
+            None
+        } else {
+            Some(Arc::new(StopText(StopStrings::new(strings, tokenizer)?)))
+        };
         let (tokenizer, chat_format) = (tokenizer.clone(), chat_format.clone());
-        Ok(Pair { target: target.clone(), draft: None, tokenizer, chat_format })
+        let target = target.clone();
+        Ok(Pair { target, draft: None, tokenizer, chat_format, eos_token_ids, text_end })
     }
 
     /// The target's weights, to be computed with in a type.
@@ -276,6 +307,17 @@ impl Workspace {
     /// If it is missing or broken.
     pub(crate) fn target_shape(&self) -> Result<&ModelShape> {
         Ok(&self.target.config()?.shape)
+    }
+
+    /// The tokens that end answers: those that were chosen, or the target's own.
+    ///
+    /// # Errors
+    /// If its `config.json` is missing or broken.
+    pub(crate) fn eos_token_ids(&self) -> Result<&[u32]> {
+        match &self.ends.eos_token_ids {
+            Some(chosen) => Ok(chosen),
+            None => Ok(&self.target_shape()?.eos_token_ids),
+        }
     }
 
     /// The longest sequence that every model can read, without their weights.
@@ -357,7 +399,8 @@ impl Workspace {
                 tokenizer: tokenizer.hash()?,
                 chat_template: chat_format.hash(),
                 special_tokens: chat_format.special_tokens(),
-                eos_token_ids: self.target_shape()?.eos_token_ids.clone(),
+                eos_token_ids: self.eos_token_ids()?.to_vec(),
+                stop_strings: self.ends.stop_strings.clone(),
             })
         })
     }
@@ -367,7 +410,7 @@ impl Workspace {
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn provenance(&self, seed: u64, max_new_tokens: usize) -> Result<Provenance> {
-        let TextIdentity { tokenizer, chat_template, special_tokens, eos_token_ids } =
+        let TextIdentity { tokenizer, chat_template, special_tokens, eos_token_ids, stop_strings } =
             self.text_identity()?.clone();
         Ok(Provenance {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -377,6 +420,7 @@ impl Workspace {
             chat_template,
             special_tokens,
             eos_token_ids,
+            stop_strings,
             prompts: Vec::new(),
             limit: None,
             existing_responses: false,

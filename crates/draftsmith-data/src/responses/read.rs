@@ -73,6 +73,9 @@ fn draft(row: &TableRow<'_>) -> Result<Option<DraftColumns>, DataError> {
 fn finish_reason(row: &TableRow<'_>) -> Result<FinishReason, DataError> {
     let reason = row.text("finish_reason")?;
     FinishReason::parse(reason).ok_or_else(|| {
-        row.error("finish_reason", format!("is `{reason}`, it must be `eos` or `length`"))
+        row.error(
+            "finish_reason",
+            format!("is `{reason}`, it must be `eos`, `stop_string` or `length`"),
+        )
     })
 }

@@ -63,16 +63,19 @@ pub struct DraftColumns {
 pub enum FinishReason {
     /// An end-of-sequence token was produced.
     Eos,
+    /// A stop string was completed.
+    StopString,
     /// The limit of new tokens, or the model's context, was reached.
     Length,
 }
 
 impl FinishReason {
-    /// The text that stands in files: `eos` or `length`.
+    /// The text that stands in files: `eos`, `stop_string` or `length`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Eos => "eos",
+            Self::StopString => "stop_string",
             Self::Length => "length",
         }
     }
@@ -80,7 +83,9 @@ impl FinishReason {
     /// The reason that `text` names, if it names one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Eos, Self::Length].into_iter().find(|reason| reason.as_str() == text)
+        [Self::Eos, Self::StopString, Self::Length]
+            .into_iter()
+            .find(|reason| reason.as_str() == text)
     }
 }
 

@@ -356,7 +356,7 @@ fn tables_that_break_the_schema_are_told() {
     check(&|table| table.set("id", texts(None)), "row 0, column `id` is null; build");
     check(
         &|table| table.set("finish_reason", texts(Some("stop"))),
-        "row 0, column `finish_reason` is `stop`, it must be `eos` or `length`",
+        "row 0, column `finish_reason` is `stop`, it must be `eos`, `stop_string` or `length`",
     );
     check(
         &|table| table.set("response_ids", null_list(DataType::UInt32)),

@@ -29,8 +29,8 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
 
 /// Checks rows, and that they fit their provenance: predictions are there iff there was a head; no
 /// row continues after an end token; and a row ends before its limit (a rollout also at
-/// `max_length`) only with one, so that a replay of up to `max_length` candidates never runs out of
-/// them.
+/// `max_length`) only with one, or where there were stop strings, so that a replay of up to
+/// `max_length` candidates runs out of them where a response ends alone.
 pub(super) fn validate_file(
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,
@@ -64,7 +64,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         let end = ids.iter().position(|id| provenance.responses.eos_token_ids.contains(id));
         match end {
             Some(end) if end + 1 < ids.len() => format!("continues after the end token at {end}"),
-            None if ids.len() < most => {
+            None if ids.len() < most && provenance.responses.stop_strings.is_empty() => {
                 format!("has {} tokens and no end token, there is room for {most}", ids.len())
             }
             Some(_) | None => return Ok(()),

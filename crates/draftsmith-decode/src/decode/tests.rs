@@ -25,7 +25,7 @@ fn prompt(number: u32) -> Vec<u32> {
 /// Limits that end sequences after different numbers of rounds, one at once and one by the context.
 fn limits(number: u32) -> Limits {
     let max_new_tokens = [9, 1, 20, 0, 64, 5, 13, 30][number as usize];
-    Limits { max_new_tokens, eos_token_ids: vec![1, 7, 30, 55] }
+    Limits::new(max_new_tokens, vec![1, 7, 30, 55])
 }
 
 fn draws(number: u32) -> SeededDraws {

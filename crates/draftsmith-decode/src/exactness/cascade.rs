@@ -10,7 +10,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
-use super::{Case, assert_same_distribution, penalised, rules, warped};
+use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
@@ -146,6 +146,16 @@ fn warped_distributions_stay_exact() {
         let case = Case { decoding, ..Case::new(3, 3, Some(1), 1710) };
         for lengths in ONE_AND_LOOKUP.map(matrix) {
             assert_exact(&case, &lengths, 3.0, &|| fixed(9));
+        }
+    }
+}
+
+#[test]
+fn stop_strings_end_every_round_where_they_end_plain_decoding() {
+    for stop in STOPS {
+        let case = Case::new(2, 4, None, 1718).stopping(stop);
+        for lengths in ONE_AND_LOOKUP.map(matrix).iter().chain(&TWO_AND_LOOKUP.map(matrix)[1..]) {
+            assert_exact(&case, lengths, 2.0, &|| fixed(9));
         }
     }
 }

@@ -4,7 +4,7 @@ use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap};
-use super::{Case, HEADS, assert_same_distribution, rules_with, warped};
+use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
 use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
@@ -58,9 +58,10 @@ fn every_rule_leaves_the_targets_distribution() {
 }
 
 #[test]
-fn warped_distributions_stay_exact() {
-    for decoding in warped() {
-        let case = Case { decoding, ..Case::new(2, 6, Some(1), 2250) };
+fn warped_distributions_and_stop_strings_stay_exact() {
+    let stopping = STOPS.map(|stop| Case::new(2, 6, None, 2260).stopping(stop));
+    let warped = warped().map(|decoding| Case { decoding, ..Case::new(2, 6, Some(1), 2250) });
+    for case in warped.into_iter().chain(stopping) {
         for first in FIRSTS {
             assert_exact(&case, first, &|| Box::new(StopMap::new(2, 2, 0)));
         }

@@ -85,7 +85,7 @@ fn alone<T: Target, D: Drafter<T>>(
 /// Members of different prompts, limits and rules, more than there are slots; none where the rules
 /// are left out drafts.
 pub(super) fn members(bits: u64, with_rules: bool) -> Vec<Member> {
-    let limits = |max_new_tokens| Limits { max_new_tokens, eos_token_ids: vec![2] };
+    let limits = |max_new_tokens| Limits::new(max_new_tokens, vec![2]);
     (0..2 * NUM_SLOTS as u32 + 1)
         .map(|number| Member {
             prompt: (0..=number).map(|at| at % 2).collect(),

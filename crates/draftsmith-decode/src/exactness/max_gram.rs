@@ -7,7 +7,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Asked, StopMap};
-use super::{Case, assert_same_distribution, rules, warped};
+use super::{Case, STOPS, assert_same_distribution, rules, warped};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::max_gram::MaxGramDraft;
 
@@ -49,9 +49,10 @@ fn every_stop_map_leaves_the_targets_distribution() {
 }
 
 #[test]
-fn warped_distributions_stay_exact() {
-    for decoding in warped() {
-        let case = Case { decoding, ..Case::new(3, 4, Some(1), 1510) };
+fn warped_distributions_and_stop_strings_stay_exact() {
+    let stopping = STOPS.map(|stop| Case::new(3, 4, None, 1520).stopping(stop));
+    let warped = warped().map(|decoding| Case { decoding, ..Case::new(3, 4, Some(1), 1510) });
+    for case in warped.into_iter().chain(stopping) {
         let expected = case.target_distribution();
         for config in configs() {
             let drafter = MaxGramDraft::new(config, None, 1);

@@ -5,7 +5,7 @@ use draftsmith_theory::{Counts, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap, Table};
-use super::{Case, assert_same_distribution, rules};
+use super::{Case, STOPS, assert_same_distribution, rules, warped};
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::merged::MergedDraft;
@@ -97,6 +97,15 @@ fn every_rule_without_a_head_leaves_the_targets_distribution() {
     let case = case_of(2, 4, Some(1), 2700);
     for config in rules(3).iter().filter(|rule| !rule.needs().acceptance_prob) {
         assert_exact(&case, &|| config.init().expect("a valid rule"));
+    }
+}
+
+#[test]
+fn warped_distributions_and_stop_strings_stay_exact() {
+    let stopping = STOPS.map(|stop| case_of(2, 4, None, 2760).stopping(stop));
+    let warped = warped().map(|decoding| Case { decoding, ..case_of(2, 4, Some(1), 2750) });
+    for case in warped.into_iter().chain(stopping) {
+        assert_exact(&case, &|| Box::new(StopMap::new(2, 2, 0)));
     }
 }
 

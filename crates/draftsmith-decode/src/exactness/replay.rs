@@ -9,7 +9,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, HEADS, Head, assert_same_distribution, penalised, rules_with};
+use super::{Case, HEADS, Head, STOPS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
@@ -219,6 +219,22 @@ fn the_context_limits_replay_as_it_limits_decoding() {
             let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
             case.draft.context = 9;
             separate(&case, head, Decoding::GREEDY).assert_same_counts();
+        }
+    }
+}
+
+#[test]
+fn replay_ends_where_stop_strings_end_responses() {
+    for stop in STOPS {
+        for head in HEADS {
+            for seed in 0..10 {
+                let case = Case::new(2, 14, None, 1220 + seed).with_head(head).stopping(stop);
+                separate(&case, head, Decoding::GREEDY).assert_same_counts();
+                self_draft(&case, head, Decoding::GREEDY).assert_same_counts();
+            }
+            let case = Case::new(2, 4, None, 1230).with_head(head).stopping(stop);
+            separate(&case, head, case.decoding).assert_same_distributions();
+            self_draft(&case, head, case.decoding).assert_same_distributions();
         }
     }
 }

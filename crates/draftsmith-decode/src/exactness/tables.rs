@@ -2,7 +2,7 @@
 
 use draftsmith_theory::{
     Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, Proposal, RoundEnd,
-    SeededDraws, SignalNeeds, StopRule,
+    SeededDraws, SignalNeeds, StopRule, TextEnd,
 };
 
 use crate::drafter::{
@@ -448,6 +448,16 @@ impl StepDrafter<Advanced> for Advancing {
         let read = &self.read[slot];
         let prefix = read.prefix(read.tokens.len() - 1);
         Ok(self.table.predict_by_round(&prefix, asked, starts))
+    }
+}
+
+/// A stop string of tokens, which may begin in the prompt.
+#[derive(Debug)]
+pub(super) struct EndsWith(pub(super) &'static [u32]);
+
+impl TextEnd for EndsWith {
+    fn is_reached(&self, tokens: &[u32]) -> bool {
+        tokens.ends_with(self.0)
     }
 }
 

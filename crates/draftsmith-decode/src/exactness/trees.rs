@@ -6,7 +6,7 @@ use draftsmith_theory::{Decoding, DrafterId, SeededDraws, StopRule, TreeShape};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
-use super::{Case, HEADS, assert_same_distribution, rules_with, warped};
+use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
 use crate::decode::decode_speculative;
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
@@ -140,9 +140,10 @@ fn a_tree_that_a_head_grows_needs_one_that_looks_ahead() {
 }
 
 #[test]
-fn warped_distributions_stay_exact_in_every_shape() {
-    for decoding in warped() {
-        let case = Case { decoding, ..tree_case(2, 4, Some(1), 45) };
+fn warped_distributions_and_stop_strings_stay_exact_in_every_shape() {
+    let stopping = STOPS.map(|stop| tree_case(2, 4, None, 46).stopping(stop));
+    let warped = warped().map(|decoding| Case { decoding, ..tree_case(2, 4, Some(1), 45) });
+    for case in warped.into_iter().chain(stopping) {
         for shape in SHAPES.map(shape) {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(2, 2, 0)));
         }

@@ -116,7 +116,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
         // A row of a product of tensors may be rounded as the rows beside it have it.
         for (models, is_exact) in Models::both("recorded", 3, &reads).iter().zip([false, true]) {
             for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
-                let limits = Limits { max_new_tokens: 17, eos_token_ids: vec![1, 7, 30, 55] };
+                let limits = Limits::new(17, vec![1, 7, 30, 55]);
                 let options = |has_head| RecordOptions {
                     decoding,
                     limits: limits.clone(),
@@ -159,7 +159,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
     let mut draft = SeparateDraft::with_slots(&models.target, None, 100, CONTEXT, 2);
     let options = RecordOptions {
         decoding: Decoding::GREEDY,
-        limits: Limits { max_new_tokens: 9, eos_token_ids: Vec::new() },
+        limits: Limits::new(9, Vec::new()),
         max_length: 2,
         has_head: false,
     };

@@ -147,7 +147,7 @@ fn assert_greedy_is_plain(
     for prompt in prompts() {
         for (max_new_tokens, context) in [(0, 64), (1, 64), (2, 64), (5, 64), (24, 64), (64, 50)] {
             let plain_session = &mut ModelSession::new(model, context, "target");
-            let mut limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+            let mut limits = Limits::new(max_new_tokens, vec![]);
             let unended = greedy_plain(plain_session, &prompt, &limits);
             // Once with an end token that comes, if only as the last.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
@@ -233,7 +233,7 @@ fn exit_layer_of(model: &CausalLm) -> usize {
 }
 
 fn assert_a_few_rules_are_plain(model: &CausalLm, adapter: &Adapter, counts: &mut [usize; 2]) {
-    let limits = Limits { max_new_tokens: 40, eos_token_ids: vec![] };
+    let limits = Limits::new(40, vec![]);
     let exit_layer = exit_layer_of(model);
     for prompt in prompts().iter().skip(2) {
         let plain = greedy_plain(&mut ModelSession::new(model, 96, "target"), prompt, &limits);
@@ -269,7 +269,7 @@ fn tensors_on_a_device_give_what_host_memory_gives() {
 fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let model = target();
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
-    let limits = Limits { max_new_tokens: 12, eos_token_ids: vec![] };
+    let limits = Limits::new(12, vec![]);
     let mut session = session_with_exit(&model, 1, 64);
     let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64);
     // The target as its own draft: all candidates are accepted.
@@ -298,7 +298,7 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
 fn prompts_that_do_not_fit_are_refused() {
     let model = target();
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
-    let limits = Limits { max_new_tokens: 4, eos_token_ids: vec![] };
+    let limits = Limits::new(4, vec![]);
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
             &mut session_with_exit(&model, 1, context),
@@ -456,7 +456,7 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
 #[test]
 fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_twice() {
     let model = target();
-    let limits = Limits { max_new_tokens: 20, eos_token_ids: vec![] };
+    let limits = Limits::new(20, vec![]);
     let decodings = [
         Decoding::GREEDY,
         Decoding::sampled(Sampling::default()),

@@ -152,7 +152,7 @@ fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
 #[test]
 fn replay_is_decoding_with_a_head_of_any_form() {
     let bounds = Bounds { min: 1, max: 5 };
-    let limits = Limits { max_new_tokens: 24, eos_token_ids: vec![1] };
+    let limits = Limits::new(24, vec![1]);
     let prompt = [5, 17, 42];
     for (nth, reads) in all_reads().into_iter().enumerate() {
         let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
@@ -201,7 +201,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
 
 #[test]
 fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets() {
-    let limits = Limits { max_new_tokens: 40, eos_token_ids: vec![1] };
+    let limits = Limits::new(40, vec![1]);
     let prompt = [5, 17, 42];
     for Models { target: model, .. } in &Models::both("few-tokens", 1, &HeadReads::default()) {
         let mut target = ModelSession::new(model, 64, "target");

@@ -29,14 +29,22 @@ impl<'a> RecordedSteps<'a> {
         self.num_accepted
     }
 
+    /// Whether there is another step: the drafter was stopped where a text ended.
+    pub(super) fn has_next(&self) -> bool {
+        match &self.rollout {
+            Some(rest) => rest.len() > 0,
+            None => self.places.len() > 0,
+        }
+    }
+
     fn next(&mut self) -> &'a RecordedCandidate {
         if self.rollout.is_none() {
-            let place = self.places.next().expect("a response goes on to its limit");
+            let place = self.places.next().expect("a step is taken where there is one");
             let Some(rollout) = &place.rollout else { return &place.candidate };
             self.rollout = Some(rollout.iter());
         }
         let rest = self.rollout.as_mut().and_then(Iter::next);
-        rest.expect("a rollout goes on to an end token or the limit")
+        rest.expect("a step is taken where there is one")
     }
 
     /// Takes the next step: its signals.

@@ -207,7 +207,7 @@ fn model(dir: &Path) -> Result<()> {
     config.to_json("float32");
     config.num_parameters();
     let model = CausalLm::from_model_dir(dir, &Device::flex())?;
-    let limits = Limits { max_new_tokens: 2, eos_token_ids: config.shape.eos_token_ids };
+    let limits = Limits::new(2, config.shape.eos_token_ids);
     let mut draws = SeededDraws::new(1, &["fuzz"]);
     let mut session = ModelSession::new(&model, limits.max_new_tokens + 3, "target");
     decode_plain(&mut session, &Decoding::GREEDY, &[1, 2, 3], &limits, &mut draws, &mut |_| {

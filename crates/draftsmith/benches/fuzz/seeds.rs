@@ -211,6 +211,7 @@ fn provenance() -> Provenance {
         chat_template: None,
         special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
         eos_token_ids: vec![2],
+        stop_strings: Vec::new(),
         prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
         limit: Some(6),
         existing_responses: false,

@@ -77,10 +77,8 @@ impl Ours {
             Models::Own(_) => target.clone(),
         };
         let evaluate = recipe.get("evaluate").context("the recipe has `[evaluate]`")?;
-        let limits = Limits {
-            max_new_tokens: number(evaluate, "max_new_tokens")?,
-            eos_token_ids: target.shape().eos_token_ids.clone(),
-        };
+        let eos_token_ids = target.shape().eos_token_ids.clone();
+        let limits = Limits::new(number(evaluate, "max_new_tokens")?, eos_token_ids);
         let file =
             evaluate.get("prompts").and_then(|all| all.get(0)).and_then(|file| file.as_str());
         let file = file.context("the recipe has prompts to evaluate with")?;

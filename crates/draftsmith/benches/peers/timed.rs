@@ -27,7 +27,7 @@ pub(crate) struct Answer {
 /// # Errors
 /// If prompt and answer do not fit.
 pub(crate) fn answer(model: &CausalLm, prompt: &[u32], max_new_tokens: usize) -> Result<Answer> {
-    let limits = Limits { max_new_tokens, eos_token_ids: Vec::new() };
+    let limits = Limits::new(max_new_tokens, Vec::new());
     let mut session = ModelSession::new(model, model.shape().context, "model");
     let mut draws = SeededDraws::new(0, &["greedy"]);
     let (begun, mut first) = (Instant::now(), None);

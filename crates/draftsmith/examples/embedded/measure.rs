@@ -18,7 +18,7 @@ pub(crate) fn measure(dir: &Path, seed: u64, first: u64, count: u64) -> Result<(
     let model = CausalLm::from_model_dir(dir, &Device::flex())?;
     let tokenizer = Tokenizer::from_file(dir.join("tokenizer.json"))
         .map_err(|e| anyhow::anyhow!(e.to_string()))?;
-    let limits = Limits { max_new_tokens: 112, eos_token_ids: vec![1] };
+    let limits = Limits::new(112, vec![1]);
     let mut draws = SeededDraws::new(0, &["greedy decoding draws nothing"]);
     let mut session = ModelSession::new(&model, 256, "model");
     let mut tally = vec![(0, 0); Kind::ALL.len()];

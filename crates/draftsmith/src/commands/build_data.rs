@@ -12,9 +12,9 @@ use draftsmith_data::{
     FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
     write_shard,
 };
-use draftsmith_decode::{Finish, Generation, Limits, RoundTokens};
+use draftsmith_decode::{Finish, Generation, RoundTokens};
 use draftsmith_files::{check_room, in_bytes};
-use draftsmith_theory::{Decoding, SeededDraws};
+use draftsmith_theory::{Decoding, SeededDraws, TextEnd};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -232,7 +232,7 @@ impl Labeller<'_> {
                 .map(|(of_prompt, Turn { number, id, prompt_ids })| {
                     let text = prompts[*of_prompt].turns[*number].response.as_deref();
                     let text = text.with_context(|| format!("prompt `{id}` has no response"))?;
-                    self.existing_response(text, self.pair.context() - prompt_ids.len())
+                    self.existing_response(text, prompt_ids)
                 })
                 .collect();
         }
@@ -240,10 +240,7 @@ impl Labeller<'_> {
             target: &self.pair.target,
             context: self.pair.context(),
             decoding: self.decoding,
-            limits: Limits {
-                max_new_tokens: self.data.max_new_tokens,
-                eos_token_ids: self.pair.target.shape().eos_token_ids.clone(),
-            },
+            limits: self.pair.limits(self.data.max_new_tokens),
             console: self.console,
         };
         let vocab_size = self.pair.target.shape().vocab_size;
@@ -268,6 +265,7 @@ impl Labeller<'_> {
             ids: generation.token_ids,
             finish: match generation.finish {
                 Finish::Eos => FinishReason::Eos,
+                Finish::StopString => FinishReason::StopString,
                 Finish::Length | Finish::Stopped => FinishReason::Length,
             },
             target_log_prob: self.pair.draft.is_none().then_some(log_probs),
@@ -298,13 +296,27 @@ impl Labeller<'_> {
         Ok(row)
     }
 
-    /// A response from the file, ended as the target would end it, cut where it does not fit.
-    fn existing_response(&self, text: &str, room: usize) -> Result<Response> {
-        let mut ids = self.pair.tokenizer.encode(text, false)?;
-        ids.extend(self.pair.target.shape().eos_token_ids.first());
-        let most = room.min(self.data.max_new_tokens);
-        let finish = if ids.len() > most { FinishReason::Length } else { FinishReason::Eos };
-        ids.truncate(most);
-        Ok(Response { ids, finish, target_log_prob: None })
+    /// A response from the file, ended as the target would end it: by a stop string, else by an end
+    /// token; cut where it does not fit.
+    fn existing_response(&self, text: &str, prompt_ids: &[u32]) -> Result<Response> {
+        let mut ids = prompt_ids.to_vec();
+        ids.extend(self.pair.tokenizer.encode(text, false)?);
+        let mut finish = FinishReason::Eos;
+        let stop = self.pair.text_end.as_deref();
+        let is_reached = |len: &usize| stop.is_some_and(|stop| stop.is_reached(&ids[..*len]));
+        match (prompt_ids.len() + 1..=ids.len()).find(is_reached) {
+            Some(len) => {
+                ids.truncate(len);
+                finish = FinishReason::StopString;
+            }
+            None => ids.extend(self.pair.eos_token_ids.first()),
+        }
+        let room = self.pair.context() - prompt_ids.len();
+        let most = prompt_ids.len() + room.min(self.data.max_new_tokens);
+        if ids.len() > most {
+            ids.truncate(most);
+            finish = FinishReason::Length;
+        }
+        Ok(Response { ids: ids.split_off(prompt_ids.len()), finish, target_log_prob: None })
     }
 }

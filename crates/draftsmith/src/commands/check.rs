@@ -182,6 +182,7 @@ fn check(
     let template = recipe.models.chat_template.as_deref();
     let workspace =
         Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?
+            .ending(recipe.models.ends())
             .computing_in(dtype);
     let pair = workspace.pair()?;
     let choice = PromptChoice {

@@ -107,7 +107,9 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let template = recipe.models.chat_template.as_deref();
         let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
-        Workspace::open(&recipe.models.target, draft, template, devices, console)
+        let target = &recipe.models.target;
+        let workspace = Workspace::open(target, draft, template, devices, console)?;
+        Ok(workspace.ending(recipe.models.ends()))
     };
     let export = Export { source, out, stop_threshold: *stop_threshold };
     let written = match (form, kind) {

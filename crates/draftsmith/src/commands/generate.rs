@@ -12,9 +12,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
-use draftsmith_decode::{
-    Drafters, Generation, Limits, RoundTokens, decode_plain, decode_speculative,
-};
+use draftsmith_decode::{Drafters, Generation, RoundTokens, decode_plain, decode_speculative};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
@@ -23,6 +21,7 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
+use crate::ends::EndArguments;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
@@ -86,6 +85,8 @@ pub(crate) struct GenerateArguments {
     chat_template: Option<String>,
     #[command(flatten)]
     decoding: DecodingArguments,
+    #[command(flatten)]
+    ends: EndArguments,
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
@@ -170,6 +171,7 @@ fn generate(
     let template = arguments.chat_template.as_deref();
     let workspace =
         Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?
+            .ending(arguments.ends.ends())
             .computing_in(dtype);
     let pair = workspace.pair()?;
     let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
@@ -201,10 +203,7 @@ fn generate(
     };
     pair.check_fits("--prompt", &prompt_ids)?;
 
-    let limits = Limits {
-        max_new_tokens: arguments.max_new_tokens,
-        eos_token_ids: pair.target.shape().eos_token_ids.clone(),
-    };
+    let limits = pair.limits(arguments.max_new_tokens);
     let longest = prompt_ids.len().saturating_add(arguments.max_new_tokens).saturating_add(1);
     let capacity = longest.min(pair.context());
     let mut draws = SeededDraws::new(seed, &["generate"]);

@@ -30,6 +30,7 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::{DeviceChoice, on_pool};
+use crate::ends::EndArguments;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::GivenCosts;
 use crate::recorder::{Answer, Recorder};
@@ -62,6 +63,8 @@ pub(crate) struct SurveyArguments {
     max_new_tokens: NonZeroUsize,
     #[command(flatten)]
     decoding: DecodingArguments,
+    #[command(flatten)]
+    ends: EndArguments,
     /// What forwards cost where you serve, instead of here: a TOML file with the keys of a recipe's
     /// `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
     #[arg(long, value_name = "FILE")]
@@ -131,8 +134,9 @@ fn survey(
     let sources = read_sources(&arguments.prompts)?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let devices = vec![device.clone()];
-    let workspace =
-        Workspace::open(&arguments.target, draft, template, devices, console)?.computing_in(dtype);
+    let workspace = Workspace::open(&arguments.target, draft, template, devices, console)?
+        .ending(arguments.ends.ends())
+        .computing_in(dtype);
     let pair = workspace.pair()?;
     let num_prompts = Some(arguments.num_prompts.get());
     let choice = PromptChoice { num_prompts, skip_long: true };

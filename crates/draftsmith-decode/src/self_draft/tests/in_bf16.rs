@@ -58,7 +58,7 @@ impl Tally {
 #[test]
 fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
     let device = Device::flex();
-    let limits = Limits { max_new_tokens: 32, eos_token_ids: vec![] };
+    let limits = Limits::new(32, vec![]);
     let mut tally = Tally::default();
     for name in FAMILIES {
         let model = in_bf16(name);
@@ -138,7 +138,7 @@ impl Target for Uneven<'_> {
 
 #[test]
 fn what_rows_side_by_side_round_otherwise_is_forgiven_and_what_is_more_is_not() {
-    let limits = Limits { max_new_tokens: 32, eos_token_ids: vec![] };
+    let limits = Limits::new(32, vec![]);
     let mut rule = FixedLength::new(4).expect("a valid length");
     // Where each logit moves by a unit, half of what is forgiven, gaps move by two.
     for (share, is_rounding) in [(0.5, true), (3.0, false)] {

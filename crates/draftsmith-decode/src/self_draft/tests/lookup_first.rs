@@ -14,7 +14,7 @@ fn whatever_the_family_greedy_output_behind_look_ups_is_plain_greedy_output() {
         let name = format!("lookup-{name}");
         let adapter = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, &name);
         for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
-            let limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+            let limits = Limits::new(max_new_tokens, vec![]);
             let context = prompt.len() + 44;
             let session = &mut ModelSession::new(&model, context, "target");
             let plain = greedy_plain(session, prompt, &limits);

@@ -18,7 +18,7 @@ fn shape(text: &str) -> TreeShape {
 fn assert_trees_are_plain(model: &CausalLm, adapter: &Adapter, num_branched: &mut usize) {
     let exit_layer = exit_layer_of(model);
     for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
-        let limits = Limits { max_new_tokens, eos_token_ids: vec![] };
+        let limits = Limits::new(max_new_tokens, vec![]);
         let context = prompt.len() + 44;
         let plain = greedy_plain(&mut ModelSession::new(model, context, "target"), prompt, &limits);
         let mut session = session_with_exit(model, exit_layer, context);

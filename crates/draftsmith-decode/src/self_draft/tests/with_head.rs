@@ -112,7 +112,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let model = target();
     let adapter = adapter(&model, AdapterArchitecture::Attention, EXIT_LAYER, 0.02, "head-near");
     let bounds = Bounds { min: 1, max: 5 };
-    let limits = Limits { max_new_tokens: 32, eos_token_ids: vec![] };
+    let limits = Limits::new(32, vec![]);
     let greedy = Decoding::GREEDY;
     let mut session = session_with_exit(&model, EXIT_LAYER, 64);
     session.set_keeps_hidden(true);

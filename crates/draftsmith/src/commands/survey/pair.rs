@@ -110,7 +110,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let all = |recorded: &[(String, Recording)], head| Recordings {
         drafter: id,
         max_length: MAX_LENGTH,
-        eos_token_ids: pair.target.shape().eos_token_ids.clone(),
+        eos_token_ids: pair.eos_token_ids.clone(),
         head,
         responses: recorded.iter().map(|(_, recording)| recording.clone()).collect(),
     };

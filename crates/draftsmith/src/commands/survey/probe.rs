@@ -86,6 +86,7 @@ impl Surveyor<'_> {
             draft: None,
             finish_reason: match answer.finish {
                 Finish::Eos => FinishReason::Eos,
+                Finish::StopString => FinishReason::StopString,
                 Finish::Length | Finish::Stopped => FinishReason::Length,
             },
         }

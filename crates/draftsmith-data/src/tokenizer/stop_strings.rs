@@ -1,0 +1,251 @@
+//! Whether a text ends with a stop string, asked of its tokens: as transformers' `stop_strings`.
+//!
+//! Every token stands for bytes, those that it adds to a text, a special token for its name. A stop
+//! string is complete with the token in whose bytes an occurrence of it ends, wherever in the token,
+//! and however its characters are cut into tokens.
+
+use super::TextTokenizer;
+use crate::error::DataError;
+
+/// A text that is put before a token to see what the token adds to it: decoders treat the first of a
+/// text in their own way.
+const BASE: &str = "abcdef";
+
+/// Strings that end a text, and the bytes of each token.
+#[derive(Debug, Clone)]
+pub struct StopStrings {
+    strings: Vec<Vec<u8>>,
+    /// The length of the longest.
+    longest: usize,
+    /// By id.
+    tokens: Vec<Box<[u8]>>,
+}
+
+/// How a tokenizer writes bytes that are no characters of their own.
+#[derive(Clone, Copy, PartialEq)]
+enum Bytes {
+    /// Every byte as a printable character (GPT-2).
+    AsCharacters,
+    /// Some as tokens `<0xNN>` (SentencePiece).
+    AsTokens,
+    /// Not at all.
+    Unknown,
+}
+
+impl StopStrings {
+    /// Strings to look for in the texts of a tokenizer, none of them empty.
+    ///
+    /// # Errors
+    /// If a string is empty, or the tokenizer's decoder fails.
+    pub fn new(strings: &[String], tokenizer: &TextTokenizer) -> Result<Self, DataError> {
+        if strings.iter().any(String::is_empty) {
+            return Err(DataError::EmptyStopString);
+        }
+        let strings: Vec<Vec<u8>> = strings.iter().map(|text| text.clone().into_bytes()).collect();
+        let longest = strings.iter().map(Vec::len).max().unwrap_or(0);
+        let texts = TokenTexts::new(tokenizer)?;
+        let tokens = (0..tokenizer.vocab_size() as u32).map(|id| texts.of(id));
+        Ok(Self { strings, longest, tokens: tokens.collect::<Result<_, _>>()? })
+    }
+
+    /// Whether the last of `ids` completes a string; those before it may have begun it.
+    #[must_use]
+    pub fn is_completed_by_last(&self, ids: &[u32]) -> bool {
+        let Some((last, before)) = ids.split_last() else { return false };
+        let last = self.bytes(*last);
+        // What comes before, as far as an occurrence that ends in the last token may reach.
+        let mut tail: Vec<&[u8]> = Vec::new();
+        let mut len = 0;
+        for id in before.iter().rev() {
+            if len + 1 >= self.longest {
+                break;
+            }
+            let bytes = self.bytes(*id);
+            len += bytes.len();
+            tail.push(bytes);
+        }
+        tail.reverse();
+        let (tail, last_len) = ([tail.concat(), last.to_vec()].concat(), last.len());
+        self.strings.iter().any(|string| {
+            let first = tail.len().saturating_sub(last_len + string.len() - 1);
+            tail[first..].windows(string.len()).any(|window| window == string)
+        })
+    }
+
+    fn bytes(&self, id: u32) -> &[u8] {
+        self.tokens.get(id as usize).map_or(&[], |bytes| bytes)
+    }
+}
+
+/// What tokens add to a text.
+struct TokenTexts<'t> {
+    tokenizer: &'t TextTokenizer,
+    bytes: Bytes,
+    base: Vec<u32>,
+    base_text: String,
+}
+
+impl<'t> TokenTexts<'t> {
+    fn new(tokenizer: &'t TextTokenizer) -> Result<Self, DataError> {
+        let base = tokenizer.encode(BASE, false)?;
+        let base_text = tokenizer.decode(&base, false)?;
+        Ok(Self { tokenizer, bytes: tokenizer.written_bytes(), base, base_text })
+    }
+
+    fn of(&self, id: u32) -> Result<Box<[u8]>, DataError> {
+        let Some(token) = self.tokenizer.tokenizer.id_to_token(id) else {
+            return Ok(Box::default());
+        };
+        let bytes = match self.bytes {
+            Bytes::AsCharacters => Some(bytes_of_characters(&token)),
+            Bytes::AsTokens => byte_of_token(&token).map(|byte| vec![byte]),
+            Bytes::Unknown => None,
+        };
+        if let Some(bytes) = bytes {
+            return Ok(bytes.into_boxed_slice());
+        }
+        let text = self.tokenizer.decode(&[&self.base[..], &[id]].concat(), false)?;
+        let added = text.strip_prefix(&self.base_text).unwrap_or(&token);
+        Ok(added.as_bytes().into())
+    }
+}
+
+impl TextTokenizer {
+    /// How its decoder writes bytes.
+    fn written_bytes(&self) -> Bytes {
+        let decoder = self.tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
+        let decoder = decoder.unwrap_or_default();
+        let has = |name: &str| decoder.contains(&format!("\"type\":\"{name}\""));
+        // As transformers has it, should a decoder do both.
+        if has("ByteFallback") {
+            Bytes::AsTokens
+        } else if has("ByteLevel") {
+            Bytes::AsCharacters
+        } else {
+            Bytes::Unknown
+        }
+    }
+}
+
+/// The bytes that GPT-2's characters stand for; an added token's own where it has others.
+fn bytes_of_characters(token: &str) -> Vec<u8> {
+    let bytes: Option<Vec<u8>> = token.chars().map(byte_of_character).collect();
+    bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+}
+
+/// The byte of one of GPT-2's characters: printable ones of Latin-1 are themselves, the others follow
+/// one another from U+0100 on.
+fn byte_of_character(character: char) -> Option<u8> {
+    let is_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let code = u32::from(character);
+    match u8::try_from(code) {
+        Ok(byte) => is_itself(&byte).then_some(byte),
+        Err(_) => {
+            let mut others = (0..=u8::MAX).filter(|byte| !is_itself(byte));
+            others.nth(code.checked_sub(0x100)? as usize)
+        }
+    }
+}
+
+/// The byte that a token `<0xNN>` stands for.
+fn byte_of_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn tokenizer() -> TextTokenizer {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/target");
+        TextTokenizer::from_model_dir(&dir).expect("it is committed")
+    }
+
+    fn stop(strings: &[&str]) -> StopStrings {
+        let strings: Vec<String> = strings.iter().map(|text| (*text).to_owned()).collect();
+        StopStrings::new(&strings, &tokenizer()).expect("strings")
+    }
+
+    /// Tokens whose bytes are told, behind one another from 0 on.
+    fn told(strings: &[&str], tokens: &[&[u8]]) -> StopStrings {
+        let strings: Vec<Vec<u8>> = strings.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let longest = strings.iter().map(Vec::len).max().expect("one");
+        let tokens = tokens.iter().map(|bytes| (*bytes).into()).collect();
+        StopStrings { strings, longest, tokens }
+    }
+
+    /// What transformers' documentation of `StopStringCriteria` gives as examples.
+    #[test]
+    fn transformers_own_examples_hold() {
+        let texts: [&[u8]; 11] = [
+            b"st", b"op", b"stop", b"opera", b"sto", b"pper", b"las", b"topper", b"s", b"to",
+            b"pped",
+        ];
+        let stop = told(&["stop"], &[&texts[..], &[b"at", b"tion"]].concat());
+        for ids in [&[0, 1][..], &[2], &[0, 3], &[4, 5], &[6, 7], &[8, 9, 10]] {
+            assert!(stop.is_completed_by_last(ids), "{ids:?}");
+            assert!(!stop.is_completed_by_last(&ids[..ids.len() - 1]), "{ids:?}");
+        }
+        for ids in [&[2, 11][..], &[0, 1, 11], &[0, 3, 12], &[], &[99], &[2, 99]] {
+            assert!(!stop.is_completed_by_last(ids), "{ids:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_the_first_prefix_whose_text_has_the_string() {
+        let tokenizer = tokenizer();
+        let text =
+            "The answer is 42. — naïve café → 日本語 🙂, done.\n\nNext: the answer is 42 again.";
+        let ids = tokenizer.encode(text, false).expect("encodes");
+        for string in [
+            "42.",
+            ". ",
+            "ï",
+            "é →",
+            "日本",
+            "本",
+            "🙂",
+            "🙂, d",
+            "\n\n",
+            "\nN",
+            "answer is 42 ",
+            "?",
+        ] {
+            let stop = stop(&[string]);
+            let first = (1..=ids.len()).find(|len| stop.is_completed_by_last(&ids[..*len]));
+            let has = |len: &usize| {
+                tokenizer.decode(&ids[..*len], false).expect("decodes").contains(string)
+            };
+            assert_eq!(first, (1..=ids.len()).find(has), "{string:?}");
+        }
+        // Of several the first one to come.
+        let both = stop(&["Next", "42."]);
+        let first = (1..=ids.len()).find(|len| both.is_completed_by_last(&ids[..*len]));
+        let alone = stop(&["42."]);
+        assert_eq!(first, (1..=ids.len()).find(|len| alone.is_completed_by_last(&ids[..*len])));
+    }
+
+    #[test]
+    fn bytes_are_read_in_either_form() {
+        assert_eq!(bytes_of_characters("ĠcafÃ©Ċ"), " café\n".as_bytes());
+        assert_eq!(bytes_of_characters("<tool call>"), b"<tool call>");
+        assert_eq!(
+            [byte_of_token("<0x0A>"), byte_of_token("<0xA>"), byte_of_token("x")],
+            [Some(10), None, None]
+        );
+        let all: Vec<u8> =
+            (0..0x180).filter_map(char::from_u32).filter_map(byte_of_character).collect();
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..=u8::MAX).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn an_empty_string_is_refused() {
+        let refused = StopStrings::new(&["a".to_owned(), String::new()], &tokenizer());
+        assert!(refused.expect_err("refused").to_string().contains("stop string is empty"));
+    }
+}
