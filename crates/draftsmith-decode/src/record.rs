@@ -34,6 +34,10 @@ pub struct RecordOptions {
     /// Whether the drafter has an acceptance head, which is then asked about every candidate; one whose
     /// prediction depends on where a round began, in every round that may meet the candidate.
     pub has_head: bool,
+    /// Whether the target is asked about what is drafted behind a rejected candidate, which no rule
+    /// reads: acceptance heads are trained on it, and a perfect one predicts it. Otherwise its log p is
+    /// NaN, and most of the target's work is saved.
+    pub judges_rollouts: bool,
 }
 
 /// A response to record.
@@ -272,6 +276,27 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
+        if self.options.judges_rollouts {
+            self.judge(rollouts, running)?;
+        }
+        for rollout in rollouts {
+            let along = &mut running[rollout.number];
+            let num_standing = along.tokens.len() - rollout.candidates.len();
+            along.tokens.truncate(num_standing);
+            self.target.commit(along.slot, num_standing, &[]);
+            self.drafter.commit(along.slot, num_standing, &[]);
+            let place = along.places.last_mut().expect("a rollout is of a place");
+            place.rollout = Some(std::mem::take(&mut rollout.candidates));
+        }
+        Ok(())
+    }
+
+    /// Asks the target about what is drafted behind rejected candidates.
+    fn judge(
+        &mut self,
+        rollouts: &mut [Rollout],
+        running: &[Along<'_>],
+    ) -> Result<(), DecodeError> {
         // Of the token before the rejected one the row is known, and nothing follows the last one.
         let proposals: Vec<Proposal> = rollouts
             .iter()
@@ -281,22 +306,22 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
                 Proposal::certain_chain(drafted.get(1..drafted.len() - 1).unwrap_or(&[]))
             })
             .collect();
-        for rollout in &*rollouts {
-            running[rollout.number].tokens.pop();
-        }
         let is_read = |rollout: &&Rollout| rollout.candidates.len() > 1;
         let batch: Vec<Verification<'_>> = rollouts
             .iter()
             .zip(&proposals)
             .filter(|(rollout, _)| is_read(rollout))
-            .map(|(rollout, proposal)| running[rollout.number].verification(proposal))
+            .map(|(rollout, proposal)| {
+                let Along { slot, tokens, .. } = &running[rollout.number];
+                Verification { slot: *slot, tokens: &tokens[..tokens.len() - 1], proposal }
+            })
             .collect();
         if !batch.is_empty() {
             let logits = self.target.verify(&batch)?;
             let mut rows = logits.rows();
             for rollout in rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1) {
                 let tokens = &running[rollout.number].tokens;
-                let first = tokens.len() + 2 - rollout.candidates.len();
+                let first = tokens.len() + 1 - rollout.candidates.len();
                 let candidates = rollout.candidates[1..].iter_mut().zip(first..);
                 for ((candidate, num_before), row) in candidates.zip(&mut rows) {
                     let before = tokens[..num_before].iter().copied();
@@ -304,15 +329,6 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Recorder<'_, T, D> {
                     candidate.target_log_prob = self.target_log_prob(candidate, &row);
                 }
             }
-        }
-        for rollout in rollouts {
-            let along = &mut running[rollout.number];
-            let num_standing = along.tokens.len() + 1 - rollout.candidates.len();
-            along.tokens.truncate(num_standing);
-            self.target.commit(along.slot, num_standing, &[]);
-            self.drafter.commit(along.slot, num_standing, &[]);
-            let place = along.places.last_mut().expect("a rollout is of a place");
-            place.rollout = Some(std::mem::take(&mut rollout.candidates));
         }
         Ok(())
     }

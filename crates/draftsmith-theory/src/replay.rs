@@ -53,7 +53,8 @@ pub struct RecordedCandidate {
     pub predicted_acceptance_prob: PredictedProb,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
-    /// log p, likewise.
+    /// log p, likewise. NaN behind a rejected candidate where the target was not asked, since only an
+    /// acceptance head is judged by it.
     pub target_log_prob: f64,
 }
 
@@ -227,7 +228,7 @@ impl Recordings {
     /// The same recordings with a perfect acceptance head, one that predicts every candidate's true
     /// acceptance probability: what a rule gains with it is the most that a head can give that
     /// rule. It predicts when the recorded head does; where there was none, once a candidate is
-    /// read.
+    /// read. The target must have been asked about every candidate.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let mut recordings = Self { head, ..self.clone() };

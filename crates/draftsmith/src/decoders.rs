@@ -136,7 +136,8 @@ impl<'m> Decoders<'m> {
     }
 
     /// Records what a drafter does along responses of the target, for replay: predictions as the
-    /// head makes them. `observe` is told how many are recorded, and may break off.
+    /// head makes them. With a head, or if `judges_rollouts`, the target is asked about all candidates.
+    /// `observe` is told how many are recorded, and may break off.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.
@@ -144,7 +145,7 @@ impl<'m> Decoders<'m> {
         &mut self,
         drafter: DrafterName,
         decoding: &Decoding,
-        max_length: usize,
+        (max_length, judges_rollouts): (usize, bool),
         responses: impl IntoIterator<Item = RecordRequest<'r>>,
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Recording>> {
@@ -153,6 +154,7 @@ impl<'m> Decoders<'m> {
             limits: self.limits.clone(),
             max_length,
             has_head: self.has_head_for(drafter),
+            judges_rollouts: judges_rollouts || self.has_head_for(drafter),
         };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);

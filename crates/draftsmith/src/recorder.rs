@@ -35,6 +35,9 @@ pub(crate) struct Recorder<'a> {
     pub(crate) seed: u64,
     /// The most candidates that a round can be replayed with.
     pub(crate) max_length: usize,
+    /// Whether the target is asked about what is drafted behind rejected candidates, also where no
+    /// head is.
+    pub(crate) judges_rollouts: bool,
     /// Whether several threads record, each several responses.
     pub(crate) on_cpu: bool,
     pub(crate) console: &'a Console,
@@ -61,6 +64,7 @@ impl Recorder<'_> {
             decoding,
             max_new_tokens: self.max_new_tokens,
             max_length: self.max_length,
+            judges_rollouts: self.judges_rollouts,
             on_cpu: self.on_cpu,
             console: self.console,
             progress: self.progress,

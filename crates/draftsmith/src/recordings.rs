@@ -28,6 +28,9 @@ pub(crate) struct RecordingJob<'a> {
     pub(crate) max_new_tokens: usize,
     /// The most candidates that a round can be replayed with.
     pub(crate) max_length: usize,
+    /// Whether the target is asked about what is drafted behind rejected candidates, also where no
+    /// head is.
+    pub(crate) judges_rollouts: bool,
     /// Whether several threads record, each several responses.
     pub(crate) on_cpu: bool,
     pub(crate) console: &'a Console,
@@ -84,8 +87,8 @@ impl RecordingJob<'_> {
                 false => ControlFlow::Continue(()),
             }
         };
-        let recorded =
-            decoders.record(self.drafter, &self.decoding, self.max_length, requests, observe)?;
+        let how = (self.max_length, self.judges_rollouts);
+        let recorded = decoders.record(self.drafter, &self.decoding, how, requests, observe)?;
         if recorded.len() < num_responses {
             return Err(Interrupted.into());
         }

@@ -52,12 +52,14 @@ pub struct RolloutCandidates {
     /// allowed.
     pub draft_log_prob: Vec<f64>,
     /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
-    /// allowed.
+    /// allowed. NaN where the target was not asked: behind a rollout's first candidate, of all or none.
     pub target_log_prob: Vec<f64>,
 }
 
 /// The one column of which the last number may be missing.
 const PREDICTED: &str = "predicted_acceptance_prob";
+/// The one of which a rollout may have the first alone.
+pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
 impl RolloutRow {
     /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts)
@@ -110,6 +112,13 @@ impl RolloutRow {
         })
     }
 
+    /// Whether the target was asked about all candidates: of a response always, of a rollout unless
+    /// it was asked about the first alone.
+    pub fn is_judged(&self) -> bool {
+        let behind = self.candidates.target_log_prob.get(1..).unwrap_or_default();
+        self.is_response || behind.is_empty() || !behind.iter().all(|log_prob| log_prob.is_nan())
+    }
+
     fn validate_lengths(&self) -> Result<(), DataError> {
         let expected = self.candidates.candidate_ids.len();
         let is_wrong = |column: &str, found: usize| match column {
@@ -130,6 +139,7 @@ impl RolloutRow {
         for (column, numbers, values) in self.numbers() {
             let problem = match column {
                 PREDICTED => numbers.problem(&self.asked(values)),
+                TARGET_LOG_PROB if !self.is_judged() => numbers.problem(&values[..1]),
                 _ => numbers.problem(values),
             };
             if let Some(problem) = problem {
@@ -165,7 +175,7 @@ impl RolloutRow {
             ("draft_entropy", Numbers::Entropy, Some(&candidates.draft_entropy)),
             (PREDICTED, Numbers::Prob, predicted),
             ("draft_log_prob", Numbers::LogProb, Some(&candidates.draft_log_prob)),
-            ("target_log_prob", Numbers::LogProb, Some(&candidates.target_log_prob)),
+            (TARGET_LOG_PROB, Numbers::LogProb, Some(&candidates.target_log_prob)),
         ]
         .into_iter()
         .filter_map(|(column, numbers, values)| Some((column, numbers, values?)))

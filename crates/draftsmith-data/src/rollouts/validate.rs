@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::provenance::RolloutProvenance;
-use super::row::RolloutRow;
+use super::row::{RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
 /// Checks every row ([`RolloutRow::validate`]), and the rules that the rows of one id keep
@@ -49,6 +49,11 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
             return Err(row.error(column, "is not null, but the provenance names no `head`"));
         }
         (None, None) | (Some(_), Some(_)) => (),
+    }
+    let is_for_heads = provenance.head.is_some() || provenance.data.is_some();
+    if is_for_heads && !row.is_judged() {
+        let problem = "is NaN behind the first, but a head is judged by it or trained on it";
+        return Err(row.error(TARGET_LOG_PROB, problem));
     }
     let ids = &row.candidates.candidate_ids;
     let max_length = provenance.max_length as usize;

@@ -58,6 +58,10 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
 
     /// The target's own tokens, recorded.
     fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
+        self.record_with(true, draws)
+    }
+
+    fn record_with(&self, judges_rollouts: bool, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
         let (limits, target) = (&self.case.limits, &mut self.target.clone());
         let plain = decode_plain(target, &self.decoding, &[0], limits, draws, &mut go_on)
             .expect("tables do not fail");
@@ -66,6 +70,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             limits: limits.clone(),
             max_length: MAX_LENGTH,
             has_head: true,
+            judges_rollouts,
         };
         let drafter = &mut self.drafter.clone();
         let response = &plain.token_ids;
@@ -103,6 +108,18 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
+        // What the target says behind a rejected candidate changes nothing else.
+        let (_, mut judged_less) = self.record_with(false, unused);
+        let (of_all, of_some) =
+            (&recordings.responses[0].places, &mut judged_less.responses[0].places);
+        for (all, some) in of_all.iter().zip(&mut *of_some) {
+            let pairs = all.rollout.iter().flatten().zip(some.rollout.iter_mut().flatten());
+            for (all, some) in pairs.skip(1) {
+                assert!(some.target_log_prob.is_nan() && !all.target_log_prob.is_nan());
+                some.target_log_prob = all.target_log_prob;
+            }
+        }
+        assert_eq!(of_all, of_some);
         for config in rules_with(self.head, MAX_LENGTH) {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);

@@ -122,6 +122,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     limits: limits.clone(),
                     max_length: 4,
                     has_head,
+                    judges_rollouts: true,
                 };
                 let head = Some(&models.head);
                 let separate = assert_each_as_alone(
@@ -162,6 +163,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
         limits: Limits::new(9, Vec::new()),
         max_length: 2,
         has_head: false,
+        judges_rollouts: true,
     };
     let mut draws = [0, 1].map(|number| SeededDraws::new(number, &["unused"]));
     let responses: [&[u32]; 2] = [&[4], &[5, 6, 7, 8]];

@@ -151,6 +151,7 @@ fn survey(
         max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
+        judges_rollouts: true,
         on_cpu: DeviceChoice::is_cpu(workspace.device()),
         console,
         progress: &progress,

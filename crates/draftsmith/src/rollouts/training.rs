@@ -113,6 +113,7 @@ impl TrainingRollouts {
             .penalising(repetition_penalty),
             max_new_tokens: max_new_tokens as usize,
             max_length,
+            judges_rollouts: true,
             on_cpu: DeviceChoice::is_cpu(workspace.device()),
             console,
             progress: &progress,

@@ -31,6 +31,16 @@ fn rules_of_a_row_are_told_by_column() {
         1,
         &format!("{row} `candidate_ids` is empty, a row has a candidate"),
     );
+    check(
+        |r| r[0].candidates.target_log_prob[1..].fill(f64::NAN),
+        0,
+        &format!("{row} `target_log_prob` is NaN at 1"),
+    );
+    check(
+        |r| r[1].candidates.target_log_prob.fill(f64::NAN),
+        1,
+        &format!("{row} `target_log_prob` is NaN at 0"),
+    );
     check(|r| r[0].prompt_ids.clear(), 0, &format!("{row} `prompt_ids` is empty"));
     check(|r| r[1].prompt_ids.push(1), 1, &format!("{row} `prompt_ids` is not empty"));
     check(|r| r[0].start = 1, 0, "rollout `set#0` at 1: column `start` is not 0");
@@ -46,8 +56,8 @@ fn rules_of_a_row_are_told_by_column() {
         &format!("{row} `draft_log_prob` is 0.000000001 at 1, it must be at most 0"),
     );
     check(
-        |r| r[1].candidates.target_log_prob[1] = f64::NAN,
-        1,
+        |r| r[0].candidates.target_log_prob[1] = f64::NAN,
+        0,
         &format!("{row} `target_log_prob` is NaN at 1"),
     );
     check(
@@ -237,4 +247,31 @@ fn what_breaks_a_rule_is_not_written() {
         &RolloutProvenance { responses, ..provenance(true) },
         "rollouts-self_draft_2-validation-sampled.parquet`: its provenance cannot be used: `draft` is null",
     );
+}
+
+#[test]
+fn rollouts_that_the_target_was_not_asked_about_are_for_no_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let unasked = |with_head| {
+        let mut rows = sample_rows(with_head);
+        for row in rows.iter_mut().filter(|row| !row.is_response) {
+            row.candidates.target_log_prob[1..].fill(f64::NAN);
+        }
+        rows
+    };
+    let for_rules = RolloutProvenance { data: None, ..provenance(false) };
+    write_rollouts(&path, &unasked(false), &for_rules).unwrap();
+    let (rows, _) = read_rollouts(&path, None).unwrap();
+    let expected = unasked(false);
+    assert!(all_bits(&rows) == all_bits(&expected));
+    assert!(rows.iter().any(|row| !row.is_judged()) && rows.iter().any(RolloutRow::is_judged));
+    for (with_head, provenance) in [
+        (true, provenance(true)),
+        (false, RolloutProvenance { data: Some("cc".to_owned()), ..for_rules }),
+    ] {
+        let error =
+            write_rollouts(&path, &unasked(with_head), &provenance).unwrap_err().to_string();
+        assert!(error.contains("`target_log_prob` is NaN behind the first"), "{error}");
+    }
 }

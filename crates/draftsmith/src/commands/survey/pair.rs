@@ -100,6 +100,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         max_new_tokens: surveyor.max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
+        judges_rollouts: true,
         on_cpu: DeviceChoice::is_cpu(surveyor.workspace.device()),
         console,
         progress: &progress,
