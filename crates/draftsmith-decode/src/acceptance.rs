@@ -9,14 +9,17 @@
 //! that serves the whole round. It is a function of the prefix that stands, as are all others, so that a
 //! rule which reads the prediction biases nothing.
 
+mod noted;
+
 use std::collections::HashMap;
 
-use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
+use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
 
 use crate::drafter::{AskedOf, DraftStep};
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
+use noted::{Forward, RoundStart, Slot};
 
 /// The most tokens whose embeddings' products with a head are kept: of a draft of width 4,096, 64
 /// MiB.
@@ -31,61 +34,6 @@ pub(crate) struct Acceptance<'m> {
     slots: Vec<Slot>,
     /// What such a head makes of tokens' embeddings, of those that were candidates.
     of_embeddings: HashMap<u32, Rows>,
-}
-
-/// The draft forwards over one sequence.
-#[derive(Debug, Default)]
-struct Slot {
-    /// Those whose candidates the head may yet be asked about and told more of than hidden states, in
-    /// the order of what they read; of a head that looks ahead, those of the last step.
-    forwards: Vec<Forward>,
-    /// The rounds that a head which depends on them may be asked about, the one that is drafted last.
-    rounds: Vec<RoundStart>,
-    /// Whether it may be asked about more than one.
-    keeps_rounds: bool,
-    /// The place of the last token read, and its hidden state, where it may.
-    last_read: Option<(usize, Rows)>,
-}
-
-/// Where a round begins.
-#[derive(Debug)]
-struct RoundStart {
-    /// Behind so many tokens.
-    num_standing: usize,
-    /// The head's product with the target's last hidden state, if it reads that.
-    of_target: Option<Rows>,
-}
-
-impl Slot {
-    /// The round that is drafted.
-    fn round(&self) -> &RoundStart {
-        self.rounds.last().expect("a round begins before its steps")
-    }
-}
-
-/// A draft forward, as a head is told of it.
-#[derive(Debug)]
-struct Forward {
-    /// The place of the token that it read.
-    at: usize,
-    /// The round's candidates up to that.
-    num_candidates: usize,
-    /// The final hidden state, for a head that looks ahead.
-    hidden: Option<Rows>,
-    /// Of the drafter's own logits, before they are cut to the target's vocabulary: as in training.
-    softmax: SoftmaxSummary,
-}
-
-impl Forward {
-    /// The candidate drawn from it, behind `position` others in its round.
-    fn candidate(&self, log_prob: Option<f64>, position: usize) -> DrawnCandidate {
-        DrawnCandidate {
-            entropy: self.softmax.entropy,
-            top_prob: self.softmax.largest_prob,
-            log_prob,
-            position,
-        }
-    }
 }
 
 /// A step's logits, and what the head predicts for the candidate that it has read.
@@ -136,17 +84,12 @@ impl<'m> Acceptance<'m> {
         num_kept: usize,
         last_hidden: Option<&Rows>,
     ) {
-        let Some(head) = self.head.filter(|head| head.reads().depends_on_round()) else { return };
-        let of_target = head.reads().has_target_hidden().then(|| match last_hidden {
+        let head = self.head.filter(|head| head.reads().has_target_hidden());
+        let of_target = head.map(|head| match last_hidden {
             Some(hidden) => head.of_target_hidden(hidden),
             None => head.of_no_target_hidden(),
         });
-        self.slots[slot].keeps_rounds = num_kept > 1;
-        let rounds = &mut self.slots[slot].rounds;
-        rounds.retain(|round| round.num_standing < num_standing);
-        let num_over = (rounds.len() + 1).saturating_sub(num_kept);
-        rounds.drain(..num_over);
-        rounds.push(RoundStart { num_standing, of_target });
+        self.slots[slot].begin_round(RoundStart { num_standing, of_target }, num_kept);
     }
 
     /// Brings the logits of steps to the host, and with them what the head predicts for the candidates
@@ -180,22 +123,34 @@ impl<'m> Acceptance<'m> {
             let slot = &self.slots[step.slot];
             (!depends_on_round || is_in_round(slot)).then_some((step.slot, drawn_from))
         };
-        let rows: Vec<usize> =
-            (0..steps.len()).filter(|row| predicted_at(steps[*row]).is_some()).collect();
-        let (logits, predicted) = match head.filter(|_| !rows.is_empty()) {
+        let rows: Vec<(usize, (usize, usize))> =
+            (0..steps.len()).filter_map(|row| Some((row, predicted_at(steps[row])?))).collect();
+        let head = head.filter(|_| !rows.is_empty());
+        // A reviewer reads several tokens of a chain at once, each drawn from the row before it.
+        let are_own = |(row, _): &(usize, _)| steps[*row].1 > 0 && steps[*row].0.parents.is_empty();
+        let needs_logits = |head: &AcceptanceHead| head.reads().num_scalars() > 0;
+        let is_noted = head.is_some_and(needs_logits) && rows.iter().any(are_own);
+        let acceptance = |noted: &Self, head: &AcceptanceHead| {
+            let drawn_from = rows.iter().map(|(_, drawn_from)| *drawn_from);
+            let scalars = drawn_from.flat_map(|(slot, at)| noted.scalars(model, head, slot, at));
+            let slots = rows.iter().map(|(_, (slot, _))| &noted.slots[*slot]);
+            let of_target = of_target(head, slots.map(Slot::round));
+            let scalars: Vec<f32> = scalars.collect();
+            if rows.len() == steps.len() {
+                return head.acceptance_logits(&normed, &of_target, &scalars);
+            }
+            let hidden = Rows::cat(rows.iter().map(|(row, _)| normed.slice(*row..row + 1)));
+            head.acceptance_logits(&hidden, &of_target, &scalars)
+        };
+        let (logits, predicted) = match head {
+            Some(head) if is_noted => {
+                let [logits] = to_host([logits], role)?;
+                self.note_forwards(&steps, &logits, &normed);
+                let [acceptance] = to_host([acceptance(self, head)], role)?;
+                (logits, acceptance)
+            }
             Some(head) => {
-                let drawn_from = rows.iter().filter_map(|row| predicted_at(steps[*row]));
-                let scalars: Vec<f32> =
-                    drawn_from.flat_map(|(slot, at)| self.scalars(model, head, slot, at)).collect();
-                let slots = rows.iter().map(|row| &self.slots[steps[*row].0.slot]);
-                let of_target = of_target(head, slots.map(Slot::round));
-                let acceptance = if rows.len() == steps.len() {
-                    head.acceptance_logits(&normed, &of_target, &scalars)
-                } else {
-                    let hidden = Rows::cat(rows.iter().map(|row| normed.slice(*row..row + 1)));
-                    head.acceptance_logits(&hidden, &of_target, &scalars)
-                };
-                let [logits, acceptance] = to_host([logits, acceptance], role)?;
+                let [logits, acceptance] = to_host([logits, acceptance(self, head)], role)?;
                 (logits, acceptance)
             }
             None => {
@@ -203,7 +158,11 @@ impl<'m> Acceptance<'m> {
                 (logits, Vec::new())
             }
         };
-        let mut predicted = rows.into_iter().zip(predicted).peekable();
+        if !is_noted {
+            self.note_forwards(&steps, &logits, &normed);
+        }
+        let rows = rows.into_iter().map(|(row, _)| row);
+        let mut predicted = rows.zip(predicted).peekable();
         let of_rows = match steps[..] {
             [_] => vec![logits],
             _ => logits.chunks_exact(logits.len() / steps.len()).map(<[f32]>::to_vec).collect(),
@@ -217,13 +176,20 @@ impl<'m> Acceptance<'m> {
                 .map(|(_, logit)| self.acceptance_prob(logit, num_read))
                 .transpose()?
                 .map(HeadEstimate::OfRead);
-            self.note_forward(step, row, &logits, || normed.slice(nth..nth + 1));
             all.push((logits, estimate));
         }
         Ok(all)
     }
 
-    /// Keeps of a step's row what the head may yet be told.
+    /// Keeps of rows of steps what the head may yet be told.
+    fn note_forwards(&mut self, steps: &[(&DraftStep<'_>, usize)], logits: &[f32], normed: &Rows) {
+        let rows = logits.chunks_exact(logits.len() / steps.len());
+        for (nth, ((step, row), logits)) in steps.iter().zip(rows).enumerate() {
+            self.note_forward(step, *row, logits, || normed.slice(nth..nth + 1));
+        }
+    }
+
+    /// The same of one row.
     fn note_forward(
         &mut self,
         step: &DraftStep<'_>,

@@ -11,11 +11,19 @@
 //! all in one forward, and what stands, with a token of its own, is part of the chain that it proposes.
 //! Steps are taken until there are as many tokens as the matrix says, so that a chain may grow
 //! longer by what the last step let stand, as in the authors' code. None is taken back.
+//!
+//! A chain may have a stop rule, which ends it before its length: an inner drafter then hands over to
+//! its reviewer where its head, its confidence or its entropy says so, as SpecDec++ does to the target.
+//! The first row's may also be ended by the round's own rule.
+
+mod chain_rules;
 
 use draftsmith_theory::{
-    CascadeCandidate, DrafterId, Forwards, Lenience, SignalNeeds, TokenChoice, review_greedy,
-    review_sampled,
+    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience, RoundEnd,
+    SoftmaxSummary, StopRuleConfig, TokenChoice, review_greedy, review_sampled,
 };
+
+use chain_rules::{ChainRule, ChainRules};
 
 use crate::draft_row::draft_rows;
 use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
@@ -32,6 +40,9 @@ pub struct CascadeConfig {
     pub lengths: Vec<Vec<usize>>,
     /// Of all reviewers but the target.
     pub lenience: Lenience,
+    /// What ends the chain that each reviewer reads before its length, from the target's on; none
+    /// where there are fewer. A rule that reads signals is for a chain of models' tokens alone.
+    pub rules: Vec<Option<StopRuleConfig>>,
 }
 
 /// A drafter of drafters.
@@ -42,6 +53,8 @@ pub struct Cascade<'m, T> {
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
     /// Behind them.
     lookup: Option<MaxGramDraft<'m>>,
+    /// By slot.
+    rules: Vec<ChainRules>,
 }
 
 /// A round's chain, as far as it is drafted.
@@ -55,7 +68,7 @@ impl<'m, T: Target> Cascade<'m, T> {
     /// A cascade of drafters with models, from the largest on, and of prompt lookup behind them.
     ///
     /// # Panics
-    /// Unless the matrix has a row and a column for each.
+    /// Unless the matrix has a row and a column for each, and rules are valid.
     pub fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -65,12 +78,38 @@ impl<'m, T: Target> Cascade<'m, T> {
         let num_drafters = models.len() + usize::from(lookup.is_some());
         let is_square = config.lengths.iter().all(|row| row.len() == num_drafters);
         assert!(is_square && config.lengths.len() == num_drafters, "a row and a column for each");
-        Self { id, config, models, lookup }
+        let mut cascade = Self { id, config, models, lookup, rules: Vec::new() };
+        cascade.begin_rules(0);
+        cascade
+    }
+
+    /// Begins the rules of a slot's chains anew.
+    fn begin_rules(&mut self, slot: usize) {
+        let new = || ChainRules::new(&self.config.rules).expect("the rules are valid");
+        match self.rules.get_mut(slot) {
+            Some(rules) => *rules = new(),
+            None => self.rules.resize_with(slot + 1, new),
+        }
+    }
+
+    /// Whether a rule reads signals that its chain's tokens do not have.
+    fn lacks_signals(&self) -> bool {
+        let mut rules = self.config.rules.iter().enumerate();
+        rules.any(|(row, rule)| {
+            let needs = rule.as_ref().is_some_and(|rule| !rule.needs().is_nothing());
+            let lengths = self.config.lengths.get(row).map_or(&[][..], |lengths| lengths);
+            needs && lengths.iter().skip(self.models.len()).any(|length| *length > 0)
+        })
     }
 
     /// Where its target must let its shallow layers run ahead, if it must.
     pub(crate) fn exit_layer(&self) -> Option<usize> {
         self.models.iter().find_map(|model| model.id().exit_layer())
+    }
+
+    /// Whether a head reads where rounds begin, and so may read what the target leaves behind.
+    pub(crate) fn has_head_of_rounds(&self) -> bool {
+        self.models.iter().any(|model| model.depends_on_round())
     }
 
     /// Appends a chain for reviewer `row` to the sequence, of `room` tokens at most, and returns it.
@@ -84,15 +123,30 @@ impl<'m, T: Target> Cascade<'m, T> {
         row: usize,
         room: usize,
     ) -> Result<Vec<CascadeCandidate>, DecodeError> {
+        let slot = chain.round.slot;
+        let mut rule = self.rules[slot].begin(row);
+        let drafted = self.draft_by(chain, row, rule.most(room), &mut rule);
+        self.rules[slot].end(row, rule);
+        drafted
+    }
+
+    /// The same, by the rule of the row's chain.
+    fn draft_by(
+        &mut self,
+        chain: &mut Chain<'_, '_, T>,
+        row: usize,
+        room: usize,
+        rule: &mut ChainRule,
+    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let mut drafted: Vec<CascadeCandidate> = Vec::new();
         let mut most = 0;
         for drafter in row..self.config.lengths.len() {
             most += self.config.lengths[row][drafter];
-            while drafted.len() < most.min(room) {
+            while drafted.len() < most.min(room) && !rule.is_over() {
                 let step = if drafter == self.models.len() {
-                    self.look_up(chain, most.min(room) - drafted.len())?
+                    self.look_up(chain, most.min(room) - drafted.len(), rule)?
                 } else {
-                    self.step(chain, drafter, room - drafted.len())?
+                    self.step(chain, drafter, room - drafted.len(), rule)?
                 };
                 let has_more = !step.is_empty();
                 drafted.extend(step);
@@ -113,27 +167,57 @@ impl<'m, T: Target> Cascade<'m, T> {
         chain: &mut Chain<'_, '_, T>,
         drafter: usize,
         room: usize,
+        rule: &mut ChainRule,
     ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let (slot, num_standing) = (chain.round.slot, chain.round.tokens.len());
         let proposed = self.draft(chain, drafter + 1, room - 1)?;
+        let (needs, num_before) = (rule.needs(), rule.num_candidates());
+        let model = &mut self.models[drafter];
+        if needs.acceptance_prob {
+            model.begin_round(chain.target, slot, num_standing - num_before, 1);
+        }
+        let num_candidates = num_before + proposed.len();
         let step = DraftStep {
             num_rows: proposed.len() + 1,
-            ..DraftStep::in_chain(slot, chain.round.tokens, proposed.len(), SignalNeeds::default())
+            ..DraftStep::in_chain(slot, chain.round.tokens, num_candidates, needs)
         };
-        let model = &mut self.models[drafter];
         let decoding = chain.round.decoding;
         let rows = draft_rows(&mut **model, chain.target, &[step], [decoding])?;
         chain.forwards.add(model.id(), 1);
         let lenience = self.config.lenience;
+        let is_over = rule.stops_before_draw(&rows[0].signals());
         let stands = match decoding.choice {
+            _ if is_over => Vec::new(),
             TokenChoice::Greedy => review_greedy(&proposed, |row| rows[row].logits(), lenience),
             TokenChoice::Sampled(sampling) => {
                 let probs_after = |row: usize| sampling.probs(rows[row].logits());
                 review_sampled(&proposed, probs_after, lenience, &mut *chain.round.draws)
             }
         };
+        for (row, (token, drafted)) in stands.iter().zip(&rows).enumerate() {
+            // An end token is asked about no more. Tokens of one step are drawn already, whatever is answered in between.
+            if row > 0 {
+                rule.stops_before_draw(&drafted.signals());
+            }
+            if chain.is_over(std::slice::from_ref(token)) {
+                break;
+            }
+            let candidate_prob = needs.candidate_prob.then(|| prob_of(token, drafted.logits()));
+            let signals = DraftSignals { candidate_prob, ..drafted.signals() };
+            let predicted = match needs.acceptance_prob {
+                true => {
+                    let (token, logits) = (token.token_id, drafted.own_logits());
+                    model.predict_acceptance(chain.target, (slot, row), logits, token)?
+                }
+                false => None,
+            };
+            rule.drew(token.token_id, signals, predicted);
+        }
         if !proposed.is_empty() {
-            let path: Vec<usize> = (0..stands.len() - 1).collect();
+            let num_accepted = stands.len().saturating_sub(1);
+            let end = RoundEnd { num_accepted, num_kept: stands.len() };
+            self.rules[slot].reviewed(drafter + 1, end);
+            let path: Vec<usize> = (0..num_accepted).collect();
             chain.target.commit(slot, num_standing, &path);
             self.forget(slot, num_standing, &path);
         }
@@ -147,11 +231,13 @@ impl<'m, T: Target> Cascade<'m, T> {
         &mut self,
         chain: &mut Chain<'_, '_, T>,
         most: usize,
+        rule: &mut ChainRule,
     ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
         let eos_token_ids = chain.round.limits.eos_token_ids;
         let found = lookup.look_up(chain.round.slot, chain.round.tokens, most, eos_token_ids);
         chain.forwards.add(DrafterId::MaxGram, found.len());
+        found.iter().for_each(|token| rule.drew(*token, DraftSignals::default(), None));
         Ok(found.into_iter().map(CascadeCandidate::certain).collect())
     }
 
@@ -179,11 +265,22 @@ impl<T> Chain<'_, '_, T> {
     }
 }
 
+/// The probability of a token under what it was drawn from, raw where it is greedy.
+fn prob_of(token: &CascadeCandidate, logits: &[f32]) -> f64 {
+    match &token.drawn_from {
+        DrawnFrom::Probs(probs) => probs[token.token_id as usize],
+        DrawnFrom::OneHot => {
+            SoftmaxSummary::of(logits).log_prob(logits[token.token_id as usize]).exp()
+        }
+    }
+}
+
 impl<T: Target> Drafter<T> for Cascade<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         for model in &mut self.models {
             model.begin(target, slot, prompt)?;
         }
+        self.begin_rules(slot);
         self.lookup.iter_mut().try_for_each(|lookup| lookup.begin(target, slot, prompt))
     }
 
@@ -195,7 +292,7 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
     ) -> Result<(), DecodeError> {
         for round in rounds {
             let DraftRound { rule, limits, .. } = round;
-            if !rule.needs().is_nothing() {
+            if !rule.needs().is_nothing() || self.lacks_signals() {
                 return Err(DecodeError::NoSignals { drafter: self.id });
             }
             rule.begin_round();
@@ -213,6 +310,8 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.forget(slot, num_standing, path);
+        let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };
+        self.rules[slot].reviewed(0, end);
     }
 
     fn context(&self) -> usize {

@@ -39,6 +39,10 @@ impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {
     fn exit_layer(&self) -> Option<usize> {
         self.exit_layer()
     }
+
+    fn reads_target_hidden(&self) -> bool {
+        self.has_head_of_rounds()
+    }
 }
 
 impl<'m> ModelDrafter<'m> for MergedDraft<'m, ModelSession<'m>> {

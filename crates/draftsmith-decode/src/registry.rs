@@ -46,6 +46,8 @@ pub enum DrafterParts<'m> {
     SmallDraft {
         /// The model.
         model: &'m CausalLm,
+        /// What predicts whether its candidates are accepted.
+        head: Option<&'m AcceptanceHead>,
     },
     /// Drafters that review each other's candidates, or take turns.
     Cascade {
@@ -142,7 +144,7 @@ impl<'m> Sizes<'m> {
             DrafterParts::Draft { model, vocabulary, head } => {
                 Box::new(self.draft(model, vocabulary, head))
             }
-            DrafterParts::SmallDraft { model } => Box::new(self.small_draft(model)),
+            DrafterParts::SmallDraft { model, head } => Box::new(self.small_draft(model, head)),
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Box::new(self.self_draft(exit_layer, adapter, head))
             }
@@ -169,18 +171,20 @@ impl<'m> Sizes<'m> {
         }
     }
 
-    /// A drafter with a model of its own; a cascade's have no use for a head. None of others.
+    /// A drafter with a model of its own, for a cascade. None of others.
     fn by_steps(
         self,
         parts: DrafterParts<'m>,
     ) -> Option<Box<dyn StepDrafter<ModelSession<'m>> + 'm>> {
         match parts {
-            DrafterParts::Draft { model, vocabulary, .. } => {
-                Some(Box::new(self.draft(model, vocabulary, None)))
+            DrafterParts::Draft { model, vocabulary, head } => {
+                Some(Box::new(self.draft(model, vocabulary, head)))
             }
-            DrafterParts::SmallDraft { model } => Some(Box::new(self.small_draft(model))),
-            DrafterParts::SelfDraft { exit_layer, adapter, .. } => {
-                Some(Box::new(self.self_draft(exit_layer, adapter, None)))
+            DrafterParts::SmallDraft { model, head } => {
+                Some(Box::new(self.small_draft(model, head)))
+            }
+            DrafterParts::SelfDraft { exit_layer, adapter, head } => {
+                Some(Box::new(self.self_draft(exit_layer, adapter, head)))
             }
             DrafterParts::MaxGram { .. }
             | DrafterParts::Cascade { .. }
@@ -203,8 +207,8 @@ impl<'m> Sizes<'m> {
         SeparateDraft::with_slots(model, head, vocab_size, self.capacity, self.num_slots)
     }
 
-    fn small_draft(self, model: &CausalLm) -> SeparateDraft<'m> {
-        self.draft(model, None, None).named(DrafterId::SmallDraft)
+    fn small_draft(self, model: &CausalLm, head: Option<&'m AcceptanceHead>) -> SeparateDraft<'m> {
+        self.draft(model, None, head).named(DrafterId::SmallDraft)
     }
 
     fn self_draft(

@@ -77,9 +77,8 @@ impl Exports {
         let read =
             |keys: &MaxGramRecipe| Lookup::read(keys.config(), keys.bigrams.as_deref(), workspace);
         let lookup = evaluate.max_gram.as_ref().map(read).transpose()?;
-        let exit_layers: Vec<usize> =
-            self.adapters.iter().map(|adapter| adapter.config.exit_layer).collect();
-        let cascades = Cascades::read(evaluate, lookup.as_ref(), &exit_layers, workspace)?;
+        let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
+        let cascades = Cascades::read(evaluate, lookup.as_ref(), head, adapters, workspace)?;
         Ok(Self { lookup, cascades, ..self })
     }
 

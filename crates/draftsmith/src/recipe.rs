@@ -27,7 +27,7 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::cascades::CascadeRecipe;
+pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};

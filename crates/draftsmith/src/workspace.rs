@@ -364,6 +364,14 @@ impl Workspace {
         self.draft.as_ref().map(|draft| self.model_hash(draft)).transpose()
     }
 
+    /// The second, smaller draft's hash, if there is one.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn small_draft_hash(&self) -> Result<Option<&str>> {
+        self.small_draft.as_ref().map(|small| self.model_hash(small)).transpose()
+    }
+
     fn model_hash<'w>(&self, model: &'w ModelDir) -> Result<&'w str> {
         model.hash(&self.console, || self.note(|| format!("hash of the {}", model.role)))
     }

@@ -10,7 +10,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
-use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
+use super::{Case, HEADS, STOPS, assert_same_distribution, penalised, rules, rules_with, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
@@ -54,28 +54,49 @@ fn cascade<T: Target>(
     models: Vec<Box<dyn StepDrafter<T>>>,
     lengths: Vec<Vec<usize>>,
     lenience: f64,
+    rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, T> {
     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
     let lookup = (lengths.len() > models.len()).then_some(lookup);
     let lenience = Lenience::new(lenience).expect("1 or more");
-    Cascade::new(ID, CascadeConfig { lengths, lenience }, models, lookup)
+    Cascade::new(ID, CascadeConfig { lengths, lenience, rules: rules.to_vec() }, models, lookup)
 }
 
 /// Both drafts, or the larger one, behind any target.
 fn of_drafts<T: Target>(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, T> {
+    of_drafts_by(case, lengths, lenience, &[])
+}
+
+/// The same with rules for the chains.
+fn of_drafts_by<T: Target>(
+    case: &Case,
+    lengths: &[Vec<usize>],
+    lenience: f64,
+    rules: &[Option<StopRuleConfig>],
+) -> Cascade<'static, T> {
     let models = drafts(case).into_iter().take((lengths.len() - 1).max(1));
     let models = models.map(|table| boxed(Drafting::from(&table)));
-    cascade(models.collect(), lengths.to_vec(), lenience)
+    cascade(models.collect(), lengths.to_vec(), lenience, rules)
 }
 
 /// A self-draft in the place of the larger draft.
 fn of_self_draft(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, Advanced> {
+    of_self_draft_by(case, lengths, lenience, &[])
+}
+
+/// The same with rules for the chains.
+fn of_self_draft_by(
+    case: &Case,
+    lengths: &[Vec<usize>],
+    lenience: f64,
+    rules: &[Option<StopRuleConfig>],
+) -> Cascade<'static, Advanced> {
     let [large, small] = drafts(case);
     let mut models = vec![boxed(Advancing::from(&large))];
     if lengths.len() > 2 {
         models.push(boxed(Drafting::from(&small)));
     }
-    cascade(models, lengths.to_vec(), lenience)
+    cascade(models, lengths.to_vec(), lenience, rules)
 }
 
 fn run<T: Target>(
@@ -267,7 +288,7 @@ fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
     let models = || vec![boxed(Drafting::from(&case.draft)), boxed(Drafting::from(&case.draft))];
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let target = &mut Table { seed: case.draft.seed, ..case.target.clone() };
-    let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], 1.0);
+    let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], 1.0, &[]);
     let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused);
     let trace = found.expect("tables do not fail").trace;
     let first = trace.rounds[0];
@@ -287,4 +308,105 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let refused =
         run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
     assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
+}
+
+/// Two models that review each other, the larger one in steps of one and of more.
+const VERTICAL: [[[usize; 3]; 3]; 2] =
+    [[[3, 0, 0], [0, 2, 0], [0, 0, 0]], [[0, 3, 0], [0, 0, 0], [0, 0, 0]]];
+
+/// A rule for each chain, and for both.
+fn for_chains(rule: &StopRuleConfig) -> [Vec<Option<StopRuleConfig>>; 3] {
+    let rule = || Some(rule.clone());
+    [vec![None, rule()], vec![rule()], vec![rule(), rule()]]
+}
+
+#[test]
+fn chains_that_rules_end_leave_the_targets_distribution_lenient_or_not() {
+    let penalised = (HEADS[1], penalised()[0]);
+    let plain = Case::new(2, 4, None, 0).decoding;
+    for (head, decoding) in HEADS.map(|head| (head, plain)).into_iter().chain([penalised]) {
+        let case = Case { decoding, ..Case::new(2, 4, Some(1), 2100) }.with_head(head);
+        let expected = case.target_distribution();
+        for rule in rules_with(head, 2) {
+            for (lengths, lenience) in [(VERTICAL[0], 1.0), (VERTICAL[0], 3.0), (VERTICAL[1], 1.0)]
+            {
+                let lengths = matrix(lengths);
+                for rules in for_chains(&rule) {
+                    let drafter = || of_drafts_by(&case, &lengths, lenience, &rules);
+                    let found = distribution(&case, &case.target, &drafter, &|| fixed(5));
+                    assert_same_distribution(&found, &expected);
+                    let advanced = Advanced::from(&case.target);
+                    let drafter = || of_self_draft_by(&case, &lengths, lenience, &rules);
+                    let found = distribution(&case, &advanced, &drafter, &|| fixed(5));
+                    assert_same_distribution(&found, &expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let mut lengths = std::collections::BTreeSet::new();
+    for head in HEADS {
+        for seed in 0..10 {
+            let case = Case::new(3, 24, Some(2), 2200 + seed).with_head(head);
+            for rule in rules_with(head, 4) {
+                let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+                let alone = decode_speculative(
+                    &mut case.target.clone(),
+                    &mut Drafting::from(&case.draft),
+                    &mut *rule.init().expect("valid"),
+                    &Decoding::GREEDY,
+                    &[0],
+                    &case.limits,
+                    unused,
+                    observe,
+                )
+                .expect("tables do not fail");
+                let lone = matrix([[4, 0, 0], [0; 3], [0; 3]]);
+                let drafter = of_drafts_by(&case, &lone, 1.0, &[Some(rule.clone())]);
+                let target = &mut case.target.clone();
+                let unused = &mut SeededDraws::new(0, &["unused"]);
+                let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused)
+                    .expect("tables do not fail");
+                assert_eq!(found.token_ids, alone.token_ids, "{rule:?}");
+                assert_eq!(found.trace.counts(), alone.trace.counts(), "{rule:?}");
+                lengths.extend(found.trace.rounds.iter().map(|round| round.num_drafted));
+            }
+        }
+    }
+    assert!(lengths.len() > 3, "{lengths:?}");
+}
+
+#[test]
+fn greedy_output_with_rules_is_plain_greedy_output() {
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    let (mut found_forwards, mut fixed_forwards) = (0, 0);
+    for head in HEADS {
+        for seed in 0..6 {
+            let case = Case::new(3, 24, Some(2), 2300 + seed).with_head(head);
+            let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+            let target = &mut case.target.clone();
+            let plain =
+                decode_plain(target, &Decoding::GREEDY, &[0], &case.limits, unused, observe)
+                    .expect("tables do not fail");
+            for rule in rules_with(head, 3) {
+                for rules in for_chains(&rule).iter().map(|rules| &rules[..]).chain([&[][..]]) {
+                    let unused = &mut SeededDraws::new(0, &["unused"]);
+                    let drafter = of_drafts_by(&case, &matrix(VERTICAL[0]), 2.0, rules);
+                    let target = &mut case.target.clone();
+                    let own = &mut *fixed(9);
+                    let found = run(&case, target, drafter, own, Decoding::GREEDY, unused)
+                        .expect("tables do not fail");
+                    assert_eq!(found.token_ids, plain.token_ids, "{rule:?}");
+                    let counted =
+                        if rules.is_empty() { &mut fixed_forwards } else { &mut found_forwards };
+                    *counted += found.trace.counts().num_draft_forwards;
+                }
+            }
+        }
+    }
+    assert!(found_forwards / 3 < fixed_forwards, "rules end chains: {found_forwards}");
 }

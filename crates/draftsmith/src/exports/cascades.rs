@@ -1,26 +1,29 @@
 //! Cascades and merged drafts as a recipe asks for them, with what only they draft with.
 
-use anyhow::{Result, bail};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, DrafterParts};
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig};
 
 use super::lookup::Lookup;
-use crate::recipe::{CascadeRecipe, EvaluateRecipe, MergedRecipe};
+use super::{AdapterExport, HeadExport, check_models};
+use crate::recipe::{CascadeRecipe, ChainRuleRecipe, EvaluateRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
 /// Cascades, and merged drafts, each numbered from 1 on.
-#[derive(Debug)]
 pub(crate) struct Cascades {
     all: Vec<(Vec<DrafterId>, CascadeConfig)>,
+    /// Heads that rules read which are not their drafters' own: of which cascade, and whose.
+    heads: Vec<(usize, DrafterId, HeadExport)>,
     merged: Vec<(Vec<DrafterId>, Option<LookupFirst>)>,
     small_draft: Option<CausalLm>,
     lookup: Lookup,
 }
 
 impl Cascades {
-    /// Those of a recipe, if it has any. `lookup` is the recipe's prompt lookup, `exit_layers` those
-    /// of its adapters.
+    /// Those of a recipe, if it has any. `lookup` is the recipe's prompt lookup, `head` its draft's.
     ///
     /// # Errors
     /// If one names a drafter that is not there, or the small draft cannot be read or is of another
@@ -28,7 +31,8 @@ impl Cascades {
     pub(super) fn read(
         evaluate: &EvaluateRecipe,
         lookup: Option<&Lookup>,
-        exit_layers: &[usize],
+        head: Option<&HeadExport>,
+        adapters: &[AdapterExport],
         workspace: &Workspace,
     ) -> Result<Option<Self>> {
         let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
@@ -57,17 +61,47 @@ impl Cascades {
             );
         }
         let mut exits = named.iter().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
-        if let Some((key, exit_layer)) = exits.find(|(_, exit)| !exit_layers.contains(exit)) {
+        if let Some((key, exit_layer)) = exits
+            .find(|(_, exit)| adapters.iter().all(|adapter| adapter.config.exit_layer != *exit))
+        {
             bail!(
                 "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter behind \
                  layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
             );
         }
+        let has_own = |id: &DrafterId| match id {
+            DrafterId::Draft => head.is_some(),
+            id => adapters.iter().any(|adapter| {
+                Some(adapter.config.exit_layer) == id.exit_layer() && adapter.head.is_some()
+            }),
+        };
+        let mut heads = Vec::new();
+        for (nth, cascade) in evaluate.cascades.iter().enumerate() {
+            for rule in &cascade.rules {
+                let drafters = cascade.drafters_of(rule);
+                match (&rule.head, &drafters[..]) {
+                    (Some(dir), [id]) => {
+                        let head = read_chain_head(dir, *id, rule.reviewer, workspace)?;
+                        heads.push((nth, *id, head));
+                    }
+                    (None, [id])
+                        if reads_head(rule) && !(has_own(id) && rule.reviewer.is_none()) =>
+                    {
+                        bail!(
+                            "key `evaluate.cascades` has a rule that reads an acceptance head of \
+                             `{id}`, and there is none for its reviewer; hint: train one for the two \
+                             as draft and target, and name its directory in the rule's `head`"
+                        );
+                    }
+                    _ => {}
+                }
+            }
+        }
         let all = evaluate.cascades.iter();
         let all = all.map(|cascade| Ok((cascade.drafters.clone(), cascade.config()?)));
         let small_draft = small_draft.cloned();
         let merged = evaluate.merged.iter().map(|it| (it.drafters.clone(), it.lookup)).collect();
-        Ok(Some(Self { all: all.collect::<Result<_>>()?, merged, small_draft, lookup }))
+        Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, small_draft, lookup }))
     }
 
     /// The second, smaller draft, if one takes part.
@@ -77,25 +111,82 @@ impl Cascades {
 
     /// The drafters' parts, where `others` are those of the drafters that run by themselves too.
     pub(crate) fn parts<'m>(&'m self, others: &[DrafterParts<'m>]) -> Vec<DrafterParts<'m>> {
-        let part = |id: &DrafterId| match id {
-            DrafterId::SmallDraft => {
-                self.small_draft.as_ref().map(|model| DrafterParts::SmallDraft { model })
-            }
-            DrafterId::MaxGram => Some(self.lookup.parts()),
-            id => others.iter().find(|parts| parts.id() == *id).cloned(),
+        let part = |named: Option<usize>, id: &DrafterId| {
+            let named = self.heads.iter().find(|(of, whose, _)| Some(*of) == named && whose == id);
+            let named = named.map(|(_, _, head)| &head.head);
+            let parts = match id {
+                DrafterId::SmallDraft => {
+                    let model = self.small_draft.as_ref()?;
+                    return Some(DrafterParts::SmallDraft { model, head: named });
+                }
+                DrafterId::MaxGram => return Some(self.lookup.parts()),
+                id => others.iter().find(|parts| parts.id() == *id).cloned()?,
+            };
+            Some(match (parts, named) {
+                (DrafterParts::Draft { model, vocabulary, .. }, Some(_)) => {
+                    DrafterParts::Draft { model, vocabulary, head: named }
+                }
+                (parts, _) => parts,
+            })
         };
         let cascade = |(nth, (drafters, config)): (usize, &(Vec<DrafterId>, CascadeConfig))| {
-            let drafters = drafters.iter().filter_map(part).collect();
+            let drafters = drafters.iter().filter_map(|id| part(Some(nth), id)).collect();
             DrafterParts::Cascade { number: nth + 1, config: config.clone(), drafters }
         };
         let merged =
             |(nth, (drafters, lookup)): (usize, &(Vec<DrafterId>, Option<LookupFirst>))| {
-                let drafters = drafters.iter().filter_map(part).collect();
+                let drafters = drafters.iter().filter_map(|id| part(None, id)).collect();
                 DrafterParts::Merged { number: nth + 1, drafters, lookup: *lookup }
             };
         let cascades = self.all.iter().enumerate().map(cascade);
         cascades.chain(self.merged.iter().enumerate().map(merged)).collect()
     }
+}
+
+/// Whether a rule reads an acceptance head.
+fn reads_head(rule: &ChainRuleRecipe) -> bool {
+    rule.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
+}
+
+/// Reads the head of a chain's drafter, after a check that it was trained with the two.
+fn read_chain_head(
+    dir: &Path,
+    drafter: DrafterId,
+    reviewer: Option<DrafterId>,
+    workspace: &Workspace,
+) -> Result<HeadExport> {
+    const NO_MODEL: &str = "a chain's rule reads an acceptance head of a separate draft: an adapter's \
+                            own is read where the target reviews it";
+    let hash_of = |id: DrafterId| match id {
+        DrafterId::Draft => workspace.draft_hash(),
+        DrafterId::SmallDraft => workspace.small_draft_hash(),
+        _ => Ok(None),
+    };
+    let hidden_size = match drafter {
+        DrafterId::Draft => workspace.draft_shape()?.context(NO_MODEL)?.hidden_size,
+        DrafterId::SmallDraft => workspace.small_draft()?.shape().hidden_size,
+        _ => bail!(NO_MODEL),
+    };
+    let head = HeadExport::read(dir, hidden_size, workspace)?;
+    let reviewer_hash = match reviewer {
+        None => Some(workspace.target_hash()?),
+        Some(id) => hash_of(id)?,
+    };
+    if reviewer.is_some() && head.config.reads.has_target_hidden() {
+        bail!(
+            "the head in `{}` reads `target-hidden`, and a drafter that reviews leaves no hidden state \
+             behind; hint: train one without it",
+            dir.display()
+        );
+    }
+    let config = &head.config;
+    if let (Some(_), Some(hash)) = (&config.draft_hash, hash_of(drafter)?) {
+        check_models("head", dir, &[("draft", &config.draft_hash, hash)])?;
+    }
+    if let (Some(_), Some(hash)) = (&config.target_hash, reviewer_hash) {
+        check_models("head", dir, &[("target", &config.target_hash, hash)])?;
+    }
+    Ok(head)
 }
 
 /// What results call a recipe's cascades.

@@ -1,10 +1,13 @@
 //! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns.
 
 use std::fmt;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_decode::CascadeConfig;
-use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
+use draftsmith_theory::{
+    Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
+};
 use serde::{Deserialize, Serialize};
 
 use super::checks::require;
@@ -22,6 +25,44 @@ pub(crate) struct CascadeRecipe {
     /// How much more probable than it is a drafter takes what it reviews to be; 1 forgives nothing.
     #[serde(default = "one")]
     pub(crate) lenience: f64,
+    /// What ends chains before their lengths, one at the most for who reads a chain.
+    #[serde(default)]
+    pub(crate) rules: Vec<ChainRuleRecipe>,
+}
+
+/// What ends the chain that one of a cascade reads before its length.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChainRuleRecipe {
+    /// The drafter that reads the chain; the target if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reviewer: Option<DrafterId>,
+    /// The rule, by its name in results.
+    pub(crate) stop_rule: StopRuleName,
+    /// Its number, as in results.
+    pub(crate) setting: f64,
+    /// The directory of the head that it reads, of the chain's drafter; the drafter's own if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) head: Option<PathBuf>,
+}
+
+impl ChainRuleRecipe {
+    /// The rule, for chains of up to `max` tokens.
+    ///
+    /// # Errors
+    /// If it has no number, or another.
+    fn config(&self, max: usize) -> Result<StopRuleConfig> {
+        let entry = self.stop_rule.entry();
+        let Some(RuleSettings::Grid(grid)) = entry.map(|entry| &entry.settings) else {
+            bail!("has a cascade with a rule that is fitted to rollouts: name one with a threshold")
+        };
+        if let Some(problem) = grid.key.values.problem(self.setting) {
+            bail!("has a cascade with a rule whose `setting` {problem}");
+        }
+        let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });
+        config.init()?;
+        Ok(config)
+    }
 }
 
 impl CascadeRecipe {
@@ -31,7 +72,28 @@ impl CascadeRecipe {
     /// If the lenience is none.
     pub(crate) fn config(&self) -> Result<CascadeConfig> {
         let lenience = Lenience::new(self.lenience)?;
-        Ok(CascadeConfig { lengths: self.lengths.clone(), lenience })
+        let mut rules = vec![None; self.lengths.len()];
+        for rule in &self.rules {
+            let row = self.row_of(rule).context("names a reviewer")?;
+            rules[row] = Some(rule.config(self.longest_chain(row))?);
+        }
+        Ok(CascadeConfig { lengths: self.lengths.clone(), lenience, rules })
+    }
+
+    /// The row of the chain that a rule ends; None where its reviewer reads none.
+    fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
+        let reviewers = &self.drafters[..self.drafters.len() - 1];
+        match rule.reviewer {
+            None => Some(0),
+            Some(id) => reviewers.iter().position(|reviewer| *reviewer == id).map(|at| at + 1),
+        }
+    }
+
+    /// The drafters whose tokens make the chain that a rule ends.
+    pub(crate) fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
+        let row = self.row_of(rule).map_or(&[][..], |row| &self.lengths[row]);
+        let taking_part = self.drafters.iter().zip(row).filter(|(_, length)| **length > 0);
+        taking_part.map(|(id, _)| *id).collect()
     }
 
     /// The most candidates that a round can have: what is asked for, and what a last step lets stand
@@ -102,7 +164,44 @@ impl CascadeRecipe {
             key,
             "has a cascade whose first row of `lengths` is 0: the target would review nothing",
         )?;
+        self.check_rules(key)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
+    }
+
+    fn check_rules(&self, key: &str) -> Result<()> {
+        for (at, rule) in self.rules.iter().enumerate() {
+            require(
+                self.row_of(rule).is_some(),
+                key,
+                "has a cascade with a rule whose `reviewer` reads no chain: name a drafter but the \
+                 last, or leave it out for the target",
+            )?;
+            require(
+                self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
+                key,
+                "has a cascade with two rules for one reviewer",
+            )?;
+            let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
+            let drafters = self.drafters_of(rule);
+            require(
+                needs.is_nothing() || !drafters.contains(&DrafterId::MaxGram),
+                key,
+                "has a cascade with a rule that reads probabilities for a chain with looked-up \
+                 tokens, which have none: put `fixed_length`, or 0 in the column of `max_gram`",
+            )?;
+            require(
+                !needs.acceptance_prob || drafters.len() == 1,
+                key,
+                "has a cascade with a rule that reads a head for a chain of several drafters: give \
+                 the chain one",
+            )?;
+            require(
+                needs.acceptance_prob || rule.head.is_none(),
+                key,
+                "has a cascade with a `head` for a rule that reads none",
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -111,7 +210,13 @@ impl fmt::Display for CascadeRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
         write!(formatter, "{}; lengths {:?}, ", names.join(", "), self.lengths)?;
-        write!(formatter, "lenience {}", self.lenience)
+        write!(formatter, "lenience {}", self.lenience)?;
+        for rule in &self.rules {
+            let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
+            let symbol = rule.stop_rule.symbol().unwrap_or("K");
+            write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
+        }
+        Ok(())
     }
 }
 
@@ -152,6 +257,42 @@ mod tests {
             ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
             ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
+            (
+                "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
+              [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
+                "no chain",
+            ),
+            (
+                "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
+              [{ reviewer = 'draft', stop_rule = 'joint_confidence', setting = 0.5 }]",
+                "have none",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+              [{ stop_rule = 'joint_confidence', setting = 2.0 }]",
+                "outside 0 to 1",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+              [{ stop_rule = 'cost_optimal_confidence', setting = 0.5 }]",
+                "fitted",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+              [{ stop_rule = 'joint_confidence', setting = 0.5, head = 'x' }]",
+                "reads none",
+            ),
+            (
+                "drafters = ['draft', 'small_draft']\nlengths = [[4, 2], [0, 2]]\nrules = \
+              [{ stop_rule = 'rejection_threshold', setting = 0.5 }]",
+                "several drafters",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+              [{ stop_rule = 'joint_confidence', setting = 0.5 }, \
+              { stop_rule = 'joint_confidence', setting = 0.6 }]",
+                "two rules",
+            ),
         ] {
             let message = format!("{:#}", read(keys).check().expect_err("refused"));
             assert!(message.contains("`evaluate.cascades`"), "{message}");

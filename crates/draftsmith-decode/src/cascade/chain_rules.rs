@@ -1,0 +1,98 @@
+//! The stop rules of a cascade's chains: what ends one before its length.
+//!
+//! A rule is asked about the tokens of a chain as a draft phase asks it about candidates, with what
+//! the drafter's model says of each. A drafter that reviews smaller ones' tokens reads several in a
+//! forward: they are drawn already, so that the rule decides only whether another step is taken. That
+//! depends on the tokens that stand in the chain and on nothing behind them, and none is taken back.
+
+use draftsmith_theory::{
+    DraftSignals, HeadEstimate, RoundEnd, SignalNeeds, StopRule, StopRuleConfig, TheoryError,
+};
+
+/// The rules of one sequence's chains, by who reviews them.
+pub(super) struct ChainRules(Vec<Option<Box<dyn StopRule>>>);
+
+impl ChainRules {
+    /// For a sequence that is about to begin.
+    ///
+    /// # Errors
+    /// If a rule's settings are not valid.
+    pub(super) fn new(configs: &[Option<StopRuleConfig>]) -> Result<Self, TheoryError> {
+        let init = |config: &Option<StopRuleConfig>| {
+            let mut rule = config.as_ref().map(StopRuleConfig::init).transpose()?;
+            rule.iter_mut().for_each(|rule| rule.begin_sequence());
+            Ok(rule)
+        };
+        configs.iter().map(init).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Begins a chain for a reviewer.
+    pub(super) fn begin(&mut self, reviewer: usize) -> ChainRule {
+        let mut rule = self.0.get_mut(reviewer).and_then(Option::take);
+        rule.iter_mut().for_each(|rule| rule.begin_round());
+        let skips = rule.as_mut().is_some_and(|rule| rule.skips_drafting());
+        ChainRule { rule, candidates: Vec::new(), is_over: skips }
+    }
+
+    /// Takes a chain's rule back.
+    pub(super) fn end(&mut self, reviewer: usize, chain: ChainRule) {
+        if let (Some(rule), Some(kept)) = (chain.rule, self.0.get_mut(reviewer)) {
+            *kept = Some(rule);
+        }
+    }
+
+    /// Tells a rule what its reviewer made of the chain.
+    pub(super) fn reviewed(&mut self, reviewer: usize, end: RoundEnd) {
+        if let Some(Some(rule)) = self.0.get_mut(reviewer) {
+            rule.end_round(end);
+        }
+    }
+}
+
+/// The rule of a chain that is being drafted.
+pub(super) struct ChainRule {
+    rule: Option<Box<dyn StopRule>>,
+    candidates: Vec<u32>,
+    is_over: bool,
+}
+
+impl ChainRule {
+    /// What it reads.
+    pub(super) fn needs(&self) -> SignalNeeds {
+        self.rule.as_ref().map_or(SignalNeeds::default(), |rule| rule.needs())
+    }
+
+    /// The tokens that it was told of.
+    pub(super) fn num_candidates(&self) -> usize {
+        self.candidates.len()
+    }
+
+    /// The most tokens that the chain may have.
+    pub(super) fn most(&self, room: usize) -> usize {
+        self.rule.as_ref().map_or(room, |rule| room.min(rule.bounds().max))
+    }
+
+    /// Whether no other step is taken.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Asks before a token is drawn from a row that gave `signals`; true where none is to be.
+    pub(super) fn stops_before_draw(&mut self, signals: &DraftSignals) -> bool {
+        let Some(rule) = &mut self.rule else { return false };
+        let stops = rule.stops_before_draw(&self.candidates, signals);
+        self.is_over |= stops && self.candidates.len() >= rule.bounds().min;
+        self.is_over
+    }
+
+    /// Adds a token, and asks behind it.
+    pub(super) fn drew(&mut self, token: u32, signals: DraftSignals, predicted: Option<f64>) {
+        let Some(rule) = &mut self.rule else { return };
+        self.candidates.push(token);
+        let of_drawn = predicted.map(HeadEstimate::OfDrawn);
+        let signals =
+            DraftSignals { acceptance_prob: of_drawn.or(signals.acceptance_prob), ..signals };
+        let stops = rule.stops(&self.candidates, &signals);
+        self.is_over |= stops && self.candidates.len() >= rule.bounds().min;
+    }
+}
