@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Forwards, TheoryError};
+use crate::{DrafterId, Forwards, TheoryError};
 
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -92,6 +92,20 @@ impl Trace {
     pub fn ctar(&self, num_tokens: usize) -> f64 {
         let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
         num_longer as f64 / self.rounds.len() as f64
+    }
+
+    /// The standardised walltime improvement over the target alone (CS-Drafting, section 5.1): tokens
+    /// over what their forwards cost, each of the target's 1, however many rows it has, and each of a
+    /// drafter's its cost ratio. None without tokens, or where a drafter has no cost ratio.
+    pub fn standard_improvement(
+        &self,
+        cost_ratio: impl Fn(DrafterId) -> Option<f64>,
+    ) -> Option<f64> {
+        let mut cost = self.rounds.len() as f64;
+        for (drafter, count) in self.rounds.iter().flat_map(|round| round.forwards.iter()) {
+            cost += count as f64 * cost_ratio(drafter)?;
+        }
+        (self.num_tokens > 0).then(|| self.num_tokens as f64 / cost)
     }
 
     /// Time all draft phases took.
@@ -230,7 +244,7 @@ impl Sum for Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DrafterId, Draws, SeededDraws};
+    use crate::{Draws, SeededDraws};
 
     fn round(num_drafted: usize, num_accepted: usize) -> Round {
         let (draft_time, verify_time) =
@@ -303,6 +317,15 @@ mod tests {
         assert_eq!(shares, [1.0, 1.0, 2.0 / 3.0, 2.0 / 3.0, third, third, 0.0, 0.0]);
         // The tail sum of a distribution is its mean: what compression would be without cuts.
         assert!((shares.iter().sum::<f64>() - 12.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn standard_improvement_is_tokens_over_the_cost_of_forwards() {
+        // Ten tokens for three target forwards and twelve draft forwards.
+        let at = |cost_ratio| example().standard_improvement(|_| Some(cost_ratio));
+        assert_eq!([at(0.0), at(0.25)], [Some(10.0 / 3.0), Some(10.0 / 6.0)]);
+        assert_eq!(example().standard_improvement(|_| None), None);
+        assert_eq!(Trace::default().standard_improvement(|_| Some(1.0)), None);
     }
 
     #[test]

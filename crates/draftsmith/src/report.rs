@@ -3,7 +3,7 @@
 //! No script, no font, no request: the style sheet stands in the page and the pictures are inline
 //! SVG. This file says what is on the page; its template says where. The pictures' geometry is
 //! worked out in `report/`: `pareto` (discard rate against verification rate), `bars` (speed-ups),
-//! `curves` (CTAR, acceptance by position), `replay` (gains, with their tables) and `reliability`
+//! `curves` (CTAR, acceptance by position; `standard` has the tables that go with the latter), `replay` (gains, with their tables) and `reliability`
 //! (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections`
 //! holds what comes before and after the pictures.
 
@@ -18,6 +18,7 @@ mod pareto;
 mod reliability;
 mod replay;
 mod sections;
+mod standard;
 mod text;
 
 use anyhow::{Context, Result};
@@ -105,6 +106,7 @@ fn environment() -> Result<Environment<'static>> {
         ("pareto.html", include_str!("report/pareto.html")),
         ("bars.html", include_str!("report/bars.html")),
         ("acceptance.html", include_str!("report/acceptance.html")),
+        ("standard.html", include_str!("report/standard.html")),
         ("curves.html", include_str!("report/curves.html")),
         ("replay.html", include_str!("report/replay.html")),
         ("predictions.html", include_str!("report/predictions.html")),
@@ -146,6 +148,9 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
         bars_are_tall,
         ctar => curves(&curves::CTAR),
         acceptance => curves(&curves::ACCEPTANCE),
+        unconditional => curves(&curves::UNCONDITIONAL),
+        standard => standard::table(group),
+        expected => known.map(standard::expected).unwrap_or_default(),
         drafters => drafter_views(group),
         promises => known.map(sections::promises).unwrap_or_default(),
         categories => sections::categories(group),

@@ -14,6 +14,7 @@ pub(crate) mod answers;
 mod group;
 mod names;
 mod replay;
+mod standard;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,10 @@ pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use replay::{
     ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
+};
+pub(crate) use standard::{
+    CascadeForm, CostBasis, CostRatios, ExpectedRound, Profiled, ProfiledPair, acceptance_prob,
+    expected_rounds, inner_acceptance_prob,
 };
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
@@ -102,6 +107,11 @@ pub(crate) struct ResultRow {
     /// column.
     #[serde(default)]
     pub(crate) acceptance_by_position: Vec<f64>,
+    /// The i-th entry, counted from 1, is the share of the rounds that drafted i candidates or more in
+    /// which the first i were accepted, i = 1 to 30; of a tree, those on its longest path. It ends
+    /// before the first position of fewer than 20 rounds. Empty in files older than the column.
+    #[serde(default)]
+    pub(crate) unconditional_acceptance: Vec<f64>,
     /// Tokens kept over the time of prefill and of all rounds.
     #[serde(with = "finite_or_null")]
     pub(crate) tokens_per_second: f64,
@@ -118,6 +128,14 @@ pub(crate) struct ResultRow {
     /// both sides, since costs are of rounds only; null where nothing was timed.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
+    /// The standardised improvement over the target alone (CS-Drafting): tokens over forwards, each of
+    /// a drafter's counted as the share of the target's parameters that it reads; null where one's is
+    /// not known, and in files older than the column.
+    #[serde(default, serialize_with = "finite_or_null::serialize_option")]
+    pub(crate) improvement_by_size: Option<f64>,
+    /// The same, each of a drafter's counted as its time here over that of a target forward of one row.
+    #[serde(default, serialize_with = "finite_or_null::serialize_option")]
+    pub(crate) improvement_by_time: Option<f64>,
     /// Whether the tokens are the target's own, token for token, but for forgiven ties; null only
     /// where it was not checked.
     pub(crate) lossless: Option<bool>,
@@ -151,6 +169,10 @@ pub(crate) struct RowContext {
     pub(crate) speedup_interval: Option<[f64; 2]>,
     /// See [`ResultRow::modelled_speedup`].
     pub(crate) modelled_speedup: Option<f64>,
+    /// What forwards of the drafters cost by size.
+    pub(crate) cost_by_size: CostRatios,
+    /// And by time.
+    pub(crate) cost_by_time: CostRatios,
     /// See [`ResultRow::lossless`].
     pub(crate) lossless: Option<bool>,
     /// See [`ResultRow::num_forgiven_ties`].
@@ -163,6 +185,8 @@ impl ResultRow {
         let counts = trace.counts();
         let tokens_per_second = tokens_per_second(trace);
         let speedup = context.plain_tokens_per_second.map(|plain| tokens_per_second / plain);
+        let improvement =
+            |ratios: &CostRatios| trace.standard_improvement(|id| ratios.get(&id).copied());
         let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
         Self {
             dataset: context.dataset,
@@ -184,12 +208,15 @@ impl ResultRow {
             compression_rate: counts.compression_rate(),
             ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
             acceptance_by_position: acceptance_by_position(trace),
+            unconditional_acceptance: standard::unconditional_acceptance(trace),
             tokens_per_second,
             speedup: speedup.filter(|speedup| speedup.is_finite()),
             speedup_interval: context
                 .speedup_interval
                 .filter(|ends| ends.iter().all(|end| end.is_finite())),
             modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
+            improvement_by_size: improvement(&context.cost_by_size),
+            improvement_by_time: improvement(&context.cost_by_time),
             lossless: context.lossless,
             num_forgiven_ties: context.num_forgiven_ties,
         }
@@ -213,6 +240,11 @@ impl ResultRow {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
             None => self.rule_label(),
         }
+    }
+
+    /// E[L]: the tokens that a round yields on average, before any cut. NaN without rounds.
+    pub(crate) fn tokens_per_round(&self) -> f64 {
+        1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
     }
 
     /// The label without the drafter: for where a heading names it.

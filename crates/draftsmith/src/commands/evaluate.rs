@@ -1,5 +1,6 @@
 //! `evaluate`: what each way of stopping does to decoding speed, measured on prompts.
 
+mod expected;
 mod group;
 mod machine;
 mod measure;
@@ -86,7 +87,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     ));
     let num_runs = (num_prompts * num_settings) as u64;
     let progress = Progress::new(console, "evaluate", "runs", num_runs);
-    let mut evaluated = Evaluated::default();
+    let mut evaluated = Evaluated::new(expected::cost_by_size(pair, &exports));
     'all: for dataset in &datasets {
         for plan in &plans {
             let mut group = Group::new(dataset, plan);
@@ -97,7 +98,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
                 for (index, setting) in plan.settings.iter().enumerate() {
                     if console.is_interrupted() {
                         group.keep_whole_prompts();
-                        evaluated.add(group, recipe, evaluate.batch_size)?;
+                        evaluated.add(group, recipe, evaluate)?;
                         break 'all;
                     }
                     for measured in bench.run(first, batch, &plan.decoding, setting)? {
@@ -106,7 +107,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
                     progress.advance(batch.len() as u64);
                 }
             }
-            evaluated.add(group, recipe, evaluate.batch_size)?;
+            evaluated.add(group, recipe, evaluate)?;
         }
     }
     progress.finish();

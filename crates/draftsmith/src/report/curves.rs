@@ -55,6 +55,19 @@ pub(super) const ACCEPTANCE: Curves = Curves {
     floor: 1.0,
 };
 
+/// The share of rounds in which all candidates up to a position were accepted.
+pub(super) const UNCONDITIONAL: Curves = Curves {
+    name: "unconditional",
+    title: "Unconditional acceptance by position",
+    x_name: "position in the round \u{2192}",
+    y_name: "\u{2191} share of rounds accepted so far",
+    values: |row| &row.unconditional_acceptance,
+    floor: 1.0,
+};
+
+/// So many positions have each its tick; of more, every fifth.
+const MOST_TICKS: usize = 12;
+
 /// The picture's geometry; None where no setting has values.
 pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Option<Value> {
     let rows: Vec<&ResultRow> = best_of_families(group)
@@ -104,6 +117,7 @@ pub(super) fn picture(group: &Group<'_>, curves: &Curves, frame: Frame) -> Optio
         x_name => curves.x_name,
         y_name => curves.y_name,
         x_ticks => (0..num_places)
+            .filter(|index| num_places <= MOST_TICKS || (index + 1) % 5 == 0)
             .map(|index| context! { at => x(index), text => index + 1 })
             .collect::<Vec<_>>(),
         y_ticks => y.ticks().into_iter()

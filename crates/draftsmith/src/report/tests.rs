@@ -64,9 +64,9 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Four pictures in two sizes for every dataset and decoding, one for every replay, and one for
+    // Five pictures in two sizes for every dataset and decoding, one for every replay, and one for
     // the head's predictions under each decoding.
-    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 4 + 8 + 2) * 2);
+    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 5 + 8 + 2) * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
             let Some(text) = attribute(attributes, number) else { continue };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in DESIGN's order.
-const COLUMNS: [&str; 25] = [
+const COLUMNS: [&str; 28] = [
     "dataset",
     "category",
     "drafter",
@@ -30,10 +30,13 @@ const COLUMNS: [&str; 25] = [
     "compression_rate",
     "ctar",
     "acceptance_by_position",
+    "unconditional_acceptance",
     "tokens_per_second",
     "speedup",
     "speedup_interval",
     "modelled_speedup",
+    "improvement_by_size",
+    "improvement_by_time",
     "lossless",
     "num_forgiven_ties",
 ];
@@ -52,6 +55,8 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         plain_tokens_per_second: Some(50.0),
         speedup_interval: Some([1.9, 2.1]),
         modelled_speedup: Some(1.9),
+        cost_by_size: CostRatios::from([(DrafterId::Draft, 0.25)]),
+        cost_by_time: CostRatios::default(),
         lossless: Some(true),
         num_forgiven_ties: 0,
     }
@@ -162,9 +167,14 @@ fn drafters_are_strings_and_unknown_ones_are_named() {
 fn files_older_than_a_column_are_read() {
     let row = row(StopRuleName::FixedLength, Some(4.0));
     let mut value = serde_json::to_value(&row).expect("JSON");
-    value.as_object_mut().expect("an object").remove("acceptance_by_position");
+    let columns = value.as_object_mut().expect("an object");
+    for column in ["acceptance_by_position", "unconditional_acceptance", "improvement_by_time"] {
+        columns.remove(column);
+    }
+    // Six tokens for two target forwards and seven draft forwards.
+    assert_eq!(columns.remove("improvement_by_size"), Some(json!(6.0 / (2.0 + 7.0 * 0.25))));
     let back: ResultRow = serde_json::from_value(value).expect("an old row");
-    assert_eq!(back, row);
+    assert_eq!(back, ResultRow { improvement_by_size: None, ..row });
 }
 
 #[test]
@@ -400,6 +410,7 @@ fn summaries_come_back() {
         dataset: "alpaca".into(),
         decoding,
         num_forgiven_ties: 1,
+        expected: Vec::new(),
         costs,
         promises: Vec::new(),
     };

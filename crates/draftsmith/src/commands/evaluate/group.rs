@@ -9,16 +9,17 @@ use draftsmith_theory::{
 };
 
 use super::Plan;
+use super::expected::{cost_by_time, expected};
 use super::measure::{Bench, Measured};
 use super::promise::promises;
 use super::settings::Setting;
 use crate::agreement::Agreement;
 use crate::prompts::Dataset;
-use crate::recipe::Recipe;
+use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
-    tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DrafterName, GroupSummary, ResultRow,
+    RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -109,8 +110,7 @@ impl<'a> Group<'a> {
     }
 
     /// Rows over all prompts, and over each category where there are several.
-    fn rows(&self, seed: u64) -> Vec<ResultRow> {
-        let costs = &self.round_costs();
+    fn rows(&self, seed: u64, costs: &Costs<'_>) -> Vec<ResultRow> {
         let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
         let categories: BTreeSet<&str> =
@@ -129,7 +129,7 @@ impl<'a> Group<'a> {
         &self,
         category: &str,
         seed: u64,
-        costs: &[Option<RoundCosts>],
+        costs: &Costs<'_>,
         belongs: impl Fn(&Measured) -> bool,
     ) -> Vec<ResultRow> {
         let of_category: Vec<Vec<&Measured>> =
@@ -155,7 +155,9 @@ impl<'a> Group<'a> {
                     .rule
                     .is_some()
                     .then(|| speedup_interval(runs, &of_category[0], seed)),
-                modelled_speedup: costs[index].as_ref().and_then(|costs| {
+                cost_by_size: costs.by_size.clone(),
+                cost_by_time: costs.by_time.clone(),
+                modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     Some(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
@@ -189,6 +191,14 @@ impl<'a> Group<'a> {
     fn decoding_name(&self) -> &'static str {
         if self.plan.decoding.is_greedy() { "greedy" } else { "sampled" }
     }
+}
+
+/// What forwards and rounds of a group cost.
+struct Costs<'a> {
+    /// Of rounds, by setting.
+    of_rounds: &'a [Option<RoundCosts>],
+    by_size: &'a CostRatios,
+    by_time: &'a CostRatios,
 }
 
 /// The 95 % interval of a speed-up, over prompts.
@@ -227,8 +237,8 @@ fn question_id(prompt: &Prompt) -> QuestionId {
 }
 
 /// What all groups left.
-#[derive(Default)]
 pub(super) struct Evaluated {
+    cost_by_size: CostRatios,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
     /// File name and text of each answers file.
@@ -236,17 +246,28 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluated {
+    /// Nothing yet, of drafters of these sizes.
+    pub(super) fn new(cost_by_size: CostRatios) -> Self {
+        Self { cost_by_size, rows: Vec::new(), groups: Vec::new(), answers: Vec::new() }
+    }
+
     pub(super) fn add(
         &mut self,
         group: Group<'_>,
         recipe: &Recipe,
-        batch_size: usize,
+        evaluate: &EvaluateRecipe,
     ) -> Result<()> {
         if group.runs.iter().any(Vec::is_empty) {
             return Ok(());
         }
         let fits = group.fits();
-        self.rows.extend(group.rows(recipe.seed));
+        let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
+        let by_time = cost_by_time(settings, &group.runs, &of_rounds);
+        let by_size = &self.cost_by_size;
+        let bases = [(CostBasis::Size, by_size), (CostBasis::Time, &by_time)];
+        let expected = expected(evaluate, settings, &group.runs, bases);
+        let costs = Costs { of_rounds: &of_rounds, by_size, by_time: &by_time };
+        self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.plan.decoding,
@@ -256,9 +277,10 @@ impl Evaluated {
                 .flatten()
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
+            expected,
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
             // They are of one sequence at a time.
-            promises: if batch_size > 1 {
+            promises: if evaluate.batch_size > 1 {
                 Vec::new()
             } else {
                 promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed)

@@ -1,0 +1,143 @@
+//! What drafters cost and are worth apart from this run's clock: their sizes, the chance that their
+//! candidates are accepted, and what CS-Drafting's formulas expect of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use draftsmith_model::{CausalLm, ModelConfig};
+use draftsmith_theory::{DrafterId, RoundCosts, Trace};
+
+use super::measure::Measured;
+use super::settings::Setting;
+use crate::exports::{AdapterExport, Exports};
+use crate::pair::Pair;
+use crate::recipe::EvaluateRecipe;
+use crate::results::{
+    CostBasis, CostRatios, DrafterName, ExpectedRound, Profiled, ProfiledPair, StopRuleName,
+    acceptance_prob, expected_rounds, inner_acceptance_prob,
+};
+
+/// The share of the target's parameters that a forward of each drafter reads: none, where it looks up.
+pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
+    let parameters = |model: &CausalLm| model.config().num_parameters() as f64;
+    let target = parameters(&pair.target);
+    let small = exports.cascades.as_ref().and_then(|cascades| cascades.small_draft());
+    let models = [(DrafterId::Draft, pair.draft.as_ref()), (DrafterId::SmallDraft, small)];
+    let models = models.into_iter().filter_map(|(id, model)| Some((id, parameters(model?))));
+    let adapters = exports.adapters.iter().map(|export| {
+        let exit_layer = export.config.exit_layer;
+        let read = read_by_self_draft(pair.target.config(), export);
+        (DrafterId::SelfDraft { exit_layer }, read)
+    });
+    let looked_up = std::iter::once((DrafterId::MaxGram, 0.0));
+    models.chain(adapters).chain(looked_up).map(|(id, read)| (id, read / target)).collect()
+}
+
+/// The parameters of a target's first layers, of an adapter behind them, and of the LM head's rows of
+/// what it drafts.
+fn read_by_self_draft(config: &ModelConfig, export: &AdapterExport) -> f64 {
+    let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
+    let mut layers = config.clone().with_tied_embeddings(true);
+    layers.shape.num_layers = export.config.exit_layer;
+    // An adapter's own LM head is among its parameters.
+    let has_head = export.adapter.own_head().is_some();
+    layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
+    (layers.num_parameters() + export.adapter.num_parameters()) as f64
+}
+
+/// The time of a forward of each drafter over that of a target forward of one row: as it was alone, or
+/// else as the rounds of its cascades tell it. Nothing where the target was not timed.
+pub(super) fn cost_by_time(
+    settings: &[Setting],
+    runs: &[Vec<Measured>],
+    costs: &[Option<RoundCosts>],
+) -> CostRatios {
+    let rounds = |runs: &'_ [Measured]| -> Vec<draftsmith_theory::Round> {
+        runs.iter().flat_map(|run| run.trace.rounds.iter().copied()).collect()
+    };
+    let plain = rounds(&runs[0]);
+    let seconds: Duration = plain.iter().map(|round| round.verify_time).sum();
+    let target = seconds.as_secs_f64() / plain.len() as f64;
+    if !(target > 0.0 && target.is_finite()) {
+        return CostRatios::new();
+    }
+    let mut alone: BTreeMap<DrafterId, (f64, usize)> = BTreeMap::new();
+    for (setting, runs) in settings.iter().zip(runs) {
+        let DrafterName::Of(id) = setting.drafter else { continue };
+        if setting.stop_rule() != StopRuleName::FixedLength {
+            continue;
+        }
+        for round in rounds(runs) {
+            if round.forwards.iter().all(|(of, _)| of == id) {
+                let (seconds, count) = alone.entry(id).or_default();
+                *seconds += round.draft_time.as_secs_f64();
+                *count += round.forwards.total();
+            }
+        }
+    }
+    let alone = alone.into_iter().filter(|(_, (_, count))| *count > 0);
+    let mut ratios: CostRatios =
+        alone.map(|(id, (seconds, count))| (id, seconds / count as f64 / target)).collect();
+    for (runs, costs) in runs.iter().zip(costs) {
+        let Some(costs) = costs else { continue };
+        for (id, _) in rounds(runs).iter().flat_map(|round| round.forwards.iter()) {
+            if let Ok(seconds) = costs.draft_seconds(id) {
+                ratios.entry(id).or_insert(seconds / target);
+            }
+        }
+    }
+    ratios
+}
+
+/// What is expected of the drafters whose chains were measured, and of the recipe's cascades in which
+/// one drafter reviews one other.
+pub(super) fn expected(
+    evaluate: &EvaluateRecipe,
+    settings: &[Setting],
+    runs: &[Vec<Measured>],
+    ratios: [(CostBasis, &CostRatios); 2],
+) -> Vec<ExpectedRound> {
+    let traces_of = |drafter: DrafterId| -> Vec<&Trace> {
+        let settings = settings.iter().zip(runs).filter(|(setting, _)| {
+            setting.drafter == DrafterName::Of(drafter)
+                && setting.stop_rule() == StopRuleName::FixedLength
+        });
+        settings.flat_map(|(_, runs)| runs.iter().map(|run| &run.trace)).collect()
+    };
+    let mut drafters: Vec<DrafterId> = settings
+        .iter()
+        .filter_map(|setting| match setting.drafter {
+            DrafterName::Of(DrafterId::Cascade { .. } | DrafterId::Merged { .. }) => None,
+            DrafterName::Of(id) => Some(id),
+            DrafterName::None | DrafterName::Tree(..) | DrafterName::After(..) => None,
+        })
+        .collect();
+    drafters.dedup();
+    let profiled = |drafter: DrafterId| {
+        let acceptance_prob = acceptance_prob(traces_of(drafter))?;
+        Some(Profiled { drafter, acceptance_prob })
+    };
+    let profiles: Vec<Profiled> = drafters.into_iter().filter_map(profiled).collect();
+    let pairs =
+        crate::exports::cascades::numbered(&evaluate.cascades).filter_map(|(id, cascade)| {
+            let ([outer, inner], [from_outer, from_inner]) =
+                (&cascade.drafters[..], &cascade.lengths[..])
+            else {
+                return None;
+            };
+            // Who the target reviews is one alone.
+            if from_outer[1] > 0 || from_inner[1] == 0 || cascade.lenience > 1.0 {
+                return None;
+            }
+            let traces = traces_of(id);
+            let by_target = acceptance_prob(traces.iter().copied())?;
+            let by_outer = inner_acceptance_prob(&traces, *outer, from_inner[1])?;
+            Some([
+                Profiled { drafter: *outer, acceptance_prob: by_target },
+                Profiled { drafter: *inner, acceptance_prob: by_outer },
+            ])
+        });
+    let pairs: Vec<ProfiledPair> = pairs.collect();
+    let rounds = |(basis, ratios)| expected_rounds(&profiles, &pairs, ratios, basis);
+    ratios.into_iter().flat_map(rounds).collect()
+}
