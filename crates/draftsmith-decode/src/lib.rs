@@ -5,6 +5,7 @@
 
 mod acceptance;
 mod cascade;
+mod chain;
 mod decode;
 mod draft_forwards;
 mod draft_row;
@@ -26,10 +27,9 @@ mod target;
 mod tree_draft;
 
 pub use cascade::{Cascade, CascadeConfig};
+pub use chain::propose_chain;
 pub use decode::{decode_many, decode_plain, decode_speculative};
-pub use drafter::{
-    AskedOf, DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter, propose_chain,
-};
+pub use drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter};
 pub use error::DecodeError;
 pub use logits::Logits;
 pub use lookup_first::LookupFirstDraft;

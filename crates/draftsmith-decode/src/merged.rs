@@ -10,7 +10,8 @@ use std::iter;
 
 use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
 
-use crate::drafter::{DraftRound, Drafter, StepDrafter, propose_chain};
+use crate::chain::propose_chain;
+use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::target::Target;

@@ -16,8 +16,9 @@ use draftsmith_theory::{
     StopRule, TokenChoice, argmax, largest_prob,
 };
 
+use crate::chain::draw;
 use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{AskedOf, DraftStep, StepDrafter, draw};
+use crate::drafter::{AskedOf, DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};

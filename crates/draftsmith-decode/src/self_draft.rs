@@ -22,10 +22,9 @@ mod tests;
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel};
 use draftsmith_theory::{Calibration, DrafterId};
 
+use crate::chain::propose_chain;
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{
-    AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain,
-};
+use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::session::{ModelSession, WantedFeatures};

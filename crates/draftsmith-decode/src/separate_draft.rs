@@ -7,10 +7,9 @@ mod tests;
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_theory::{Calibration, DrafterId};
 
+use crate::chain::propose_chain;
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{
-    AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain,
-};
+use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::session::ModelSession;

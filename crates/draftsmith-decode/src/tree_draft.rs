@@ -6,8 +6,9 @@ use draftsmith_theory::{
     TreeShape,
 };
 
+use crate::chain::begin_phases;
 use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter, begin_phases};
+use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 
 /// A drafter whose proposals are trees. What it reads of a tree comes first among the proposal's

@@ -8,6 +8,7 @@ pub(crate) mod draft_model;
 pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod lookup;
+mod models;
 pub(crate) mod tuned;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use self::cascades::Cascades;
 use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
+use self::models::check_models;
 use crate::recipe::{EvaluateRecipe, MaxGramRecipe, Recipe};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
@@ -344,19 +346,6 @@ pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadE
 
 /// The key of what an export was trained on, among those of its training.
 pub(crate) const TRAINED_ON: &str = "data";
-
-/// Checks the models that an export names: what each is to it, its hash then and its hash now.
-fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]) -> Result<()> {
-    for (of, found, now) in models {
-        let Some(found) = found.as_ref().filter(|hash| hash != now) else { continue };
-        bail!(
-            "the {what} in `{}` was trained with another {of} (hash {found}, this one's is {now}); \
-             hint: train it again, or use the {of} it belongs to",
-            dir.display()
-        );
-    }
-    Ok(())
-}
 
 /// Checks that text is shaped and stopped as in the data that an export was trained on, where it says
 /// how that was.

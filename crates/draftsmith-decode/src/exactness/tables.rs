@@ -5,9 +5,8 @@ use draftsmith_theory::{
     SeededDraws, SignalNeeds, StopRule, TextEnd,
 };
 
-use crate::drafter::{
-    AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter, propose_chain,
-};
+use crate::chain::propose_chain;
+use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::logits::Logits;
 use crate::target::{LeavesHidden, Target, Verification};

@@ -8,7 +8,8 @@ use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig};
 
 use super::lookup::Lookup;
-use super::{AdapterExport, HeadExport, check_models};
+use super::models::check_models;
+use super::{AdapterExport, HeadExport};
 use crate::recipe::{CascadeRecipe, ChainRuleRecipe, EvaluateRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
