@@ -86,8 +86,8 @@ impl DraftRound<'_> {
     }
 }
 
-/// A drafter that names one candidate a forward. It proposes a chain, by [`propose_chain`], and its
-/// steps can be recorded.
+/// A drafter that names one candidate a forward. It proposes a chain, by
+/// [`propose_chain`](crate::propose_chain), and its steps can be recorded.
 pub trait StepDrafter<T>: Drafter<T> {
     /// Its name.
     fn id(&self) -> DrafterId;
