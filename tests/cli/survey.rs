@@ -95,10 +95,18 @@ fn a_pair_has_the_figures_that_record_and_replay_give() {
     let share = found["head"]["probe"]["explained"]["value"].as_f64();
     assert!(share.is_some_and(|share| share < 1.0), "{}", found["head"]);
     assert!(found["agreement"]["value"].as_f64().unwrap() > 0.5);
-    // Costs at which a draft is never worth it.
+    // Costs at which a draft is never worth it, without and with a price of a row.
     place.write("dear.toml", "draft_ms = 50\ntarget_ms = 10\n");
     let dear = run(&place, &["--draft", &draft, "--costs", "dear.toml", "--json"]).json();
-    assert_eq!(dear["verdict"]["advice"], "do_not_speculate");
+    let verdict = &dear["verdict"];
+    assert_eq!(verdict["advice"], "just_look_up", "{verdict}");
+    assert_eq!(verdict["look_ups"], dear["look_ups"]["look_ups"]);
+    let gain = dear["look_ups"]["speedup"]["value"].as_f64().unwrap() - 1.0;
+    assert_eq!(verdict["expected_gain"]["value"].as_f64(), Some(gain));
+    place.write("dearer.toml", "draft_ms = 50\nrows_ms = [10, 20, 30]\n");
+    let dearer = run(&place, &["--draft", &draft, "--costs", "dearer.toml", "--json"]).json();
+    assert_eq!(dearer["verdict"]["advice"], "do_not_speculate", "{}", dearer["verdict"]);
+    assert!(dearer["verdict"]["look_ups"].is_null());
     place.write("cheap.toml", "draft_ms = 0.01\ntarget_ms = 10\n");
     let cheap = run(&place, &["--draft", &draft, "--costs", "cheap.toml", "--json"]).json();
     assert_eq!(cheap["verdict"]["advice"], "just_set", "{}", cheap["verdict"]);

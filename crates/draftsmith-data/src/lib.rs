@@ -26,7 +26,7 @@ pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
 pub use prompts::{Prompt, Prompts, Turn};
-pub use provenance::{Difference, PromptFile, Provenance};
+pub use provenance::{Difference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{
     DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet, has_shards,
     read_dir, read_shard, round_stored, shard_path, write_shard,

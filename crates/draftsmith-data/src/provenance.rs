@@ -63,12 +63,14 @@ pub struct Provenance {
     pub dtype: String,
 }
 
-fn no_penalty() -> f64 {
+/// The repetition penalty that changes nothing, which files mean that name none.
+pub fn no_penalty() -> f64 {
     1.0
 }
 
-fn is_no_penalty(penalty: &f64) -> bool {
-    *penalty == 1.0
+/// Whether a repetition penalty changes nothing: then files do not name it.
+pub fn is_no_penalty(penalty: &f64) -> bool {
+    *penalty == no_penalty()
 }
 
 fn f32_name() -> String {

@@ -4,7 +4,7 @@
 //! Who proposes depends on what stands alone, so that nothing is biased. A round that was looked up is
 //! none of the stop rule's: it ends at its length, at the match's end, or at an end token.
 
-use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst};
+use draftsmith_theory::LookupFirst;
 
 use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
@@ -24,16 +24,6 @@ impl<D> LookupFirstDraft<D> {
         let lookup = MaxGramDraft::new(first.config(), None, num_slots);
         Self { drafter, lookup, most: first.most }
     }
-
-    /// Whether candidates for a round were found.
-    fn look_up(&mut self, round: &mut DraftRound<'_>) -> bool {
-        let DraftRound { slot, tokens, proposal, limits, .. } = round;
-        let most = self.most.min(limits.room);
-        let found = self.lookup.look_up(*slot, tokens, most, limits.eos_token_ids);
-        proposal.forwards.add(DrafterId::MaxGram, found.len());
-        found.iter().for_each(|token| proposal.push_next(*token, DrawnFrom::OneHot));
-        !found.is_empty()
-    }
 }
 
 impl<T, D: Drafter<T>> Drafter<T> for LookupFirstDraft<D> {
@@ -48,8 +38,8 @@ impl<T, D: Drafter<T>> Drafter<T> for LookupFirstDraft<D> {
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
         let others = rounds.iter_mut().filter_map(|round| {
-            let found = self.look_up(round);
-            (!found).then(|| round.reborrow())
+            let num_found = self.lookup.propose_up_to(self.most, round);
+            (num_found == 0).then(|| round.reborrow())
         });
         let mut others: Vec<DraftRound<'_>> = others.collect();
         if others.is_empty() { Ok(()) } else { self.drafter.propose(target, &mut others) }

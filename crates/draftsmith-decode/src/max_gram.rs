@@ -58,6 +58,16 @@ impl<'m> MaxGramDraft<'m> {
         Ok(())
     }
 
+    /// Appends to a round's sequence and proposal what would follow, at most so many tokens, and returns
+    /// how many there are.
+    pub(crate) fn propose_up_to(&mut self, most: usize, round: &mut DraftRound<'_>) -> usize {
+        let DraftRound { slot, tokens, proposal, limits, .. } = round;
+        let found = self.look_up(*slot, tokens, most.min(limits.room), limits.eos_token_ids);
+        found.iter().for_each(|token| proposal.push_next(*token, DrawnFrom::OneHot));
+        proposal.forwards.add(DrafterId::MaxGram, found.len());
+        found.len()
+    }
+
     /// Appends to a sequence what would follow, `most` tokens or up to an end token, and returns it.
     pub(crate) fn look_up(
         &mut self,

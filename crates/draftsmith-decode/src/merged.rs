@@ -8,7 +8,7 @@
 
 use std::iter;
 
-use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
+use draftsmith_theory::{DrawnFrom, LookupFirst, Node, Proposal};
 
 use crate::chain::propose_chain;
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
@@ -79,10 +79,9 @@ impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
             if round.rule.skips_drafting() {
                 continue;
             }
-            let most = (*most).min(round.limits.room);
-            let found = lookup.look_up(round.slot, tokens, most, round.limits.eos_token_ids);
-            let mut chain = Proposal::certain_chain(&found);
-            chain.forwards.add(DrafterId::MaxGram, found.len());
+            let mut chain = Proposal::default();
+            let own = &mut DraftRound { tokens, proposal: &mut chain, ..round.reborrow() };
+            lookup.propose_up_to(*most, own);
             merge(round, chain);
         }
         Ok(())

@@ -23,6 +23,12 @@ mod look_ups;
 mod predicted;
 mod recorded_steps;
 mod step_function;
+#[cfg(test)]
+pub(crate) mod test_recordings;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
 
 use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
@@ -53,8 +59,8 @@ pub struct RecordedCandidate {
     pub predicted_acceptance_prob: PredictedProb,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
-    /// log p, likewise. NaN behind a rejected candidate where the target was not asked, since only an
-    /// acceptance head is judged by it.
+    /// log p, likewise. NaN where the target was not asked: only an acceptance head is judged by it, and,
+    /// of a sampled response, a look-up stands by it.
     pub target_log_prob: f64,
 }
 
@@ -81,8 +87,8 @@ pub struct RecordedPlace {
 pub struct Recording {
     /// What the response answers.
     pub prompt: Vec<u32>,
-    /// The response's tokens, at least one.
-    pub places: Vec<RecordedPlace>,
+    /// The response's tokens, at least one; copies of a recording share them.
+    pub places: Arc<[RecordedPlace]>,
     /// The most tokens the response might have had.
     pub limit: usize,
     /// What a round looks up that begins at each place; empty where the drafter is always asked.
@@ -92,7 +98,7 @@ pub struct Recording {
 impl Recording {
     /// A response to a prompt.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
-        Self { prompt, places, limit, looked_up: Vec::new() }
+        Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
     }
 }
 
@@ -231,12 +237,20 @@ impl Recordings {
     /// read. The target must have been asked about every candidate.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
-        let mut recordings = Self { head, ..self.clone() };
-        for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
-            let rollout = place.rollout.iter_mut().flatten();
-            for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
-                candidate.predicted_acceptance_prob =
-                    PredictedProb::InAnyRound(candidate.acceptance_prob());
+        let knowing = self.with_candidates(|candidate| {
+            candidate.predicted_acceptance_prob =
+                PredictedProb::InAnyRound(candidate.acceptance_prob());
+        });
+        Self { head, ..knowing }
+    }
+
+    /// The same recordings where every candidate is changed.
+    fn with_candidates(&self, change: impl Fn(&mut RecordedCandidate)) -> Self {
+        let mut recordings = self.clone();
+        for response in &mut recordings.responses {
+            for place in Arc::make_mut(&mut response.places) {
+                change(&mut place.candidate);
+                place.rollout.iter_mut().flatten().for_each(&change);
             }
         }
         recordings
@@ -327,205 +341,4 @@ impl Recordings {
 /// For those who count and do not time.
 fn untimed(_num_draft_forwards: usize, _num_drafted: usize) -> f64 {
     0.0
-}
-
-#[cfg(test)]
-pub(crate) mod test_recordings;
-
-#[cfg(test)]
-mod tests {
-    use super::test_recordings::random;
-    use super::*;
-    use crate::{
-        Bounds, ConfidenceThresholdConfig, CostModel, FixedLengthConfig, HeuristicConfig,
-        JointConfidenceConfig, RejectionThresholdConfig,
-    };
-
-    fn total(counts: Vec<Counts>) -> Counts {
-        counts.into_iter().sum()
-    }
-
-    fn of(spent: Vec<Spending>) -> Counts {
-        spent.into_iter().map(|spent| spent.counts).sum()
-    }
-
-    fn free() -> RoundCosts {
-        RoundCosts::new([(DrafterId::Draft, 0.0)].into(), vec![0.0]).expect("times")
-    }
-
-    #[test]
-    fn rounds_cost_what_their_forwards_and_rows_do() {
-        let recordings = random(9, 30, 0.7);
-        let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-        let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
-        let spent = recordings.replay(&fixed(3), &costs).expect("replays");
-        for spent in spent {
-            let expected = model.seconds(&crate::Observation::new(&spent.counts, 0.0));
-            // Some tens of rounds, summed in another order.
-            assert!((spent.seconds - expected).abs() < 1e-12 * expected.max(1.0));
-        }
-    }
-
-    fn fixed(candidate_length: usize) -> StopRuleConfig {
-        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
-    }
-
-    #[test]
-    fn a_drafter_without_a_price_is_told() {
-        let drafter = DrafterId::SelfDraft { exit_layer: 3 };
-        let recordings = Recordings { drafter, ..random(9, 3, 0.7) };
-        let refused = recordings.replay(&fixed(3), &free()).expect_err("no price");
-        assert!(refused.to_string().contains("`self_draft_3`"), "{refused}");
-        assert_eq!(recordings.replay_oracle(&free()), Err(refused.clone()));
-        let bounds = Bounds { min: 1, max: 4 };
-        let found = cost_optimal(&recordings, crate::AcceptanceSignal::Entropy, &free(), bounds);
-        assert_eq!(found, Err(refused));
-        // What is counted alone needs none.
-        assert!(recordings.replay_counts(&fixed(3)).is_ok());
-    }
-
-    #[test]
-    fn lengths_of_rounds_are_those_that_are_counted() {
-        let recordings = random(5, 30, 0.7);
-        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-            confidence_threshold: 0.5,
-            before_draw: true,
-            bounds: Bounds { min: 0, max: 6 },
-        });
-        for config in [rule, fixed(3)] {
-            let counts = total(recordings.replay_counts(&config).expect("replays"));
-            let lengths = recordings.round_lengths(&config).expect("replays");
-            assert_eq!(lengths.len(), counts.num_target_forwards);
-            let rounds = recordings.trace(&config).expect("replays").rounds;
-            let total = |of: fn(&Round) -> usize| rounds.iter().map(of).sum::<usize>();
-            assert_eq!(total(|round| round.num_accepted), counts.num_accepted);
-            assert_eq!(total(Round::num_draft_forwards), counts.num_draft_forwards);
-            assert_eq!(lengths.iter().sum::<usize>(), counts.num_drafted);
-            let longest = config.init().expect("valid").bounds().max;
-            assert!(lengths.iter().all(|length| *length <= longest));
-            assert!(lengths.windows(2).any(|two| two[0] != two[1]), "rounds differ: {lengths:?}");
-        }
-    }
-
-    #[test]
-    fn every_token_comes_out_once_and_forwards_add_up() {
-        let recordings = random(1, 40, 0.7);
-        let bounds = Bounds { min: 1, max: 8 };
-        let mut rules: Vec<StopRuleConfig> = (1..=8).map(fixed).collect();
-        rules.push(StopRuleConfig::Heuristic(HeuristicConfig { initial_length: 3, bounds }));
-        for threshold in [0.2, 0.5, 0.9] {
-            rules.push(StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-                stop_threshold: threshold,
-                without_lag: false,
-                bounds,
-            }));
-            rules.push(StopRuleConfig::JointConfidence(JointConfidenceConfig {
-                confidence_threshold: threshold,
-                bounds,
-            }));
-        }
-        for rule in &rules {
-            let counts = total(recordings.replay_counts(rule).expect("replays"));
-            assert_eq!(counts.num_tokens, recordings.num_tokens());
-            counts.check_forward_identity().expect("a forward a candidate");
-            assert!(counts.num_accepted + counts.num_target_forwards >= counts.num_tokens);
-        }
-        let plain = of(recordings.plain(&free()));
-        assert_eq!((plain.verification_rate(), plain.discard_rate()), (1.0, 0.0));
-        plain.check_forward_identity().expect("a forward a token");
-    }
-
-    #[test]
-    fn without_lag_the_same_forwards_verify_fewer_rows() {
-        let recordings = random(2, 40, 0.7);
-        let bounds = Bounds { min: 1, max: 8 };
-        let counts = |without_lag| {
-            let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-                stop_threshold: 0.4,
-                without_lag,
-                bounds,
-            });
-            total(recordings.replay_counts(&rule).expect("replays"))
-        };
-        let (late, own) = (counts(false), counts(true));
-        assert!(own.num_drafted < own.num_draft_forwards);
-        assert!(own.num_verified_rows() < late.num_verified_rows());
-        assert!(own.discard_rate() < late.discard_rate());
-    }
-
-    #[test]
-    fn a_head_that_looks_ahead_saves_the_forwards_that_nothing_is_drawn_from() {
-        let late = random(2, 40, 0.7);
-        let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
-        let bounds = Bounds { min: 1, max: 8 };
-        let counts = |recordings: &Recordings, without_lag| {
-            let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-                stop_threshold: 0.4,
-                without_lag,
-                bounds,
-            });
-            total(recordings.replay_counts(&rule).expect("replays"))
-        };
-        let (own, early) = (counts(&late, true), counts(&ahead, true));
-        assert_eq!(early, counts(&ahead, false));
-        // The same rounds, but for those at the bound, and each without the forward that only
-        // asked.
-        assert_eq!(early.num_drafted, own.num_drafted);
-        assert_eq!(early.num_accepted, own.num_accepted);
-        assert!(early.num_draft_forwards < own.num_draft_forwards);
-        early.check_forward_identity().expect("a forward a candidate");
-    }
-
-    #[test]
-    fn longer_rounds_verify_less_often_and_discard_more() {
-        let recordings = random(3, 60, 0.6);
-        let counts: Vec<Counts> =
-            (1..=8).map(|k| total(recordings.replay_counts(&fixed(k)).expect("replays"))).collect();
-        assert!(
-            counts.windows(2).all(|two| two[1].num_target_forwards <= two[0].num_target_forwards)
-        );
-        assert!(counts.windows(2).all(|two| two[1].num_discarded >= two[0].num_discarded));
-    }
-
-    #[test]
-    fn the_oracle_discards_nothing_and_verifies_least() {
-        let recordings = random(4, 40, 0.7);
-        let oracle = of(recordings.replay_oracle(&free()).expect("a price"));
-        // An accepted end token leaves the target's own token behind it without use.
-        let ends = |response: &&Recording| {
-            let last = response.places.last().expect("a token");
-            last.rollout.is_none() && last.candidate.token_id == recordings.eos_token_ids[0]
-        };
-        let num_behind_the_end = recordings.responses.iter().filter(ends).count();
-        assert!(num_behind_the_end > 0);
-        assert_eq!(oracle.num_discarded, num_behind_the_end);
-        oracle.check_forward_identity().expect("a forward a candidate");
-        let longest = total(recordings.replay_counts(&fixed(8)).expect("replays"));
-        assert!(oracle.num_target_forwards <= longest.num_target_forwards);
-    }
-
-    #[test]
-    fn a_perfect_head_predicts_what_is_true() {
-        let recordings = random(5, 3, 0.5).with_perfect_head();
-        for place in recordings.responses.iter().flat_map(|response| &response.places) {
-            for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {
-                let expected = PredictedProb::InAnyRound(candidate.acceptance_prob());
-                assert_eq!(candidate.predicted_acceptance_prob, expected);
-            }
-        }
-    }
-
-    #[test]
-    fn what_was_not_recorded_is_refused() {
-        let mut recordings = random(6, 2, 0.5);
-        let refused = recordings.replay_counts(&fixed(9));
-        assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
-        recordings.head = None;
-        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-            stop_threshold: 0.5,
-            without_lag: false,
-            bounds: Bounds { min: 1, max: 4 },
-        });
-        assert_eq!(recordings.replay_counts(&rule), Err(TheoryError::NoHeadRecorded));
-    }
 }

@@ -136,7 +136,7 @@ impl<'m> Decoders<'m> {
     }
 
     /// Records what a drafter does along responses of the target, for replay: predictions as the
-    /// head makes them. With a head, or if `judges_rollouts`, the target is asked about all candidates.
+    /// head makes them. With one, and with `labels`, each candidate gets its label.
     /// `observe` is told how many are recorded, and may break off.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl<'m> Decoders<'m> {
         &mut self,
         drafter: DrafterName,
         decoding: &Decoding,
-        (max_length, judges_rollouts): (usize, bool),
+        (max_length, labels): (usize, bool),
         responses: impl IntoIterator<Item = RecordRequest<'r>>,
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Recording>> {
@@ -154,7 +154,7 @@ impl<'m> Decoders<'m> {
             limits: self.limits.clone(),
             max_length,
             has_head: self.has_head_for(drafter),
-            judges_rollouts: judges_rollouts || self.has_head_for(drafter),
+            labels,
         };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);

@@ -35,9 +35,8 @@ pub(crate) struct Recorder<'a> {
     pub(crate) seed: u64,
     /// The most candidates that a round can be replayed with.
     pub(crate) max_length: usize,
-    /// Whether the target is asked about what is drafted behind rejected candidates, also where no
-    /// head is.
-    pub(crate) judges_rollouts: bool,
+    /// Whether candidates get their labels also where the drafter has no head: one is to be weighed.
+    pub(crate) labels: bool,
     /// Whether several threads record, each several responses.
     pub(crate) on_cpu: bool,
     pub(crate) console: &'a Console,
@@ -64,7 +63,7 @@ impl Recorder<'_> {
             decoding,
             max_new_tokens: self.max_new_tokens,
             max_length: self.max_length,
-            judges_rollouts: self.judges_rollouts,
+            labels: self.labels,
             on_cpu: self.on_cpu,
             console: self.console,
             progress: self.progress,

@@ -28,9 +28,9 @@ pub(crate) struct RecordingJob<'a> {
     pub(crate) max_new_tokens: usize,
     /// The most candidates that a round can be replayed with.
     pub(crate) max_length: usize,
-    /// Whether the target is asked about what is drafted behind rejected candidates, also where no
-    /// head is.
-    pub(crate) judges_rollouts: bool,
+    /// Whether candidates get their labels also where the drafter has no head: one is to be trained on
+    /// them, or weighed.
+    pub(crate) labels: bool,
     /// Whether several threads record, each several responses.
     pub(crate) on_cpu: bool,
     pub(crate) console: &'a Console,
@@ -87,7 +87,7 @@ impl RecordingJob<'_> {
                 false => ControlFlow::Continue(()),
             }
         };
-        let how = (self.max_length, self.judges_rollouts);
+        let how = (self.max_length, self.labels);
         let recorded = decoders.record(self.drafter, &self.decoding, how, requests, observe)?;
         if recorded.len() < num_responses {
             return Err(Interrupted.into());

@@ -114,7 +114,7 @@ impl RecordedSet {
             .sum();
         let rollouts: Vec<usize> = responses
             .iter()
-            .flat_map(|response| &response.places)
+            .flat_map(|response| &*response.places)
             .filter_map(|place| place.rollout.as_ref().map(Vec::len))
             .collect();
         let share = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);

@@ -97,19 +97,35 @@ pub(crate) fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<
 /// The best rule where sequences are looked up first: by what pays most before the rule that is best
 /// `alone`.
 fn best_behind_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
+    let first = best_look_ups(|first| {
+        let behind = Choice { lookup_first: Some(first), ..alone.clone() };
+        Ok(seconds_per_token(&behind.replay(recordings, costs)?))
+    })?;
+    let choices = best_of_each(&recordings.behind_look_ups(first), costs)?;
+    Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
+}
+
+/// What to look up without a drafter, where the target alone decodes what is not found.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<LookupFirst> {
+    best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
+}
+
+/// The look-ups that take the fewest seconds a token.
+fn best_look_ups(
+    seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
+) -> Result<LookupFirst> {
     let firsts = MIN_MATCHES.into_iter().flat_map(|min_match| {
         LOOKUP_LENGTHS.into_iter().map(move |most| LookupFirst { min_match, most })
     });
     let firsts: Vec<LookupFirst> = firsts.collect();
-    let tried = firsts.into_par_iter().map(|first| {
-        let behind = Choice { lookup_first: Some(first), ..alone.clone() };
-        anyhow::Ok((first, seconds_per_token(&behind.replay(recordings, costs)?)))
-    });
+    let tried = firsts.into_par_iter().map(|first| anyhow::Ok((first, seconds_per_token(first)?)));
     let tried: Vec<(LookupFirst, f64)> = tried.collect::<Result<_>>()?;
-    let best = tried.iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
-    let (first, _) = *best.context("several are tried")?;
-    let choices = best_of_each(&recordings.behind_look_ups(first), costs)?;
-    Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
+    let best = tried.into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let (first, _) = best.context("several are tried")?;
+    Ok(first)
 }
 
 /// The best setting of every rule, in the order of the rules' names.

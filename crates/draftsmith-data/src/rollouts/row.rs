@@ -112,11 +112,19 @@ impl RolloutRow {
         })
     }
 
-    /// Whether the target was asked about all candidates: of a response always, of a rollout unless
-    /// it was asked about the first alone.
+    /// Whether the target was asked about all candidates.
     pub fn is_judged(&self) -> bool {
-        let behind = self.candidates.target_log_prob.get(1..).unwrap_or_default();
-        self.is_response || behind.is_empty() || !behind.iter().all(|log_prob| log_prob.is_nan())
+        self.num_judged() == self.candidates.candidate_ids.len()
+    }
+
+    /// How many candidates the target was asked about: all, none, or the first of a rollout.
+    fn num_judged(&self) -> usize {
+        let log_probs = &self.candidates.target_log_prob;
+        match log_probs.iter().rposition(|log_prob| !log_prob.is_nan()) {
+            None => 0,
+            Some(0) if !self.is_response => 1,
+            Some(_) => log_probs.len(),
+        }
     }
 
     fn validate_lengths(&self) -> Result<(), DataError> {
@@ -139,7 +147,7 @@ impl RolloutRow {
         for (column, numbers, values) in self.numbers() {
             let problem = match column {
                 PREDICTED => numbers.problem(&self.asked(values)),
-                TARGET_LOG_PROB if !self.is_judged() => numbers.problem(&values[..1]),
+                TARGET_LOG_PROB => numbers.problem(&values[..self.num_judged()]),
                 _ => numbers.problem(values),
             };
             if let Some(problem) = problem {

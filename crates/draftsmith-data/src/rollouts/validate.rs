@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::provenance::RolloutProvenance;
+use super::provenance::{RolloutDecoding, RolloutProvenance};
 use super::row::{RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
@@ -50,10 +50,17 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         }
         (None, None) | (Some(_), Some(_)) => (),
     }
-    let is_for_heads = provenance.head.is_some() || provenance.data.is_some();
-    if is_for_heads && !row.is_judged() {
-        let problem = "is NaN behind the first, but a head is judged by it or trained on it";
-        return Err(row.error(TARGET_LOG_PROB, problem));
+    if !row.is_judged() {
+        let needed_by = if provenance.head.is_some() || provenance.data.is_some() {
+            Some("a head is judged by it or trained on it")
+        } else if row.is_response && provenance.decoding() == RolloutDecoding::Sampled {
+            Some("a look-up along a sampled response stands by it")
+        } else {
+            None
+        };
+        if let Some(why) = needed_by {
+            return Err(row.error(TARGET_LOG_PROB, format!("is NaN, but {why}")));
+        }
     }
     let ids = &row.candidates.candidate_ids;
     let max_length = provenance.max_length as usize;

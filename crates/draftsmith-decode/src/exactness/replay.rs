@@ -2,6 +2,7 @@
 //! look-ups, greedy count for count and sampled in distribution.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use draftsmith_theory::{
     Counts, Decoding, Draws, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws, StopRule,
@@ -61,7 +62,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
         self.record_with(true, draws)
     }
 
-    fn record_with(&self, judges_rollouts: bool, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
+    fn record_with(&self, has_head: bool, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
         let (limits, target) = (&self.case.limits, &mut self.target.clone());
         let plain = decode_plain(target, &self.decoding, &[0], limits, draws, &mut go_on)
             .expect("tables do not fail");
@@ -69,8 +70,8 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             decoding: self.decoding,
             limits: limits.clone(),
             max_length: MAX_LENGTH,
-            has_head: true,
-            judges_rollouts,
+            has_head,
+            labels: false,
         };
         let drafter = &mut self.drafter.clone();
         let response = &plain.token_ids;
@@ -108,18 +109,21 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
-        // What the target says behind a rejected candidate changes nothing else.
-        let (_, mut judged_less) = self.record_with(false, unused);
-        let (of_all, of_some) =
-            (&recordings.responses[0].places, &mut judged_less.responses[0].places);
-        for (all, some) in of_all.iter().zip(&mut *of_some) {
-            let pairs = all.rollout.iter().flatten().zip(some.rollout.iter_mut().flatten());
-            for (all, some) in pairs.skip(1) {
-                assert!(some.target_log_prob.is_nan() && !all.target_log_prob.is_nan());
-                some.target_log_prob = all.target_log_prob;
+        // What the target and a head say of candidates changes nothing else.
+        let (_, mut unlabelled) = self.record_with(false, unused);
+        let with = &recordings.responses[0].places;
+        let without = Arc::make_mut(&mut unlabelled.responses[0].places);
+        for (with, without) in with.iter().zip(&mut *without) {
+            let with = std::iter::once(&with.candidate).chain(with.rollout.iter().flatten());
+            let rollout = without.rollout.iter_mut().flatten();
+            for (with, without) in with.zip(std::iter::once(&mut without.candidate).chain(rollout))
+            {
+                assert!(without.target_log_prob.is_nan() && !with.target_log_prob.is_nan());
+                without.target_log_prob = with.target_log_prob;
+                without.predicted_acceptance_prob = with.predicted_acceptance_prob.clone();
             }
         }
-        assert_eq!(of_all, of_some);
+        assert_eq!(**with, *without);
         for config in rules_with(self.head, MAX_LENGTH) {
             let decoded = self.decode(&mut *config.init().expect("valid"), unused);
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);

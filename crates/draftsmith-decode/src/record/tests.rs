@@ -1,7 +1,9 @@
 //! Responses that are recorded side by side.
 
+use std::sync::Arc;
+
 use draftsmith_model::{CausalLm, HeadForm, HeadInput, HeadReads};
-use draftsmith_theory::SeededDraws;
+use draftsmith_theory::{RecordedCandidate, Sampling, SeededDraws};
 
 use super::*;
 use crate::decode::decode_plain;
@@ -64,7 +66,8 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
         let go_on = &mut |_| ControlFlow::Continue(());
         let alone = record(&mut target, &mut drafter, options, [request], go_on).expect("finite");
         if is_exact {
-            assert_eq!(alone, together[number..=number]);
+            // As text: a number that is none equals itself.
+            assert_eq!(format!("{alone:?}"), format!("{:?}", &together[number..=number]));
         } else {
             assert_alike(&alone[0], &together[number]);
         }
@@ -102,7 +105,8 @@ fn assert_alike(found: &Recording, expected: &Recording) {
         };
         for (found, expected) in numbers(found).into_iter().zip(numbers(expected)) {
             let is_close = (found - expected).abs() < 1e-5 * (1.0 + expected.abs());
-            assert!(is_close || found == expected, "{found} for {expected}");
+            let is_none = found.is_nan() && expected.is_nan();
+            assert!(is_close || is_none || found == expected, "{found} for {expected}");
         }
     }
 }
@@ -122,7 +126,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     limits: limits.clone(),
                     max_length: 4,
                     has_head,
-                    judges_rollouts: true,
+                    labels: true,
                 };
                 let head = Some(&models.head);
                 let separate = assert_each_as_alone(
@@ -142,7 +146,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     &options(false),
                     is_exact,
                 );
-                for place in separate.iter().chain(&self_draft).flat_map(|one| &one.places) {
+                for place in separate.iter().chain(&self_draft).flat_map(|one| &*one.places) {
                     num_rollouts += usize::from(place.rollout.is_some());
                     num_predicted +=
                         usize::from(!place.candidate.predicted_acceptance_prob.all().is_empty());
@@ -151,6 +155,53 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
         }
     }
     assert!(num_rollouts > 50 && num_predicted > 50, "{num_rollouts}, {num_predicted}");
+}
+
+#[test]
+fn without_labels_all_else_is_recorded_alike() {
+    let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None };
+    for (models, is_exact) in
+        Models::both("unlabelled", 3, &HeadReads::default()).iter().zip([false, true])
+    {
+        for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
+            let options = |labels| RecordOptions {
+                decoding,
+                limits: Limits::new(17, vec![1, 7, 30, 55]),
+                max_length: 4,
+                has_head: false,
+                labels,
+            };
+            let (target, adapter) = (&models.target, &models.adapter);
+            let separate = |options: &RecordOptions| {
+                let new = |slots| SeparateDraft::with_slots(target, None, 100, CONTEXT, slots);
+                assert_each_as_alone(target, None, new, options, is_exact)
+            };
+            let self_draft = |options: &RecordOptions| {
+                let new = |slots| SelfDraft::with_slots(target, adapter, 1, None, CONTEXT, slots);
+                assert_each_as_alone(target, Some(1), new, options, is_exact)
+            };
+            let recorded = [separate(&options(false)), self_draft(&options(false))].concat();
+            let labelled = [separate(&options(true)), self_draft(&options(true))].concat();
+            for (mut without, with) in recorded.into_iter().zip(&labelled) {
+                for (place, with) in
+                    Arc::make_mut(&mut without.places).iter_mut().zip(&*with.places)
+                {
+                    // Sampled, the end of a round depends on it.
+                    let is_asked = decoding != Decoding::GREEDY;
+                    assert_eq!(place.candidate.target_log_prob.is_nan(), !is_asked);
+                    place.candidate.target_log_prob = with.candidate.target_log_prob;
+                    let pairs =
+                        place.rollout.iter_mut().flatten().zip(with.rollout.iter().flatten());
+                    for (nth, (without, with)) in pairs.enumerate() {
+                        let is_asked = is_asked && nth == 0;
+                        assert_eq!(without.target_log_prob.is_nan(), !is_asked);
+                        without.target_log_prob = with.target_log_prob;
+                    }
+                }
+                assert_alike(&without, with);
+            }
+        }
+    }
 }
 
 #[test]
@@ -163,7 +214,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
         limits: Limits::new(9, Vec::new()),
         max_length: 2,
         has_head: false,
-        judges_rollouts: true,
+        labels: true,
     };
     let mut draws = [0, 1].map(|number| SeededDraws::new(number, &["unused"]));
     let responses: [&[u32]; 2] = [&[4], &[5, 6, 7, 8]];

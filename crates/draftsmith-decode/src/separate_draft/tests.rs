@@ -166,7 +166,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
             limits: limits.clone(),
             max_length: bounds.max,
             has_head: true,
-            judges_rollouts: true,
+            labels: true,
         };
         let request = RecordRequest { prompt: &prompt, response: &plain, draws };
         let recording =

@@ -83,14 +83,9 @@ impl Recordings {
     /// The same recordings with every prediction calibrated: a rule replayed on them does what it
     /// does in decoding with that calibration.
     pub fn calibrated(&self, calibration: &Calibration) -> Self {
-        let mut recordings = self.clone();
-        for place in recordings.responses.iter_mut().flat_map(|response| &mut response.places) {
-            let rollout = place.rollout.iter_mut().flatten();
-            for candidate in std::iter::once(&mut place.candidate).chain(rollout) {
-                candidate.predicted_acceptance_prob.map(|prob| calibration.apply(prob));
-            }
-        }
-        recordings
+        self.with_candidates(|candidate| {
+            candidate.predicted_acceptance_prob.map(|prob| calibration.apply(prob));
+        })
     }
 }
 
@@ -188,9 +183,7 @@ mod tests {
 
     #[test]
     fn without_a_head_or_a_question_there_is_nothing() {
-        let mut recordings = recordings(0, None);
-        recordings.responses[0].places[0].candidate.predicted_acceptance_prob =
-            PredictedProb::Nothing;
+        let recordings = recordings(0, None).with_candidates(forget);
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
         let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
         assert_eq!(recordings.judged_predictions(Decoding::GREEDY), vec![Vec::new(); 3]);
@@ -210,18 +203,11 @@ mod tests {
                 assert_eq!(calibrated.predicted_prob, calibration.apply(raw.predicted_prob));
                 assert_eq!((calibrated.label, calibrated.weight), (raw.label, raw.weight));
             }
-            let rest = |recordings: &Recordings| {
-                let mut recordings = recordings.clone();
-                let places = recordings.responses.iter_mut().flat_map(|one| &mut one.places);
-                for place in places {
-                    let rollout = place.rollout.iter_mut().flatten();
-                    for candidate in rollout.chain([&mut place.candidate]) {
-                        candidate.predicted_acceptance_prob = PredictedProb::Nothing;
-                    }
-                }
-                recordings
-            };
-            assert_eq!(rest(&recordings), rest(&calibrated));
+            assert_eq!(recordings.with_candidates(forget), calibrated.with_candidates(forget));
         }
+    }
+
+    fn forget(candidate: &mut RecordedCandidate) {
+        candidate.predicted_acceptance_prob = PredictedProb::Nothing;
     }
 }

@@ -1,8 +1,8 @@
 //! Look-ups along recorded responses.
 
-use super::{RecordedPlace, Recording, Recordings};
+use super::{RecordedPlace, Recording, Recordings, Spending};
 use crate::trace::RoundCounts;
-use crate::{LookupFirst, MaxGram};
+use crate::{Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, StopRule};
 
 /// What a round looks up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,27 @@ impl Recordings {
             response.looked_up = looked_up(response, first, &self.eos_token_ids);
         }
         recordings
+    }
+
+    /// What look-ups take without the drafter: where nothing is found, the target decodes alone.
+    pub fn replay_look_ups(&self, first: LookupFirst, costs: &RoundCosts) -> Vec<Spending> {
+        let behind = self.behind_look_ups(first);
+        let seconds = |_, num_candidates| costs.verify_seconds(num_candidates + 1);
+        let replay = |response| behind.replay_one(response, &mut NeverDrafts, seconds, |_, _| {});
+        behind.responses.iter().map(replay).collect()
+    }
+}
+
+/// The rule of rounds without a drafter.
+struct NeverDrafts;
+
+impl StopRule for NeverDrafts {
+    fn bounds(&self) -> Bounds {
+        Bounds { min: 0, max: 0 }
+    }
+
+    fn stops(&mut self, _candidates: &[u32], _signals: &DraftSignals) -> bool {
+        true
     }
 }
 
@@ -101,6 +122,22 @@ mod tests {
         assert_eq!(rounds(&found, "2x3"), [(MaxGram, 3, 2), (Draft, 2, 2)]);
         assert_eq!(rounds(&found, "2x1"), [(MaxGram, 1, 1), (MaxGram, 1, 0), (Draft, 2, 2)]);
         assert_eq!(rounds(&found, "3x3"), [(Draft, 2, 0), (MaxGram, 3, 1), (Draft, 2, 2)]);
+    }
+
+    #[test]
+    fn look_ups_alone_leave_the_rest_to_the_target() {
+        let found = recordings(&[1, 2, 3, 4, 5, 1, 2], &[3, 4, 8, 7, 7, 9], 9);
+        let costs = RoundCosts::new(Default::default(), vec![1.0, 2.0, 4.0, 8.0]).expect("times");
+        let [spent] = found.replay_look_ups("2x3".parse().expect("one"), &costs)[..] else {
+            panic!("a response")
+        };
+        // Three candidates, of which two stand, then the target thrice.
+        assert_eq!(spent.counts.num_tokens, 6);
+        assert_eq!(spent.counts.num_target_forwards, 4);
+        assert_eq!((spent.counts.num_drafted, spent.counts.num_accepted), (3, 2));
+        assert_eq!(spent.seconds, 8.0 + 3.0);
+        let nothing = found.replay_look_ups("9x3".parse().expect("one"), &costs);
+        assert_eq!(nothing, found.plain(&costs));
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
         max_new_tokens: evaluate.max_new_tokens,
         seed: recipe.seed,
         max_length: tune.max_length,
-        judges_rollouts: false,
+        labels: false,
         on_cpu: DeviceChoice::is_cpu(workspace.device()),
         console,
         progress: &progress,

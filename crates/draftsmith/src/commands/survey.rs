@@ -7,6 +7,7 @@
 //! but in memory and a temporary directory.
 
 mod costs;
+mod look_ups;
 mod pair;
 mod probe;
 mod read_out;
@@ -151,7 +152,7 @@ fn survey(
         max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
-        judges_rollouts: true,
+        labels: true,
         on_cpu: DeviceChoice::is_cpu(workspace.device()),
         console,
         progress: &progress,

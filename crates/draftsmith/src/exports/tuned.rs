@@ -48,7 +48,10 @@ pub(crate) struct TunedRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) min_p: Option<f64>,
     /// The repetition penalty it was tuned for; 1, which is none, if absent.
-    #[serde(default = "no_penalty", skip_serializing_if = "is_no_penalty")]
+    #[serde(
+        default = "draftsmith_data::no_penalty",
+        skip_serializing_if = "draftsmith_data::is_no_penalty"
+    )]
     pub(crate) repetition_penalty: f64,
     /// Modelled speed over the best fixed length, minus 1, with its 95 % interval.
     pub(crate) expected_gain: Estimate,
@@ -69,14 +72,6 @@ pub(crate) struct TunedRule {
     /// Whose costs those are. For what is given of another machine, speeds here promise nothing.
     #[serde(default, skip_serializing_if = "CostSource::is_machine")]
     pub(crate) cost_source: CostSource,
-}
-
-fn no_penalty() -> f64 {
-    1.0
-}
-
-fn is_no_penalty(penalty: &f64) -> bool {
-    *penalty == 1.0
 }
 
 impl Tuned {

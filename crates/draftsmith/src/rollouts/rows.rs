@@ -139,7 +139,7 @@ mod tests {
     fn recordings_come_back_from_rows() {
         for has_head in [false, true] {
             let one = recording(has_head);
-            let other = Recording::new(vec![6], one.places.clone(), 7);
+            let other = Recording::new(vec![6], one.places.to_vec(), 7);
             let mut rows = rows_of("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =
                 rows.iter().map(|row| (row.start, row.is_response)).collect();

@@ -11,7 +11,7 @@ use draftsmith_data::{
     DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
     read_rollouts, rollouts_path, write_rollouts,
 };
-use draftsmith_theory::{DrafterId, Recording, Sampling, SeededDraws};
+use draftsmith_theory::{DrafterId, RecordedPlace, Recording, Sampling, SeededDraws};
 use draftsmith_train::RecordedRollouts;
 
 use super::rows::rows_of;
@@ -113,7 +113,7 @@ impl TrainingRollouts {
             .penalising(repetition_penalty),
             max_new_tokens: max_new_tokens as usize,
             max_length,
-            judges_rollouts: true,
+            labels: true,
             on_cpu: DeviceChoice::is_cpu(workspace.device()),
             console,
             progress: &progress,
@@ -142,11 +142,12 @@ impl TrainingRollouts {
     /// The first candidate of each rollout of recordings, which nothing is written of.
     pub(crate) fn of(recorded: &[(&str, &Recording)], is_greedy: bool) -> Self {
         let shortened = |recording: &Recording| {
-            let mut recording = recording.clone();
-            recording.places.iter_mut().flat_map(|place| &mut place.rollout).for_each(|rollout| {
-                rollout.truncate(1);
-            });
-            recording
+            let first = |place: &RecordedPlace| RecordedPlace {
+                candidate: place.candidate.clone(),
+                rollout: place.rollout.as_ref().map(|rollout| rollout[..1].to_vec()),
+            };
+            let places: Vec<RecordedPlace> = recording.places.iter().map(first).collect();
+            Recording::new(recording.prompt.clone(), places, recording.limit)
         };
         let rows =
             recorded.iter().flat_map(|(id, recording)| rows_of(id, &shortened(recording), false));

@@ -37,7 +37,7 @@ fn rules_of_a_row_are_told_by_column() {
         &format!("{row} `target_log_prob` is NaN at 1"),
     );
     check(
-        |r| r[1].candidates.target_log_prob.fill(f64::NAN),
+        |r| r[1].candidates.target_log_prob[0] = f64::NAN,
         1,
         &format!("{row} `target_log_prob` is NaN at 0"),
     );
@@ -272,6 +272,28 @@ fn rollouts_that_the_target_was_not_asked_about_are_for_no_head() {
     ] {
         let error =
             write_rollouts(&path, &unasked(with_head), &provenance).unwrap_err().to_string();
-        assert!(error.contains("`target_log_prob` is NaN behind the first"), "{error}");
+        assert!(error.contains("`target_log_prob` is NaN, but a head"), "{error}");
     }
+}
+
+#[test]
+fn a_greedy_response_may_be_recorded_without_its_target_and_a_sampled_one_may_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = path_in(&dir);
+    let mut rows = sample_rows(false);
+    for row in &mut rows {
+        row.candidates.target_log_prob.fill(f64::NAN);
+    }
+    let sampled = RolloutProvenance { data: None, ..provenance(false) };
+    let error = write_rollouts(&path, &rows, &sampled).unwrap_err().to_string();
+    assert!(error.contains("`target_log_prob` is NaN, but a look-up"), "{error}");
+    let responses = Provenance { temperature: 0.0, ..sampled.responses.clone() };
+    let greedy = RolloutProvenance { responses, ..sampled };
+    write_rollouts(&path, &rows, &greedy).unwrap();
+    assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
+    // But not where the target was asked before.
+    assert!(rows[1].is_response);
+    rows[1].candidates.target_log_prob[5] = -1.0;
+    let error = write_rollouts(&path, &rows, &greedy).unwrap_err().to_string();
+    assert!(error.contains("`target_log_prob` is NaN at 0"), "{error}");
 }

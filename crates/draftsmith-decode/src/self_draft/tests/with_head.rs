@@ -127,7 +127,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
                 limits: limits.clone(),
                 max_length: bounds.max,
                 has_head: true,
-                judges_rollouts: true,
+                labels: true,
             };
             let draws = &mut SeededDraws::new(0, &["unused"]);
             let request = RecordRequest { prompt, response: &plain, draws };

@@ -8,6 +8,7 @@ use draftsmith_theory::{
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::look_ups::LookUps;
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Promise, Verdict, of_pair};
 use super::{MAX_LENGTH, Surveyor};
@@ -53,6 +54,8 @@ pub(super) struct PairSurvey {
     pub(super) untrained: Promise,
     /// Its gain over the best fixed length.
     pub(super) untrained_gain: Estimate,
+    /// What prompt lookup gains without the draft.
+    pub(super) look_ups: LookUps,
     /// What a head could do.
     pub(super) head: HeadSurvey,
     pub(super) verdict: Verdict,
@@ -100,7 +103,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         max_new_tokens: surveyor.max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
-        judges_rollouts: true,
+        labels: true,
         on_cpu: DeviceChoice::is_cpu(surveyor.workspace.device()),
         console,
         progress: &progress,
@@ -188,7 +191,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let head = HeadSurvey { ceiling: judging.estimate(&ceiling_of), probe };
     let untrained = promise(cheapest(&best)?, &untrained);
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
-    let verdict = of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling);
+    let look_ups = LookUps::of(&plain_halves, &costs, &judging)?;
+    let verdict = of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling)
+        .beside_look_ups(look_ups.look_ups, look_ups.speedup);
     let set = RecordedSet { ids: Vec::new(), recordings: whole };
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = set.recordings.trace(&StopRuleConfig::FixedLength(longest))?;
@@ -204,6 +209,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         oracle,
         untrained,
         untrained_gain,
+        look_ups,
         head,
         verdict,
     })

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
+use super::look_ups::LookUps;
 use super::pair::PairSurvey;
 use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use super::verdict::told;
+use super::verdict::{told, told_look_ups};
 use super::{Found, Survey};
 use crate::results::{CostSource, DecodingName, Estimate};
 use crate::table::render_rules;
@@ -61,6 +62,7 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         found.untrained.speedup.value,
         told(found.untrained_gain)
     );
+    text += &look_ups(&found.look_ups);
     text += &format!("a perfect head: {} over the best K\n", told(found.head.ceiling));
     if let Some(probe) = &found.head.probe {
         text += &format!(
@@ -121,7 +123,16 @@ fn target(found: &TargetSurvey) -> String {
          learns;\ncost: of a draft forward with {DRAFT_VOCABULARY} tokens at most, of a target forward; \
          pays from: the share of\ntokens from which on one candidate a round gains\n"
     );
+    text += &format!("\n{}", look_ups(&found.look_ups));
     text
+}
+
+fn look_ups(found: &LookUps) -> String {
+    let Estimate { value, low, high } = found.speedup;
+    format!(
+        "prompt lookup alone, {}: {value:.2}x ({low:.2} to {high:.2})\n",
+        told_look_ups(found.look_ups)
+    )
 }
 
 /// `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.

@@ -9,6 +9,7 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
+use super::look_ups::LookUps;
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::{Promise, Verdict, of_target};
 use super::{MAX_LENGTH, Surveyor};
@@ -39,6 +40,8 @@ pub(super) struct TargetSurvey {
     pub(super) best_exit_layer: usize,
     /// What it comes to: exit and length were chosen on each half for the other.
     pub(super) best: Promise,
+    /// What prompt lookup gains, which needs no adapter.
+    pub(super) look_ups: LookUps,
     pub(super) verdict: Verdict,
 }
 
@@ -112,12 +115,19 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let (best_exit_layer, best) = best_of(&exits, surveyor.seed)?;
     let best_exit = judged.iter().find(|exit| exit.exit_layer == best_exit_layer);
     let best_exit = best_exit.context("the best exit is one of them")?;
+    // Look-ups are the same beside every exit.
+    let first = exits.first().context("there is an exit")?;
+    let judging = Judging::new(first.folds()?.into(), &first.costs, surveyor.seed)?;
+    let look_ups = LookUps::of(&first.halves, &first.costs, &judging)?;
+    let verdict = of_target(best_exit_layer, &best, best_exit.accepted, best_exit.break_even)
+        .beside_look_ups(look_ups.look_ups, look_ups.speedup);
     Ok(TargetSurvey {
         cost_source,
         verify_seconds: (1..=MAX_LENGTH + 1).map(|rows| base.rounds.verify_seconds(rows)).collect(),
         best_exit_layer,
-        verdict: of_target(best_exit_layer, &best, best_exit.accepted, best_exit.break_even),
+        verdict,
         best,
+        look_ups,
         exits: judged,
     })
 }

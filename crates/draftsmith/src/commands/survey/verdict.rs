@@ -4,7 +4,7 @@
 //! What is advised is what an interval bears out, not what its middle says: where a gain may be nothing,
 //! the simpler thing is advised.
 
-use draftsmith_theory::StopRuleConfig;
+use draftsmith_theory::{LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
 use crate::results::Estimate;
@@ -22,6 +22,8 @@ pub(super) enum Advice {
     TrainAdapter,
     /// Set a rule that needs no training.
     JustSet,
+    /// Look prompts up, without a draft or an adapter.
+    JustLookUp,
     /// Decode with the target alone.
     DoNotSpeculate,
 }
@@ -32,10 +34,59 @@ pub(super) struct Verdict {
     pub(super) advice: Advice,
     /// The rule that is to be set, or the adapter's fixed length; null where there is none.
     pub(super) config: Option<StopRuleConfig>,
+    /// What is to be looked up; null where something else is advised.
+    pub(super) look_ups: Option<LookupFirst>,
     /// Expected speed over the target alone of what is advised, or of the best there is where
     /// speculation is advised against, minus 1.
     pub(super) expected_gain: Estimate,
     pub(super) sentence: String,
+}
+
+impl Verdict {
+    /// The verdict beside prompt lookup alone, with its speed over the target alone: it is advised where
+    /// it surely gains, and more than what else needs no training. What is trained can be looked up
+    /// before.
+    pub(super) fn beside_look_ups(self, look_ups: LookupFirst, speedup: Estimate) -> Self {
+        let gain = minus_one(speedup);
+        if gain.low <= 0.0 {
+            return self;
+        }
+        match self.advice {
+            Advice::TrainHead | Advice::TrainAdapter => {
+                let sentence = format!(
+                    "{}; prompt lookup alone, {}, gives {}, and can go before it",
+                    self.sentence,
+                    told_look_ups(look_ups),
+                    told(gain)
+                );
+                Self { sentence, ..self }
+            }
+            Advice::JustSet | Advice::DoNotSpeculate | Advice::JustLookUp
+                if gain.value > self.expected_gain.value =>
+            {
+                let sentence = format!(
+                    "just look up prompts, {}: expect {} over the target alone; otherwise, {}",
+                    told_look_ups(look_ups),
+                    told(gain),
+                    self.sentence
+                );
+                Self {
+                    advice: Advice::JustLookUp,
+                    config: None,
+                    look_ups: Some(look_ups),
+                    expected_gain: gain,
+                    sentence,
+                }
+            }
+            Advice::JustSet | Advice::DoNotSpeculate | Advice::JustLookUp => self,
+        }
+    }
+}
+
+/// `4 candidates behind a match of 2`.
+pub(super) fn told_look_ups(look_ups: LookupFirst) -> String {
+    let LookupFirst { min_match, most } = look_ups;
+    format!("up to {most} candidates behind a match of {min_match}")
 }
 
 /// A rule, and what is expected of it.
@@ -85,7 +136,13 @@ pub(super) fn of_pair(
             told(gain),
             setting.setting
         );
-        return Verdict { advice: Advice::TrainHead, config: None, expected_gain, sentence };
+        return Verdict {
+            advice: Advice::TrainHead,
+            config: None,
+            look_ups: None,
+            expected_gain,
+            sentence,
+        };
     }
     let expected_gain = minus_one(setting.speedup);
     let config = Some(setting.config.clone());
@@ -108,10 +165,22 @@ pub(super) fn of_pair(
             setting.setting,
             told(expected_gain)
         );
-        return Verdict { advice: Advice::JustSet, config, expected_gain, sentence };
+        return Verdict {
+            advice: Advice::JustSet,
+            config,
+            look_ups: None,
+            expected_gain,
+            sentence,
+        };
     }
     let sentence = refusal(&setting.setting, expected_gain);
-    Verdict { advice: Advice::DoNotSpeculate, config: None, expected_gain, sentence }
+    Verdict {
+        advice: Advice::DoNotSpeculate,
+        config: None,
+        look_ups: None,
+        expected_gain,
+        sentence,
+    }
 }
 
 /// The advice for a target alone: the exit layer whose linear read-out drafts best, what it comes to,
@@ -131,7 +200,13 @@ pub(super) fn of_target(
             best.setting
         );
         let config = Some(best.config.clone());
-        return Verdict { advice: Advice::TrainAdapter, config, expected_gain, sentence };
+        return Verdict {
+            advice: Advice::TrainAdapter,
+            config,
+            look_ups: None,
+            expected_gain,
+            sentence,
+        };
     }
     let setting = format!("a linear read-out of layer {exit_layer}, {}", best.setting);
     let sentence = format!(
@@ -141,7 +216,13 @@ pub(super) fn of_target(
         100.0 * break_even,
         100.0 * accepted.value
     );
-    Verdict { advice: Advice::DoNotSpeculate, config: None, expected_gain, sentence }
+    Verdict {
+        advice: Advice::DoNotSpeculate,
+        config: None,
+        look_ups: None,
+        expected_gain,
+        sentence,
+    }
 }
 
 fn refusal(setting: &str, gain: Estimate) -> String {
@@ -284,5 +365,28 @@ mod tests {
         assert_eq!(slow.advice, Advice::DoNotSpeculate);
         let told = "would have to draft 45 % of the tokens, and the read-out drafts 30 %";
         assert!(slow.sentence.ends_with(told), "{}", slow.sentence);
+    }
+
+    #[test]
+    fn look_ups_are_advised_where_they_surely_gain_more_than_what_needs_no_training() {
+        let look_ups: LookupFirst = "2x4".parse().expect("one");
+        let set = || pair(0.03, estimate(0.02, 0.03), None);
+        assert_eq!(set().beside_look_ups(look_ups, estimate(1.3, 0.4)), set());
+        assert_eq!(set().beside_look_ups(look_ups, estimate(1.15, 0.05)), set());
+        let verdict = set().beside_look_ups(look_ups, estimate(1.3, 0.05));
+        assert_eq!((verdict.advice, verdict.config), (Advice::JustLookUp, None));
+        assert_eq!(verdict.look_ups, Some(look_ups));
+        insta::assert_snapshot!(verdict.sentence, @"just look up prompts, up to 4 candidates behind a match of 2: expect +30.0 % (95 %: +25.0 to +35.0) over the target alone; otherwise, just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; these are too few prompts to say what a head would know; a perfect one gains +20.0 % over the best K");
+        let slow = of_target(2, &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
+        let verdict = slow.beside_look_ups(look_ups, estimate(1.1, 0.05));
+        assert_eq!(verdict.advice, Advice::JustLookUp);
+        // What is trained does more, and may be looked up before.
+        let adapter = || of_target(2, &fixed(estimate(1.12, 0.04)), estimate(0.3, 0.02), 0.45);
+        let verdict = adapter().beside_look_ups(look_ups, estimate(1.3, 0.05));
+        assert_eq!(verdict.advice, Advice::TrainAdapter);
+        assert_eq!(verdict.expected_gain, adapter().expected_gain);
+        let more = "; prompt lookup alone, up to 4 candidates behind a match of 2, gives +30.0 % (95 %: \
+                    +25.0 to +35.0), and can go before it";
+        assert_eq!(verdict.sentence, adapter().sentence + more);
     }
 }

@@ -1,0 +1,159 @@
+//! The models that are asked about a place: the drafter by a step of its own, the target about a token,
+//! an acceptance head about a candidate.
+
+use draftsmith_theory::{
+    Bounds, Decoding, DraftSignals, HeadEstimate, PredictedProb, RecordedCandidate, Sampling,
+    SignalNeeds, StopRule, TokenChoice, argmax, largest_prob,
+};
+
+use super::RecordOptions;
+use crate::draft_row::{DraftRow, draft_rows};
+use crate::drafter::{AskedOf, DraftStep, StepDrafter};
+use crate::error::DecodeError;
+use crate::target::Target;
+
+/// Target and drafter, with what is recorded of them.
+pub(super) struct Models<'a, T, D: ?Sized> {
+    pub(super) target: &'a mut T,
+    pub(super) drafter: &'a mut D,
+    pub(super) options: &'a RecordOptions,
+}
+
+impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
+    /// Takes steps of the drafter.
+    pub(super) fn step(&mut self, steps: &[DraftStep<'_>]) -> Result<Vec<Step>, DecodeError> {
+        let decoding = &self.options.decoding;
+        let rows = draft_rows(self.drafter, self.target, steps, steps.iter().map(|_| decoding))?;
+        let step_of = |row: DraftRow| Step { probs: decoding.sampled_probs(row.logits()), row };
+        Ok(rows.into_iter().map(step_of).collect())
+    }
+
+    /// Whether a head is asked about a candidate in every round that may meet it.
+    pub(super) fn asks_by_round(&self) -> bool {
+        self.options.has_head && self.drafter.depends_on_round()
+    }
+
+    /// What a head predicts of the candidate that a draft forward in a slot has read, if that is when it
+    /// predicts; `starts` is where rounds begin that meet the candidate.
+    pub(super) fn predict_of_read(
+        &mut self,
+        slot: usize,
+        starts: &[usize],
+        step: &Step,
+    ) -> Result<PredictedProb, DecodeError> {
+        if self.asks_by_round() {
+            let probs = self.drafter.predict_by_round(slot, AskedOf::Read, starts)?;
+            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
+        }
+        Ok(match step.row.signals().acceptance_prob {
+            Some(HeadEstimate::OfRead(prob)) => PredictedProb::InAnyRound(prob),
+            Some(HeadEstimate::OfDrawn(_)) | None => PredictedProb::Nothing,
+        })
+    }
+
+    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward in
+    /// a slot; `starts` is where rounds begin that meet it.
+    pub(super) fn predict_of_drawn(
+        &mut self,
+        slot: usize,
+        starts: &[usize],
+        logits: &[f32],
+        candidate: u32,
+    ) -> Result<PredictedProb, DecodeError> {
+        if !self.options.has_head {
+            return Ok(PredictedProb::Nothing);
+        }
+        if self.asks_by_round() {
+            let asked = AskedOf::Drawn { logits, candidate };
+            let probs = self.drafter.predict_by_round(slot, asked, starts)?;
+            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
+        }
+        let prob = self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)?;
+        Ok(prob.into())
+    }
+
+    /// What the target gives a candidate; NaN where it was not asked.
+    pub(super) fn target_log_prob(
+        &self,
+        candidate: &RecordedCandidate,
+        target_logits: Option<&[f32]>,
+    ) -> f64 {
+        target_logits.map_or(f64::NAN, |logits| {
+            served(&self.options.decoding).probs(logits)[candidate.token_id as usize].ln()
+        })
+    }
+}
+
+/// Enters what a head predicts of a candidate, if that is when it predicts.
+pub(super) fn enter(predicted: PredictedProb, candidate: &mut RecordedCandidate) {
+    if predicted != PredictedProb::Nothing {
+        candidate.predicted_acceptance_prob = predicted;
+    }
+}
+
+/// The distributions that labels are of.
+fn served(decoding: &Decoding) -> Sampling {
+    match decoding.choice {
+        TokenChoice::Greedy => Sampling::default(),
+        TokenChoice::Sampled(sampling) => sampling,
+    }
+}
+
+/// A rule that never stops and reads all that any rule may read.
+pub(super) struct EverySignal {
+    pub(super) has_head: bool,
+}
+
+impl StopRule for EverySignal {
+    fn bounds(&self) -> Bounds {
+        Bounds { min: 0, max: usize::MAX }
+    }
+
+    fn needs(&self) -> SignalNeeds {
+        SignalNeeds {
+            acceptance_prob: self.has_head,
+            confidence: true,
+            confidence_of_ten: true,
+            candidate_prob: true,
+            entropy: true,
+        }
+    }
+
+    fn stops(&mut self, _candidates: &[u32], _signals: &DraftSignals) -> bool {
+        false
+    }
+}
+
+/// A draft forward.
+pub(super) struct Step {
+    pub(super) row: DraftRow,
+    /// What a candidate is drawn from; None where it is greedy.
+    pub(super) probs: Option<Vec<f64>>,
+}
+
+impl Step {
+    /// A token as this forward's candidate; what the target gives it is not known yet.
+    pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
+        let token = token_id as usize;
+        let (logits, signals) = (self.row.logits(), self.row.signals());
+        let draft_prob = match &self.probs {
+            Some(probs) => probs[token],
+            None => served(&options.decoding).probs(logits)[token],
+        };
+        let given = "a drafter gives the signals that are needed";
+        RecordedCandidate {
+            token_id,
+            // As the round loop has it, to the last bit.
+            candidate_prob: match self.probs {
+                None if argmax(logits) == token_id => largest_prob(logits),
+                _ => draft_prob,
+            },
+            confidence: signals.confidence.expect(given),
+            confidence_of_ten: signals.confidence_of_ten.expect(given),
+            entropy: signals.entropy.expect(given),
+            predicted_acceptance_prob: PredictedProb::Nothing,
+            draft_log_prob: draft_prob.ln(),
+            target_log_prob: f64::NAN,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What is drafted from a rejected candidate on.
+
+use draftsmith_theory::{
+    CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
+};
+
+use super::RecordOptions;
+use super::along::Along;
+use super::models::{EverySignal, Models, Step, enter};
+use crate::chain::draw;
+use crate::drafter::{DraftStep, StepDrafter};
+use crate::error::DecodeError;
+use crate::target::{Target, Verification};
+
+/// What is drafted from a rejected candidate on, itself included.
+pub(super) struct Rollout {
+    /// Which of the running responses.
+    number: usize,
+    phase: DraftPhase,
+    rule: EverySignal,
+    room: usize,
+    /// Where rounds begin that meet it.
+    starts: Vec<usize>,
+    pub(super) candidates: Vec<RecordedCandidate>,
+}
+
+impl Rollout {
+    pub(super) fn begin(
+        number: usize,
+        room: usize,
+        starts: Vec<usize>,
+        options: &RecordOptions,
+    ) -> Self {
+        let mut rule = EverySignal { has_head: options.has_head };
+        let limits = options.limits.of_drafts(room);
+        let phase = DraftPhase::begin(&mut rule, limits);
+        Self { number, phase, rule, room, starts, candidates: Vec::new() }
+    }
+}
+
+/// A step, as what a rollout draws from.
+struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
+    models: &'s mut Models<'a, T, D>,
+    slot: usize,
+    starts: &'s [usize],
+    draws: &'r mut dyn Draws,
+    step: &'s Step,
+    rejected: Option<u32>,
+    candidates: &'s mut Vec<RecordedCandidate>,
+}
+
+impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_, '_, '_, T, D> {
+    type Error = DecodeError;
+
+    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+        let drawn = match self.rejected {
+            Some(token_id) => Drawn { token_id, candidate_prob: None },
+            None => draw(self.step.row.logits(), self.step.probs.as_deref(), needs, self.draws),
+        };
+        self.candidates.push(self.step.candidate(drawn.token_id, self.models.options));
+        drawn
+    }
+
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+        let (slot, logits) = (self.slot, self.step.row.own_logits());
+        let predicted = self.models.predict_of_drawn(slot, self.starts, logits, candidate)?;
+        let first = predicted.in_round(0);
+        if let Some(drawn) = self.candidates.last_mut() {
+            enter(predicted, drawn);
+        }
+        Ok(first)
+    }
+}
+
+impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
+    /// Lets the drafter draft on from rejected candidates: up to the room there is, or an end token.
+    /// Target and drafter are then back where they were.
+    pub(super) fn roll_out(
+        &mut self,
+        rollouts: &mut [Rollout],
+        running: &mut [Along<'_>],
+    ) -> Result<(), DecodeError> {
+        loop {
+            let going_on = rollouts.iter_mut().filter(|rollout| rollout.phase.needs_step());
+            let mut going_on: Vec<&mut Rollout> = going_on.collect();
+            if going_on.is_empty() {
+                break;
+            }
+            let steps: Vec<DraftStep<'_>> = going_on
+                .iter()
+                .map(|rollout| {
+                    let phase = &rollout.phase;
+                    running[rollout.number].step(phase.num_candidates(), phase.needs())
+                })
+                .collect();
+            for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
+                let slot = running[rollout.number].slot;
+                let predicted = self.predict_of_read(slot, &rollout.starts, &step)?;
+                enter(predicted, rollout.candidates.last_mut().expect("one was rejected"));
+                self.advance(rollout, &mut running[rollout.number], &step, None)?;
+            }
+        }
+        if self.options.labels_all() {
+            self.judge(rollouts, running)?;
+        }
+        for rollout in rollouts {
+            let along = &mut running[rollout.number];
+            let num_standing = along.tokens.len() - rollout.candidates.len();
+            along.tokens.truncate(num_standing);
+            self.target.commit(along.slot, num_standing, &[]);
+            self.drafter.commit(along.slot, num_standing, &[]);
+            let place = along.places.last_mut().expect("a rollout is of a place");
+            place.rollout = Some(std::mem::take(&mut rollout.candidates));
+        }
+        Ok(())
+    }
+
+    /// Asks the target about what is drafted behind rejected candidates.
+    fn judge(
+        &mut self,
+        rollouts: &mut [Rollout],
+        running: &[Along<'_>],
+    ) -> Result<(), DecodeError> {
+        // Of the token before the rejected one the row is known, and nothing follows the last one.
+        let proposals: Vec<Proposal> = rollouts
+            .iter()
+            .map(|rollout| {
+                let drafted = rollout.candidates.iter().map(|candidate| candidate.token_id);
+                let drafted: Vec<u32> = drafted.collect();
+                Proposal::certain_chain(drafted.get(1..drafted.len() - 1).unwrap_or(&[]))
+            })
+            .collect();
+        let is_read = |rollout: &&Rollout| rollout.candidates.len() > 1;
+        let batch: Vec<Verification<'_>> = rollouts
+            .iter()
+            .zip(&proposals)
+            .filter(|(rollout, _)| is_read(rollout))
+            .map(|(rollout, proposal)| {
+                let Along { slot, tokens, .. } = &running[rollout.number];
+                Verification { slot: *slot, tokens: &tokens[..tokens.len() - 1], proposal }
+            })
+            .collect();
+        if !batch.is_empty() {
+            let logits = self.target.verify(&batch)?;
+            let mut rows = logits.rows();
+            for rollout in rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1) {
+                let tokens = &running[rollout.number].tokens;
+                let first = tokens.len() + 1 - rollout.candidates.len();
+                let candidates = rollout.candidates[1..].iter_mut().zip(first..);
+                for ((candidate, num_before), row) in candidates.zip(&mut rows) {
+                    let before = tokens[..num_before].iter().copied();
+                    let row = self.options.decoding.penalised(row, before);
+                    candidate.target_log_prob = self.target_log_prob(candidate, Some(&row));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with a rollout behind a step: by the `rejected` candidate, if it is its first.
+    pub(super) fn advance(
+        &mut self,
+        rollout: &mut Rollout,
+        along: &mut Along<'_>,
+        step: &Step,
+        rejected: Option<u32>,
+    ) -> Result<(), DecodeError> {
+        let Rollout { phase, rule, room, candidates, starts, .. } = rollout;
+        let limits = self.options.limits.of_drafts(*room);
+        let (slot, draws) = (along.slot, &mut *along.draws);
+        let mut source =
+            RolloutSource { models: self, slot, starts, draws, step, rejected, candidates };
+        phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
+        // A candidate that ends the response, which no rule is asked about.
+        if let Some(last) = candidates.last_mut()
+            && limits.is_end(&along.tokens)
+        {
+            let predicted =
+                self.predict_of_drawn(slot, starts, step.row.own_logits(), last.token_id)?;
+            enter(predicted, last);
+        }
+        Ok(())
+    }
+}
