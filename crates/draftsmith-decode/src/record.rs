@@ -76,8 +76,8 @@ pub struct RecordRequest<'a> {
 /// Acceptance labels are of the distributions as served; greedy, of the models' own at temperature
 /// 1.
 ///
-/// `observe` is told at each place how many responses are recorded whole, and may break off: then
-/// those are all that is returned.
+/// `observe` is told at each place how many there are of all responses so far, and may break off:
+/// then those that are recorded whole are all that is returned.
 ///
 /// # Errors
 /// If a prompt or a response is empty or does not fit, or a model fails.
@@ -92,16 +92,18 @@ pub fn record<'a, T: Target, D: StepDrafter<T> + ?Sized>(
     let mut free: Vec<usize> = (0..target.num_slots()).rev().collect();
     let mut running: Vec<Along<'a>> = Vec::with_capacity(free.len());
     let mut recorded: Vec<(usize, Recording)> = Vec::new();
+    let mut num_places = 0;
     let mut models = Models { target, drafter, options };
     loop {
         while let Some(slot) = free.pop() {
             let Some((number, request)) = waiting.next() else { break };
             running.push(models.begin(number, request, slot)?);
         }
-        if running.is_empty() || observe(recorded.len()).is_break() {
+        if running.is_empty() || observe(num_places).is_break() {
             break;
         }
         models.record_place(&mut running)?;
+        num_places += running.len();
         for along in running.extract_if(.., |along| along.at() == along.response.len()) {
             free.push(along.slot);
             let prompt = along.tokens[..along.tokens.len() - along.places.len()].to_vec();

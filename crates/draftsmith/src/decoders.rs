@@ -137,7 +137,7 @@ impl<'m> Decoders<'m> {
 
     /// Records what a drafter does along responses of the target, for replay: predictions as the
     /// head makes them. With one, and with `labels`, each candidate gets its label.
-    /// `observe` is told how many are recorded, and may break off.
+    /// `observe` is told how many places are recorded, and may break off.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or there is no such drafter.

@@ -136,8 +136,13 @@ impl Recorder<'_> {
         let draws = |id: &str| SeededDraws::new(self.seed, &[id, "record", how]);
         let mut prompts: Vec<(&[u32], SeededDraws)> =
             turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let responses = responder.respond(&mut prompts, |_, _| ())?;
-        self.progress.advance(turns.len() as u64);
+        let mut answered = self.progress.side_by_side(vec![1.0; turns.len()]);
+        let mut lens = vec![0; turns.len()];
+        let responses = responder.respond(&mut prompts, |nth, tokens| {
+            lens[nth] += tokens.kept.len();
+            answered.reach(nth, lens[nth] as f64 / self.max_new_tokens as f64);
+        })?;
+        answered.finish();
         let answer = |((_, turn), response): ((usize, Turn), Generation)| {
             let Turn { id, prompt_ids, .. } = turn;
             let Generation { token_ids: response_ids, finish, .. } = response;

@@ -73,15 +73,15 @@ impl RecordingJob<'_> {
         responses: &mut [ToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let num_responses = responses.len();
+        let num_places: usize = responses.iter().map(|one| one.response_ids.len()).sum();
         let requests = responses.iter_mut().map(|response| RecordRequest {
             prompt: response.prompt_ids,
             response: response.response_ids,
             draws: &mut response.draws,
         });
-        let mut num_told = 0;
+        let mut all = self.progress.side_by_side(vec![num_responses as f64]);
         let observe = &mut |num_recorded: usize| {
-            self.progress.advance((num_recorded - num_told) as u64);
-            num_told = num_recorded;
+            all.reach(0, num_recorded as f64 / num_places as f64);
             match self.console.is_interrupted() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
@@ -92,7 +92,7 @@ impl RecordingJob<'_> {
         if recorded.len() < num_responses {
             return Err(Interrupted.into());
         }
-        self.progress.advance((num_responses - num_told) as u64);
+        all.finish();
         Ok(recorded)
     }
 }

@@ -52,13 +52,15 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
         .zip(&mut all)
         .map(|((prompt, response), draws)| RecordRequest { prompt, response, draws });
     let mut told = Vec::new();
-    let observe = &mut |num_recorded| {
-        told.push(num_recorded);
+    let observe = &mut |num_places| {
+        told.push(num_places);
         ControlFlow::Continue(())
     };
     let (target, drafting) = (&mut session(NUM_SLOTS), &mut drafter(NUM_SLOTS));
     let together = record(target, drafting, options, requests, observe).expect("finite");
-    assert!(told.is_sorted() && told.last() > told.first(), "{told:?}");
+    let num_tokens: usize = responses.iter().map(|(_, response)| response.len()).sum();
+    assert!(told.is_sorted() && told.first() == Some(&0), "{told:?}");
+    assert!(told.last().is_some_and(|last| num_tokens - last <= NUM_SLOTS), "{told:?}");
     assert_eq!(together.len(), responses.len());
     let (mut target, mut drafter) = (session(1), drafter(1));
     for (number, (prompt, response)) in responses.iter().enumerate() {
@@ -223,7 +225,8 @@ fn what_is_broken_off_returns_what_was_recorded() {
         response,
         draws,
     });
-    let observe = &mut |num_recorded| match num_recorded {
+    // The first response is recorded whole with the first place of both.
+    let observe = &mut |num_places| match num_places {
         0 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     };

@@ -175,6 +175,11 @@ fn check_prompts(pair: &Pair, prompts: &[&Prompt], data: &DataRecipe) -> Result<
     Ok(())
 }
 
+/// What a turn is of a prompt's work.
+fn share_of_turn(prompt: &Prompt) -> f64 {
+    1.0 / prompt.turns.len() as f64
+}
+
 /// What the rows of all prompts have in common.
 struct Labeller<'a> {
     pair: &'a Pair,
@@ -196,7 +201,7 @@ struct Response {
 impl Labeller<'_> {
     /// The rows of conversations, one an assistant turn, in order.
     fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
-        let mut num_left = prompts.len() as u64;
+        let mut left = prompts.len() as f64;
         let answered = answer_side_by_side(
             self.pair,
             prompts,
@@ -208,29 +213,37 @@ impl Labeller<'_> {
                         return Err(Interrupted.into());
                     }
                     let prompt = prompts[of_prompt];
-                    let is_last = turn.number + 1 == prompt.turns.len();
                     let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
-                    if is_last {
-                        self.progress.advance(1);
-                        num_left -= 1;
-                    }
+                    let share = share_of_turn(prompt);
+                    self.progress.advance_part(share * (1.0 - self.share_of_response()));
+                    left -= share;
                     Ok(row)
                 };
                 turns.into_iter().zip(responses).map(label).collect()
             },
         )?;
         // Those that outgrew the context.
-        self.progress.advance(num_left);
+        self.progress.advance_part(left);
         Ok(answered.into_iter().flat_map(|(rows, _)| rows).collect())
     }
 
+    /// How much of a turn's work it is to have the response written: half, where it is read once more
+    /// for its labels.
+    fn share_of_response(&self) -> f64 {
+        match (self.data.responses, &self.pair.draft) {
+            (Responses::Existing, _) => 0.0,
+            (Responses::Generate, Some(_)) => 0.5,
+            (Responses::Generate, None) => 1.0,
+        }
+    }
+
     /// What answers each turn: the file's own response, or the target's.
-    fn responses(&self, prompts: &[&Prompt], turns: &[(usize, Turn)]) -> Result<Vec<Response>> {
+    fn responses(&self, all_prompts: &[&Prompt], turns: &[(usize, Turn)]) -> Result<Vec<Response>> {
         if self.data.responses == Responses::Existing {
             return turns
                 .iter()
                 .map(|(of_prompt, Turn { number, id, prompt_ids })| {
-                    let text = prompts[*of_prompt].turns[*number].response.as_deref();
+                    let text = all_prompts[*of_prompt].turns[*number].response.as_deref();
                     let text = text.with_context(|| format!("prompt `{id}` has no response"))?;
                     self.existing_response(text, prompt_ids)
                 })
@@ -251,7 +264,14 @@ impl Labeller<'_> {
         let mut log_probs = vec![Vec::new(); prompts.len()];
         let mut texts: Vec<Vec<u32>> =
             turns.iter().map(|(_, turn)| turn.prompt_ids.clone()).collect();
-        let note_log_prob = |nth: usize, tokens: RoundTokens<'_>| {
+        let worth = |(of_prompt, _): &(usize, Turn)| {
+            share_of_turn(all_prompts[*of_prompt]) * self.share_of_response()
+        };
+        let mut written = self.progress.side_by_side(turns.iter().map(worth).collect());
+        let mut lens = vec![0; turns.len()];
+        let note_tokens = |nth: usize, tokens: RoundTokens<'_>| {
+            lens[nth] += tokens.kept.len();
+            written.reach(nth, lens[nth] as f64 / self.data.max_new_tokens as f64);
             if self.pair.draft.is_none() {
                 for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
                     let text = &mut texts[nth];
@@ -260,7 +280,8 @@ impl Labeller<'_> {
                 }
             }
         };
-        let generations = responder.respond(&mut prompts, note_log_prob)?;
+        let generations = responder.respond(&mut prompts, note_tokens)?;
+        written.finish();
         let response = |(generation, log_probs): (Generation, Vec<f32>)| Response {
             ids: generation.token_ids,
             finish: match generation.finish {
