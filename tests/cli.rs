@@ -24,6 +24,8 @@ mod record;
 mod resume;
 #[path = "cli/road.rs"]
 mod road;
+#[path = "cli/sources.rs"]
+mod sources;
 #[path = "cli/stale.rs"]
 mod stale;
 #[path = "cli/support.rs"]

@@ -247,14 +247,14 @@ fn data_of_a_larger_vocabulary() {
 fn prompts_that_are_empty_broken_or_too_long() {
     let cases: [(&str, &[&str]); 4] = [
         ("", &["train.jsonl"]),
-        ("{\"prompt\": \"fine\"}\n{not json\n", &["train.jsonl", "2"]),
+        ("{\"prompt\": \"fine\"}\n{not json\n", &["train.jsonl", "line 2"]),
         ("{\"nothing\": \"known\"}\n", &["train.jsonl", "prompt"]),
         ("{\"prompt\": \"\"}\n", &["train.jsonl"]),
     ];
     for (text, named) in cases {
         let place = with_recipe(|text| text);
         place.write("train.jsonl", text);
-        place.run(&["build-data", "small.toml"]).fails_naming(named);
+        place.run(&["build-data", "small.toml", "--strict"]).fails_naming(named);
         left_nothing(&place);
     }
     let place = with_recipe(|text| text);
@@ -427,12 +427,12 @@ fn prompts_are_read_as_far_as_they_are_needed() {
     assert_eq!(ran.json()["num_prompts"], 3);
 
     // Two more are needed than there are, and the last line is met.
-    let more = ["--set", "data.num_prompts=5", "--set", "name=more"];
+    let more = ["--set", "data.num_prompts=5", "--set", "name=more", "--strict"];
     let all = [&["build-data", "small.toml"], &skip[..], &more[..]].concat();
     place.run(&all).fails_naming(&["`train.jsonl`, line 6"]);
     // Prompts that are spread over a file need all of it.
     place.write("test.jsonl", lines.join("\n"));
-    place.run(&["evaluate", "small.toml"]).fails_naming(&["`test.jsonl`, line 6"]);
+    place.run(&["evaluate", "small.toml", "--strict"]).fails_naming(&["`test.jsonl`, line 6"]);
     place.write("small.toml", place_recipe(&place).replace("'test.jsonl'", "'/dev/zero'"));
     place.run(&["evaluate", "small.toml"]).fails_naming(&["`/dev/zero` is not a regular file"]);
 }

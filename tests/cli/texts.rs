@@ -83,7 +83,10 @@ fn errors() {
         small("train-head", ""),
         small("tune", ""),
         small("build-data", "data.prompts=['absent.jsonl']"),
-        small("build-data", "data.prompts=['odd.jsonl']"),
+        told(
+            &place,
+            &["build-data", "small.toml", "--strict", "--set", "data.prompts=['odd.jsonl']"],
+        ),
         small("build-data", "models.target=nowhere"),
         small("train-adapter", "adapter.exit_layer=0"),
         told(&place, &["check", "nowhere"]),

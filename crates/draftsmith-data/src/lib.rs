@@ -25,8 +25,10 @@ pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
-pub use prompts::{Prompt, Prompts, Turn};
-pub use provenance::{Difference, PromptFile, Provenance, is_no_penalty, no_penalty};
+pub use prompts::{ContentHash, Malformed, Prompt, Prompts, SplitRange, Turn};
+pub use provenance::{
+    Difference, LengthBounds, PromptFile, Provenance, SourceWeight, is_no_penalty, no_penalty,
+};
 pub use responses::{
     DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet, has_shards,
     read_dir, read_shard, round_stored, shard_path, write_shard,

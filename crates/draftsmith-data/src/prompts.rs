@@ -1,10 +1,11 @@
 //! Prompt sets in the forms they are published in, read into one [`Prompt`] each.
 //!
 //! The form is recognised by content, never by the file's name: `prompts/file.rs` cuts a file into
-//! records (JSON lines or a JSON array, gzipped or not, or a Parquet table), `prompts/forms.rs`
-//! says what a record's keys mean. What a prompt becomes for a model is the chat template's
-//! business.
+//! records (JSON lines or a JSON array, packed by gzip or zstd or not, or a Parquet table),
+//! `prompts/forms.rs` says what a record's keys mean. What a prompt becomes for a model is the chat
+//! template's business. `prompts/content.rs` tells prompts by what they say.
 
+mod content;
 mod file;
 mod forms;
 mod record;
@@ -12,6 +13,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
+pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
 use self::forms::Problem;
 use self::record::Record;
@@ -26,7 +28,7 @@ pub struct Prompt {
     /// What the record calls itself, a number or a string: `question_id`, `task_id` or `id`, so
     /// that answers can be joined with questions.
     pub own_id: Option<serde_json::Value>,
-    /// The file's name without `.jsonl`, `.json`, `.parquet` and `.gz`.
+    /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
     pub source: String,
     /// The record's own category, where it has one.
     pub category: Option<String>,
@@ -84,7 +86,7 @@ impl Prompt {
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
 ///
 /// Records are lines of JSON, the elements of one JSON array, or the rows of a Parquet table whose
-/// text columns carry the keys' names; any of them may be gzipped. A byte-order mark, blank lines
+/// text columns carry the keys' names; JSON may be packed by gzip or zstd. A byte-order mark, blank lines
 /// and mixed line endings are fine. The published ShareGPT files were cut at a length: an answer
 /// that begins a conversation is dropped there, and so is a conversation without a user text
 /// (which keeps its number). A record has at most 8 MB and 100,000 values.
@@ -92,7 +94,7 @@ impl Prompt {
 /// # Errors
 /// An item is an error, the last one, if the file cannot be read or decompressed, holds no prompt,
 /// or has a record that is not JSON, larger than a prompt may be, in no known form, or with an
-/// empty user text; with its line.
+/// empty user text; with its line. Such records may also be skipped ([`Self::skipping_malformed`]).
 #[derive(Debug)]
 pub struct Prompts {
     path: PathBuf,
@@ -101,7 +103,22 @@ pub struct Prompts {
     records: Option<Records>,
     num_records: usize,
     num_prompts: usize,
+    skips_malformed: bool,
+    malformed: Malformed,
 }
+
+/// The records of a file that are no prompts and were skipped. They keep their numbers in the ids of
+/// those behind them.
+#[derive(Debug, Default)]
+pub struct Malformed {
+    /// How many there were so far.
+    pub num_records: usize,
+    /// What is wrong with the first of them, a few at most.
+    pub first: Vec<DataError>,
+}
+
+/// Of malformed records so many are told in full.
+const MALFORMED_TOLD: usize = 3;
 
 impl Prompts {
     /// Opens a prompt file.
@@ -115,10 +132,32 @@ impl Prompts {
             records: Some(Records::open(path)?),
             num_records: 0,
             num_prompts: 0,
+            skips_malformed: false,
+            malformed: Malformed::default(),
         })
     }
 
-    /// The file's name without `.jsonl`, `.json`, `.parquet` and `.gz`.
+    /// The same, which skips and counts records that are no prompts. A file in which all are malformed
+    /// is an error, and so is one that breaks where the next record cannot be found: packed text that
+    /// was cut, a JSON array that is no JSON, a broken Parquet page.
+    #[must_use]
+    pub fn skipping_malformed(self) -> Self {
+        Self { skips_malformed: true, ..self }
+    }
+
+    /// What was skipped so far.
+    #[must_use]
+    pub fn malformed(&self) -> &Malformed {
+        &self.malformed
+    }
+
+    /// What was skipped, when there is nothing more to read.
+    #[must_use]
+    pub fn into_malformed(self) -> Malformed {
+        self.malformed
+    }
+
+    /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -127,31 +166,60 @@ impl Prompts {
     /// The next prompt, of as many records as it takes.
     fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
         let Some(records) = &mut self.records else { return Ok(None) };
-        while let Some(Record { place, value, unread }) = records.next()? {
+        while let Some(record) = records.next()? {
             let index = self.num_records;
             self.num_records += 1;
-            let content = forms::read_record(&value).map_err(|problem| match (problem, unread) {
-                (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
-                (problem, _) => problem,
-            });
-            let Some(content) = content.map_err(|problem| problem.at(&self.path, place))? else {
-                continue;
-            };
-            self.num_prompts += 1;
-            return Ok(Some(Prompt {
-                id: format!("{}#{index}", self.source),
-                own_id: forms::own_id(&value),
-                source: self.source.clone(),
-                category: content.category,
-                turns: content.turns,
-                system: content.system,
-            }));
+            let id = || format!("{}#{index}", self.source);
+            let prompt =
+                record.and_then(|record| read_prompt(record, &self.path, &self.source, id));
+            match prompt {
+                Ok(None) => {}
+                Ok(Some(prompt)) => {
+                    self.num_prompts += 1;
+                    return Ok(Some(prompt));
+                }
+                Err(error) if self.skips_malformed => {
+                    self.malformed.num_records += 1;
+                    if self.malformed.first.len() < MALFORMED_TOLD {
+                        self.malformed.first.push(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
-        if self.num_prompts == 0 {
-            return Err(DataError::NoPrompts { path: self.path.clone() });
+        if self.num_prompts > 0 {
+            return Ok(None);
         }
-        Ok(None)
+        let path = self.path.clone();
+        Err(if self.malformed.first.is_empty() {
+            DataError::NoPrompts { path }
+        } else {
+            self.malformed.first.remove(0)
+        })
     }
+}
+
+/// The prompt that a record is; none of a conversation that was cut down to nothing.
+fn read_prompt(
+    record: Record,
+    path: &Path,
+    source: &str,
+    id: impl Fn() -> String,
+) -> Result<Option<Prompt>, DataError> {
+    let Record { place, value, unread } = record;
+    let content = forms::read_record(&value).map_err(|problem| match (problem, unread) {
+        (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
+        (problem, _) => problem,
+    });
+    let content = content.map_err(|problem| problem.at(path, place))?;
+    Ok(content.map(|content| Prompt {
+        id: id(),
+        own_id: forms::own_id(&value),
+        source: source.to_owned(),
+        category: content.category,
+        turns: content.turns,
+        system: content.system,
+    }))
 }
 
 impl Iterator for Prompts {

@@ -9,6 +9,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::prompts::SplitRange;
+
 /// What the metadata keys begin with.
 const KEY_PREFIX: &str = "draftsmith.";
 
@@ -36,8 +38,22 @@ pub struct Provenance {
     pub stop_strings: Vec<String>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
-    /// At most this many prompts of each file; `None` for all.
+    /// How many prompts of each file there are at most, or, with weights, of all sources together;
+    /// `None` for all.
     pub limit: Option<u64>,
+    /// What share of the prompts each source has, and how many of the files are its own, in their
+    /// order. Files do not name it where nothing is weighed, nor the three below where they say nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<SourceWeight>,
+    /// The split that prompts were taken of; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitRange>,
+    /// Which lengths were left out.
+    #[serde(default, skip_serializing_if = "LengthBounds::is_none")]
+    pub lengths: LengthBounds,
+    /// Whether prompts were taken as often as they stand in the files.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub keep_duplicates: bool,
     /// Whether the file's own answers were taken as responses, instead of the target's.
     pub existing_responses: bool,
     /// Sampling temperature of both models; 0 is greedy.
@@ -61,6 +77,10 @@ pub struct Provenance {
     /// it, as none did that were written before there was a choice.
     #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
     pub dtype: String,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// The repetition penalty that changes nothing, which files mean that name none.
@@ -89,6 +109,42 @@ pub struct PromptFile {
     pub name: String,
     /// Hash of its bytes.
     pub hash: String,
+}
+
+/// A source's share of the prompts: its weight among all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceWeight {
+    /// How many prompt files are the source's.
+    pub num_files: usize,
+    /// The weight.
+    pub weight: f64,
+}
+
+/// Bounds on lengths in tokens, both ends included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthBounds {
+    /// The shortest prompt: a conversation up to where its first answer begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_prompt_tokens: Option<usize>,
+    /// The longest prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_prompt_tokens: Option<usize>,
+    /// The shortest answer of a file, in any turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_response_tokens: Option<usize>,
+    /// The longest answer of a file, in any turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_response_tokens: Option<usize>,
+}
+
+impl LengthBounds {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A field in which two provenances differ, with both values as JSON text.
@@ -136,7 +192,11 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
 
 /// What fields stand for that files leave out, as they did before there was a choice.
 fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
-    let left_out: [(&str, Value); 4] = [
+    let left_out: [(&str, Value); 8] = [
+        ("weights", Value::Array(Vec::new())),
+        ("split", Value::Null),
+        ("lengths", Value::Object(Map::new())),
+        ("keep_duplicates", false.into()),
         ("stop_strings", Value::Array(Vec::new())),
         ("min_p", Value::Null),
         ("repetition_penalty", 1.0.into()),
@@ -218,6 +278,10 @@ pub(crate) mod tests {
             stop_strings: Vec::new(),
             prompts: vec![PromptFile { name: "set.jsonl".into(), hash: "dd".into() }],
             limit: Some(10),
+            weights: Vec::new(),
+            split: None,
+            lengths: LengthBounds::default(),
+            keep_duplicates: false,
             existing_responses: false,
             temperature: 0.7,
             top_p: 0.95,
@@ -287,6 +351,24 @@ pub(crate) mod tests {
         let stopped = Provenance { stop_strings: vec!["\n".into()], ..provenance() };
         let expected = "`stop_strings` is [] in the one and [\"\\n\"] in the other";
         assert_eq!(told(&provenance(), &stopped), [expected]);
+        let lengths = LengthBounds { max_prompt_tokens: Some(9), ..LengthBounds::default() };
+        let chosen = Provenance {
+            weights: vec![SourceWeight { num_files: 1, weight: 2.0 }],
+            split: Some(SplitRange { name: "train".into(), from: 0.0, to: 0.5 }),
+            lengths,
+            keep_duplicates: true,
+            ..provenance()
+        };
+        assert_eq!(read(&fields_to_entries(chosen.fields())).unwrap(), chosen);
+        assert_eq!(
+            told(&provenance(), &chosen),
+            [
+                "`weights` is [] in the one and [{\"num_files\":1,\"weight\":2.0}] in the other",
+                "`split` is null in the one and {\"name\":\"train\",\"from\":0.0,\"to\":0.5} in the other",
+                "`lengths` is {} in the one and {\"max_prompt_tokens\":9} in the other",
+                "`keep_duplicates` is false in the one and true in the other",
+            ]
+        );
         let min_p = Provenance { min_p: Some(0.1), ..provenance() };
         assert_eq!(
             told(&provenance(), &min_p),

@@ -1,13 +1,15 @@
 //! The data that `build-data` left: whether it is what the recipe would build now, and what is told of
 //! it in what is made of it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{DataSet, Difference, Provenance, hash_bytes};
+use draftsmith_data::{DataSet, Difference, Provenance, SourceWeight, hash_bytes};
 use serde_json::{Value, json};
 
-use crate::recipe::{DataRecipe, Recipe, Responses};
+use crate::prompts::reading::files_of;
+use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::workspace::Workspace;
 
 /// What the recipe's data depends on.
@@ -19,9 +21,14 @@ pub(crate) fn data_provenance(
     data: &DataRecipe,
     workspace: &Workspace,
 ) -> Result<Provenance> {
+    let paths: Vec<PathBuf> = data.prompts.iter().map(|source| source.path.clone()).collect();
     Ok(Provenance {
-        prompts: workspace.prompt_files(&data.prompts)?,
+        prompts: workspace.prompt_files(&paths)?,
         limit: data.num_prompts.map(|n| n as u64),
+        weights: source_weights(data)?,
+        split: data.split.map(|split| recipe.splits.range(split)),
+        lengths: data.lengths(),
+        keep_duplicates: data.keep_duplicates,
         existing_responses: data.responses == Responses::Existing,
         temperature: data.temperature,
         top_p: data.top_p,
@@ -30,6 +37,18 @@ pub(crate) fn data_provenance(
         repetition_penalty: data.repetition_penalty,
         ..workspace.provenance(recipe.seed, data.max_new_tokens)?
     })
+}
+
+/// The weights of the sources; nothing where none has one.
+fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
+    if data.prompts.iter().all(|source| source.weight.is_none()) {
+        return Ok(Vec::new());
+    }
+    let weight = |PromptSource { path, weight }: &PromptSource| {
+        let num_files = files_of([path])?.len();
+        Ok(SourceWeight { num_files, weight: weight.unwrap_or(1.0) })
+    };
+    data.prompts.iter().map(weight).collect()
 }
 
 /// The recipe's built data, after a check that it is of the models, prompts and settings that the

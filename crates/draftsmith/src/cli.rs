@@ -125,6 +125,10 @@ struct RecipeArguments {
     /// Override a key, as in `--set head.num_layers=2`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Stop at the first malformed record of a prompt file, as `data.strict` does; else it is told and
+    /// skipped.
+    #[arg(long)]
+    strict: bool,
 }
 
 /// Arguments of `train-bigram`.
@@ -284,7 +288,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let Arguments { common, command } = arguments;
     let dtype = common.dtype;
     let recipe = |arguments: &RecipeArguments| -> Result<Recipe> {
-        let overrides = Overrides { keys: &arguments.overrides, seed: common.seed, dtype };
+        let overrides = Overrides {
+            keys: &arguments.overrides,
+            seed: common.seed,
+            dtype,
+            is_strict: arguments.strict,
+        };
         Recipe::read(&arguments.recipe, &overrides)
     };
     let in_dtype = |device: Device| -> Result<Device> {

@@ -22,6 +22,22 @@ pub(crate) struct Pair {
     pub(crate) text_end: Option<Arc<StopText>>,
 }
 
+/// How text becomes tokens, without any model's weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TextSide<'a> {
+    pub(crate) tokenizer: &'a TextTokenizer,
+    pub(crate) chat_format: &'a ChatFormat,
+    /// The longest sequence that every model can read.
+    pub(crate) context: usize,
+}
+
+impl TextSide<'_> {
+    /// The ids of a conversation up to where the answer begins.
+    pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode_chat(self.chat_format, messages)?)
+    }
+}
+
 impl Pair {
     /// The same with another draft.
     pub(crate) fn with_draft(&self, draft: CausalLm) -> Self {

@@ -1,133 +1,72 @@
 //! Prompts: reading their files, and choosing those that are used. A file may be larger than the
-//! memory: only the prompts that are chosen are held.
+//! memory: only the prompts that are chosen are held. `prompts/for_data.rs` chooses those that data is
+//! built from, this file those that are measured with.
 
-use std::collections::BTreeSet;
+pub(crate) mod for_data;
+pub(crate) mod reading;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Prompt, Prompts};
+use draftsmith_data::{Malformed, Prompt};
 
+use self::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
 use crate::pair::Pair;
 
-/// The first prompts of a file.
-#[derive(Debug)]
-pub(crate) struct FirstPrompts {
-    path: PathBuf,
-    /// At most so many; all if absent.
-    limit: Option<usize>,
-    pub(crate) prompts: Vec<Prompt>,
-    /// What was not read, because it may not be needed.
-    rest: Prompts,
-}
-
-impl FirstPrompts {
-    /// Reads as many prompts of each file.
-    ///
-    /// # Errors
-    /// If one cannot be read, or two would give the same row ids.
-    pub(crate) fn read(paths: &[PathBuf], limit: Option<usize>) -> Result<Vec<Self>> {
-        let read = |path: &PathBuf, mut rest: Prompts| {
-            let prompts =
-                rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect::<Result<_, _>>()?;
-            Ok(Self { path: path.clone(), limit, prompts, rest })
-        };
-        let opened = open_all(paths)?;
-        paths.iter().zip(opened).map(|(path, prompts)| read(path, prompts)).collect()
-    }
-
-    /// Takes out the prompts whose first turn does not fit the models' context, reads others in
-    /// their place, and notes how many.
-    ///
-    /// # Errors
-    /// If a prompt cannot be read or encoded, or none is left.
-    pub(crate) fn skip_long(&mut self, pair: &Pair, console: &Console) -> Result<()> {
-        let read = std::mem::take(&mut self.prompts).into_iter().map(Ok);
-        let mut num_seen = 0;
-        for prompt in read.chain(self.rest.by_ref()) {
-            let prompt = prompt?;
-            num_seen += 1;
-            if fits(&prompt, pair)? {
-                self.prompts.push(prompt);
-            }
-            if self.limit == Some(self.prompts.len()) {
-                break;
-            }
-        }
-        note_left_out(&self.path, self.prompts.len(), num_seen, pair, console)
-    }
-}
-
-/// A prompt file that was read once from end to end, so that it can be used, and holds so many
-/// prompts. They are not kept: those that are chosen are read again.
+/// A prompt file that was read once from end to end, so that it can be used. Its prompts are not kept:
+/// those that are chosen are read again.
 #[derive(Debug)]
 pub(crate) struct Source {
     path: PathBuf,
     name: String,
-    num_prompts: usize,
+    reading: Reading,
+    /// The places of the prompts of its split among all of the file's.
+    places: Vec<usize>,
+    malformed: Malformed,
 }
 
-/// Reads prompt files.
+/// Reads the prompt files that paths and patterns name.
 ///
 /// # Errors
-/// If one cannot be read, or two would give the same row ids.
-pub(crate) fn read_sources(paths: &[PathBuf]) -> Result<Vec<Source>> {
-    let read = |path: &PathBuf, prompts: Prompts| {
-        let name = prompts.source().to_owned();
-        let mut num_prompts = 0;
-        for prompt in prompts {
-            prompt?;
-            num_prompts += 1;
-        }
-        Ok(Source { path: path.clone(), name, num_prompts })
-    };
-    let opened = open_all(paths)?;
-    paths.iter().zip(opened).map(|(path, prompts)| read(path, prompts)).collect()
+/// If one cannot be read, holds no prompt of the split, or two would give the same row ids.
+pub(crate) fn read_sources(paths: &[PathBuf], reading: &Reading) -> Result<Vec<Source>> {
+    let files = files_of(paths)?;
+    check_files(&files)?;
+    files.iter().map(|path| Source::read(path, reading)).collect()
 }
 
 impl Source {
-    /// The places of the prompts that fit the models' context; how many do not is noted.
-    fn fitting(&self, pair: &Pair, console: &Console) -> Result<Vec<usize>> {
+    fn read(path: &Path, reading: &Reading) -> Result<Self> {
+        let mut prompts = reading.open(path)?;
         let mut places = Vec::new();
-        for (place, prompt) in Prompts::open(&self.path)?.enumerate() {
-            if fits(&prompt?, pair)? {
+        for (place, prompt) in prompts.by_ref().enumerate() {
+            if reading.takes(&prompt?) {
                 places.push(place);
             }
         }
-        note_left_out(&self.path, places.len(), self.num_prompts, pair, console)?;
+        if places.is_empty()
+            && let Some(split) = &reading.split
+        {
+            bail!("`{}` has no prompt of the split `{}`", path.display(), split.name);
+        }
+        let name = prompts.source().to_owned();
+        let malformed = prompts.into_malformed();
+        Ok(Self { path: path.to_path_buf(), name, reading: reading.clone(), places, malformed })
+    }
+
+    /// The places of the prompts that fit the models' context; how many do not is noted.
+    fn fitting(&self, pair: &Pair, console: &Console) -> Result<Vec<usize>> {
+        let mut places = Vec::new();
+        for (place, prompt) in self.reading.open(&self.path)?.enumerate() {
+            let prompt = prompt?;
+            if self.reading.takes(&prompt) && fits(&prompt, pair)? {
+                places.push(place);
+            }
+        }
+        note_left_out(&self.path, places.len(), self.places.len(), pair, console)?;
         Ok(places)
     }
-
-    /// The prompts at `places`, which are in order.
-    fn pick(&self, places: &[usize]) -> Result<Vec<Prompt>> {
-        let mut wanted = places.iter().peekable();
-        let mut prompts = Prompts::open(&self.path)?.enumerate();
-        let mut picked = Vec::with_capacity(places.len());
-        while wanted.peek().is_some()
-            && let Some((place, prompt)) = prompts.next()
-        {
-            let prompt = prompt?;
-            picked.extend(wanted.next_if_eq(&&place).map(|_| prompt));
-        }
-        Ok(picked)
-    }
-}
-
-fn open_all(paths: &[PathBuf]) -> Result<Vec<Prompts>> {
-    let mut names = BTreeSet::new();
-    let open = |path: &PathBuf| {
-        let prompts = Prompts::open(path)?;
-        let name = prompts.source();
-        if !names.insert(name.to_owned()) {
-            bail!(
-                "`{}` is named `{name}` like another prompt file, and rows are named by file; \
-                 hint: rename one of them",
-                path.display()
-            );
-        }
-        Ok(prompts)
-    };
-    paths.iter().map(open).collect()
 }
 
 /// Whether a prompt's first turn leaves room for a token.
@@ -206,9 +145,10 @@ impl PromptChoice {
     ) -> Result<Vec<Prompt>> {
         let mut places = Vec::new();
         for (index, source) in sources.iter().enumerate() {
+            tell_malformed(&source.path, &source.malformed, console);
             let of_source = match self.skip_long {
                 true => source.fitting(pair, console)?,
-                false => (0..source.num_prompts).collect(),
+                false => source.places.clone(),
             };
             places.extend(of_source.into_iter().map(|place| (index, place)));
         }
@@ -216,7 +156,8 @@ impl PromptChoice {
         let mut prompts = Vec::with_capacity(chosen.len());
         for of_source in chosen.chunk_by(|one, next| one.0 == next.0) {
             let places: Vec<usize> = of_source.iter().map(|(_, place)| *place).collect();
-            prompts.extend(sources[of_source[0].0].pick(&places)?);
+            let source = &sources[of_source[0].0];
+            prompts.extend(source.reading.pick(&source.path, &places)?);
         }
         for prompt in &prompts {
             pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;

@@ -13,6 +13,7 @@ mod evaluate;
 mod max_gram;
 mod merged;
 mod overrides;
+mod prompts;
 mod stop_rules;
 mod trees;
 mod tune;
@@ -35,8 +36,10 @@ pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
+pub(crate) use self::prompts::{PromptSource, Split, Splits};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::ends::Ends;
+use crate::prompts::reading::Reading;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,6 +53,9 @@ pub(crate) struct Recipe {
     pub(crate) seed: u64,
     /// The models.
     pub(crate) models: Models,
+    /// The shares of the splits that sections may take prompts of.
+    #[serde(default)]
+    pub(crate) splits: Splits,
     /// Stage build-data.
     pub(crate) data: Option<DataRecipe>,
     /// Stage train-head.
@@ -59,6 +65,9 @@ pub(crate) struct Recipe {
     /// An acceptance head for each adapter, trained with it: the keys of `[head]`, with labels from
     /// rollouts and without a sweep.
     pub(crate) adapter_head: Option<HeadTraining>,
+    /// Whether a malformed record of a prompt file is an error, whatever `data.strict` says.
+    #[serde(skip)]
+    pub(crate) is_strict: bool,
     /// Stages record and tune.
     pub(crate) tune: Option<TuneRecipe>,
     /// Stage evaluate.
@@ -117,6 +126,7 @@ impl Recipe {
             recipe.name = stem.to_string_lossy().into_owned();
         }
         recipe.seed = overrides.seed.unwrap_or(recipe.seed);
+        recipe.is_strict = overrides.is_strict;
         recipe.check().with_context(named)?;
         Ok(recipe)
     }
@@ -215,6 +225,14 @@ impl Recipe {
         self.checkpoint_dir().join("evaluation")
     }
 
+    /// What is taken of prompt files of which a section says a split.
+    pub(crate) fn reading(&self, split: Option<Split>) -> Reading {
+        Reading {
+            split: split.map(|split| self.splits.range(split)),
+            is_strict: self.is_strict || self.data.as_ref().is_some_and(|data| data.strict),
+        }
+    }
+
     /// The draft, for stages that cannot do without.
     pub(crate) fn need_draft(&self, stage: &str) -> Result<&Path> {
         self.models.draft.as_deref().with_context(|| {
@@ -238,15 +256,9 @@ impl Recipe {
             );
         }
         if let Some(data) = &self.data {
-            data.decoding().validate().context("section `data`")?;
-            require(
-                !data.prompts.is_empty(),
-                "data.prompts",
-                "is empty; hint: name a prompt file",
-            )?;
-            require(data.num_prompts != Some(0), "data.num_prompts", "is 0: leave it out for all")?;
-            require(data.max_new_tokens > 0, "data.max_new_tokens", "is 0, expected 1 or more")?;
+            data.check()?;
         }
+        self.splits.check()?;
         if let Some(head) = &self.head {
             head.validate(Section::Head)?;
         }
@@ -359,7 +371,7 @@ mod tests {
                         dtype = 'f32'\n";
         std::fs::write(&path, format!("{RECIPE}{adapters}")).expect("written");
         let dtypes = |dtype, keys: &[String]| {
-            let recipe = Recipe::read(&path, &Overrides { keys, seed: None, dtype });
+            let recipe = Recipe::read(&path, &Overrides { keys, dtype, ..Overrides::default() });
             let Recipe { head, adapter, adapter_head, .. } = recipe.expect("reads");
             let [head, adapter_head] = [head, adapter_head].map(|it| it.expect("a section").dtype);
             [head, adapter.expect("a section").dtype, adapter_head]

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{
-    ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, StopStrings, TextTokenizer,
-    hash_bytes, hash_file, read_dir,
+    ChatFormat, DataError, DataSet, Incomplete, LengthBounds, PromptFile, Provenance, StopStrings,
+    TextTokenizer, hash_bytes, hash_file, read_dir,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
@@ -32,7 +32,8 @@ use self::model_dir::{ModelDir, get_or_read};
 use crate::console::Console;
 use crate::ends::{Ends, StopText};
 use crate::hub::model_dir;
-use crate::pair::Pair;
+use crate::pair::{Pair, TextSide};
+use crate::prompts::reading::files_of;
 
 /// The inputs of a run, on its devices.
 pub(crate) struct Workspace {
@@ -387,6 +388,15 @@ impl Workspace {
         })
     }
 
+    /// How text becomes tokens, without weights.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn text_side(&self) -> Result<TextSide<'_>> {
+        let Text { tokenizer, chat_format } = self.text()?;
+        Ok(TextSide { tokenizer, chat_format, context: self.context()? })
+    }
+
     /// The target's tokenizer.
     ///
     /// # Errors
@@ -431,6 +441,10 @@ impl Workspace {
             stop_strings,
             prompts: Vec::new(),
             limit: None,
+            weights: Vec::new(),
+            split: None,
+            lengths: LengthBounds::default(),
+            keep_duplicates: false,
             existing_responses: false,
             temperature: 0.0,
             top_p: 1.0,
@@ -462,7 +476,7 @@ impl Workspace {
         })
     }
 
-    /// What provenance says of prompt files.
+    /// What provenance says of the prompt files that paths and patterns name.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -471,7 +485,7 @@ impl Workspace {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Ok(PromptFile { name, hash: self.file_hash(path)? })
         };
-        paths.iter().map(file).collect()
+        files_of(paths)?.iter().map(file).collect()
     }
 
     fn file_hash(&self, path: &Path) -> Result<String> {

@@ -1,5 +1,5 @@
-//! Cutting a prompt file into records, one at a time: JSON lines or one JSON array, gzipped or not,
-//! or a table. However large the file is, memory holds one record of it, or one page of a table.
+//! Cutting a prompt file into records, one at a time: JSON lines or one JSON array, packed by gzip or
+//! zstd or not at all, or a table. However large the file is, memory holds one record of it, or one page of a table.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -10,11 +10,13 @@ use super::table::Rows;
 use crate::error::{DataError, Place};
 
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
 /// What a file name may end in without that being part of the source's name.
 const SUFFIXES: [&str; 3] = [".jsonl", ".json", ".parquet"];
+const PACKED_SUFFIXES: [&str; 2] = [".gz", ".zst"];
 
 /// The most values of a record, told by its brackets and commas: the parser needs the more memory
 /// the more there are, 90 bytes for each byte of the file at worst.
@@ -23,8 +25,10 @@ const MOST_VALUES: usize = 100_000;
 /// The file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
 pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name).to_owned()
+    let stripped = |name: &str, suffixes: &[&str]| {
+        suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name).to_owned()
+    };
+    stripped(&stripped(&name, &PACKED_SUFFIXES), &SUFFIXES)
 }
 
 /// A file's records, in its order.
@@ -54,6 +58,10 @@ impl Records {
         let mut text = if beginning.starts_with(GZIP_MAGIC) {
             let decoder = flate2::bufread::MultiGzDecoder::new(file);
             Text::new(path, "decompress", Box::new(BufReader::new(decoder)))
+        } else if beginning.starts_with(ZSTD_MAGIC) {
+            let decoder = zstd::Decoder::with_buffer(file)
+                .map_err(|e| DataError::io("decompress", path, e))?;
+            Text::new(path, "decompress", Box::new(BufReader::new(decoder)))
         } else {
             Text::new(path, "read", Box::new(file))
         };
@@ -69,17 +77,23 @@ impl Records {
         }
     }
 
-    /// The next record; none at the end. After an error there is nothing more to read.
-    pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
+    /// The next record, or what is wrong with that one alone; none at the end.
+    ///
+    /// # Errors
+    /// What is wrong with the file as a whole: there is nothing more to read then.
+    pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         match self {
             Self::Lines(text) => {
+                text.leave_long_line()?;
                 text.skip_blanks()?;
                 let (line, column) = (text.line, text.column);
-                let bytes = text.rest_of_line()?;
+                let Some(bytes) = text.rest_of_line()? else {
+                    return Ok(Some(Err(text.too_long(line))));
+                };
                 if bytes.is_empty() {
                     return Ok(None);
                 }
-                text.record(&bytes, line, column).map(Some)
+                Ok(Some(text.record(&bytes, line, column)))
             }
             Self::Array(text, index) => {
                 text.skip_blanks()?;
@@ -105,7 +119,11 @@ impl Records {
                 *index += 1;
                 let (line, column) = (text.line, text.column);
                 let bytes = text.element()?;
-                text.record(&bytes, line, column).map(Some)
+                match text.record(&bytes, line, column) {
+                    // Where the next one begins, nobody knows.
+                    Err(error @ DataError::NotJson { .. }) => Err(error),
+                    record => Ok(Some(record)),
+                }
             }
             Self::Table(rows) => rows.next(),
         }
@@ -124,6 +142,8 @@ pub(super) struct Text {
     /// In bytes, from 1.
     column: usize,
     after_return: bool,
+    /// Whether the line is longer than a record may be, and was not read to its end.
+    in_long_line: bool,
 }
 
 impl std::fmt::Debug for Text {
@@ -134,7 +154,8 @@ impl std::fmt::Debug for Text {
 
 impl Text {
     fn new(path: &Path, action: &'static str, input: Box<dyn BufRead + Send>) -> Self {
-        Self { path: path.into(), action, input, line: 1, column: 1, after_return: false }
+        let path = path.into();
+        Self { path, action, input, line: 1, column: 1, after_return: false, in_long_line: false }
     }
 
     /// Some of the bytes that come; none at the end.
@@ -176,7 +197,8 @@ impl Text {
         Ok(())
     }
 
-    fn rest_of_line(&mut self) -> Result<Vec<u8>, DataError> {
+    /// The rest of the line; none where it is longer than a record may be.
+    fn rest_of_line(&mut self) -> Result<Option<Vec<u8>>, DataError> {
         let mut bytes = Vec::new();
         loop {
             let upcoming = self.upcoming()?;
@@ -184,16 +206,31 @@ impl Text {
             let part = &upcoming[..end.unwrap_or(upcoming.len())];
             let num_bytes = part.len();
             if bytes.len() + num_bytes > MOST_BYTES {
-                return Err(self.too_long(self.line));
+                self.in_long_line = true;
+                return Ok(None);
             }
             bytes.extend_from_slice(part);
             self.input.consume(num_bytes);
             self.column += num_bytes;
             self.after_return &= num_bytes == 0;
             if end.is_some() || num_bytes == 0 {
-                return Ok(bytes);
+                return Ok(Some(bytes));
             }
         }
+    }
+
+    /// Reads on to the end of a line that is too long, if it stands in one.
+    fn leave_long_line(&mut self) -> Result<(), DataError> {
+        self.after_return &= !self.in_long_line;
+        while self.in_long_line {
+            let upcoming = self.upcoming()?;
+            let end = upcoming.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            let num_bytes = end.unwrap_or(upcoming.len());
+            self.input.consume(num_bytes);
+            self.column += num_bytes;
+            self.in_long_line = end.is_none() && num_bytes > 0;
+        }
+        Ok(())
     }
 
     /// An array's element: up to where its brackets or quotes close, or else to what ends a number.
@@ -287,6 +324,7 @@ mod tests {
             assert_eq!(source_name(&Path::new("some/where").join(name)), expected);
         };
         check("HumanEval.jsonl.gz", "HumanEval");
+        check("HumanEval.jsonl.zst", "HumanEval");
         check("ShareGPT_V4.3_split.json", "ShareGPT_V4.3_split");
         check("train-00000.parquet", "train-00000");
         check("a.json.jsonl", "a.json");
@@ -301,6 +339,7 @@ mod tests {
         let mut records = Records::open(&path).unwrap();
         let mut found = Vec::new();
         while let Some(record) = records.next().unwrap() {
+            let record = record.unwrap();
             found.push(format!("{} {}", record.place, record.value));
         }
         assert_eq!(found, ["line 1 1", "line 3 2", "line 4 3", "line 6 4"]);

@@ -79,13 +79,14 @@ impl Rows {
         Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
+    /// The next row, or what is wrong with that one alone.
+    pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         loop {
             if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
                 let (row, place) = (self.row, Place::Row(self.num_rows));
                 self.row += 1;
                 self.num_rows += 1;
-                return self.record(batch, row, place).map(Some);
+                return Ok(Some(self.record(batch, row, place)));
             }
             let next = guard(&self.path, || {
                 self.batches.next().transpose().map_err(parquet::errors::ParquetError::from)

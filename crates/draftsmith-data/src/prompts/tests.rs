@@ -136,6 +136,61 @@ fn gzip_is_known_by_its_bytes() {
 }
 
 #[test]
+fn zstd_is_known_by_its_bytes_over_all_its_frames() {
+    let frame = |text: &str| zstd::encode_all(text.as_bytes(), 3).unwrap();
+    let text = frame("{\"prompt\": \"a\"}");
+    for name in ["set.jsonl.zst", "set.jsonl", "set"] {
+        assert_eq!(read(name, &text).unwrap()[0].source, "set");
+    }
+    let frames = [text.clone(), frame("\n{\"prompt\": \"b\"}")].concat();
+    assert_eq!(read("set.zst", &frames).unwrap()[1].turns, [turn("b", None)]);
+    let array = frame("[{\"prompt\": \"a\"}, {\"prompt\": \"b\"}]");
+    assert_eq!(read("set.json.zst", &array).unwrap().len(), 2);
+    let cut = &text[..text.len() - 3];
+    assert!(read("set.zst", cut).unwrap_err().starts_with("cannot decompress `set.zst`"));
+}
+
+#[test]
+fn malformed_records_are_skipped_counted_and_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("set.jsonl");
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let mut prompts = Prompts::open(&path).unwrap().skipping_malformed();
+        let read: Result<Vec<Prompt>, _> = prompts.by_ref().collect();
+        let ids = read.map(|read| read.into_iter().map(|prompt| prompt.id).collect::<Vec<_>>());
+        let told: Vec<String> = prompts.malformed().first.iter().map(ToString::to_string).collect();
+        (ids.map_err(|e| e.to_string()), prompts.malformed().num_records, told.join("\n"))
+    };
+    let long = "a".repeat(9 << 20);
+    let wide = "1,".repeat(200_000);
+    let lines = format!(
+        "{{\"prompt\": \"a\"}}\nwhat is this?\r\n{{\"prompt\": \"{long}\"}}\r\n{{\"prompt\": \"b\"}}\n\
+         {{\"prompt\": [{wide}1]}}\n{{\"text\": 1}}\n{{\"prompt\": \"\"}}\n{{\"prompt\": \"c\"}}"
+    );
+    let (ids, num_malformed, told) = read(lines.as_bytes());
+    // Ids count records, so that mending one changes no other's.
+    assert_eq!(ids.unwrap(), ["set#0", "set#3", "set#7"]);
+    assert_eq!(num_malformed, 5);
+    let expected =
+        ["line 2, column 1: not JSON", "line 3: the record has more than 8 MB", "line 5"];
+    for (told, expected) in told.lines().zip(expected) {
+        assert!(told.contains(expected), "{told}");
+    }
+    assert_eq!(told.lines().count(), 3);
+
+    let (ids, num_malformed, _) = read(b"[{\"prompt\": \"a\"}, 5, {\"prompt\": \"b\"}]");
+    assert_eq!((ids.unwrap().len(), num_malformed), (2, 1));
+    // All of them, and what is no record's own fault.
+    let (ids, _, _) = read(b"{\"text\": 1}\n{}\n");
+    assert!(ids.unwrap_err().contains("line 1: the record has keys `text`, but"));
+    let (ids, _, _) = read(b"[{\"prompt\": \"a\"}, {\"prompt\": tru}, {\"prompt\": \"b\"}]");
+    assert!(ids.unwrap_err().contains("not JSON"));
+    let (ids, _, _) = read(&gzip(b"{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n")[..20]);
+    assert!(ids.unwrap_err().starts_with("cannot decompress"));
+}
+
+#[test]
 fn messages_lead_up_to_a_turn() {
     let prompt = &read(
         "s.jsonl",

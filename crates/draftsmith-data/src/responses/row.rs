@@ -96,13 +96,25 @@ impl fmt::Display for FinishReason {
 }
 
 impl ResponseRow {
-    /// Checks that every list has the length of `response_ids`, and that numbers are what they are
-    /// said to be: log-probabilities at most 0 (finite, where a token was drawn or is the most
+    /// Checks that there is a prompt and a response, so that the row's loss mask, 0 at prompt tokens and 1
+    /// at response tokens, is neither all 0, with nothing to learn, nor all 1, with nothing that the
+    /// response answers; that every list has the length of `response_ids`, and that numbers are what they
+    /// are said to be: log-probabilities at most 0 (finite, where a token was drawn or is the most
     /// probable), overlaps within \[0, 1\], entropies finite and at least 0.
     ///
     /// # Errors
     /// [`DataError::Row`] with the first column that breaks a rule.
     pub fn validate(&self) -> Result<(), DataError> {
+        if self.response_ids.is_empty() {
+            let problem =
+                "is empty: the loss mask would be all 0, with nothing to learn".to_owned();
+            return Err(self.error("response_ids", problem));
+        }
+        if self.prompt_ids.is_empty() {
+            let problem =
+                "is empty: the loss mask would be all 1, with nothing that is answered".to_owned();
+            return Err(self.error("prompt_ids", problem));
+        }
         let expected = self.response_ids.len();
         let draft = self.draft.as_ref();
         let lengths = self.numbers().map(|(column, _, values)| (column, values.len()));
@@ -243,7 +255,6 @@ mod tests {
 
     #[test]
     fn validate_names_the_column_that_differs() {
-        row(0).validate().unwrap();
         row(3).validate().unwrap();
         let check = |break_it: fn(&mut ResponseRow), column: &str| {
             let mut broken = row(3);
@@ -260,6 +271,37 @@ mod tests {
         check(|r| r.draft.as_mut().unwrap().draft_ids.push(1), "draft_ids");
         check(|r| r.draft.as_mut().unwrap().overlap.clear(), "overlap");
         check(|r| r.draft.as_mut().unwrap().draft_top_log_prob.clear(), "draft_top_log_prob");
+    }
+
+    #[test]
+    fn a_row_is_told_that_has_nothing_to_learn_or_nothing_that_is_answered() {
+        // A token of the sequence that training reads counts where it is the response's.
+        let mask = |row: &ResponseRow| {
+            let counts = std::iter::repeat_n(false, row.prompt_ids.len());
+            counts.chain(row.response_ids.iter().map(|_| true)).collect::<Vec<_>>()
+        };
+        let check = |row: &ResponseRow, expected: Option<&str>| {
+            let told = row.validate().err().map(|error| error.to_string());
+            let has_both = [true, false].iter().all(|counts| mask(row).contains(counts));
+            assert_eq!(has_both, told.is_none());
+            assert_eq!(told.as_deref(), expected);
+        };
+        check(&row(1), None);
+        check(
+            &row(0),
+            Some(
+                "row `set#0`: column `response_ids` is empty: the loss mask would be all 0, with \
+                 nothing to learn",
+            ),
+        );
+        let no_prompt = ResponseRow { prompt_ids: Vec::new(), ..row(2) };
+        check(
+            &no_prompt,
+            Some(
+                "row `set#0`: column `prompt_ids` is empty: the loss mask would be all 1, with \
+                 nothing that is answered",
+            ),
+        );
     }
 
     #[test]

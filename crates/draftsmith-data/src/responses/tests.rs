@@ -62,10 +62,10 @@ fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> Response
     }
 }
 
-/// Rows with and without a draft, an empty response and −∞ among them.
+/// Rows with and without a draft, −∞ among them.
 fn sample_rows() -> Vec<ResponseRow> {
     let mut noise = Noise(1);
-    let mut rows: Vec<_> = (0..7).map(|n| row(&mut noise, n, n * 5 % 17, n != 3)).collect();
+    let mut rows: Vec<_> = (0..7).map(|n| row(&mut noise, n, n * 5 % 17 + 1, n != 3)).collect();
     rows[4].response_target_log_prob[0] = f32::NEG_INFINITY;
     rows[4].draft.as_mut().unwrap().target_log_prob[1] = f32::NEG_INFINITY;
     rows
@@ -78,7 +78,7 @@ fn rows_round_trip() {
     assert!(path.ends_with("responses-00003.parquet"));
     let mut noise = Noise(2);
     let without_draft: Vec<_> = (0..3).map(|n| row(&mut noise, n, 4, false)).collect();
-    let many: Vec<_> = (0..2500).map(|n| row(&mut noise, n, n % 3, n % 5 != 0)).collect();
+    let many: Vec<_> = (0..2500).map(|n| row(&mut noise, n, n % 3 + 1, n % 5 != 0)).collect();
     for rows in [sample_rows(), without_draft, many, Vec::new()] {
         write_shard(&path, &rows, &provenance(), None).unwrap();
         let read = read_shard(&path, None).unwrap();
@@ -298,7 +298,7 @@ fn broken_rows_are_not_written() {
     let mut rows = sample_rows();
     rows[1].response_ids.push(1);
     let error = write_shard(&path, &rows, &provenance(), None).unwrap_err().to_string();
-    assert!(error.starts_with("row `set#1`: column `response_target_log_prob` has 5"), "{error}");
+    assert!(error.starts_with("row `set#1`: column `response_target_log_prob` has 6"), "{error}");
     assert!(!path.exists());
 }
 
@@ -353,6 +353,13 @@ fn tables_that_break_the_schema_are_told() {
         &|table| table.set("id", nullable(Arc::new(UInt32Array::from(vec![1])))),
         "column `id` is `List(",
     );
+    for (column, told) in [
+        ("response_ids", "row `eos`: column `response_ids` is empty: the loss mask would be all 0"),
+        ("prompt_ids", "row `eos`: column `prompt_ids` is empty: the loss mask would be all 1"),
+    ] {
+        let empty = || nullable(Arc::new(UInt32Array::from(Vec::<u32>::new())));
+        check(&|table| table.set(column, empty()), told);
+    }
     check(&|table| table.set("id", texts(None)), "row 0, column `id` is null; build");
     check(
         &|table| table.set("finish_reason", texts(Some("stop"))),

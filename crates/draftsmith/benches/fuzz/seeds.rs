@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use draftsmith_data::{
-    PromptFile, Provenance, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow,
-    ShardPlace, write_rollouts, write_shard,
+    LengthBounds, PromptFile, Provenance, RolloutCandidates, RolloutHead, RolloutProvenance,
+    RolloutRow, ShardPlace, write_rollouts, write_shard,
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -214,6 +214,10 @@ fn provenance() -> Provenance {
         stop_strings: Vec::new(),
         prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
         limit: Some(6),
+        weights: Vec::new(),
+        split: None,
+        lengths: LengthBounds::default(),
+        keep_duplicates: false,
         existing_responses: false,
         temperature: 0.0,
         top_p: 1.0,

@@ -25,7 +25,7 @@ use crate::conversation::{Turn, answer_named, answer_side_by_side};
 use crate::device::DeviceChoice;
 use crate::labels::{self, Labels};
 use crate::pair::Pair;
-use crate::prompts::FirstPrompts;
+use crate::prompts::for_data::data_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
 use crate::workspace::Workspace;
@@ -57,12 +57,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
-    let mut sources = FirstPrompts::read(&data.prompts, data.num_prompts)?;
+    let prompts = data_prompts(recipe, data, &workspace.text_side()?, console)?;
+    let prompts: Vec<&Prompt> = prompts.iter().collect();
     let pair = workspace.pair()?;
-    if data.skip_long_prompts {
-        sources.iter_mut().try_for_each(|source| source.skip_long(pair, console))?;
-    }
-    let prompts: Vec<&Prompt> = sources.iter().flat_map(|source| &source.prompts).collect();
     let provenance = data_provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);

@@ -25,7 +25,7 @@ use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Split};
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
@@ -177,8 +177,8 @@ fn check(
     let kind = ExportKind::of(dir)?;
     let recipe = Recipe::of_export(dir, arguments.recipe.as_deref(), seed)?;
     let draft = kind.draft_in(&recipe)?;
-    let files = prompt_files(arguments, &recipe)?;
-    let sources = read_sources(&files)?;
+    let (files, split) = prompt_files(arguments, &recipe)?;
+    let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
     let workspace =
         Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?
@@ -252,16 +252,19 @@ fn check(
     }
 }
 
-/// The prompt files that were given, or those of the recipe's evaluation.
-fn prompt_files(arguments: &CheckArguments, recipe: &Recipe) -> Result<Vec<PathBuf>> {
+/// The prompt files that were given, or those of the recipe's evaluation with their split.
+fn prompt_files(
+    arguments: &CheckArguments,
+    recipe: &Recipe,
+) -> Result<(Vec<PathBuf>, Option<Split>)> {
     if let Some(path) = &arguments.prompts {
-        return Ok(vec![path.clone()]);
+        return Ok((vec![path.clone()], None));
     }
     let evaluate = recipe.evaluate.as_ref().context(
         "the recipe has no section `[evaluate]`, which names prompts to check with; \
          hint: give them with `--prompts FILE`",
     )?;
-    Ok(evaluate.prompts.clone())
+    Ok((evaluate.prompts.clone(), evaluate.split))
 }
 
 fn max_new_tokens(recipe: &Recipe) -> usize {

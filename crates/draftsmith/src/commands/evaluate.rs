@@ -51,7 +51,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
         .evaluate
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
-    let sources = read_sources(&evaluate.prompts)?;
+    let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
     let has_others =
         evaluate.max_gram.is_some() || !evaluate.cascades.is_empty() || !evaluate.merged.is_empty();
     if adapter_dirs(recipe, evaluate).is_empty() && !has_others {

@@ -32,6 +32,7 @@ use crate::console::progress::Progress;
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::{DeviceChoice, on_pool};
 use crate::ends::EndArguments;
+use crate::prompts::reading::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::GivenCosts;
 use crate::recorder::{Answer, Recorder};
@@ -132,7 +133,7 @@ fn survey(
 ) -> Result<()> {
     let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
-    let sources = read_sources(&arguments.prompts)?;
+    let sources = read_sources(&arguments.prompts, &Reading::default())?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let devices = vec![device.clone()];
     let workspace = Workspace::open(&arguments.target, draft, template, devices, console)?

@@ -1,19 +1,44 @@
 //! The section `[data]`: where responses come from, and how they are labelled.
 
-use std::path::PathBuf;
-
+use anyhow::{Context, Result};
+use draftsmith_data::LengthBounds;
 use draftsmith_theory::{Decoding, Sampling, TokenChoice};
 use serde::{Deserialize, Serialize};
+
+use super::checks::require;
+use super::prompts::{PromptSource, Split, check_sources};
 
 /// How responses are made and labelled.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DataRecipe {
     /// Prompt files: Spec-Bench, GSM8K, HumanEval, Alpaca, ShareGPT, `messages` or `{"prompt"}`.
-    pub(crate) prompts: Vec<PathBuf>,
-    /// At most so many prompts of each file; all if absent.
+    pub(crate) prompts: Vec<PromptSource>,
+    /// At most so many prompts of each file, or, with weights, of all sources together; all if
+    /// absent.
     #[serde(default)]
     pub(crate) num_prompts: Option<usize>,
+    /// The split of them that is taken; all if absent.
+    #[serde(default)]
+    pub(crate) split: Option<Split>,
+    /// The shortest prompt, in tokens.
+    #[serde(default)]
+    pub(crate) min_prompt_tokens: Option<usize>,
+    /// The longest prompt, in tokens.
+    #[serde(default)]
+    pub(crate) max_prompt_tokens: Option<usize>,
+    /// The shortest response of a prompt file, in tokens.
+    #[serde(default)]
+    pub(crate) min_response_tokens: Option<usize>,
+    /// The longest response of a prompt file, in tokens.
+    #[serde(default)]
+    pub(crate) max_response_tokens: Option<usize>,
+    /// Take prompts as often as they stand in the files; once if false.
+    #[serde(default)]
+    pub(crate) keep_duplicates: bool,
+    /// Stop at a record that is no prompt; skipped and counted if false.
+    #[serde(default)]
+    pub(crate) strict: bool,
     /// Where responses come from.
     #[serde(default)]
     pub(crate) responses: Responses,
@@ -66,6 +91,42 @@ impl DataRecipe {
     pub(crate) fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
+    }
+
+    /// Which lengths are taken.
+    pub(crate) fn lengths(&self) -> LengthBounds {
+        LengthBounds {
+            min_prompt_tokens: self.min_prompt_tokens,
+            max_prompt_tokens: self.max_prompt_tokens,
+            min_response_tokens: self.min_response_tokens,
+            max_response_tokens: self.max_response_tokens,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        self.decoding().validate().context("section `data`")?;
+        require(!self.prompts.is_empty(), "data.prompts", "is empty; hint: name a prompt file")?;
+        require(self.num_prompts != Some(0), "data.num_prompts", "is 0: leave it out for all")?;
+        require(self.max_new_tokens > 0, "data.max_new_tokens", "is 0, expected 1 or more")?;
+        check_sources(&self.prompts, self.num_prompts)?;
+        let bounds = [
+            ("prompt", self.min_prompt_tokens, self.max_prompt_tokens),
+            ("response", self.min_response_tokens, self.max_response_tokens),
+        ];
+        for (what, min, max) in bounds {
+            require(
+                max.is_none_or(|max| max > 0 && min.is_none_or(|min| min <= max)),
+                &format!("data.max_{what}_tokens"),
+                "leaves no length: expected 1 or more, and no less than the shortest",
+            )?;
+        }
+        let of_responses = self.min_response_tokens.or(self.max_response_tokens);
+        require(
+            of_responses.is_none() || self.responses == Responses::Existing,
+            "data.min_response_tokens` or `data.max_response_tokens",
+            "is there, but the files' responses are not used: `data.max_new_tokens` is the longest that \
+             the target writes; hint: set `data.responses = \"existing\"`",
+        )
     }
 }
 

@@ -11,6 +11,7 @@ use super::checks::require;
 use super::data::{default_max_new_tokens, one};
 use super::max_gram::MaxGramRecipe;
 use super::merged::MergedRecipe;
+use super::prompts::Split;
 use super::stop_rules::{StopRuleKeys, WithStopRules};
 use super::trees::TreesRecipe;
 use crate::results::DecodingName;
@@ -30,6 +31,9 @@ pub(crate) struct EvaluateRecipe {
     /// At most so many prompts of each file, spread evenly over it; all if absent.
     #[serde(default)]
     pub(crate) num_prompts: Option<usize>,
+    /// The split of the prompt files that is taken; all if absent.
+    #[serde(default)]
+    pub(crate) split: Option<Split>,
     /// The most new tokens a turn.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,

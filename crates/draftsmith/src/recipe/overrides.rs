@@ -16,6 +16,8 @@ pub(crate) struct Overrides<'a> {
     pub(crate) seed: Option<u64>,
     /// Of trainings that do not say so themselves.
     pub(crate) dtype: WeightDtype,
+    /// Whether a malformed record of a prompt file is an error.
+    pub(crate) is_strict: bool,
 }
 
 impl Overrides<'_> {

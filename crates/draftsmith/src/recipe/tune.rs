@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checks::require;
 use super::costs::GivenCosts;
+use super::prompts::Split;
 
 /// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are
 /// those of `[evaluate]`, whose prompts are recorded too, for the test.
@@ -19,6 +20,9 @@ pub(crate) struct TuneRecipe {
     /// At most so many prompts of each file, or of the held-out ones, spread evenly; all if absent.
     #[serde(default)]
     pub(crate) num_prompts: Option<usize>,
+    /// The split of the prompt files that is taken; all if absent.
+    #[serde(default)]
+    pub(crate) split: Option<Split>,
     /// The greatest number of candidates a round can be replayed with.
     #[serde(default = "default_max_length")]
     pub(crate) max_length: usize,
@@ -62,6 +66,7 @@ impl Default for TuneRecipe {
         Self {
             prompts: None,
             num_prompts: None,
+            split: None,
             max_length: default_max_length(),
             calibration: CalibrationChoice::default(),
             lookup_first: true,
@@ -78,6 +83,11 @@ impl TuneRecipe {
             "is empty: leave it out for the prompts that training held out",
         )?;
         require(self.num_prompts != Some(0), "tune.num_prompts", "is 0: leave it out for all")?;
+        require(
+            self.split.is_none() || self.prompts.is_some(),
+            "tune.split",
+            "is there without `tune.prompts`: what training held out is no prompt file",
+        )?;
         require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")?;
         self.costs.iter().try_for_each(|costs| costs.check("tune.costs."))
     }

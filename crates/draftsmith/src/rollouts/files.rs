@@ -164,14 +164,17 @@ impl<'a> RolloutFiles<'a> {
         let drafting = drafting.with_context(|| {
             format!("the recipe `{}` has no drafter `{drafter}`", self.recipe.name)
         })?;
-        let (prompts, limit) = match set {
-            PromptSet::Validation => (&self.validation_prompts, self.tune.num_prompts),
-            PromptSet::Test => (&self.test_prompts, self.evaluate.num_prompts),
+        let (prompts, limit, split) = match set {
+            PromptSet::Validation => {
+                (&self.validation_prompts, self.tune.num_prompts, self.tune.split)
+            }
+            PromptSet::Test => (&self.test_prompts, self.evaluate.num_prompts, self.evaluate.split),
         };
         let mut responses = Provenance {
             draft: Some(drafting.hash.clone()),
             prompts: prompts.clone(),
             limit: limit.map(|limit| limit as u64),
+            split: split.map(|split| self.recipe.splits.range(split)),
             ..self.responses.clone()
         };
         let decoding = self.evaluate.decoding(decoding);

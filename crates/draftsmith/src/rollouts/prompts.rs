@@ -50,10 +50,11 @@ impl SetSources {
         let (tune, evaluate) = recipe.need_tuning("record")?;
         Ok(match (set, &tune.prompts) {
             (PromptSet::Test, _) => {
-                Self::Files(read_sources(&evaluate.prompts)?, evaluate.num_prompts)
+                let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
+                Self::Files(sources, evaluate.num_prompts)
             }
             (PromptSet::Validation, Some(paths)) => {
-                Self::Files(read_sources(paths)?, tune.num_prompts)
+                Self::Files(read_sources(paths, &recipe.reading(tune.split))?, tune.num_prompts)
             }
             (PromptSet::Validation, None) => Self::HeldOut(
                 built_data(recipe, workspace, workspace.vocab_size()?)?,

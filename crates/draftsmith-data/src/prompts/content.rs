@@ -1,0 +1,143 @@
+//! Prompts told by what they say: which are the same, which split of a set each belongs to, and in which
+//! order they are drawn.
+
+use serde::{Deserialize, Serialize};
+
+use super::Prompt;
+
+/// The beginning of the BLAKE3 of a prompt's texts: the same for the same texts, in whichever file and
+/// place they stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContentHash([u8; 16]);
+
+impl Prompt {
+    /// The hash of the system text and all user texts; with answers, those too.
+    #[must_use]
+    pub fn content_hash(&self, with_answers: bool) -> ContentHash {
+        let mut hasher = blake3::Hasher::new();
+        let mut push = |text: Option<&str>| {
+            // Each behind its length, so that none runs into the next; one that is absent is not empty.
+            hasher.update(&text.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
+            hasher.update(text.unwrap_or_default().as_bytes());
+        };
+        push(self.system.as_deref());
+        for turn in &self.turns {
+            push(Some(&turn.user));
+            if with_answers {
+                push(turn.response.as_deref());
+            }
+        }
+        ContentHash::first_of(&hasher.finalize())
+    }
+}
+
+impl ContentHash {
+    fn first_of(hash: &blake3::Hash) -> Self {
+        let mut first = [0; 16];
+        first.copy_from_slice(&hash.as_bytes()[..16]);
+        Self(first)
+    }
+
+    /// What stands for it in an order that depends on a seed, and on nothing else.
+    #[must_use]
+    pub fn seeded(self, seed: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&seed.to_le_bytes()).update(&self.0);
+        Self::first_of(&hasher.finalize())
+    }
+
+    /// A number in [0, 1) that is spread evenly over contents, in steps of 2⁻⁵³.
+    fn fraction(self) -> f64 {
+        let bytes = self.0.first_chunk().expect("there are 16");
+        (u64::from_le_bytes(*bytes) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// A split of prompt sets: those prompts whose user texts hash to a number from `from` on and below
+/// `to`, of the numbers from 0 to 1. So equal prompts are in one split, whichever files they stand in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SplitRange {
+    /// What the split is called.
+    pub name: String,
+    /// Where it begins.
+    pub from: f64,
+    /// Where the next one begins.
+    pub to: f64,
+}
+
+impl SplitRange {
+    /// Whether a prompt is in the split.
+    #[must_use]
+    pub fn contains(&self, prompt: &Prompt) -> bool {
+        let fraction = prompt.content_hash(false).fraction();
+        self.from <= fraction && fraction < self.to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompts::Turn;
+
+    fn prompt(system: Option<&str>, turns: &[(&str, Option<&str>)]) -> Prompt {
+        let turn = |(user, response): &(&str, Option<&str>)| Turn {
+            user: (*user).to_owned(),
+            response: response.map(ToOwned::to_owned),
+        };
+        Prompt {
+            id: "set#0".to_owned(),
+            own_id: None,
+            source: "set".to_owned(),
+            category: None,
+            turns: turns.iter().map(turn).collect(),
+            system: system.map(ToOwned::to_owned),
+        }
+    }
+
+    #[test]
+    fn prompts_are_the_same_where_their_texts_are() {
+        let one = prompt(None, &[("a", Some("b"))]);
+        let elsewhere =
+            Prompt { id: "other#7".to_owned(), source: "other".to_owned(), ..one.clone() };
+        assert_eq!(one.content_hash(true), elsewhere.content_hash(true));
+        let all = [
+            one.clone(),
+            prompt(None, &[("a", Some("c"))]),
+            prompt(None, &[("a", None)]),
+            prompt(None, &[("ab", None)]),
+            prompt(Some(""), &[("a", None)]),
+            prompt(Some("a"), &[("a", None)]),
+            prompt(None, &[("a", None), ("b", None)]),
+            prompt(None, &[("a", None), ("", Some("b"))]),
+        ];
+        let num_different = |with_answers| {
+            let hashes = all.iter().map(|prompt| prompt.content_hash(with_answers));
+            hashes.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!((num_different(true), num_different(false)), (all.len(), all.len() - 2));
+        let hash = one.content_hash(false);
+        assert_eq!(hash.seeded(1), hash.seeded(1));
+        assert_ne!(hash.seeded(1), hash.seeded(2));
+    }
+
+    #[test]
+    fn each_prompt_is_in_one_split_and_shares_hold() {
+        let range = |from, to| SplitRange { name: String::new(), from, to };
+        let splits = [range(0.0, 0.5), range(0.5, 0.8), range(0.8, 1.0)];
+        let mut counts = [0_i32; 3];
+        for n in 0..10_000 {
+            let prompt = prompt(None, &[(&format!("What is {n}?"), None)]);
+            let within: Vec<usize> = (0..3).filter(|at| splits[*at].contains(&prompt)).collect();
+            assert_eq!(within.len(), 1);
+            counts[within[0]] += 1;
+        }
+        // Four standard deviations of a binomial count, 50 at most.
+        let is_near = |count: i32, expected: i32| (count - expected).abs() < 200;
+        let [train, tune, test] = counts;
+        assert!(
+            is_near(train, 5_000) && is_near(tune, 3_000) && is_near(test, 2_000),
+            "{counts:?}"
+        );
+    }
+}

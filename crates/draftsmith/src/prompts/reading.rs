@@ -1,0 +1,154 @@
+//! Reading prompt files: which files a pattern names, and what becomes of records that are no prompts.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::{Malformed, Prompt, Prompts, SplitRange};
+use glob::{MatchOptions, Pattern, glob_with};
+
+use crate::console::Console;
+
+/// How patterns are matched: as shells do.
+const MATCHING: MatchOptions = MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: true,
+};
+
+/// What is taken of prompt files.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reading {
+    /// The split; all if none.
+    pub(crate) split: Option<SplitRange>,
+    /// Whether a record that is no prompt is an error. It is skipped and told if not.
+    pub(crate) is_strict: bool,
+}
+
+impl Reading {
+    /// Opens a file, of all splits.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn open(&self, path: &Path) -> Result<Prompts> {
+        let prompts = Prompts::open(path)?;
+        Ok(if self.is_strict { prompts } else { prompts.skipping_malformed() })
+    }
+
+    /// Whether a prompt is in the split.
+    pub(crate) fn takes(&self, prompt: &Prompt) -> bool {
+        self.split.as_ref().is_none_or(|split| split.contains(prompt))
+    }
+
+    /// The prompts of a file at `places`, which are in order; places count those of all splits.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn pick(&self, path: &Path, places: &[usize]) -> Result<Vec<Prompt>> {
+        let mut wanted = places.iter().peekable();
+        let mut prompts = self.open(path)?.enumerate();
+        let mut picked = Vec::with_capacity(places.len());
+        while wanted.peek().is_some()
+            && let Some((place, prompt)) = prompts.next()
+        {
+            let prompt = prompt?;
+            picked.extend(wanted.next_if_eq(&&place).map(|_| prompt));
+        }
+        Ok(picked)
+    }
+}
+
+/// The files that paths and patterns name, each pattern's in the order of their names. What is there
+/// is no pattern, whatever its name.
+///
+/// # Errors
+/// If a pattern makes no sense, matches no file, or goes through a directory that cannot be read.
+pub(crate) fn files_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<Vec<PathBuf>> {
+    let files = paths.into_iter().map(|path| files_of_one(path));
+    Ok(files.collect::<Result<Vec<_>>>()?.concat())
+}
+
+fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
+    let told = path.display();
+    let text = path.to_str().filter(|text| text.contains(['*', '?', '[']));
+    let Some(text) = text.filter(|_| !path.exists()) else { return Ok(vec![path.to_path_buf()]) };
+    let found = glob_with(text, MATCHING).with_context(|| {
+        format!("`{told}` is neither a file nor a pattern of file names, as `parts/*.jsonl` is")
+    })?;
+    let found = found.collect::<Result<Vec<_>, _>>();
+    let mut files = found.with_context(|| format!("cannot read what `{told}` matches"))?;
+    files.retain(|path| path.is_file());
+    if files.is_empty() {
+        bail!(
+            "no file matches `{told}`; hint: `*` stands for any part of a name, `**` for any \
+             directories; `{}` names a file that is called so",
+            Pattern::escape(text)
+        );
+    }
+    Ok(files)
+}
+
+/// Checks that files can be opened, and that no two would give the same row ids.
+///
+/// # Errors
+/// If that is not so.
+pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
+    let mut names = BTreeSet::new();
+    for path in paths {
+        let prompts = Prompts::open(path)?;
+        let name = prompts.source();
+        if !names.insert(name.to_owned()) {
+            bail!(
+                "`{}` is named `{name}` like another prompt file, and rows are named by file; \
+                 hint: rename one of them",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Tells what was skipped of a file.
+pub(crate) fn tell_malformed(path: &Path, malformed: &Malformed, console: &Console) {
+    if malformed.num_records == 0 {
+        return;
+    }
+    malformed.first.iter().for_each(|problem| console.note(problem.to_string()));
+    let (path, num) = (path.display(), malformed.num_records);
+    console.note(format!(
+        "`{path}`: {num} malformed record{} skipped; hint: `--strict` stops at the first",
+        if num == 1 { "" } else { "s" }
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_name_files_in_order_and_what_is_there_is_no_pattern() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let root = dir.path();
+        std::fs::create_dir_all(root.join("parts/deep.jsonl")).expect("made");
+        for name in
+            ["parts/b.jsonl", "parts/a.jsonl", "parts/.hidden.jsonl", "[1].jsonl", "1.jsonl"]
+        {
+            std::fs::write(root.join(name), "{}").expect("written");
+        }
+        let names = |patterns: &[&str]| {
+            let paths: Vec<PathBuf> = patterns.iter().map(|pattern| root.join(pattern)).collect();
+            let files = files_of(&paths).map_err(|error| format!("{error:#}"))?;
+            let name =
+                |file: &PathBuf| file.strip_prefix(root).expect("in it").display().to_string();
+            Ok::<_, String>(files.iter().map(name).collect::<Vec<_>>())
+        };
+        let found = names(&["parts/*.jsonl", "1.jsonl"]).expect("found");
+        assert_eq!(found, ["parts/a.jsonl", "parts/b.jsonl", "1.jsonl"]);
+        assert_eq!(names(&["**/a.*"]).expect("found"), ["parts/a.jsonl"]);
+        assert_eq!(names(&["[1].jsonl"]).expect("found"), ["[1].jsonl"]);
+        assert_eq!(names(&["absent.jsonl"]).expect("no pattern"), ["absent.jsonl"]);
+        let none = names(&["parts/*.parquet"]).expect_err("none");
+        assert!(none.contains("no file matches `") && none.contains("parts/*.parquet`"), "{none}");
+        assert!(names(&["parts/***"]).expect_err("no pattern").contains("neither a file nor"));
+    }
+}
