@@ -24,6 +24,8 @@ mod record;
 mod resume;
 #[path = "cli/road.rs"]
 mod road;
+#[path = "cli/sharded.rs"]
+mod sharded;
 #[path = "cli/sources.rs"]
 mod sources;
 #[path = "cli/stale.rs"]

@@ -300,6 +300,24 @@ pub enum DataError {
         /// What it is instead.
         problem: String,
     },
+    /// A file has changed since it was written.
+    #[error(
+        "`{path}` {problem}: it has changed since; hint: `draftsmith build-data` builds it again with `--repair`"
+    )]
+    CorruptShard {
+        /// The file.
+        path: PathBuf,
+        /// What is not as it was.
+        problem: String,
+    },
+    /// What was written of shards cannot be read.
+    #[error("`{path}` {problem}; hint: `draftsmith build-data` makes it anew with `--repair`")]
+    CorruptManifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A directory holds some of its shards.
     #[error("`{path}` is incomplete: of {count} shards it lacks {}", told_missing(first, *num_missing))]
     MissingShards {

@@ -1,4 +1,5 @@
-//! Hashes that provenance is made of: SHA-256, as lower-case hex.
+//! Hashes as lower-case hex: SHA-256, which provenance is made of, and BLAKE3, which tells whether a file
+//! is still what was written.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -35,6 +36,14 @@ pub fn hash_file(path: &Path) -> Result<String, DataError> {
             Err(e) => return Err(read_error(e)),
         }
     }
+}
+
+/// The BLAKE3 of a file's bytes and their number, in constant memory.
+pub(crate) fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
+    let read_error = |e| DataError::io("read", path, e);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path).map_err(read_error)?).map_err(read_error)?;
+    Ok((hasher.finalize().to_hex().to_string(), hasher.count()))
 }
 
 /// Lower-case hex.

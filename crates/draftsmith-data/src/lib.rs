@@ -30,8 +30,9 @@ pub use provenance::{
     Difference, LengthBounds, PromptFile, Provenance, SourceWeight, is_no_penalty, no_penalty,
 };
 pub use responses::{
-    DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet, has_shards,
-    read_dir, read_shard, round_stored, shard_path, write_shard,
+    DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet,
+    broken_shards, forget_manifest, has_shards, read_dir, read_shard, round_stored, shard_path,
+    write_manifest, write_shard,
 };
 pub use rollouts::{
     RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,

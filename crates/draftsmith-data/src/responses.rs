@@ -4,11 +4,14 @@
 //! `responses/row.rs` holds what a row is, `responses/schema.rs` the columns, `responses/header.rs`
 //! the metadata; `responses/write.rs` and `responses/read.rs` turn rows into columns and back, and
 //! `responses/directory.rs` reads the shards of a directory as one data set, which
-//! `responses/hash.rs` gives its hash. Equal rows, provenance and place give equal bytes.
+//! `responses/hash.rs` gives its hash; `responses/manifest.rs` knows what was written of each shard, and
+//! `responses/broken.rs` finds those that are not that. Equal rows, provenance and place give equal bytes.
 
+mod broken;
 mod directory;
 mod hash;
 mod header;
+mod manifest;
 mod read;
 mod row;
 mod schema;
@@ -16,8 +19,10 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
+pub use broken::broken_shards;
 pub use directory::{DataSet, Incomplete, ShardSet, read_dir};
 pub use header::ShardPlace;
+pub use manifest::{forget_manifest, write_manifest};
 pub use read::read_shard;
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use write::write_shard;

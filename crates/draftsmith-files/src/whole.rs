@@ -3,29 +3,14 @@
 //! A file is written under a temporary name beside its own (`.NAME.tmp`), synced and renamed, and
 //! then its directory is synced: the path holds what it held before or everything that was written,
 //! whenever the process is killed or the power fails. A temporary file that a killed process left is
-//! overwritten by the next.
+//! overwritten by the next; one that another process is writing is left to it (`temporary.rs`).
 
 use std::fs::{self, File};
-use std::io::{Error, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 
-/// A file could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {action} `{path}`: {source}")]
-pub struct FileError {
-    /// What was being done: `create` or `write`.
-    pub action: &'static str,
-    /// The file or directory.
-    pub path: PathBuf,
-    /// What the system said.
-    pub source: Error,
-}
-
-impl FileError {
-    fn new(action: &'static str, path: &Path, source: Error) -> Self {
-        Self { action, path: path.to_path_buf(), source }
-    }
-}
+use crate::file_error::FileError;
+use crate::temporary::{self, Temporary};
 
 /// Writes a file whole or not at all, making its directory where there is none.
 ///
@@ -48,11 +33,11 @@ pub fn write_whole_with<E: From<FileError>>(
 ) -> Result<(), E> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(dir).map_err(|source| FileError::new("create", dir, source))?;
-    let temporary = temporary_path(path)?;
-    let written = write_and_rename(path, &temporary, write);
+    let mut temporary = Temporary::open(path)?;
+    let written = write_and_rename(path, &mut temporary, write);
     if written.is_err() {
-        // The first error is the one to tell; there may be no file to remove.
-        let _ = fs::remove_file(&temporary);
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&temporary.path);
         return written;
     }
     // The file is whole either way, so a file system that cannot sync directories is no error.
@@ -64,31 +49,26 @@ pub fn write_whole_with<E: From<FileError>>(
 
 fn write_and_rename<E: From<FileError>>(
     path: &Path,
-    temporary: &Path,
+    temporary: &mut Temporary,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut file =
-        File::create(temporary).map_err(|source| FileError::new("create", temporary, source))?;
-    write(&mut file)?;
+    let Temporary { path: from, file } = temporary;
+    write(file)?;
     file.sync_all().map_err(|source| FileError::new("write", path, source))?;
-    drop(file);
-    fs::rename(temporary, path).map_err(|source| FileError::new("write", path, source))?;
+    // Still locked, so that nobody takes for abandoned what has its last name already.
+    fs::rename(from, path).map_err(|source| FileError::new("write", path, source))?;
     Ok(())
 }
 
-/// `DIR/.NAME.tmp` for `DIR/NAME`.
-fn temporary_path(path: &Path) -> Result<PathBuf, FileError> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| FileError::new("create", path, Error::other("the path has no file name")))?;
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(".tmp");
-    Ok(path.with_file_name(temporary))
+/// Removes the temporary files in a directory that killed processes left, as far as that can be told.
+pub fn remove_abandoned(dir: &Path) {
+    temporary::remove_abandoned(dir);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Error;
+
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {

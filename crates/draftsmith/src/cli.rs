@@ -14,6 +14,7 @@ use draftsmith_data::is_panic_caught;
 use draftsmith_model::WeightDtype;
 
 use crate::commands;
+use crate::commands::build_data::Building;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
@@ -26,6 +27,7 @@ use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dty
 use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
+use crate::shard::Shard;
 use crate::workspace::Workspace;
 
 /// Trains what makes speculative decoding faster, and proves it.
@@ -67,7 +69,7 @@ enum Command {
     /// Run every stage the recipe has, skipping finished ones.
     Run(TrainingArguments),
     /// Generate responses with the target and label them with the draft.
-    BuildData(RecipeArguments),
+    BuildData(BuildDataArguments),
     /// Train an acceptance head on the built data.
     TrainHead(ReadingData<TrainingArguments>),
     /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
@@ -129,6 +131,20 @@ struct RecipeArguments {
     /// skipped.
     #[arg(long)]
     strict: bool,
+}
+
+/// Arguments of `build-data`.
+#[derive(Debug, Args)]
+struct BuildDataArguments {
+    #[command(flatten)]
+    recipe: RecipeArguments,
+    /// Build every n-th shard from the i-th on, counted from 0, beside others that build the rest; by
+    /// default as tasks of Slurm arrays and pods of indexed Kubernetes jobs are numbered.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Build shards again that are not what was written.
+    #[arg(long)]
+    repair: bool,
 }
 
 /// Arguments of `train-bigram`.
@@ -338,8 +354,13 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::run::run(&recipe, &workspace, &mut steps_left, &console)
         }
         Command::BuildData(a) => {
-            let (recipe, workspace, _lock) = stage(&a, Incomplete::Refused)?;
-            commands::build_data::run(&recipe, &workspace, console).map(drop)
+            let recipe = recipe(&a.recipe)?;
+            let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
+            let is_part = building.shard.is_part();
+            let take = if is_part { RecipeLock::share } else { RecipeLock::take };
+            let _lock = take(&recipe)?;
+            let workspace = workspace(&recipe, vec![device()?], Incomplete::Refused)?;
+            commands::build_data::run(&recipe, building, &workspace, console).map(drop)
         }
         Command::TrainHead(a) => {
             let Training { recipe, workspace, mut steps_left, console, _lock } =
@@ -393,6 +414,18 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Inspect { path } => commands::inspect::run(&path, console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
+}
+
+/// The shard that was given, or else the one that the environment says.
+fn shard(given: Option<Shard>, console: &Console) -> Result<Shard> {
+    if let Some(shard) = given {
+        return Ok(shard);
+    }
+    let Some((shard, variable)) = Shard::of_environment(|name| std::env::var(name).ok())? else {
+        return Ok(Shard::WHOLE);
+    };
+    console.note(format!("build-data: shard {shard}, of `{variable}`"));
+    Ok(shard)
 }
 
 /// What a command that trains works with.

@@ -32,6 +32,7 @@ mod report;
 mod responses;
 mod results;
 mod rollouts;
+mod shard;
 mod statistics;
 mod sweep;
 mod table;

@@ -3,7 +3,7 @@
 //! The lock is the operating system's, on files beside the recipe's directories (`data/.NAME.lock`,
 //! `checkpoints/.NAME.lock`). It ends with the process that holds it, however that ends. The files
 //! stay: they say who held the lock last, and keep nobody out by being there. Commands that only
-//! read, as `generate` and `check` do, need none.
+//! read, as `generate` and `check` do, need none; those that build shards of one data set share one.
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -25,18 +25,42 @@ impl RecipeLock {
     /// # Errors
     /// If another process has it.
     pub(crate) fn take(recipe: &Recipe) -> Result<Self> {
+        Self::of(recipe, Keeping::All)
+    }
+
+    /// Takes part in the lock of a recipe's directories, beside others that do: those that build shards
+    /// of its data.
+    ///
+    /// # Errors
+    /// If another process has it for itself.
+    pub(crate) fn share(recipe: &Recipe) -> Result<Self> {
+        Self::of(recipe, Keeping::ThoseWhoDoNotShare)
+    }
+
+    fn of(recipe: &Recipe, out: Keeping) -> Result<Self> {
         // Always in this order: of two that begin at once, one gets both.
         let dirs = [recipe.data_dir(), recipe.checkpoint_dir()];
-        let files = dirs.iter().map(|dir| lock(dir)).collect::<Result<Vec<_>>>()?;
+        let files = dirs.iter().map(|dir| lock(dir, out)).collect::<Result<Vec<_>>>()?;
         Ok(Self { _files: files.into_iter().flatten().collect() })
     }
 }
 
+/// Whom a lock keeps out.
+#[derive(Debug, Clone, Copy)]
+enum Keeping {
+    All,
+    ThoseWhoDoNotShare,
+}
+
 /// Locks what is written to a directory; nothing where nobody could write to it.
-fn lock(dir: &Path) -> Result<Option<File>> {
+fn lock(dir: &Path, out: Keeping) -> Result<Option<File>> {
     let path = lock_path(dir);
     let Some(mut file) = open(&path)? else { return Ok(None) };
-    match file.try_lock() {
+    let locked = match out {
+        Keeping::All => file.try_lock(),
+        Keeping::ThoseWhoDoNotShare => file.try_lock_shared(),
+    };
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => bail!("{}", in_use(dir, &mut file)),
         // A file system without locks: it is as if there were none.
@@ -109,6 +133,7 @@ mod tests {
     fn a_second_one_is_told_who_has_it_until_the_first_lets_go() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let dir = dir.path().join("data/mine");
+        let lock = |dir: &Path| lock(dir, Keeping::All);
         let first = lock(&dir).expect("free").expect("it can be locked");
         let message = lock(&dir).expect_err("held").to_string();
         let id = format!("process {}", std::process::id());
@@ -118,6 +143,19 @@ mod tests {
         assert!(lock_path(&dir).exists());
         lock(&dir).expect("free again").expect("it can be locked");
         assert!(lock(&dir.with_file_name("other")).is_ok());
+    }
+
+    #[test]
+    fn those_who_share_it_keep_out_the_others_and_they_them() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let dir = dir.path().join("data/mine");
+        let share = || lock(&dir, Keeping::ThoseWhoDoNotShare);
+        let (one, other) = (share().expect("free"), share().expect("shared"));
+        assert!(lock(&dir, Keeping::All).is_err());
+        drop((one, other));
+        let all = lock(&dir, Keeping::All).expect("free again");
+        assert!(share().is_err());
+        drop(all);
     }
 
     #[test]

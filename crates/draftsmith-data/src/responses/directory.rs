@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::hash::hash_rows;
 use super::header::ShardPlace;
+use super::manifest::Records;
 use super::read::{read_header, read_shard};
 use super::row::ResponseRow;
 use super::{shard_index, shard_name};
@@ -63,12 +64,20 @@ impl ShardSet {
     /// If the directory cannot be read or holds none; if one is not whole, or is not what its name
     /// says: a copy of another, one too many, or of other data.
     pub fn find(dir: &Path) -> Result<Self, DataError> {
-        let mut found = shard_files(dir)?.into_iter();
+        Self::find_among(dir, |_| true)
+    }
+
+    /// The same of those shards alone that are `wanted`, by index: others may be anything.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self, DataError> {
+        let mut found = shard_files(dir)?.into_iter().filter(|(index, _)| wanted(*index));
         let first = found.next().ok_or_else(|| DataError::NoShards { path: dir.to_path_buf() })?;
-        let (provenance, place) = header(&first)?;
+        let (provenance, place) = shard_header(&first)?;
         let mut present = BTreeMap::from([first.clone()]);
         for file in found {
-            let (other, other_place) = header(&file)?;
+            let (other, other_place) = shard_header(&file)?;
             if let Some(difference) = provenance.differences(&other).into_iter().next() {
                 let (first, second) = (first.1, file.1);
                 return Err(DataError::ProvenanceDiffers { first, second, difference });
@@ -107,17 +116,19 @@ impl ShardSet {
     /// Reads the rows.
     ///
     /// # Errors
-    /// If a shard cannot be read (see [`read_shard`]), or two rows have one id.
+    /// If a shard cannot be read (see [`read_shard`]) or is not what was written, or two rows have one id.
     pub fn read(self) -> Result<DataSet, DataError> {
-        let paths: Vec<PathBuf> = self.present.into_values().collect();
-        let read = |path: &PathBuf| {
+        let records = Records::read(&self.dir)?;
+        let read = |(index, path): &(usize, PathBuf)| {
+            records.check(path, *index)?;
             let (rows, _) = read_shard(path, None)?;
             let hash = hash_rows(&rows);
             Ok((rows, hash))
         };
-        let read: Vec<Result<_, DataError>> = paths.par_iter().map(read).collect();
+        let files: Vec<(usize, PathBuf)> = self.present.into_iter().collect();
+        let read: Vec<Result<_, DataError>> = files.par_iter().map(read).collect();
         let (mut rows, mut shards, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
-        for (path, read) in paths.into_iter().zip(read) {
+        for ((_, path), read) in files.into_iter().zip(read) {
             let (of_shard, hash) = read?;
             rows.extend(of_shard);
             shards.push((path, rows.len()));
@@ -186,7 +197,7 @@ pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError
 }
 
 /// The files of a directory that are named like shards, by index.
-fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
+pub(super) fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     let read_error = |e| DataError::io("read", dir, e);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(read_error)? {
@@ -200,7 +211,9 @@ fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
 }
 
 /// What a shard says of itself, if that is what its name says.
-fn header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
+pub(super) fn shard_header(
+    (index, path): &(usize, PathBuf),
+) -> Result<(Provenance, ShardPlace), DataError> {
     let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
     let name = shard_name(*index);
     if path.file_name().is_some_and(|found| *found != *name) {

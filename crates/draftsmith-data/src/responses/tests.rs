@@ -90,6 +90,58 @@ fn rows_round_trip() {
 }
 
 #[test]
+fn a_manifest_says_what_was_written_of_each_shard() {
+    let (dir, rows) = three_shards();
+    let names = || {
+        let entries = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names().len(), 6, "a record beside each");
+    // One has none, as shards of builds that kept no records.
+    fs::remove_file(dir.path().join(".responses-00001.json")).unwrap();
+    fs::write(dir.path().join(".responses-00001.parquet.tmp"), "left").unwrap();
+    write_manifest(dir.path(), 3).unwrap();
+    let shards = ["responses-00000.parquet", "responses-00001.parquet", "responses-00002.parquet"];
+    assert_eq!(names(), [&["manifest.json"], &shards[..]].concat());
+    let text = fs::read_to_string(dir.path().join("manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&manifest["num_shards"], &manifest["num_rows"]), (&3.into(), &rows.len().into()));
+    for (record, name) in manifest["shards"].as_array().unwrap().iter().zip(shards) {
+        let bytes = fs::read(dir.path().join(name)).unwrap();
+        assert_eq!((&record["name"], &record["num_bytes"]), (&name.into(), &bytes.len().into()));
+        assert_eq!(record["blake3"], blake3::hash(&bytes).to_hex().as_str());
+    }
+    assert!(broken_shards(dir.path(), |_| true).unwrap().is_empty());
+
+    // What is written anew is newer than the manifest, which says the same again in the end.
+    write_nth(dir.path(), 1, 3, &rows[3..5]);
+    assert_eq!(names().len(), 5);
+    write_manifest(dir.path(), 3).unwrap();
+    assert_eq!(fs::read_to_string(dir.path().join("manifest.json")).unwrap(), text);
+
+    let path = shard_path(dir.path(), 1);
+    let whole = fs::read(&path).unwrap();
+    for at in [0, whole.len() / 2, whole.len() - 30] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let broken = broken_shards(dir.path(), |_| true).unwrap();
+        assert_eq!(broken.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1], "byte {at}");
+        assert!(broken[0].1.to_string().contains("responses-00001.parquet`"), "{}", broken[0].1);
+        assert!(broken_shards(dir.path(), |index| index != 1).unwrap().is_empty());
+        assert!(refusal(dir.path()).contains("responses-00001.parquet`"));
+    }
+    fs::write(&path, &whole).unwrap();
+    fs::write(dir.path().join("manifest.json"), "[]").unwrap();
+    assert!(refusal(dir.path()).contains("manifest.json` cannot be read"));
+    forget_manifest(dir.path()).unwrap();
+    write_manifest(dir.path(), 3).unwrap();
+    assert_eq!(fs::read_to_string(dir.path().join("manifest.json")).unwrap(), text);
+}
+
+#[test]
 fn equal_rows_give_equal_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (one, two) = (shard_path(dir.path(), 0), shard_path(dir.path(), 1));
@@ -269,6 +321,12 @@ fn the_hash_is_of_the_rows_and_of_nothing_else() {
     entries.push(("pandas".to_owned(), "{}".to_owned()));
     let bytes = fs::read(shard_path(dir.path(), 0)).unwrap();
     write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3], write::to_array).unwrap();
+    let error = refusal(dir.path());
+    assert!(
+        error.contains("responses-00000.parquet` has ") && error.contains("--repair"),
+        "{error}"
+    );
+    forget_manifest(dir.path()).unwrap();
     assert_ne!(fs::read(shard_path(dir.path(), 0)).unwrap(), bytes);
     assert_eq!(hash(), whole);
     let check = |change: fn(&mut ResponseRow)| {

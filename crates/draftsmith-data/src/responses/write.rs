@@ -7,14 +7,16 @@ use arrow_array::types::{Float32Type, UInt32Type};
 use arrow_schema::ArrowError;
 
 use super::header::{ShardHeader, ShardPlace};
+use super::manifest::ShardRecord;
 use super::row::{DraftColumns, ResponseRow};
 use super::schema::COLUMNS;
 use crate::columns::{Column, lists, texts, write_rows};
 use crate::error::DataError;
 use crate::provenance::Provenance;
 
-/// Writes rows as one shard, whole or not at all, or, without a place, as a file of its own. Floats
-/// are stored as they are: call [`ResponseRow::round_stored`] first to keep the file small.
+/// Writes rows as one shard, whole or not at all, with the record of what was written beside it; or,
+/// without a place, as a file of its own. Floats are stored as they are: call
+/// [`ResponseRow::round_stored`] first to keep the file small.
 ///
 /// # Errors
 /// If a row breaks its own rules ([`ResponseRow::validate`]), or the file cannot be written.
@@ -28,7 +30,12 @@ pub fn write_shard(
         row.validate()?;
     }
     let header = ShardHeader { provenance: provenance.clone(), place };
-    write_rows(path, &COLUMNS, header.to_entries(), rows, to_array)
+    write_rows(path, &COLUMNS, header.to_entries(), rows, to_array)?;
+    if let Some(ShardPlace { index, .. }) = place {
+        let dir = path.parent().unwrap_or(Path::new(""));
+        ShardRecord::of(path, index, rows.len())?.write(dir, index)?;
+    }
+    Ok(())
 }
 
 pub(super) fn to_array(rows: &[ResponseRow], column: Column) -> Result<ArrayRef, ArrowError> {

@@ -2,23 +2,24 @@
 //!
 //! A shard holds the rows of a fixed run of prompts, and every draw is seeded by its row's id: so
 //! a job that was killed resumes at the first missing shard, and the bytes are the same in the
-//! end, however often it was stopped and on however many threads it ran.
+//! end, however often it was stopped and on however many threads, or by however many processes, it ran.
+//! `build_data/present.rs` looks at what is there.
 
-use std::path::{Path, PathBuf};
+mod present;
+
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{
-    FinishReason, Prompt, Provenance, ResponseRow, ShardPlace, ShardSet, has_shards, shard_path,
-    write_shard,
-};
+use draftsmith_data::{FinishReason, Prompt, ResponseRow, ShardPlace, shard_path, write_shard};
 use draftsmith_decode::{Finish, Generation, RoundTokens};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_theory::{Decoding, SeededDraws, TextEnd};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::built_data::{data_provenance, told};
+use self::present::{finish, present_shards};
+use crate::built_data::data_provenance;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_named, answer_side_by_side};
@@ -28,6 +29,7 @@ use crate::pair::Pair;
 use crate::prompts::for_data::data_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
+use crate::shard::Shard;
 use crate::workspace::Workspace;
 
 /// Prompts (whole conversations) a shard.
@@ -47,12 +49,33 @@ pub(crate) struct BuiltData {
     pub(crate) num_shards_kept: usize,
     /// Prompts in all.
     pub(crate) num_prompts: usize,
+    /// Shards that other processes have still to build.
+    pub(crate) num_shards_left: usize,
     /// Response tokens written now.
     pub(crate) num_new_tokens: usize,
 }
 
+/// What of the data is built.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Building {
+    /// The shards of this process.
+    pub(crate) shard: Shard,
+    /// Whether shards that are not what was written are built again; an error if not.
+    pub(crate) repairs: bool,
+}
+
+impl Building {
+    /// All of it, as far as it is not there.
+    pub(crate) const ALL: Self = Self { shard: Shard::WHOLE, repairs: false };
+}
+
 /// Runs the stage.
-pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<BuiltData> {
+pub(crate) fn run(
+    recipe: &Recipe,
+    building: Building,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<BuiltData> {
     let data = recipe
         .data
         .as_ref()
@@ -63,11 +86,15 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let provenance = data_provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
-    let present = present_shards(&dir, &provenance, num_shards)?;
+    let present = present_shards(&dir, &provenance, num_shards, building, console)?;
     check_prompts(pair, &prompts, data)?;
 
+    let own = prompts.chunks(PROMPTS_PER_SHARD).enumerate();
+    let own: Vec<(usize, &[&Prompt])> =
+        own.filter(|(index, _)| building.shard.builds(*index)).collect();
+    let num_own = own.iter().map(|(_, chunk)| chunk.len()).sum::<usize>();
     let (there, missing): (Vec<_>, Vec<_>) =
-        prompts.chunks(PROMPTS_PER_SHARD).enumerate().partition(|(index, _)| present[*index]);
+        own.into_iter().partition(|(index, _)| present.contains(index));
     let num_missing: usize =
         missing.iter().flat_map(|(_, chunk)| *chunk).map(|prompt| prompt.turns.len()).sum();
     let most_tokens = num_missing as u64 * data.max_new_tokens.min(pair.context()) as u64;
@@ -81,7 +108,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
-    let progress = Progress::new(console, "build-data", "prompts", prompts.len() as u64);
+    let progress = Progress::new(console, "build-data", "prompts", num_own as u64);
     let decoding = data.decoding();
     let labeller =
         Labeller { pair, data, seed: recipe.seed, decoding, progress: &progress, console };
@@ -110,50 +137,28 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let num_new_tokens: Vec<usize> =
         (0..num_threads).into_par_iter().with_max_len(1).map(build_some).collect::<Result<_>>()?;
     progress.finish();
+    let num_shards_left = finish(&dir, num_shards)?;
     let built = BuiltData {
         data_dir: dir,
         num_shards,
         num_shards_kept: there.len(),
         num_prompts: prompts.len(),
+        num_shards_left,
         num_new_tokens: num_new_tokens.iter().sum(),
     };
+    let num_own = built.num_shards_kept + missing.len();
     console.note(format!(
-        "build-data: {} shards in `{}`, {} of them there before",
-        built.num_shards,
+        "build-data: {num_own} shards in `{}`, {} of them there before{}",
         built.data_dir.display(),
-        built.num_shards_kept
+        built.num_shards_kept,
+        match num_shards_left {
+            0 if num_own == num_shards => String::new(),
+            0 => format!("; all {num_shards} are there"),
+            left => format!("; of {num_shards}, {left} are for other processes to build"),
+        }
     ));
     console.document(&built)?;
     Ok(built)
-}
-
-/// Which shards are there already.
-///
-/// # Errors
-/// If one cannot be read, is not what its name says, or was made with other settings.
-fn present_shards(dir: &Path, provenance: &Provenance, num_shards: usize) -> Result<Vec<bool>> {
-    if !has_shards(dir) {
-        return Ok(vec![false; num_shards]);
-    }
-    let shards = ShardSet::find(dir)?;
-    let differences = shards.provenance.differences(provenance);
-    if !differences.is_empty() {
-        bail!(
-            "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
-             recipe another `name`",
-            dir.display(),
-            told(&differences)
-        );
-    }
-    if shards.count != num_shards {
-        bail!(
-            "the data in `{}` has {} shards, but these prompts make {num_shards}; hint: delete the \
-             Parquet files there",
-            dir.display(),
-            shards.count
-        );
-    }
-    Ok((0..num_shards).map(|index| shards.present.contains_key(&index)).collect())
 }
 
 /// Checks every prompt's first turn, so that one that cannot be used is an error before any work.

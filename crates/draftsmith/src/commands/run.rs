@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use serde_json::json;
 
+use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::recipe::Recipe;
@@ -27,7 +28,7 @@ pub(crate) fn run(
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
-        Some(_) => Some(build_data::run(recipe, workspace, &quiet_stages)?),
+        Some(_) => Some(build_data::run(recipe, Building::ALL, workspace, &quiet_stages)?),
         None => None,
     };
     let head = match recipe.head {

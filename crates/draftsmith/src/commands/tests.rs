@@ -15,6 +15,7 @@ use draftsmith_theory::{
 use draftsmith_train::{ExitLayers, HeadLabels, HeadTraining};
 use serde_json::json;
 
+use super::build_data::Building;
 use super::record::RecordedFile;
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
@@ -146,7 +147,7 @@ fn replay_counts_what_evaluation_counts() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let recipe = recipe(dir.path());
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, &workspace, &console).expect("data");
+    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
     train_adapter::run(&recipe, &workspace, &mut None, &console).expect("adapters");
     let calibration = calibrate(&recipe);
@@ -230,7 +231,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
         evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
     }
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, &workspace, &console).expect("data");
+    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     let trained = train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
@@ -297,7 +298,7 @@ fn heads_that_read_where_a_round_began_replay_as_they_decode() {
     recipe.adapter_head = Some(of_adapter);
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, &workspace, &console).expect("data");
+    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
     train_adapter::run(&recipe, &workspace, &mut None, &console).expect("an adapter");
     record::run(&recipe, &workspace, &console).expect("recorded");
@@ -447,10 +448,10 @@ fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
         let error = result.expect_err("refused").to_string();
         assert!(error.contains("`dtype` = \"bf16\", which is \"f32\" now"), "{error}");
     };
-    build_data::run(&recipe, &reduced, &console).expect("data");
+    build_data::run(&recipe, Building::ALL, &reduced, &console).expect("data");
     let data = reduced.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
-    refused(build_data::run(&recipe, &full, &console).map(drop));
+    refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
     refused(train_head::run(&recipe, &full, &mut None, &console).map(drop));
     // The trainings' own type is the recipe's.
     let head = train_head::run(&recipe, &reduced, &mut None, &console).expect("a head");

@@ -1,0 +1,118 @@
+//! The shards that are there before building begins, and whether all are once it has ended.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use draftsmith_data::{
+    DataError, Provenance, ShardSet, broken_shards, forget_manifest, has_shards, shard_path,
+    write_manifest,
+};
+
+use super::Building;
+use crate::built_data::told;
+use crate::console::Console;
+
+/// Which of a process's shards are there, and what they should be.
+///
+/// # Errors
+/// If one is not what was written, or not what its name says, and is not to be repaired; if some of the
+/// directory, whosever they are, were made with other settings.
+pub(super) fn present_shards(
+    dir: &Path,
+    provenance: &Provenance,
+    num_shards: usize,
+    building: Building,
+    console: &Console,
+) -> Result<BTreeSet<usize>> {
+    if !has_shards(dir) {
+        return Ok(BTreeSet::new());
+    }
+    let is_own = |index: usize| building.shard.builds(index);
+    let broken = match broken_shards(dir, is_own) {
+        Err(error @ DataError::CorruptManifest { .. }) if building.repairs => {
+            console.note(format!("{error}; it is made anew"));
+            forget_manifest(dir)?;
+            broken_shards(dir, is_own)?
+        }
+        broken => broken?,
+    };
+    // One too many cannot be built again.
+    let is_beyond = broken.iter().any(|(index, _)| *index >= num_shards);
+    if !broken.is_empty() && (is_beyond || !building.repairs) {
+        let num_more = broken.len() - 1;
+        let more =
+            if num_more > 0 { format!("; and {num_more} more are broken") } else { String::new() };
+        let error = &broken[0].1;
+        let error = match error {
+            DataError::CorruptShard { .. } => error.to_string(),
+            error => format!("{error}; hint: `--repair` builds it again"),
+        };
+        bail!("{error}{more}");
+    }
+    let broken: BTreeSet<usize> = broken
+        .into_iter()
+        .map(|(index, error)| {
+            console.note(format!("{error}; it is built again"));
+            index
+        })
+        .collect();
+    // Shards of others may be missing, or about to be repaired; one that can be read tells the settings.
+    let whole = |index: usize| is_own(index) && !broken.contains(&index);
+    let own = match ShardSet::find_among(dir, whole) {
+        Ok(own) => {
+            compare(dir, &own, provenance, num_shards)?;
+            own.present.into_keys().collect()
+        }
+        Err(DataError::NoShards { .. }) => BTreeSet::new(),
+        Err(error) => return Err(error.into()),
+    };
+    if building.shard.is_part() {
+        let mut others = (0..num_shards).filter(|index| !is_own(*index));
+        let readable =
+            others.find_map(|other| ShardSet::find_among(dir, |index| index == other).ok());
+        readable.map_or(Ok(()), |other| compare(dir, &other, provenance, num_shards))?;
+    }
+    Ok(own)
+}
+
+/// Checks that shards are of the data that is to be built.
+fn compare(
+    dir: &Path,
+    shards: &ShardSet,
+    provenance: &Provenance,
+    num_shards: usize,
+) -> Result<()> {
+    let differences = shards.provenance.differences(provenance);
+    if !differences.is_empty() {
+        bail!(
+            "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
+             recipe another `name`",
+            dir.display(),
+            told(&differences)
+        );
+    }
+    if shards.count != num_shards {
+        bail!(
+            "the data in `{}` has {} shards, but these prompts make {num_shards}; hint: delete the \
+             Parquet files there",
+            dir.display(),
+            shards.count
+        );
+    }
+    Ok(())
+}
+
+/// How many shards other processes have still to build. Where all are there, whoever finds it out writes
+/// the manifest.
+///
+/// # Errors
+/// If it cannot be written.
+pub(super) fn finish(dir: &Path, num_shards: usize) -> Result<usize> {
+    let is_missing = |index: &usize| !shard_path(dir, *index).exists();
+    let num_left = (0..num_shards).filter(is_missing).count();
+    if num_left == 0 {
+        write_manifest(dir, num_shards)?;
+    }
+    Ok(num_left)
+}

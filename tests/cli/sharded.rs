@@ -1,0 +1,209 @@
+//! One data set built by several processes that know nothing of each other: the bytes of one process,
+//! whoever is killed, comes twice or finds a byte that was changed.
+#![cfg(unix)]
+
+use std::collections::BTreeMap;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{Place, model, wait};
+
+const DATA: &str = "data/many";
+/// Six shards of 32 prompts, the last one smaller.
+const NUM_PROMPTS: usize = 170;
+const NUM_SHARDS: usize = 6;
+
+/// A place with a recipe whose data has six shards.
+fn place() -> Place {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", NUM_PROMPTS);
+    place.write(
+        "many.toml",
+        format!(
+            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+             [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 3\n\
+             [head]\nnum_layers = 1\n[head.optimizer]\nnum_epochs = 1\n",
+            model("target").display(),
+            model("draft-small").display()
+        ),
+    );
+    place
+}
+
+fn shard(index: usize) -> String {
+    format!("{DATA}/responses-{index:05}.parquet")
+}
+
+/// All files of the data, hidden ones too.
+fn files(place: &Place) -> BTreeMap<String, Vec<u8>> {
+    let read = |name: String| {
+        let bytes = std::fs::read(place.path(DATA).join(&name)).unwrap();
+        (name, bytes)
+    };
+    place.names(DATA).into_iter().map(read).collect()
+}
+
+/// The files that one process makes, and the place it made them in.
+fn whole() -> (BTreeMap<String, Vec<u8>>, Place) {
+    let place = place();
+    place.run(&["build-data", "many.toml"]).ok();
+    (files(&place), place)
+}
+
+fn start(place: &Place, arguments: &[&str]) -> Child {
+    let mut command = place.command(&[&["build-data", "many.toml", "--quiet"], arguments].concat());
+    command.stdout(Stdio::null()).spawn().unwrap()
+}
+
+#[track_caller]
+fn same(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>) {
+    assert!(found.keys().eq(expected.keys()), "{:?}", found.keys());
+    for (name, bytes) in found {
+        assert!(*bytes == expected[name], "`{name}` has other bytes");
+    }
+}
+
+fn flip(place: &Place, name: &str, at: usize) {
+    let path = place.path(name);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn processes_side_by_side_give_the_bytes_of_one() {
+    let (expected, _) = whole();
+    let manifest: Value = serde_json::from_slice(&expected["manifest.json"]).unwrap();
+    assert_eq!(manifest["num_shards"], NUM_SHARDS);
+    assert_eq!(manifest["num_rows"], NUM_PROMPTS);
+    let shards = manifest["shards"].as_array().unwrap();
+    for (index, record) in shards.iter().enumerate() {
+        let name = record["name"].as_str().unwrap();
+        let bytes = &expected[name];
+        assert_eq!(format!("{DATA}/{name}"), shard(index));
+        assert_eq!(record["num_bytes"], bytes.len());
+        assert_eq!(record["blake3"], blake3::hash(bytes).to_hex().as_str());
+    }
+    // Three of three, one of them twice.
+    let place = place();
+    let all = ["0/3", "1/3", "2/3", "1/3"].map(|shard| start(&place, &["--shard", shard]));
+    for mut child in all {
+        assert!(child.wait().unwrap().success());
+    }
+    same(&files(&place), &expected);
+    // One after the other, numbered by schedulers, and more of them than there are shards.
+    std::fs::remove_dir_all(place.path(DATA)).unwrap();
+    let slurm = |id: &'static str| {
+        [
+            ("SLURM_ARRAY_TASK_ID", id),
+            ("SLURM_ARRAY_TASK_COUNT", "7"),
+            ("SLURM_ARRAY_TASK_MIN", "1"),
+        ]
+    };
+    for (nth, id) in ["3", "7", "1", "2", "4", "5", "6"].into_iter().enumerate() {
+        let ran = place.run_with(&["build-data", "many.toml", "--json"], &slurm(id));
+        assert!(ran.stderr.contains(", of `SLURM_ARRAY_TASK_ID`"), "{}", ran.stderr);
+        let left = ran.json()["num_shards_left"].as_u64().unwrap() as usize;
+        // The seventh has nothing to build.
+        let built = if nth == 0 { 1 } else { nth };
+        assert_eq!(left, NUM_SHARDS - built);
+        assert_eq!(expected.keys().eq(&place.names(DATA)), left == 0, "{:?}", place.names(DATA));
+        if left > 0 {
+            place.run(&["train-head", "many.toml"]).fails_naming(&["is incomplete"]);
+        }
+    }
+    same(&files(&place), &expected);
+    place.run(&["train-head", "many.toml"]).ok();
+    let pod = [("JOB_COMPLETION_INDEX", "2")];
+    place.run_with(&["build-data", "many.toml"], &pod).fails_naming(&["DRAFTSMITH_SHARD_COUNT"]);
+    place.run_with(&["build-data", "many.toml", "--shard", "0/1"], &pod).ok();
+    place.run(&["build-data", "many.toml", "--shard", "3/3"]).fails_naming(&["--shard", "3/3"]);
+}
+
+#[test]
+fn killed_processes_resume_to_the_bytes_of_one() {
+    let (expected, _) = whole();
+    let place = place();
+    let mut num_killed = 0;
+    for round in 0..6 {
+        let mut all = ["0/2", "1/2"].map(|shard| start(&place, &["--shard", shard]));
+        // Until some shard of this round is there, and a moment longer.
+        let before = place.names(DATA).len();
+        while place.names(DATA).len() <= before
+            && all.iter_mut().any(|child| child.try_wait().unwrap().is_none())
+        {
+            std::thread::yield_now();
+        }
+        wait(Duration::from_micros(700 * round));
+        for mut child in all {
+            // It may have ended.
+            let _ = child.kill();
+            num_killed += usize::from(!child.wait().unwrap().success());
+        }
+    }
+    assert!(num_killed > 0, "each ended before it was killed");
+    for shard in ["0/2", "1/2"] {
+        place.run(&["build-data", "many.toml", "--shard", shard]).ok();
+    }
+    same(&files(&place), &expected);
+}
+
+#[test]
+fn a_changed_byte_is_found_named_and_repaired() {
+    let (expected, place) = whole();
+    let size = |index: usize| expected[&format!("responses-{index:05}.parquet")].len();
+    // In a page, in the header and in the footer: whatever the file's own format makes of it.
+    for at in [size(2) / 3, 0, size(2) - 20] {
+        flip(&place, &shard(2), at);
+        let named = ["responses-00002.parquet`", "--repair"];
+        place.run(&["build-data", "many.toml"]).fails_naming(&named);
+        place.run(&["train-head", "many.toml"]).fails_naming(&["responses-00002.parquet`"]);
+        let ran = place.run(&["build-data", "many.toml", "--repair", "--json"]);
+        assert!(ran.stderr.contains("responses-00002.parquet`"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("built again"), "{}", ran.stderr);
+        assert_eq!(ran.json()["num_shards_kept"], NUM_SHARDS - 1);
+        same(&files(&place), &expected);
+    }
+    // Two, one of them cut: its own process repairs each.
+    flip(&place, &shard(3), 1000);
+    std::fs::write(place.path(&shard(4)), &expected["responses-00004.parquet"][..500]).unwrap();
+    place.run(&["build-data", "many.toml"]).fails_naming(&["responses-00003.parquet` ", "1 more"]);
+    let one = place.run(&["build-data", "many.toml", "--shard", "1/2", "--repair"]);
+    assert!(one.stderr.contains("00003") && !one.stderr.contains("00004"), "{}", one.stderr);
+    place.run(&["build-data", "many.toml", "--shard", "0/2", "--repair"]).ok();
+    same(&files(&place), &expected);
+    // A hash of the manifest, and the manifest itself.
+    let manifest = format!("{DATA}/manifest.json");
+    let text = String::from_utf8(expected["manifest.json"].clone()).unwrap();
+    let at = text.find("\"blake3\": \"").unwrap() + 12;
+    flip(&place, &manifest, at);
+    place.run(&["build-data", "many.toml"]).fails_naming(&["responses-00000.parquet`", "BLAKE3"]);
+    place.run(&["build-data", "many.toml", "--repair"]).ok();
+    same(&files(&place), &expected);
+    std::fs::write(place.path(&manifest), "{").unwrap();
+    place.run(&["build-data", "many.toml"]).fails_naming(&["manifest.json", "--repair"]);
+    place.run(&["build-data", "many.toml", "--repair"]).ok();
+    same(&files(&place), &expected);
+    // Data of builds that had none gets one.
+    std::fs::remove_file(place.path(&manifest)).unwrap();
+    place.run(&["build-data", "many.toml"]).ok();
+    same(&files(&place), &expected);
+}
+
+#[test]
+fn other_settings_are_refused_whichever_shards_are_there() {
+    let place = place();
+    place.run(&["build-data", "many.toml", "--shard", "1/2"]).ok();
+    let other = ["--set", "data.temperature=0.5"];
+    for shard in ["0/2", "1/2", "0/1"] {
+        let arguments = [&["build-data", "many.toml", "--shard", shard], &other[..]].concat();
+        place.run(&arguments).fails_naming(&["`temperature` = 1.0, which is 0.5 now"]);
+        let repair = [&arguments[..], &["--repair"]].concat();
+        place.run(&repair).fails_naming(&["`temperature` = 1.0, which is 0.5 now"]);
+    }
+    place.write_prompts("train.jsonl", 40);
+    place.run(&["build-data", "many.toml", "--shard", "0/2"]).fails_naming(&["`prompts[0]`"]);
+    assert_eq!(place.names(DATA).iter().filter(|name| name.ends_with(".parquet")).count(), 3);
+}
