@@ -19,6 +19,7 @@ use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
+use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
@@ -102,6 +103,8 @@ enum Command {
     Inspect {
         /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
         path: PathBuf,
+        #[command(flatten)]
+        page: PageArguments,
     },
 }
 
@@ -411,7 +414,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &device()?, console),
         Command::Import(a) => commands::import::run(&a, console),
-        Command::Inspect { path } => commands::inspect::run(&path, console)
+        Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
 }

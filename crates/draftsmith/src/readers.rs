@@ -22,5 +22,5 @@ pub fn recipe(path: &Path, overrides: &[String]) -> Result<()> {
 /// # Errors
 /// As the command tells them.
 pub fn inspect(path: &Path) -> Result<()> {
-    inspect::run(path, &Console::silent())
+    inspect::run(path, None, &Console::silent())
 }

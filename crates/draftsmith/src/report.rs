@@ -5,16 +5,19 @@
 //! worked out in `report/`: `pareto` (discard rate against verification rate), `bars` (speed-ups),
 //! `curves` (CTAR, acceptance by position; `standard` has the tables that go with the latter), `replay` (gains, with their tables) and `reliability`
 //! (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections`
-//! holds what comes before and after the pictures.
+//! holds what comes before and after the pictures. `data` is the page of a data set, with the pictures
+//! of `plot`.
 
 mod axis;
 mod bars;
 mod curves;
+pub(crate) mod data;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod key;
 mod labels;
 mod pareto;
+pub(crate) mod plot;
 mod reliability;
 mod replay;
 mod sections;
@@ -112,6 +115,9 @@ fn environment() -> Result<Environment<'static>> {
         ("predictions.html", include_str!("report/predictions.html")),
         ("reliability.html", include_str!("report/reliability.html")),
         ("gains.html", include_str!("report/gains.html")),
+        ("data.html", include_str!("report/data.html")),
+        ("plot.html", include_str!("report/plot.html")),
+        ("data.css", include_str!("report/data.css")),
         ("key.html", include_str!("report/key.html")),
         ("style.css", include_str!("report/style.css")),
     ] {

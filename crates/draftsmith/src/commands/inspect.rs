@@ -1,6 +1,7 @@
 //! `inspect`: what a model, head, dataset or result is, and where it came from.
 
 mod acceptance;
+mod page;
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +23,14 @@ use crate::rollouts::RecordedSet;
 use crate::table::render_table;
 use crate::workspace::hash_dir;
 
+pub(crate) use page::PageArguments;
+
 /// Runs the command.
-pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
+pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
+    let page = page.filter(|page| page.is_asked());
+    if page.is_some() && !(path.extension().is_some_and(|e| e == "parquet") || has_shards(path)) {
+        bail!("`--html` shows responses: a data directory or one of its responses-*.parquet");
+    }
     if is_results(path) {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
         let rows = results::read_results(&file)?;
@@ -35,10 +42,16 @@ pub(crate) fn run(path: &Path, console: &Console) -> Result<()> {
             rollouts(path)?
         } else {
             let (rows, provenance) = read_shard(path, None)?;
+            if let Some(page) = page {
+                page.write(path, &rows, &provenance, console)?;
+            }
             dataset(&rows, &provenance)
         }
     } else if has_shards(path) {
         let data = read_dir(path, Incomplete::Allowed)?;
+        if let Some(page) = page {
+            page.write(path, &data.rows, &data.provenance, console)?;
+        }
         let mut shown = dataset(&data.rows, &data.provenance);
         shown["num_shards"] = json!(data.num_shards());
         shown["num_shards_planned"] = json!(data.num_shards_planned);
@@ -186,8 +199,6 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
         mean(drafted.iter().flat_map(|columns| column(columns)).collect())
     };
     let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
-    let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
-    let is_raw = served == (1.0, 1.0, None, None) && provenance.repetition_penalty == 1.0;
     json!({
         "kind": "responses",
         "num_rows": rows.len(),
@@ -206,7 +217,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
             pairs.map(|(d, t)| f64::from(u8::from(d == t))).collect()
         }),
         "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
-        "by_entropy": acceptance::by_entropy(&drafted, is_raw),
+        "by_entropy": acceptance::by_entropy(&drafted, acceptance::is_raw(provenance)),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
     })

@@ -1,7 +1,7 @@
 //! How a data set's draft is accepted: where its entropy foretells it, and what rounds of fixed
 //! lengths would then yield.
 
-use draftsmith_data::DraftColumns;
+use draftsmith_data::{DraftColumns, Provenance, is_no_penalty};
 use draftsmith_theory::{
     EntropyThreshold, entropy_overlap_estimate, expected_tokens_per_round, overlap_lower_bound,
 };
@@ -16,19 +16,25 @@ const LENGTHS: [usize; 8] = [1, 2, 3, 4, 5, 6, 8, 10];
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct EntropyBand {
     /// The least √(c·H) of the band, c as in SVIP's code, H the draft's entropy.
-    from_threshold: f64,
+    pub(super) from_threshold: f64,
     /// The least of the next band; null of the last.
-    to_threshold: Option<f64>,
+    pub(super) to_threshold: Option<f64>,
     /// Positions in the band.
     num_positions: usize,
     /// Their mean overlap: the chance that the draft's token is accepted.
-    mean_overlap: f64,
+    pub(super) mean_overlap: f64,
     /// What SVIP takes it to be, 1 − √(c·H), on average.
-    svip_estimate: f64,
+    pub(super) svip_estimate: f64,
     /// What it is at least, by the divergence of the draft from the target (Pinsker, or Bretagnolle
     /// and Huber), on average; null where tokens are not sampled from the models' own
     /// distributions, of which the divergence is.
-    overlap_bound: Option<f64>,
+    pub(super) overlap_bound: Option<f64>,
+}
+
+/// Whether tokens were chosen by the models' own distributions.
+pub(super) fn is_raw(provenance: &Provenance) -> bool {
+    let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
+    served == (1.0, 1.0, None, None) && is_no_penalty(&provenance.repetition_penalty)
 }
 
 /// Bands of entropy that have positions, the surest first. `is_raw`: the overlap is of the models'

@@ -1,0 +1,323 @@
+//! Responses and labels as a page: `inspect DATA --html FILE`.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
+use draftsmith_files::write_whole;
+use draftsmith_theory::acceptance_prob;
+use serde_json::Value;
+
+use super::acceptance::{EntropyBand, by_entropy, is_raw};
+use crate::console::Console;
+use crate::report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
+use crate::report::plot::{Plot, PlotContent, bin_of, bins};
+
+/// Bars and points of a picture, at most.
+const NUM_BINS: usize = 20;
+/// Positions that a point needs.
+const LEAST_POSITIONS: usize = 20;
+/// Sources that have lines of their own.
+const MOST_SOURCES: usize = 5;
+
+/// What page is asked for.
+#[derive(Debug, Args)]
+pub(crate) struct PageArguments {
+    /// Write responses and labels as a page: lengths, how the draft is accepted, and some responses
+    /// with each token on a ground that says how likely a draft is accepted there.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// With `--html`: the model whose tokenizer writes the responses, a checkpoint directory. Without
+    /// one, tokens are shown as their ids.
+    #[arg(long, value_name = "DIR", requires = "html")]
+    tokenizer: Option<PathBuf>,
+    /// With `--html`: how many responses are shown, spread evenly over all.
+    #[arg(long, value_name = "N", default_value = "20", requires = "html")]
+    rows: NonZeroUsize,
+}
+
+impl PageArguments {
+    /// Whether one is.
+    pub(super) fn is_asked(&self) -> bool {
+        self.html.is_some()
+    }
+
+    /// Writes the page, if one is asked for.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot be read or is another than the data's, or the file cannot be written.
+    pub(super) fn write(
+        &self,
+        path: &Path,
+        rows: &[ResponseRow],
+        provenance: &Provenance,
+        console: &Console,
+    ) -> Result<()> {
+        let Some(html) = &self.html else { return Ok(()) };
+        let tokenizer = self.tokenizer.as_deref();
+        let tokenizer = tokenizer.map(|dir| own_tokenizer(dir, provenance)).transpose()?;
+        let shown = crate::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
+        let shown = shown.into_iter().map(|row| shown_row(row, tokenizer.as_ref()));
+        let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let page = DataPage {
+            name: name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned(),
+            version: env!("CARGO_PKG_VERSION"),
+            num_rows: rows.len(),
+            num_tokens: rows.iter().map(|row| row.response_ids.len()).sum(),
+            sources: figures(rows),
+            plots: plots(rows, provenance),
+            rows: shown.collect::<Result<_>>()?,
+            provenance: facts(provenance),
+        };
+        write_whole(html, render_data_html(&page)?)?;
+        console.note(format!("inspect: a page of it is in `{}`", html.display()));
+        Ok(())
+    }
+}
+
+fn own_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> {
+    let tokenizer = TextTokenizer::from_model_dir(dir)?;
+    if tokenizer.hash()? != provenance.tokenizer {
+        bail!(
+            "`{}` has another tokenizer than the data was built with; hint: give the data's target \
+             as `--tokenizer`",
+            dir.display()
+        );
+    }
+    Ok(tokenizer)
+}
+
+/// The rows of each source, by name.
+fn by_source(rows: &[ResponseRow]) -> BTreeMap<&str, Vec<&ResponseRow>> {
+    let mut all: BTreeMap<&str, Vec<&ResponseRow>> = BTreeMap::new();
+    rows.iter().for_each(|row| all.entry(&row.source).or_default().push(row));
+    all
+}
+
+fn figures(rows: &[ResponseRow]) -> Vec<SourceFigures> {
+    let sources = by_source(rows);
+    let mut figures: Vec<SourceFigures> =
+        sources.iter().map(|(name, rows)| figures_of(name, rows)).collect();
+    if sources.len() > 1 {
+        figures.push(figures_of("all", &rows.iter().collect::<Vec<_>>()));
+    }
+    figures
+}
+
+fn figures_of(name: &str, rows: &[&ResponseRow]) -> SourceFigures {
+    let drafted = || rows.iter().filter_map(|row| row.draft.as_ref());
+    let num_ended = rows.iter().filter(|row| row.finish_reason != FinishReason::Length).count();
+    let lens = || rows.iter().map(|row| row.response_ids.len());
+    let agreeing = |columns: &DraftColumns| -> Vec<f64> {
+        let pairs = columns.draft_top_ids.iter().zip(&columns.target_top_ids);
+        pairs.map(|(draft, target)| f64::from(u8::from(draft == target))).collect()
+    };
+    SourceFigures {
+        name: name.to_owned(),
+        num_rows: rows.len(),
+        num_tokens: lens().sum(),
+        mean_prompt_len: mean(rows.iter().map(|row| row.prompt_ids.len() as f64)),
+        mean_response_len: mean(lens().map(|len| len as f64)),
+        longest_response: lens().max().unwrap_or(0),
+        share_ended: num_ended as f64 / rows.len() as f64,
+        overlap: mean(drafted().flat_map(overlaps)),
+        acceptance: mean(drafted().flat_map(acceptance_probs)),
+        agreement: mean(drafted().flat_map(agreeing)),
+    }
+}
+
+fn overlaps(columns: &DraftColumns) -> Vec<f64> {
+    columns.overlap.iter().map(|overlap| f64::from(*overlap)).collect()
+}
+
+/// min(1, p/q) at the tokens that the draft drew.
+fn acceptance_probs(columns: &DraftColumns) -> Vec<f64> {
+    let pairs = columns.target_log_prob.iter().zip(&columns.draft_log_prob);
+    pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
+}
+
+/// NaN of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count)
+}
+
+fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
+    let lengths = |id, title: &str, x_name, lens: &dyn Fn(&ResponseRow) -> usize| {
+        let longest = rows.iter().map(lens).max().unwrap_or(0);
+        let edges = bins(longest as f64, NUM_BINS, 1.0);
+        Plot {
+            id,
+            title: title.to_owned(),
+            caption: String::new(),
+            x_name,
+            y_name: "\u{2191} share of responses",
+            content: PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64)),
+        }
+    };
+    let mut plots = vec![
+        lengths("prompt-lengths", "Prompts\u{2019} lengths", "tokens \u{2192}", &|row| {
+            row.prompt_ids.len()
+        }),
+        lengths("response-lengths", "Responses\u{2019} lengths", "tokens \u{2192}", &|row| {
+            row.response_ids.len()
+        }),
+    ];
+    let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
+    if drafted.is_empty() {
+        return plots;
+    }
+    let shares = |id, title: &str, caption: &str, values: &dyn Fn(&DraftColumns) -> Vec<f64>| {
+        let edges = (0..=NUM_BINS).map(|edge| edge as f64 / NUM_BINS as f64).collect();
+        let values = drafted.iter().flat_map(|columns| values(columns));
+        Plot {
+            id,
+            title: title.to_owned(),
+            caption: caption.to_owned(),
+            x_name: "chance of acceptance \u{2192}",
+            y_name: "\u{2191} share of positions",
+            content: PlotContent::histogram(edges, values),
+        }
+    };
+    plots.push(shares(
+        "acceptance",
+        "Acceptance of the draft\u{2019}s tokens",
+        "min(1, p/q) at the token that the draft drew.",
+        &acceptance_probs,
+    ));
+    plots.push(shares(
+        "overlap",
+        "Overlap",
+        "\u{3a3} min(p, q): the chance over all that the draft might draw.",
+        &overlaps,
+    ));
+    plots.push(by_position(rows));
+    plots.push(entropy(&drafted, provenance));
+    plots
+}
+
+/// The mean overlap by the position in the response, of all and of the largest sources.
+fn by_position(rows: &[ResponseRow]) -> Plot {
+    let longest = rows.iter().map(|row| row.response_ids.len()).max().unwrap_or(0);
+    let edges = bins(longest as f64, NUM_BINS, 1.0);
+    let line = |name: &str, rows: &[&ResponseRow]| {
+        let mut at: Vec<Vec<f64>> = vec![Vec::new(); edges.len() - 1];
+        for columns in rows.iter().filter_map(|row| row.draft.as_ref()) {
+            for (position, overlap) in overlaps(columns).into_iter().enumerate() {
+                at[bin_of(&edges, position as f64)].push(overlap);
+            }
+        }
+        let points = edges.windows(2).zip(&at).filter(|(_, all)| all.len() >= LEAST_POSITIONS);
+        let points =
+            points.map(|(edges, all)| ((edges[0] + edges[1]) / 2.0, mean(all.iter().copied())));
+        (name.to_owned(), points.collect::<Vec<_>>())
+    };
+    let mut lines = vec![line("all", &rows.iter().collect::<Vec<_>>())];
+    let mut sources: Vec<(&str, Vec<&ResponseRow>)> = by_source(rows).into_iter().collect();
+    sources.sort_by_key(|(_, rows)| std::cmp::Reverse(rows.len()));
+    if sources.len() > 1 {
+        lines.extend(sources.iter().take(MOST_SOURCES).map(|(name, rows)| line(name, rows)));
+    }
+    Plot {
+        id: "by-position",
+        title: "Overlap by position".to_owned(),
+        caption: format!("Means of {LEAST_POSITIONS} positions or more."),
+        x_name: "position in the response \u{2192}",
+        y_name: "\u{2191} mean overlap",
+        content: PlotContent::Lines(lines),
+    }
+}
+
+/// The mean overlap by the draft's entropy, with what SVIP takes it to be and what it is at least.
+fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
+    let bands = by_entropy(drafted, is_raw(provenance));
+    // The last band has no end.
+    let width = bands.iter().find_map(|band| Some(band.to_threshold? - band.from_threshold));
+    let at = |band: &EntropyBand| {
+        let to = band.to_threshold.unwrap_or(band.from_threshold + width.unwrap_or(0.1));
+        (band.from_threshold + to) / 2.0
+    };
+    let mean = bands.iter().map(|band| (at(band), band.mean_overlap)).collect();
+    let estimate = bands.iter().map(|band| (at(band), band.svip_estimate.max(0.0))).collect();
+    let bound: Vec<(f64, f64)> =
+        bands.iter().filter_map(|band| Some((at(band), band.overlap_bound?))).collect();
+    let mut lines = vec![
+        ("mean overlap".to_owned(), mean),
+        ("SVIP\u{2019}s 1 \u{2212} \u{221a}(c\u{b7}H)".to_owned(), estimate),
+    ];
+    if !bound.is_empty() {
+        lines.push(("bound by KL(q, p)".to_owned(), bound));
+    }
+    Plot {
+        id: "entropy",
+        title: "Overlap by the draft\u{2019}s entropy".to_owned(),
+        caption:
+            "H: the draft\u{2019}s entropy in nats; c as in SVIP\u{2019}s code (Zhang et al. 2024, \
+                  section 3)."
+                .to_owned(),
+        x_name: "\u{221a}(c\u{b7}H) \u{2192}",
+        y_name: "\u{2191} mean overlap",
+        content: PlotContent::Lines(lines),
+    }
+}
+
+fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<ShownRow> {
+    let texts = texts(&row.response_ids, tokenizer)?;
+    let tokens = texts.into_iter().enumerate().map(|(at, text)| {
+        let draft = row.draft.as_ref();
+        let log_prob = |log_probs: &[f32]| log_probs.get(at).map_or(f32::NAN, |it| it.exp());
+        let mut title = format!(
+            "token {}: p {:.3}",
+            row.response_ids[at],
+            log_prob(&row.response_target_log_prob)
+        );
+        if let Some(draft) = draft {
+            let accepted = acceptance_prob(draft.target_log_prob[at], draft.draft_log_prob[at]);
+            title += &format!(
+                ", q {:.3}; overlap {:.3}; the draft drew {}, accepted with {accepted:.3}",
+                log_prob(&draft.response_draft_log_prob),
+                draft.overlap[at],
+                draft.draft_ids[at],
+            );
+        }
+        ShownToken { text, overlap: draft.map(|draft| draft.overlap[at]), title }
+    });
+    Ok(ShownRow {
+        id: row.id.clone(),
+        finish: format!("ended by {}", row.finish_reason),
+        prompt: match tokenizer {
+            Some(tokenizer) => tokenizer.decode(&row.prompt_ids, false)?,
+            None => ids(&row.prompt_ids).concat(),
+        },
+        tokens: tokens.collect(),
+    })
+}
+
+/// The text that each token adds: a dash of three points where it is a part of a character.
+fn texts(response: &[u32], tokenizer: Option<&TextTokenizer>) -> Result<Vec<String>> {
+    let Some(tokenizer) = tokenizer else { return Ok(ids(response)) };
+    let mut stream = tokenizer.text_stream(false);
+    let mut texts = Vec::with_capacity(response.len());
+    for id in response {
+        texts.push(stream.push(*id)?.unwrap_or_else(|| "\u{22ef}".to_owned()));
+    }
+    Ok(texts)
+}
+
+fn ids(tokens: &[u32]) -> Vec<String> {
+    tokens.iter().map(|id| format!("{id} ")).collect()
+}
+
+/// The provenance, as it stands in the files.
+fn facts(provenance: &Provenance) -> Vec<(String, String)> {
+    let Ok(Value::Object(fields)) = serde_json::to_value(provenance) else { return Vec::new() };
+    let text = |value: Value| match value {
+        Value::String(text) => text,
+        Value::Null => "none".to_owned(),
+        other => other.to_string(),
+    };
+    fields.into_iter().map(|(name, value)| (name.replace('_', " "), text(value))).collect()
+}
