@@ -46,17 +46,24 @@ pub(crate) struct Column {
     pub(crate) kind: Kind,
     /// What the column is of, in words, where that may be absent: the column is then null.
     pub(crate) part_of: Option<&'static str>,
+    /// Whether a file may lack it, as those of builds that did not know it: it is then null.
+    pub(crate) may_lack: bool,
 }
 
 impl Column {
     /// A column that is never null.
     pub(crate) const fn new(name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, part_of: None }
+        Self { name, kind, part_of: None, may_lack: false }
     }
 
     /// A list column that is null where `owner` is absent.
     pub(crate) const fn part_of(owner: &'static str, name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, part_of: Some(owner) }
+        Self { name, kind, part_of: Some(owner), may_lack: false }
+    }
+
+    /// A list column that is null where `owner` is absent, and that a file may lack.
+    pub(crate) const fn optional(owner: &'static str, name: &'static str, kind: Kind) -> Self {
+        Self { name, kind, part_of: Some(owner), may_lack: true }
     }
 
     /// The Arrow type; list elements are never null.

@@ -56,6 +56,18 @@ pub struct Provenance {
     pub keep_duplicates: bool,
     /// Whether the file's own answers were taken as responses, instead of the target's.
     pub existing_responses: bool,
+    /// The name of the target on the servers that wrote the responses; `None`, and not named in files, where
+    /// it wrote them itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_model: Option<String>,
+    /// Of how many of its most probable tokens those servers gave the probabilities, which labels are made of;
+    /// `None`, and not named in files, where labels are the target's own or those of greedy responses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_log_probs: Option<u32>,
+    /// Responses whose mean `target_outside_mass` is larger were left out; `None`, and not named in files, where
+    /// nothing is outside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_outside_mass: Option<f64>,
     /// Sampling temperature of both models; 0 is greedy.
     pub temperature: f64,
     /// Nucleus mass that is kept; 1 keeps all.
@@ -192,11 +204,14 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
 
 /// What fields stand for that files leave out, as they did before there was a choice.
 fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
-    let left_out: [(&str, Value); 8] = [
+    let left_out: [(&str, Value); 11] = [
         ("weights", Value::Array(Vec::new())),
         ("split", Value::Null),
         ("lengths", Value::Object(Map::new())),
         ("keep_duplicates", false.into()),
+        ("served_model", Value::Null),
+        ("served_log_probs", Value::Null),
+        ("max_outside_mass", Value::Null),
         ("stop_strings", Value::Array(Vec::new())),
         ("min_p", Value::Null),
         ("repetition_penalty", 1.0.into()),
@@ -283,6 +298,9 @@ pub(crate) mod tests {
             lengths: LengthBounds::default(),
             keep_duplicates: false,
             existing_responses: false,
+            served_model: None,
+            served_log_probs: None,
+            max_outside_mass: None,
             temperature: 0.7,
             top_p: 0.95,
             top_k: None,

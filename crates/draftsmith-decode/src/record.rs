@@ -42,6 +42,9 @@ pub struct RecordOptions {
     /// place's candidates, and greedy nothing, since its choice is the response's token. log p is NaN
     /// where it was not asked.
     pub labels: bool,
+    /// Whether the target can be asked about what is drafted behind a rejected candidate. Of one that is
+    /// served elsewhere nobody knows what it would say there, and log p is NaN.
+    pub is_target_here: bool,
 }
 
 impl RecordOptions {

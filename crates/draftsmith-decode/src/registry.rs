@@ -130,6 +130,24 @@ impl<'m> Drafters<'m> {
     }
 }
 
+/// The separate draft of a target of `vocab_size` tokens that need not be here, for `num_slots` sequences
+/// of up to `capacity` tokens side by side. It draws the tokens of `vocabulary`, or all of them.
+pub fn separate_draft<'m>(
+    model: &CausalLm,
+    vocabulary: Option<&DraftVocabulary>,
+    head: Option<&'m AcceptanceHead>,
+    vocab_size: usize,
+    capacity: usize,
+    num_slots: usize,
+) -> SeparateDraft<'m> {
+    let model = DrafterModel::from(model);
+    let model = match vocabulary {
+        Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
+        None => model,
+    };
+    SeparateDraft::with_slots(model, head, vocab_size, capacity, num_slots)
+}
+
 /// What all drafters of a target are built for.
 #[derive(Clone, Copy)]
 struct Sizes<'m> {
@@ -198,13 +216,8 @@ impl<'m> Sizes<'m> {
         vocabulary: Option<&DraftVocabulary>,
         head: Option<&'m AcceptanceHead>,
     ) -> SeparateDraft<'m> {
-        let model = DrafterModel::from(model);
-        let model = match vocabulary {
-            Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
-            None => model,
-        };
         let vocab_size = self.target.shape().vocab_size;
-        SeparateDraft::with_slots(model, head, vocab_size, self.capacity, self.num_slots)
+        separate_draft(model, vocabulary, head, vocab_size, self.capacity, self.num_slots)
     }
 
     fn small_draft(self, model: &CausalLm, head: Option<&'m AcceptanceHead>) -> SeparateDraft<'m> {

@@ -67,6 +67,7 @@ mod split;
 mod stop_rule;
 #[cfg(test)]
 mod threshold_policy;
+mod top_probs;
 mod trace;
 mod tree;
 mod verify;
@@ -115,6 +116,7 @@ pub use stop_rule::{
     RuleSettings, SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig,
     StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
 };
+pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
 pub use tree::{GrownBy, TreeChildren, TreeGrowth, TreeShape};
 pub use verify::{Commit, verify_greedy, verify_sampled};

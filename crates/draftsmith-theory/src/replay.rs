@@ -231,10 +231,21 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
+    /// Whether the target was asked about every candidate, also behind rejected ones.
+    pub fn is_judged(&self) -> bool {
+        let mut places = self.responses.iter().flat_map(|response| response.places.iter());
+        places.all(|place| {
+            let rollout = place.rollout.iter().flatten();
+            let mut candidates = rollout.chain([&place.candidate]);
+            candidates.all(|candidate| !candidate.target_log_prob.is_nan())
+        })
+    }
+
     /// The same recordings with a perfect acceptance head, one that predicts every candidate's true
     /// acceptance probability: what a rule gains with it is the most that a head can give that
     /// rule. It predicts when the recorded head does; where there was none, once a candidate is
-    /// read. The target must have been asked about every candidate.
+    /// read. The target must have been asked about every candidate
+    /// ([`Self::is_judged`]).
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {

@@ -70,9 +70,10 @@ fn responses(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String>
                     &draft.target_log_prob,
                     &draft.overlap,
                     &draft.draft_entropy,
-                    &draft.draft_target_cross_entropy,
                     &draft.draft_top_log_prob,
                 ]
+                .into_iter()
+                .chain(&draft.draft_target_cross_entropy)
             });
             let all = std::iter::once(&row.response_target_log_prob).chain(draft);
             all.flatten().map(|number| f64::from(*number)).collect()

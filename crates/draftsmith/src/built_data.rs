@@ -22,6 +22,9 @@ pub(crate) fn data_provenance(
     workspace: &Workspace,
 ) -> Result<Provenance> {
     let paths: Vec<PathBuf> = data.prompts.iter().map(|source| source.path.clone()).collect();
+    let log_probs = data
+        .served_by()
+        .and_then(|server| Some((server.log_probs(&data.decoding())?, server.max_outside_mass)));
     Ok(Provenance {
         prompts: workspace.prompt_files(&paths)?,
         limit: data.num_prompts.map(|n| n as u64),
@@ -30,6 +33,9 @@ pub(crate) fn data_provenance(
         lengths: data.lengths(),
         keep_duplicates: data.keep_duplicates,
         existing_responses: data.responses == Responses::Existing,
+        served_model: data.served_by().map(|server| server.model.clone()),
+        served_log_probs: log_probs.map(|(num, _)| num as u32),
+        max_outside_mass: log_probs.map(|(_, most)| most),
         temperature: data.temperature,
         top_p: data.top_p,
         top_k: data.top_k.map(|k| k as u32),

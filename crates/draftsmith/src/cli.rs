@@ -331,8 +331,15 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let workspace = |recipe: &Recipe, devices: Vec<Device>, incomplete: Incomplete| {
         let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let template = chat_template.as_deref();
-        let workspace = Workspace::open(target, draft.as_deref(), template, devices, console)?
-            .with_small_draft(small_draft.as_deref())?;
+        let draft = draft.as_deref();
+        let workspace = match recipe.target_elsewhere() {
+            Some(server) => {
+                let target = (&**target, &*server.model);
+                Workspace::open_served(target, draft, template, devices, console)?
+            }
+            None => Workspace::open(target, draft, template, devices, console)?,
+        };
+        let workspace = workspace.with_small_draft(small_draft.as_deref())?;
         let workspace = workspace.ending(recipe.models.ends());
         anyhow::Ok(workspace.computing_in(dtype).with_incomplete_data(incomplete))
     };

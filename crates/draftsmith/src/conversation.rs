@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 
-use crate::pair::Pair;
+use crate::text_side::TextSide;
 
 /// A turn that is to be answered.
 pub(crate) struct Turn {
@@ -26,7 +26,7 @@ pub(crate) type Answered<T> = (Vec<T>, Vec<String>);
 /// If the first turn does not fit the context, a text cannot be encoded or decoded, or `answer`
 /// fails, with the turn's id.
 pub(crate) fn answer_turns<T>(
-    pair: &Pair,
+    text: &TextSide,
     prompt: &Prompt,
     response_ids: impl Fn(&T) -> &[u32],
     mut answer: impl FnMut(Turn) -> Result<T>,
@@ -34,7 +34,7 @@ pub(crate) fn answer_turns<T>(
     let one = |turns: Vec<(usize, Turn)>| {
         turns.into_iter().map(|(_, turn)| answer_named(turn, &mut answer)).collect()
     };
-    let mut answered = answer_side_by_side(pair, &[prompt], response_ids, one)?;
+    let mut answered = answer_side_by_side(text, &[prompt], response_ids, one)?;
     Ok(answered.remove(0))
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn answer_named<T>(turn: Turn, answer: impl FnOnce(Turn) -> Result<T>
 /// # Errors
 /// As there.
 pub(crate) fn answer_side_by_side<T>(
-    pair: &Pair,
+    text: &TextSide,
     prompts: &[&Prompt],
     response_ids: impl Fn(&T) -> &[u32],
     mut answer: impl FnMut(Vec<(usize, Turn)>) -> Result<Vec<T>>,
@@ -64,7 +64,7 @@ pub(crate) fn answer_side_by_side<T>(
         let mut turns = Vec::new();
         for (of_prompt, (prompt, (_, texts))) in prompts.iter().zip(&all).enumerate() {
             let has_more = number < prompt.turns.len() && texts.len() == number;
-            let next = if has_more { next_turn(pair, prompt, texts)? } else { None };
+            let next = if has_more { next_turn(text, prompt, texts)? } else { None };
             turns.extend(next.map(|turn| (of_prompt, turn)));
         }
         if turns.is_empty() {
@@ -73,7 +73,7 @@ pub(crate) fn answer_side_by_side<T>(
         let of_prompts: Vec<usize> = turns.iter().map(|(of_prompt, _)| *of_prompt).collect();
         for (of_prompt, one) in of_prompts.into_iter().zip(answer(turns)?) {
             let (kept, texts) = &mut all[of_prompt];
-            texts.push(pair.tokenizer.decode(response_ids(&one), true)?);
+            texts.push(text.tokenizer.decode(response_ids(&one), true)?);
             kept.push(one);
         }
     }
@@ -81,13 +81,20 @@ pub(crate) fn answer_side_by_side<T>(
 }
 
 /// The turn behind those that were answered; None where it outgrows the context.
-fn next_turn(pair: &Pair, prompt: &Prompt, texts: &[String]) -> Result<Option<Turn>> {
+///
+/// # Errors
+/// If the first turn does not fit the context, or a text cannot be encoded.
+pub(crate) fn next_turn(
+    text: &TextSide,
+    prompt: &Prompt,
+    texts: &[String],
+) -> Result<Option<Turn>> {
     let number = texts.len();
     let id = prompt.row_id(number);
-    let prompt_ids = pair.encode(&prompt.messages(number, texts))?;
+    let prompt_ids = text.encode(&prompt.messages(number, texts))?;
     if number == 0 {
-        pair.check_fits(&id, &prompt_ids)?;
-    } else if prompt_ids.len() >= pair.context() {
+        text.check_fits(&id, &prompt_ids)?;
+    } else if prompt_ids.len() >= text.context {
         return Ok(None);
     }
     Ok(Some(Turn { number, id, prompt_ids }))

@@ -65,10 +65,10 @@ impl<'m> Decoders<'m> {
             drafters: Drafters::new(
                 &pair.target,
                 parts.into_iter().map(|(parts, _)| parts),
-                pair.context(),
+                pair.text.context,
                 num_slots,
             ),
-            limits: pair.limits(max_new_tokens),
+            limits: pair.text.limits(max_new_tokens),
             num_slots,
         }
     }
@@ -155,6 +155,7 @@ impl<'m> Decoders<'m> {
             max_length,
             has_head: self.has_head_for(drafter),
             labels,
+            is_target_here: true,
         };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);
@@ -192,11 +193,6 @@ impl<'m> Decoders<'m> {
     /// Whether an acceptance head predicts for a drafter's candidates.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
         self.calibration_of(drafter).is_some()
-    }
-
-    /// All drafters there are.
-    pub(crate) fn drafters(&self) -> Vec<DrafterName> {
-        self.drafters.ids().map(DrafterName::from).collect()
     }
 
     /// The target's logits after each token of `ids` from position `from` on.

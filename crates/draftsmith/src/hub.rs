@@ -8,6 +8,9 @@
 //! The environment is read as `huggingface_hub` reads it: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
 //! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -31,14 +34,22 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 /// How often a download that broke off is resumed.
 const NUM_RETRIES: usize = 3;
+/// What is wanted of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    All,
+    /// What is read without its weights.
+    AllButWeights,
+}
+
 /// The directory of a model that is given as one, or by its name on the Hub.
 ///
 /// # Errors
 /// If it has a name of the Hub's form, is no directory, and is neither in the cache nor can be
 /// downloaded.
-pub(crate) fn model_dir(given: &Path, console: &Console) -> Result<PathBuf> {
+pub(crate) fn model_dir(given: &Path, wanted: Wanted, console: &Console) -> Result<PathBuf> {
     match HubModel::parse(given) {
-        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, console),
+        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, wanted, console),
         // What is not there is told of where it is read.
         _ => Ok(given.to_path_buf()),
     }
@@ -117,9 +128,9 @@ impl Hub {
     }
 
     /// A model's directory in the cache, which it is downloaded into where it is not whole.
-    fn dir(&self, model: &HubModel, console: &Console) -> Result<PathBuf> {
+    fn dir(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
         match self.cached(model) {
-            Some(dir) if is_whole(&dir) => Ok(dir),
+            Some(dir) if is_whole(&dir, wanted) => Ok(dir),
             // What is missing is named where it is read; it may be meant so.
             Some(dir) if self.is_offline => Ok(dir),
             _ if self.is_offline => bail!(
@@ -127,7 +138,7 @@ impl Hub {
                  set; hint: download it where there is a network, or give its directory",
                 self.cache.display()
             ),
-            _ => self.download(model, console),
+            _ => self.download(model, wanted, console),
         }
     }
 
@@ -140,7 +151,7 @@ impl Hub {
         dir.is_dir().then_some(dir)
     }
 
-    fn download(&self, model: &HubModel, console: &Console) -> Result<PathBuf> {
+    fn download(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
         let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
             .with_token(self.token.clone())
             .with_retries(NUM_RETRIES)
@@ -155,7 +166,7 @@ impl Hub {
         let (sender, events) = mpsc::channel();
         // Left behind where it stands still: no call of it can be broken off.
         std::thread::spawn(move || {
-            let done = files_of(&repo, &snapshots, &sender);
+            let done = files_of(&repo, wanted, &snapshots, &sender);
             // Nobody listens any more where it was given up.
             let _ = sender.send(Event::Done(done));
         });
@@ -254,7 +265,12 @@ impl Watcher for Teller<'_> {
 }
 
 /// Downloads what is missing of a model, and returns its directory, one of `snapshots`.
-fn files_of(repo: &ApiRepo, snapshots: &Path, sender: &Sender<Event>) -> Result<PathBuf> {
+fn files_of(
+    repo: &ApiRepo,
+    wanted: Wanted,
+    snapshots: &Path,
+    sender: &Sender<Event>,
+) -> Result<PathBuf> {
     let known = repo.info().map_err(refusal)?;
     let dir = snapshots.join(&known.sha);
     let known: BTreeSet<String> = known.siblings.into_iter().map(|file| file.rfilename).collect();
@@ -276,6 +292,9 @@ fn files_of(repo: &ApiRepo, snapshots: &Path, sender: &Sender<Event>) -> Result<
     // Configuration before weights: a model that cannot be read is known before a long download.
     for name in small_files(&known) {
         get(name)?;
+    }
+    if wanted == Wanted::AllButWeights {
+        return Ok(dir);
     }
     let is_there = |(one, index): &(&str, &str)| known.contains(*one) || known.contains(*index);
     match WEIGHT_NAMES.into_iter().find(is_there) {
@@ -301,9 +320,10 @@ fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a snapshot has all that a model is read from.
-fn is_whole(dir: &Path) -> bool {
+fn is_whole(dir: &Path, wanted: Wanted) -> bool {
     let has = |name: &str| dir.join(name).is_file();
-    let has_weights = weight_files(dir).is_ok_and(|files| files.iter().all(|file| has(file)));
+    let has_weights = wanted == Wanted::AllButWeights
+        || weight_files(dir).is_ok_and(|files| files.iter().all(|file| has(file)));
     has("config.json") && has("tokenizer.json") && has_weights
 }
 
@@ -332,60 +352,5 @@ fn refusal(error: ApiError) -> anyhow::Error {
         anyhow::anyhow!("the Hub has no such model, revision or file ({text})")
     } else {
         anyhow::Error::from(error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_the_hub_are_told_from_directories() {
-        for (text, id, revision) in [
-            ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "main"),
-            ("org/name@v1.0", "org/name", "v1.0"),
-            ("org/name@refs/pr/3", "org/name", "refs/pr/3"),
-        ] {
-            let model = HubModel::parse(Path::new(text)).expect("a name");
-            assert_eq!((model.id.as_str(), model.revision.as_str()), (id, revision));
-        }
-        for text in [
-            "gpt2",
-            "./org/name",
-            "../name",
-            "/org/name",
-            "org/name/more",
-            "org/",
-            "/name",
-            "",
-            "org/.name",
-            "org/name@",
-            "org/name@../main",
-            "org/a b",
-            "~/model",
-        ] {
-            assert_eq!(HubModel::parse(Path::new(text)), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn no_program_and_nothing_in_a_directory_is_downloaded() {
-        let known = [
-            "config.json",
-            "tokenizer.json",
-            "chat_template.jinja",
-            "generation_config.json",
-            "modeling_x.py",
-            "onnx/config.json",
-            "README.md",
-            "training_args.bin",
-            "model.safetensors.index.json",
-            "model.safetensors",
-        ];
-        let known = known.map(str::to_owned).into();
-        let found: Vec<&str> = small_files(&known).collect();
-        let expected =
-            ["chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json"];
-        assert_eq!(found, expected);
     }
 }

@@ -18,7 +18,8 @@ pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
     choices: Vec<Choice>,
     judged_on: &'a Recordings,
-    /// The same with a perfect head; none where no head was recorded.
+    /// The same with a perfect head; none where no head was recorded, or the target, which is served
+    /// elsewhere, was not asked what such a head would say.
     perfect: Option<Perfect>,
 }
 
@@ -39,7 +40,8 @@ impl<'a> Fold<'a> {
         costs: &Costs,
         choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
     ) -> Result<Self> {
-        let perfect = chosen_on.head.is_some().then(|| {
+        let has_all = chosen_on.is_judged() && judged_on.is_judged();
+        let perfect = (chosen_on.head.is_some() && has_all).then(|| {
             let choices = best_with_head(&chosen_on.with_perfect_head(), costs)?;
             anyhow::Ok(Perfect { choices, judged_on: judged_on.with_perfect_head() })
         });

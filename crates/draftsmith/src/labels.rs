@@ -2,12 +2,23 @@
 
 use anyhow::Result;
 use draftsmith_data::DraftColumns;
-use draftsmith_decode::{Logits, ModelSession};
+use draftsmith_decode::{KnownResponse, Logits, ModelSession};
+use draftsmith_model::CausalLm;
 use draftsmith_theory::{
-    Decoding, Draws, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
+    Decoding, Draws, TopProbs, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
 };
 
 use crate::pair::Pair;
+
+/// A target that is served elsewhere, and its draft.
+#[derive(Clone, Copy)]
+pub(crate) struct ServedModels<'m> {
+    pub(crate) draft: Option<&'m CausalLm>,
+    /// The longest sequence that both read.
+    pub(crate) context: usize,
+    /// How many tokens the target has.
+    pub(crate) vocab_size: usize,
+}
 
 /// The columns that come from logits.
 #[derive(Debug)]
@@ -28,7 +39,7 @@ impl Labels {
         response_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Self> {
-        let context = pair.context();
+        let context = pair.text.context;
         let ids = [prompt_ids, response_ids].concat();
         // The logits after the last prompt token and every response token but the last.
         let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
@@ -36,6 +47,35 @@ impl Labels {
         let target = score(&pair.target, "target")?;
         let draft = pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
         Ok(label(decoding, &target, draft.as_ref(), &ids, draws))
+    }
+
+    /// The numbers of a response that a served target gave, of what is known of it, which the draft
+    /// reads: what it takes all of the target's probabilities for is left out.
+    ///
+    /// # Errors
+    /// If it does not fit, or the draft fails.
+    pub(crate) fn of_served(
+        models: &ServedModels<'_>,
+        decoding: &Decoding,
+        prompt_ids: &[u32],
+        response: &KnownResponse<'_>,
+        draws: &mut dyn Draws,
+    ) -> Result<Self> {
+        let ServedModels { draft, context, vocab_size } = *models;
+        let KnownResponse { response, probs } = *response;
+        let ids = [prompt_ids, response].concat();
+        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
+        let draft = draft.map(|draft| ModelSession::new(draft, context, "draft").score(read, from));
+        let row = |at: usize| match probs {
+            Some(probs) => probs[at].logits(vocab_size),
+            None => TopProbs::certain(response[at]).logits(vocab_size),
+        };
+        let target = Logits::new((0..response.len()).flat_map(row).collect(), vocab_size);
+        let mut labels = label(decoding, &target, draft.transpose()?.as_ref(), &ids, draws);
+        if let Some(columns) = &mut labels.draft {
+            columns.draft_target_cross_entropy = None;
+        }
+        Ok(labels)
     }
 }
 
@@ -58,7 +98,10 @@ fn label(
     let (prompt_ids, response_ids) = ids.split_at(ids.len() - target.num_rows());
     let mut labels = Labels {
         response_target_log_prob: Vec::with_capacity(response_ids.len()),
-        draft: draft.map(|_| DraftColumns::default()),
+        draft: draft.map(|_| DraftColumns {
+            draft_target_cross_entropy: Some(Vec::with_capacity(response_ids.len())),
+            ..DraftColumns::default()
+        }),
     };
     for (i, id) in response_ids.iter().enumerate() {
         let before = || ids[..prompt_ids.len() + i].iter().copied();
@@ -94,7 +137,8 @@ fn push(
     columns.target_log_prob.push(log(p[drawn]));
     columns.overlap.push(overlap(p, &q) as f32);
     columns.draft_entropy.push(entropy_of_log_probs(&raw_q) as f32);
-    columns.draft_target_cross_entropy.push(cross_entropy(&raw_q, &raw_p) as f32);
+    let cross_entropies = columns.draft_target_cross_entropy.iter_mut();
+    cross_entropies.for_each(|all| all.push(cross_entropy(&raw_q, &raw_p) as f32));
     columns.draft_top_ids.push(top);
     columns.target_top_ids.push(argmax(target_row));
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
@@ -136,7 +180,7 @@ mod tests {
         close(columns.overlap[0], 0.2 + 0.25 + 0.25);
         close(columns.draft_entropy[0], -q.iter().map(|q| q * q.ln()).sum::<f64>());
         close(
-            columns.draft_target_cross_entropy[0],
+            columns.draft_target_cross_entropy.expect("all are known")[0],
             -q.iter().zip(p).map(|(q, p)| q * p.ln()).sum::<f64>(),
         );
         assert_eq!((columns.draft_top_ids[0], columns.target_top_ids[0]), (1, 0));

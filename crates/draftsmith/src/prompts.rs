@@ -12,7 +12,7 @@ use draftsmith_data::{Malformed, Prompt};
 
 use self::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
-use crate::pair::Pair;
+use crate::text_side::TextSide;
 
 /// A prompt file that was read once from end to end, so that it can be used. Its prompts are not kept:
 /// those that are chosen are read again.
@@ -56,22 +56,22 @@ impl Source {
     }
 
     /// The places of the prompts that fit the models' context; how many do not is noted.
-    fn fitting(&self, pair: &Pair, console: &Console) -> Result<Vec<usize>> {
+    fn fitting(&self, text: &TextSide, console: &Console) -> Result<Vec<usize>> {
         let mut places = Vec::new();
         for (place, prompt) in self.reading.open(&self.path)?.enumerate() {
             let prompt = prompt?;
-            if self.reading.takes(&prompt) && fits(&prompt, pair)? {
+            if self.reading.takes(&prompt) && fits(&prompt, text)? {
                 places.push(place);
             }
         }
-        note_left_out(&self.path, places.len(), self.places.len(), pair, console)?;
+        note_left_out(&self.path, places.len(), self.places.len(), text, console)?;
         Ok(places)
     }
 }
 
 /// Whether a prompt's first turn leaves room for a token.
-fn fits(prompt: &Prompt, pair: &Pair) -> Result<bool> {
-    Ok(pair.encode(&prompt.messages(0, &[]))?.len() < pair.context())
+fn fits(prompt: &Prompt, text: &TextSide) -> Result<bool> {
+    Ok(text.encode(&prompt.messages(0, &[]))?.len() < text.context)
 }
 
 /// Notes how many of the prompts that were looked at do not fit.
@@ -82,10 +82,10 @@ fn note_left_out(
     path: &Path,
     num_fitting: usize,
     num_seen: usize,
-    pair: &Pair,
+    text: &TextSide,
     console: &Console,
 ) -> Result<()> {
-    let (path, context) = (path.display(), pair.context());
+    let (path, context) = (path.display(), text.context);
     if num_fitting == 0 {
         bail!("no prompt of `{path}` fits the models' context of {context} tokens");
     }
@@ -123,11 +123,11 @@ impl PromptChoice {
     pub(crate) fn of_each(
         self,
         sources: Vec<Source>,
-        pair: &Pair,
+        text: &TextSide,
         console: &Console,
     ) -> Result<Vec<Dataset>> {
         let choose = |source: Source| {
-            let prompts = self.of_all(std::slice::from_ref(&source), pair, console)?;
+            let prompts = self.of_all(std::slice::from_ref(&source), text, console)?;
             Ok(Dataset { name: source.name, prompts })
         };
         sources.into_iter().map(choose).collect()
@@ -140,14 +140,14 @@ impl PromptChoice {
     pub(crate) fn of_all(
         self,
         sources: &[Source],
-        pair: &Pair,
+        text: &TextSide,
         console: &Console,
     ) -> Result<Vec<Prompt>> {
         let mut places = Vec::new();
         for (index, source) in sources.iter().enumerate() {
             tell_malformed(&source.path, &source.malformed, console);
             let of_source = match self.skip_long {
-                true => source.fitting(pair, console)?,
+                true => source.fitting(text, console)?,
                 false => source.places.clone(),
             };
             places.extend(of_source.into_iter().map(|place| (index, place)));
@@ -160,7 +160,7 @@ impl PromptChoice {
             prompts.extend(source.reading.pick(&source.path, &places)?);
         }
         for prompt in &prompts {
-            pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
+            text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
         }
         Ok(prompts)
     }

@@ -14,6 +14,7 @@ mod max_gram;
 mod merged;
 mod overrides;
 mod prompts;
+mod server;
 mod stop_rules;
 mod trees;
 mod tune;
@@ -37,6 +38,10 @@ pub(crate) use self::max_gram::MaxGramRecipe;
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
+#[cfg(test)]
+pub(crate) use self::server::ServerLabels;
+pub(crate) use self::server::ServerRecipe;
+use self::server::check_without_weights;
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::ends::Ends;
 use crate::prompts::reading::Reading;
@@ -220,6 +225,11 @@ impl Recipe {
         Ok((tune, evaluate))
     }
 
+    /// The servers that the target is known by, where its weights are not read.
+    pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
+        self.data.as_ref()?.target_elsewhere()
+    }
+
     /// Where evaluate writes.
     pub(crate) fn evaluation_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("evaluation")
@@ -257,6 +267,9 @@ impl Recipe {
         }
         if let Some(data) = &self.data {
             data.check()?;
+        }
+        if self.target_elsewhere().is_some() {
+            check_without_weights(self)?;
         }
         self.splits.check()?;
         if let Some(head) = &self.head {

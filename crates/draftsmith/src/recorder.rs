@@ -5,8 +5,9 @@
 //! prompts give the same recordings wherever they are recorded.
 
 use anyhow::Result;
+use draftsmith_data::FinishReason;
 use draftsmith_decode::{Finish, Generation};
-use draftsmith_theory::{Decoding, Recording, SeededDraws};
+use draftsmith_theory::{Decoding, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
 use crate::console::Console;
@@ -14,10 +15,14 @@ use crate::console::progress::Progress;
 use crate::conversation::{Turn, answer_side_by_side};
 use crate::exports::Exports;
 use crate::pair::Pair;
-use crate::recordings::{RecordingJob, ToRecord};
+use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::SetPrompt;
+use crate::served::{Served, ServedResponse, ToAnswer};
+use crate::served_rows::open_served;
+use crate::shard::Shard;
+use crate::text_side::TextSide;
 
 /// The target's answer to one prompt.
 pub(crate) struct Answer {
@@ -26,11 +31,14 @@ pub(crate) struct Answer {
     pub(crate) response_ids: Vec<u32>,
     /// Why it ends.
     pub(crate) finish: Finish,
+    /// What a served target drew each token from, as far as it is known; None where each was the most
+    /// probable, or its weights are here.
+    pub(crate) probs: Option<Vec<TopProbs>>,
 }
 
 /// What the recordings of all prompts have in common.
 pub(crate) struct Recorder<'a> {
-    pub(crate) pair: &'a Pair,
+    pub(crate) models: RecordedModels<'a>,
     pub(crate) max_new_tokens: usize,
     pub(crate) seed: u64,
     /// The most candidates that a round can be replayed with.
@@ -57,7 +65,7 @@ impl Recorder<'_> {
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> Result<Vec<(String, Recording)>> {
         let job = RecordingJob {
-            pair: self.pair,
+            models: self.models,
             exports,
             drafter,
             decoding,
@@ -75,6 +83,7 @@ impl Recorder<'_> {
             .map(|answer| ToRecord {
                 prompt_ids: &answer.prompt_ids,
                 response_ids: &answer.response_ids,
+                probs: answer.probs.as_deref(),
                 draws: SeededDraws::new(self.seed, &[&answer.id, "rollouts", &name, how]),
             })
             .collect();
@@ -88,8 +97,22 @@ impl Recorder<'_> {
     /// # Errors
     /// If a first turn does not fit, the target fails, or Ctrl-C is met.
     pub(crate) fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
+        let pair = match self.models {
+            RecordedModels::Pair(pair) => pair,
+            RecordedModels::Served { text, recipe, workspace, .. } => {
+                let served = open_served(
+                    recipe,
+                    Shard::WHOLE,
+                    workspace,
+                    decoding,
+                    self.max_new_tokens,
+                    self.console,
+                )?;
+                return self.answer_served(served, text, prompts);
+            }
+        };
         let at_once = sequences_at_once(prompts.len(), self.on_cpu);
-        let some = |prompts: &[SetPrompt]| self.answer_some(prompts, decoding);
+        let some = |prompts: &[SetPrompt]| self.answer_some(pair, prompts, decoding);
         let answers: Vec<Vec<Answer>> = if self.on_cpu {
             prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?
         } else {
@@ -99,7 +122,49 @@ impl Recorder<'_> {
     }
 
     /// The answers to prompts that go side by side: all of one form, as those of a set are.
-    fn answer_some(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
+    fn answer_some(
+        &self,
+        pair: &Pair,
+        prompts: &[SetPrompt],
+        decoding: Decoding,
+    ) -> Result<Vec<Answer>> {
+        self.answer_by(&pair.text, prompts, |turns| self.respond(pair, turns, decoding))
+    }
+
+    /// What servers answered, which are asked for what they have not.
+    fn answer_served(
+        &self,
+        mut served: Served,
+        text: &TextSide,
+        prompts: &[SetPrompt],
+    ) -> Result<Vec<Answer>> {
+        let all = prompts.iter().map(|prompt| match prompt {
+            SetPrompt::Conversation(prompt) => ToAnswer::Conversation(prompt),
+            SetPrompt::HeldOut { id, prompt_ids } => ToAnswer::Tokens { id, prompt_ids },
+        });
+        let all: Vec<ToAnswer<'_>> = all.collect();
+        served.answer(&all, self.console, self.progress)?;
+        self.answer_by(text, prompts, |turns| {
+            let answer = |(_, turn): (usize, Turn)| {
+                let Turn { id, prompt_ids, .. } = turn;
+                let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
+                let finish = match finish {
+                    FinishReason::Eos => Finish::Eos,
+                    FinishReason::StopString => Finish::StopString,
+                    FinishReason::Length => Finish::Length,
+                };
+                Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
+            };
+            turns.into_iter().map(answer).collect()
+        })
+    }
+
+    fn answer_by(
+        &self,
+        text: &TextSide,
+        prompts: &[SetPrompt],
+        respond: impl Fn(Vec<(usize, Turn)>) -> Result<Vec<Answer>>,
+    ) -> Result<Vec<Answer>> {
         let mut conversations = Vec::new();
         let mut held_out = Vec::new();
         for (nth, prompt) in prompts.iter().enumerate() {
@@ -111,25 +176,29 @@ impl Recorder<'_> {
                 }
             }
         }
-        let respond = |turns: Vec<(usize, Turn)>| self.respond(turns, decoding);
         let of_conversations = answer_side_by_side(
-            self.pair,
+            text,
             &conversations,
             |answer: &Answer| &answer.response_ids,
-            respond,
+            &respond,
         )?;
-        let of_held_out = self.respond(held_out, decoding)?;
+        let of_held_out = respond(held_out)?;
         Ok(of_conversations.into_iter().flat_map(|(all, _)| all).chain(of_held_out).collect())
     }
 
     /// The target's answers to turns, with which others go side by side.
-    fn respond(&self, turns: Vec<(usize, Turn)>, decoding: Decoding) -> Result<Vec<Answer>> {
-        let target = &self.pair.target;
+    fn respond(
+        &self,
+        pair: &Pair,
+        turns: Vec<(usize, Turn)>,
+        decoding: Decoding,
+    ) -> Result<Vec<Answer>> {
+        let target = &pair.target;
         let responder = Responder {
             target,
-            context: self.pair.context(),
+            context: pair.text.context,
             decoding,
-            limits: self.pair.limits(self.max_new_tokens),
+            limits: pair.text.limits(self.max_new_tokens),
             console: self.console,
         };
         let how = DecodingName::of(&decoding).text();
@@ -146,7 +215,7 @@ impl Recorder<'_> {
         let answer = |((_, turn), response): ((usize, Turn), Generation)| {
             let Turn { id, prompt_ids, .. } = turn;
             let Generation { token_ids: response_ids, finish, .. } = response;
-            Answer { id, prompt_ids, response_ids, finish }
+            Answer { id, prompt_ids, response_ids, finish, probs: None }
         };
         Ok(turns.into_iter().zip(responses).map(answer).collect())
     }

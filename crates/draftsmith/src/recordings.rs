@@ -6,22 +6,56 @@
 
 use std::ops::ControlFlow;
 
-use anyhow::Result;
-use draftsmith_decode::RecordRequest;
-use draftsmith_theory::{Decoding, Recording, SeededDraws};
+use anyhow::{Context, Result};
+use draftsmith_decode::{
+    KnownResponse, RecordOptions, RecordRequest, ResponseTarget, record, separate_draft,
+};
+use draftsmith_theory::{Decoding, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
+use crate::labels::ServedModels;
 use crate::pair::Pair;
+use crate::recipe::Recipe;
 use crate::responses::sequences_at_once;
 use crate::results::DrafterName;
+use crate::text_side::TextSide;
+use crate::workspace::Workspace;
+
+/// Whose responses are recorded, and who drafts.
+#[derive(Clone, Copy)]
+pub(crate) enum RecordedModels<'a> {
+    /// Both are here.
+    Pair(&'a Pair),
+    /// The draft is here; of the target, what servers answered.
+    Served {
+        models: ServedModels<'a>,
+        text: &'a TextSide,
+        recipe: &'a Recipe,
+        workspace: &'a Workspace,
+    },
+}
+
+impl<'a> RecordedModels<'a> {
+    /// Those of a recipe.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn of(recipe: &'a Recipe, workspace: &'a Workspace) -> Result<Self> {
+        if recipe.target_elsewhere().is_none() {
+            return Ok(Self::Pair(workspace.pair()?));
+        }
+        let (models, text) = (workspace.served_models()?, workspace.text_side()?);
+        Ok(Self::Served { models, text, recipe, workspace })
+    }
+}
 
 /// How a drafter is recorded.
 pub(crate) struct RecordingJob<'a> {
-    pub(crate) pair: &'a Pair,
+    pub(crate) models: RecordedModels<'a>,
     pub(crate) exports: &'a Exports,
     pub(crate) drafter: DrafterName,
     pub(crate) decoding: Decoding,
@@ -42,6 +76,9 @@ pub(crate) struct RecordingJob<'a> {
 pub(crate) struct ToRecord<'a> {
     pub(crate) prompt_ids: &'a [u32],
     pub(crate) response_ids: &'a [u32],
+    /// What a served target drew each token from, as far as it is known; None where each was the most
+    /// probable.
+    pub(crate) probs: Option<&'a [TopProbs]>,
     pub(crate) draws: SeededDraws,
 }
 
@@ -52,8 +89,16 @@ impl RecordingJob<'_> {
     /// If a response does not fit, a model fails, or Ctrl-C is met.
     pub(crate) fn record(&self, responses: &mut [ToRecord<'_>]) -> Result<Vec<Recording>> {
         let at_once = sequences_at_once(responses.len(), self.on_cpu);
-        let decoders =
-            || Decoders::with_slots(self.pair, self.exports, self.max_new_tokens, at_once);
+        let pair = match self.models {
+            RecordedModels::Pair(pair) => pair,
+            RecordedModels::Served { models, text, .. } => {
+                let chunks = responses.par_chunks_mut(at_once);
+                let recorded = chunks.map(|some| self.record_served(models, text, some));
+                let recorded: Vec<Vec<Recording>> = recorded.collect::<Result<_>>()?;
+                return Ok(recorded.into_iter().flatten().collect());
+            }
+        };
+        let decoders = || Decoders::with_slots(pair, self.exports, self.max_new_tokens, at_once);
         let some = |decoders: &mut Decoders<'_>, responses: &mut [ToRecord<'_>]| {
             self.record_some(decoders, responses)
         };
@@ -72,6 +117,51 @@ impl RecordingJob<'_> {
         decoders: &mut Decoders<'_>,
         responses: &mut [ToRecord<'_>],
     ) -> Result<Vec<Recording>> {
+        let how = (self.max_length, self.labels);
+        self.watched(responses, |requests, observe| {
+            decoders.record(self.drafter, &self.decoding, how, requests, observe)
+        })
+    }
+
+    fn record_served(
+        &self,
+        models: ServedModels<'_>,
+        text: &TextSide,
+        responses: &mut [ToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let ServedModels { draft, context, vocab_size } = models;
+        let draft = draft.context("a served target needs a draft to be recorded along it")?;
+        let known: Vec<KnownResponse<'_>> = responses
+            .iter()
+            .map(|to| KnownResponse { response: to.response_ids, probs: to.probs })
+            .collect();
+        let num_slots = known.len();
+        let mut target = ResponseTarget::new(known, vocab_size, context, num_slots);
+        let vocabulary = self.exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary);
+        let head = self.exports.head.as_ref().map(|head| &head.head);
+        let mut drafter = separate_draft(draft, vocabulary, head, vocab_size, context, num_slots);
+        let options = RecordOptions {
+            decoding: self.decoding,
+            limits: text.limits(self.max_new_tokens),
+            max_length: self.max_length,
+            has_head: head.is_some(),
+            labels: self.labels,
+            is_target_here: false,
+        };
+        self.watched(responses, |requests, observe| {
+            Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
+        })
+    }
+
+    /// What `record` makes of responses, which are counted as they come.
+    fn watched<'r>(
+        &self,
+        responses: &'r mut [ToRecord<'_>],
+        record: impl FnOnce(
+            Vec<RecordRequest<'r>>,
+            &mut dyn FnMut(usize) -> ControlFlow<()>,
+        ) -> Result<Vec<Recording>>,
+    ) -> Result<Vec<Recording>> {
         let num_responses = responses.len();
         let num_places: usize = responses.iter().map(|one| one.response_ids.len()).sum();
         let requests = responses.iter_mut().map(|response| RecordRequest {
@@ -87,8 +177,7 @@ impl RecordingJob<'_> {
                 false => ControlFlow::Continue(()),
             }
         };
-        let how = (self.max_length, self.labels);
-        let recorded = decoders.record(self.drafter, &self.decoding, how, requests, observe)?;
+        let recorded = record(requests.collect(), observe)?;
         if recorded.len() < num_responses {
             return Err(Interrupted.into());
         }

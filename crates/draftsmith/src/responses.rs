@@ -95,9 +95,9 @@ mod tests {
         for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
             let responder = Responder {
                 target: &pair.target,
-                context: pair.context(),
+                context: pair.text.context,
                 decoding,
-                limits: pair.limits(30),
+                limits: pair.text.limits(30),
                 console: &console,
             };
             let draws = |nth: usize| SeededDraws::new(7, &[&nth.to_string()]);
@@ -117,7 +117,7 @@ mod tests {
                 assert_eq!(alone.finish, together.finish);
                 // What a token was drawn from is what the model gives once it reads all at once.
                 let ids = [&prompt[..], &together.token_ids].concat();
-                let mut session = ModelSession::new(&pair.target, pair.context(), "target");
+                let mut session = ModelSession::new(&pair.target, pair.text.context, "target");
                 let scored = session.score(&ids[..ids.len() - 1], prompt.len() - 1);
                 let scored: Vec<f32> = scored.expect("finite").rows().flatten().copied().collect();
                 assert!(drawn_from[nth] == scored, "{decoding:?}, prompt {nth}");

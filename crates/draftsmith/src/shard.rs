@@ -36,6 +36,14 @@ impl Shard {
         self.count > 1
     }
 
+    /// The name of a file that each process has for itself: of several, with its number in it.
+    pub(crate) fn file_name(self, stem: &str, extension: &str) -> String {
+        match self.is_part() {
+            false => format!("{stem}.{extension}"),
+            true => format!("{stem}-{}-of-{}.{extension}", self.index, self.count),
+        }
+    }
+
     /// Whether it builds a file of the data set.
     pub(crate) fn builds(self, file: usize) -> bool {
         file % self.count == self.index

@@ -10,6 +10,7 @@
 //! one calls [`Workspace::forget`].
 
 mod model_dir;
+mod served;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,9 +32,10 @@ pub(crate) use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
 use crate::console::Console;
 use crate::ends::{Ends, StopText};
-use crate::hub::model_dir;
-use crate::pair::{Pair, TextSide};
+use crate::hub::{Wanted, model_dir};
+use crate::pair::Pair;
 use crate::prompts::reading::files_of;
+use crate::text_side::TextSide;
 
 /// The inputs of a run, on its devices.
 pub(crate) struct Workspace {
@@ -45,10 +47,13 @@ pub(crate) struct Workspace {
     /// The chat template that was chosen instead of the target's own.
     chat_template: Option<String>,
     ends: Ends,
+    /// The name that servers serve the target under, where its weights are not read.
+    served_as: Option<String>,
     /// Shows what takes long.
     console: Console,
     text: OnceLock<Text>,
     text_identity: OnceLock<TextIdentity>,
+    text_side: OnceLock<TextSide>,
     pair: OnceLock<Pair>,
     target_alone: OnceLock<Pair>,
     files: Kept<String>,
@@ -99,9 +104,11 @@ impl Workspace {
             small_draft: None,
             chat_template: None,
             ends: Ends::default(),
+            served_as: None,
             console: Console::silent(),
             text: OnceLock::new(),
             text_identity: OnceLock::new(),
+            text_side: OnceLock::new(),
             pair: OnceLock::new(),
             target_alone: OnceLock::new(),
             files: Kept::default(),
@@ -127,11 +134,21 @@ impl Workspace {
         devices: Vec<Device>,
         console: &Console,
     ) -> Result<Self> {
-        let target = model_dir(target, console)?;
-        let draft = draft.map(|draft| model_dir(draft, console)).transpose()?;
+        let target = model_dir(target, Wanted::All, console)?;
+        Self::of_dirs(&target, draft, chat_template, devices, console)
+    }
+
+    fn of_dirs(
+        target: &Path,
+        draft: Option<&Path>,
+        chat_template: Option<&str>,
+        devices: Vec<Device>,
+        console: &Console,
+    ) -> Result<Self> {
+        let draft = draft.map(|draft| model_dir(draft, Wanted::All, console)).transpose()?;
         let chat_template = chat_template.map(str::to_owned);
         let console = console.clone();
-        Ok(Self { chat_template, console, ..Self::new(&target, draft.as_deref(), devices) })
+        Ok(Self { chat_template, console, ..Self::new(target, draft.as_deref(), devices) })
     }
 
     /// The same with a second, smaller draft for cascades, if one is named.
@@ -139,7 +156,7 @@ impl Workspace {
     /// # Errors
     /// If it is a name of the Hub's and cannot be had.
     pub(crate) fn with_small_draft(self, dir: Option<&Path>) -> Result<Self> {
-        let dir = dir.map(|dir| model_dir(dir, &self.console)).transpose()?;
+        let dir = dir.map(|dir| model_dir(dir, Wanted::All, &self.console)).transpose()?;
         let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
         Ok(Self { small_draft, ..self })
     }
@@ -186,6 +203,19 @@ impl Workspace {
     /// If a file is missing or broken, or the models do not belong together.
     pub(crate) fn pair(&self) -> Result<&Pair> {
         get_or_read(&self.pair, || {
+            let text = self.text_side()?.clone();
+            let draft = self.draft_in(self.dtype)?.cloned();
+            Ok(Pair { target: self.target_in(self.dtype)?.clone(), draft, text })
+        })
+    }
+
+    /// What target and draft share of text, after a check that the draft's tokenizer is the
+    /// target's; no weights are read.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or the models do not belong together.
+    pub(crate) fn text_side(&self) -> Result<&TextSide> {
+        get_or_read(&self.text_side, || {
             let tokenizer = &self.text()?.tokenizer;
             if let Some(draft) = &self.draft {
                 draft.check()?;
@@ -194,8 +224,7 @@ impl Workspace {
                     &TextTokenizer::from_model_dir(&draft.dir)?,
                 )?;
             }
-            let draft = self.draft_in(self.dtype)?.cloned();
-            Ok(Pair { draft, ..self.without_draft()? })
+            Ok(TextSide { context: self.context()?, ..self.text_of_target()? })
         })
     }
 
@@ -205,13 +234,16 @@ impl Workspace {
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn target_alone(&self) -> Result<&Pair> {
-        get_or_read(&self.target_alone, || self.without_draft())
+        get_or_read(&self.target_alone, || {
+            let text = self.text_of_target()?;
+            Ok(Pair { target: self.target_in(self.dtype)?.clone(), draft: None, text })
+        })
     }
 
-    fn without_draft(&self) -> Result<Pair> {
+    fn text_of_target(&self) -> Result<TextSide> {
         let Text { tokenizer, chat_format } = self.text()?;
-        let target = self.target_in(self.dtype)?;
-        let (known, embedded) = (tokenizer.vocab_size(), target.shape().vocab_size);
+        let shape = self.target_shape()?;
+        let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
         if known > embedded {
             bail!(
                 "`{}` has {known} tokens, but the model has embeddings for {embedded}: \
@@ -233,8 +265,8 @@ impl Workspace {
             Some(Arc::new(StopText(StopStrings::new(strings, tokenizer)?)))
         };
         let (tokenizer, chat_format) = (tokenizer.clone(), chat_format.clone());
-        let target = target.clone();
-        Ok(Pair { target, draft: None, tokenizer, chat_format, eos_token_ids, text_end })
+        let context = shape.context;
+        Ok(TextSide { tokenizer, chat_format, eos_token_ids, text_end, context })
     }
 
     /// The target's weights, to be computed with in a type.
@@ -242,6 +274,7 @@ impl Workspace {
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn target_in(&self, dtype: WeightDtype) -> Result<&CausalLm> {
+        self.check_weights()?;
         self.model(&self.target, dtype)
     }
 
@@ -388,15 +421,6 @@ impl Workspace {
         })
     }
 
-    /// How text becomes tokens, without weights.
-    ///
-    /// # Errors
-    /// If a file is missing or broken.
-    pub(crate) fn text_side(&self) -> Result<TextSide<'_>> {
-        let Text { tokenizer, chat_format } = self.text()?;
-        Ok(TextSide { tokenizer, chat_format, context: self.context()? })
-    }
-
     /// The target's tokenizer.
     ///
     /// # Errors
@@ -432,7 +456,7 @@ impl Workspace {
             self.text_identity()?.clone();
         Ok(Provenance {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            target: self.target_hash()?.to_owned(),
+            target: self.target_identity()?,
             draft: self.draft_hash()?.map(str::to_owned),
             tokenizer,
             chat_template,
@@ -446,6 +470,9 @@ impl Workspace {
             lengths: LengthBounds::default(),
             keep_duplicates: false,
             existing_responses: false,
+            served_model: self.served_as.clone(),
+            served_log_probs: None,
+            max_outside_mass: None,
             temperature: 0.0,
             top_p: 1.0,
             top_k: None,

@@ -153,7 +153,7 @@ fn is_refused(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Checks that every column is there with its type; gives the mask that selects them.
+/// Checks that every column is there with its type, but for those that may be lacking; gives the mask that selects them.
 fn check_schema(
     path: &Path,
     builder: &Builder,
@@ -162,6 +162,9 @@ fn check_schema(
     let mut roots = Vec::with_capacity(columns.len());
     for column in columns {
         let Some((index, field)) = builder.schema().column_with_name(column.name) else {
+            if column.may_lack {
+                continue;
+            }
             return Err(DataError::MissingColumn { path: path.to_path_buf(), column: column.name });
         };
         if !column.accepts(field.data_type()) {
@@ -212,12 +215,20 @@ impl TableRow<'_> {
         self.list::<Float32Type>(column)
     }
 
+    /// The list where it is not null.
+    pub(crate) fn floats_if_any(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<Vec<f32>>, DataError> {
+        if self.is_null(column) { Ok(None) } else { self.floats(column).map(Some) }
+    }
+
     pub(crate) fn doubles(&self, column: &'static str) -> Result<Vec<f64>, DataError> {
         self.list::<Float64Type>(column)
     }
 
     pub(crate) fn is_null(&self, column: &'static str) -> bool {
-        self.column(column).is_null(self.index)
+        self.batch.column_by_name(column).is_none_or(|column| column.is_null(self.index))
     }
 
     /// An error about this row's value in a column.
@@ -252,6 +263,6 @@ impl TableRow<'_> {
     }
 
     fn column(&self, name: &str) -> &dyn Array {
-        self.batch.column_by_name(name).expect("the schema was checked to have every column")
+        self.batch.column_by_name(name).expect("it is not null, so the file has it")
     }
 }

@@ -26,6 +26,7 @@ fn push_row(bytes: &mut Vec<u8>, row: &ResponseRow) {
         prompt_ids,
         response_ids,
         response_target_log_prob,
+        target_outside_mass,
         draft,
         finish_reason,
     } = row;
@@ -35,6 +36,10 @@ fn push_row(bytes: &mut Vec<u8>, row: &ResponseRow) {
     push_ids(bytes, prompt_ids);
     push_ids(bytes, response_ids);
     push_floats(bytes, response_target_log_prob);
+    if let Some(masses) = target_outside_mass {
+        bytes.push(2);
+        push_floats(bytes, masses);
+    }
     bytes.push(u8::from(draft.is_some()));
     let Some(draft) = draft else { return };
     let DraftColumns {
@@ -58,9 +63,12 @@ fn push_row(bytes: &mut Vec<u8>, row: &ResponseRow) {
         target_log_prob,
         overlap,
         draft_entropy,
-        draft_target_cross_entropy,
         draft_top_log_prob,
     ] {
+        push_floats(bytes, floats);
+    }
+    bytes.push(u8::from(draft_target_cross_entropy.is_some()));
+    if let Some(floats) = draft_target_cross_entropy {
         push_floats(bytes, floats);
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::header::ShardHeader;
 use super::row::{DraftColumns, FinishReason, ResponseRow};
-use super::schema::COLUMNS;
+use super::schema::{COLUMNS, DRAFT};
 use crate::columns::{TableRow, bad_provenance, entries, open, read_rows};
 use crate::error::DataError;
 use crate::provenance::Provenance;
@@ -45,6 +45,7 @@ fn response(row: &TableRow<'_>) -> Result<ResponseRow, DataError> {
         prompt_ids: row.ids("prompt_ids")?,
         response_ids: row.ids("response_ids")?,
         response_target_log_prob: row.floats("response_target_log_prob")?,
+        target_outside_mass: row.floats_if_any("target_outside_mass")?,
         draft: draft(row)?,
         finish_reason: finish_reason(row)?,
     })
@@ -52,7 +53,7 @@ fn response(row: &TableRow<'_>) -> Result<ResponseRow, DataError> {
 
 /// The draft's columns: null all together, or not at all.
 fn draft(row: &TableRow<'_>) -> Result<Option<DraftColumns>, DataError> {
-    let mut of_draft = COLUMNS.iter().filter(|column| column.part_of.is_some());
+    let mut of_draft = COLUMNS.iter().filter(|column| column.part_of == Some(DRAFT));
     if of_draft.all(|column| row.is_null(column.name)) {
         return Ok(None);
     }
@@ -63,7 +64,7 @@ fn draft(row: &TableRow<'_>) -> Result<Option<DraftColumns>, DataError> {
         target_log_prob: row.floats("target_log_prob")?,
         overlap: row.floats("overlap")?,
         draft_entropy: row.floats("draft_entropy")?,
-        draft_target_cross_entropy: row.floats("draft_target_cross_entropy")?,
+        draft_target_cross_entropy: row.floats_if_any("draft_target_cross_entropy")?,
         draft_top_ids: row.ids("draft_top_ids")?,
         target_top_ids: row.ids("target_top_ids")?,
         draft_top_log_prob: row.floats("draft_top_log_prob")?,

@@ -27,6 +27,9 @@ pub struct ResponseRow {
     pub response_ids: Vec<u32>,
     /// log p(Xᵢ) of the target as served; −∞ allowed.
     pub response_target_log_prob: Vec<f32>,
+    /// Of each position, how far the target's probabilities may be from the true ones, in total variation, where a
+    /// server gave those of its most probable tokens alone; `None` where all are known.
+    pub target_outside_mass: Option<Vec<f32>>,
     /// The draft's columns; `None` where no draft was given.
     pub draft: Option<DraftColumns>,
     /// Why the response ends.
@@ -48,8 +51,9 @@ pub struct DraftColumns {
     pub overlap: Vec<f32>,
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f32>,
-    /// Cross-entropy −Σ q log p of the raw draft against the raw target (T = 1), in nats.
-    pub draft_target_cross_entropy: Vec<f32>,
+    /// Cross-entropy −Σ q log p of the raw draft against the raw target (T = 1), in nats; `None` where a server
+    /// gave the response, since it takes all of the target's probabilities.
+    pub draft_target_cross_entropy: Option<Vec<f32>>,
     /// The draft's most probable token.
     pub draft_top_ids: Vec<u32>,
     /// The target's most probable token.
@@ -152,7 +156,9 @@ impl ResponseRow {
     /// The lists of numbers that are there, by column.
     fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f32>)> {
         let own = ("response_target_log_prob", Numbers::LogProb, &self.response_target_log_prob);
-        std::iter::once(own).chain(self.draft.iter().flat_map(DraftColumns::numbers))
+        let masses = self.target_outside_mass.iter();
+        let masses = masses.map(|masses| ("target_outside_mass", Numbers::Prob, masses));
+        std::iter::once(own).chain(masses).chain(self.draft.iter().flat_map(DraftColumns::numbers))
     }
 
     fn error(&self, column: &'static str, problem: String) -> DataError {
@@ -163,23 +169,27 @@ impl ResponseRow {
     /// read back, and takes no more room on the disk than it should.
     pub fn round_stored(&mut self) {
         let draft = self.draft.iter_mut().flat_map(DraftColumns::floats_mut);
-        for values in std::iter::once(&mut self.response_target_log_prob).chain(draft) {
+        let own = [&mut self.response_target_log_prob].into_iter();
+        for values in own.chain(&mut self.target_outside_mass).chain(draft) {
             values.iter_mut().for_each(|value| *value = round_stored(*value));
         }
     }
 }
 
 impl DraftColumns {
-    fn numbers(&self) -> [(&'static str, Numbers, &Vec<f32>); 7] {
-        [
+    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f32>)> {
+        let cross_entropy = self.draft_target_cross_entropy.iter();
+        let cross_entropy =
+            cross_entropy.map(|floats| ("draft_target_cross_entropy", Numbers::Entropy, floats));
+        let others = [
             ("response_draft_log_prob", Numbers::LogProb, &self.response_draft_log_prob),
             ("draft_log_prob", Numbers::FiniteLogProb, &self.draft_log_prob),
             ("target_log_prob", Numbers::LogProb, &self.target_log_prob),
             ("overlap", Numbers::Prob, &self.overlap),
             ("draft_entropy", Numbers::Entropy, &self.draft_entropy),
-            ("draft_target_cross_entropy", Numbers::Entropy, &self.draft_target_cross_entropy),
             ("draft_top_log_prob", Numbers::FiniteLogProb, &self.draft_top_log_prob),
-        ]
+        ];
+        others.into_iter().chain(cross_entropy)
     }
 
     fn ids(&self) -> [(&'static str, &Vec<u32>); 3] {
@@ -190,16 +200,16 @@ impl DraftColumns {
         ]
     }
 
-    fn floats_mut(&mut self) -> [&mut Vec<f32>; 7] {
-        [
+    fn floats_mut(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
+        let others = [
             &mut self.response_draft_log_prob,
             &mut self.draft_log_prob,
             &mut self.target_log_prob,
             &mut self.overlap,
             &mut self.draft_entropy,
-            &mut self.draft_target_cross_entropy,
             &mut self.draft_top_log_prob,
-        ]
+        ];
+        others.into_iter().chain(&mut self.draft_target_cross_entropy)
     }
 }
 
@@ -237,6 +247,7 @@ mod tests {
             prompt_ids: vec![1],
             response_ids: ids(),
             response_target_log_prob: log_probs(),
+            target_outside_mass: Some(floats(0.25)),
             draft: Some(DraftColumns {
                 response_draft_log_prob: log_probs(),
                 draft_ids: ids(),
@@ -244,7 +255,7 @@ mod tests {
                 target_log_prob: log_probs(),
                 overlap: floats(0.123_456_79),
                 draft_entropy: floats(0.123_456_79),
-                draft_target_cross_entropy: floats(0.123_456_79),
+                draft_target_cross_entropy: Some(floats(0.123_456_79)),
                 draft_top_ids: ids(),
                 target_top_ids: ids(),
                 draft_top_log_prob: log_probs(),
@@ -315,6 +326,7 @@ mod tests {
                     let place = names.iter().position(|name| *name == column).unwrap();
                     let draft = broken.draft.as_mut().unwrap().floats_mut();
                     let mut lists: Vec<&mut Vec<f32>> = vec![&mut broken.response_target_log_prob];
+                    lists.extend(&mut broken.target_outside_mass);
                     lists.extend(draft);
                     lists[place][1] = value;
                     let found = broken.validate().map_err(|error| error.to_string());
@@ -332,6 +344,7 @@ mod tests {
         for column in ["draft_log_prob", "draft_top_log_prob"] {
             check(column, &[0.0, -88.0], &[1e-30, inf, -inf, nan]);
         }
+        check("target_outside_mass", &[0.0, 1.0], &[-1e-30, 1.000_000_1, inf, nan]);
         check("overlap", &[0.0, 1.0], &[-1e-30, 1.000_000_1, inf, nan]);
         for column in ["draft_entropy", "draft_target_cross_entropy"] {
             check(column, &[0.0, 12.0], &[-1e-30, inf, -inf, nan]);

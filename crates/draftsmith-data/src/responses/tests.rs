@@ -37,7 +37,8 @@ fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> Response
             target_log_prob: floats(noise),
             overlap: floats(noise).iter().map(|log| log.exp()).collect(),
             draft_entropy: floats(noise).iter().map(|log| -log).collect(),
-            draft_target_cross_entropy: floats(noise).iter().map(|log| 1.0 - log).collect(),
+            draft_target_cross_entropy: (!n.is_multiple_of(3))
+                .then(|| floats(noise).iter().map(|log| 1.0 - log).collect()),
             draft_top_ids: (0..length).map(|_| noise.id()).collect(),
             target_top_ids: (0..length).map(|_| noise.id()).collect(),
             draft_top_log_prob: floats(noise),
@@ -57,6 +58,8 @@ fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> Response
         prompt_ids: (0..length / 2 + 1).map(|_| noise.id()).collect(),
         response_ids,
         response_target_log_prob,
+        target_outside_mass: (n % 4 == 3)
+            .then(|| floats(noise).iter().map(|log| log.exp()).collect()),
         draft,
         finish_reason: if n.is_multiple_of(2) { FinishReason::Eos } else { FinishReason::Length },
     }
@@ -158,17 +161,17 @@ fn other_readers_find_plain_parquet() {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
     let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
     let fields = builder.schema().fields();
-    assert_eq!(fields.len(), 16);
+    assert_eq!(fields.len(), 17);
     assert_eq!(*fields[0], Field::new("id", DataType::Utf8, false));
     assert_eq!(*fields[3], Field::new("response_ids", list(DataType::UInt32), false));
-    assert_eq!(*fields[5], Field::new("response_draft_log_prob", list(DataType::Float32), true));
-    assert_eq!(fields[15].name(), "finish_reason");
+    assert_eq!(*fields[6], Field::new("response_draft_log_prob", list(DataType::Float32), true));
+    assert_eq!(fields[16].name(), "finish_reason");
     let metadata = builder.metadata();
     let entries = metadata.file_metadata().key_value_metadata().unwrap();
     let seed = entries.iter().find(|entry| entry.key == "draftsmith.seed").unwrap();
     assert_eq!(seed.value.as_deref(), Some("18446744073709551615"));
     assert!(entries.iter().all(|entry| entry.key.starts_with("draftsmith.")));
-    let overlap = metadata.row_group(0).column(9);
+    let overlap = metadata.row_group(0).column(10);
     assert_eq!(overlap.column_path().string(), "overlap.list.element");
     assert!(matches!(overlap.compression(), Compression::ZSTD(_)));
     assert!(overlap.encodings().any(|encoding| encoding == Encoding::BYTE_STREAM_SPLIT));

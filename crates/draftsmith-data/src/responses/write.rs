@@ -58,13 +58,21 @@ pub(super) fn to_array(rows: &[ResponseRow], column: Column) -> Result<ArrayRef,
             let log_probs = rows.iter().map(|row| Some(&row.response_target_log_prob));
             lists::<Float32Type>(column, log_probs)
         }
+        "target_outside_mass" => {
+            let masses = rows.iter().map(|row| row.target_outside_mass.as_ref());
+            lists::<Float32Type>(column, masses)
+        }
         "response_draft_log_prob" => draft_floats(|draft| &draft.response_draft_log_prob),
         "draft_ids" => draft_ids(|draft| &draft.draft_ids),
         "draft_log_prob" => draft_floats(|draft| &draft.draft_log_prob),
         "target_log_prob" => draft_floats(|draft| &draft.target_log_prob),
         "overlap" => draft_floats(|draft| &draft.overlap),
         "draft_entropy" => draft_floats(|draft| &draft.draft_entropy),
-        "draft_target_cross_entropy" => draft_floats(|draft| &draft.draft_target_cross_entropy),
+        "draft_target_cross_entropy" => {
+            let all =
+                rows.iter().map(|row| row.draft.as_ref()?.draft_target_cross_entropy.as_ref());
+            lists::<Float32Type>(column, all)
+        }
         "draft_top_ids" => draft_ids(|draft| &draft.draft_top_ids),
         "target_top_ids" => draft_ids(|draft| &draft.target_top_ids),
         "draft_top_log_prob" => draft_floats(|draft| &draft.draft_top_log_prob),

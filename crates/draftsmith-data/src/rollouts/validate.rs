@@ -50,7 +50,9 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         }
         (None, None) | (Some(_), Some(_)) => (),
     }
-    if !row.is_judged() {
+    // What a served target would say behind a candidate that it rejected nobody knows.
+    let is_served = provenance.responses.served_model.is_some();
+    if !is_served && !row.is_judged() {
         let needed_by = if provenance.head.is_some() || provenance.data.is_some() {
             Some("a head is judged by it or trained on it")
         } else if row.is_response && provenance.decoding() == RolloutDecoding::Sampled {

@@ -72,6 +72,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone> Models<'_, T, D> {
             max_length: MAX_LENGTH,
             has_head,
             labels: false,
+            is_target_here: true,
         };
         let drafter = &mut self.drafter.clone();
         let response = &plain.token_ids;

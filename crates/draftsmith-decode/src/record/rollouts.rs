@@ -100,7 +100,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
-        if self.options.labels_all() {
+        if self.options.labels_all() && self.options.is_target_here {
             self.judge(rollouts, running)?;
         }
         for rollout in rollouts {

@@ -129,6 +129,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     max_length: 4,
                     has_head,
                     labels: true,
+                    is_target_here: true,
                 };
                 let head = Some(&models.head);
                 let separate = assert_each_as_alone(
@@ -172,6 +173,7 @@ fn without_labels_all_else_is_recorded_alike() {
                 max_length: 4,
                 has_head: false,
                 labels,
+                is_target_here: true,
             };
             let (target, adapter) = (&models.target, &models.adapter);
             let separate = |options: &RecordOptions| {
@@ -217,6 +219,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
         max_length: 2,
         has_head: false,
         labels: true,
+        is_target_here: true,
     };
     let mut draws = [0, 1].map(|number| SeededDraws::new(number, &["unused"]));
     let responses: [&[u32]; 2] = [&[4], &[5, 6, 7, 8]];

@@ -167,6 +167,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
             max_length: bounds.max,
             has_head: true,
             labels: true,
+            is_target_here: true,
         };
         let request = RecordRequest { prompt: &prompt, response: &plain, draws };
         let recording =

@@ -89,6 +89,7 @@ pub(crate) fn response_row(
         prompt_ids: prompt_ids.to_vec(),
         response_ids: response_ids.to_vec(),
         response_target_log_prob: vec![-1.0; len],
+        target_outside_mass: None,
         draft: Some(DraftColumns {
             response_draft_log_prob: vec![-1.0; len],
             draft_ids: draft_ids.to_vec(),
@@ -96,7 +97,7 @@ pub(crate) fn response_row(
             target_log_prob: acceptance_probs.iter().map(|prob| prob.ln()).collect(),
             overlap: vec![0.5; len],
             draft_entropy: vec![1.0; len],
-            draft_target_cross_entropy: vec![1.0; len],
+            draft_target_cross_entropy: None,
             draft_top_ids: draft_ids.to_vec(),
             target_top_ids: response_ids.to_vec(),
             draft_top_log_prob: vec![-1.0; len],

@@ -118,6 +118,7 @@ pub(crate) fn response_rows(vocab_size: u32) -> Vec<ResponseRow> {
             prompt_ids: ids(7),
             response_ids: ids(11),
             response_target_log_prob: vec![-0.5, -1.0, f32::NEG_INFINITY, 0.0],
+            target_outside_mass: None,
             draft: Some(DraftColumns {
                 response_draft_log_prob: numbers(-1.5),
                 draft_ids: ids(13),
@@ -125,7 +126,7 @@ pub(crate) fn response_rows(vocab_size: u32) -> Vec<ResponseRow> {
                 target_log_prob: numbers(-3.0),
                 overlap: numbers(1.0),
                 draft_entropy: numbers(2.0),
-                draft_target_cross_entropy: numbers(4.0),
+                draft_target_cross_entropy: Some(numbers(4.0)),
                 draft_top_ids: ids(17),
                 target_top_ids: ids(19),
                 draft_top_log_prob: numbers(-0.25),

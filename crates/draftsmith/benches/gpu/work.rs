@@ -178,6 +178,7 @@ impl Work {
                 prompt_ids: Vec::new(),
                 response_ids: Vec::new(),
                 response_target_log_prob: vec![-1.0; len],
+                target_outside_mass: None,
                 draft: None,
                 finish_reason: FinishReason::Length,
             };
@@ -201,7 +202,7 @@ impl Work {
                 target_log_prob: (0..len).map(|i| -1.0 - (i % 7) as f32 / 4.0).collect(),
                 overlap: vec![0.5; len],
                 draft_entropy: vec![1.0; len],
-                draft_target_cross_entropy: vec![1.0; len],
+                draft_target_cross_entropy: None,
                 draft_top_ids: vec![0; len],
                 target_top_ids: vec![0; len],
                 draft_top_log_prob: vec![-1.0; len],

@@ -29,7 +29,10 @@ use crate::pair::Pair;
 use crate::prompts::for_data::data_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
+use crate::served::{Served, ServedResponse};
+use crate::served_rows::{ServedRows, ask_servers};
 use crate::shard::Shard;
+use crate::text_side::TextSide;
 use crate::workspace::Workspace;
 
 /// Prompts (whole conversations) a shard.
@@ -80,14 +83,18 @@ pub(crate) fn run(
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
-    let prompts = data_prompts(recipe, data, &workspace.text_side()?, console)?;
+    let text = workspace.text_side()?;
+    let prompts = data_prompts(recipe, data, text, console)?;
     let prompts: Vec<&Prompt> = prompts.iter().collect();
-    let pair = workspace.pair()?;
+    let pair = match data.target_elsewhere() {
+        None => Some(workspace.pair()?),
+        Some(_) => None,
+    };
     let provenance = data_provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
     let present = present_shards(&dir, &provenance, num_shards, building, console)?;
-    check_prompts(pair, &prompts, data)?;
+    check_prompts(text, &prompts, data)?;
 
     let own = prompts.chunks(PROMPTS_PER_SHARD).enumerate();
     let own: Vec<(usize, &[&Prompt])> =
@@ -97,7 +104,7 @@ pub(crate) fn run(
         own.into_iter().partition(|(index, _)| present.contains(index));
     let num_missing: usize =
         missing.iter().flat_map(|(_, chunk)| *chunk).map(|prompt| prompt.turns.len()).sum();
-    let most_tokens = num_missing as u64 * data.max_new_tokens.min(pair.context()) as u64;
+    let most_tokens = num_missing as u64 * data.max_new_tokens.min(text.context) as u64;
     let most_bytes = most_tokens.saturating_mul(BYTES_A_TOKEN);
     check_room("the data", &dir, most_bytes)?;
     if num_missing > 0 {
@@ -108,13 +115,29 @@ pub(crate) fn run(
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
+    let missing_prompts = missing.iter().flat_map(|(_, chunk)| *chunk).copied();
+    let served = match data.served_by() {
+        Some(_) => Some(ask_servers(recipe, building.shard, workspace, missing_prompts, console)?),
+        None => None,
+    };
     let progress = Progress::new(console, "build-data", "prompts", num_own as u64);
-    let decoding = data.decoding();
-    let labeller =
-        Labeller { pair, data, seed: recipe.seed, decoding, progress: &progress, console };
+    let (seed, decoding, served) = (recipe.seed, data.decoding(), served.as_ref());
+    let rows = match (pair, served) {
+        (None, Some(served)) => {
+            Rows::Served(ServedRows::new(served, recipe, data, workspace, console, &progress)?)
+        }
+        (pair, served) => {
+            let pair = pair.context("there are weights where no server is asked")?;
+            let progress = &progress;
+            Rows::Own(Labeller { pair, data, seed, decoding, served, progress, console })
+        }
+    };
     progress.skip_to(there.iter().map(|(_, chunk)| chunk.len() as u64).sum());
     let build = |(index, chunk): &(usize, &[&Prompt])| -> Result<usize> {
-        let rows = labeller.rows(chunk)?;
+        let rows = match &rows {
+            Rows::Own(labeller) => labeller.rows(chunk)?,
+            Rows::Served(served) => served.rows(chunk)?,
+        };
         let place = ShardPlace { index: *index, count: num_shards };
         workspace.forget(&dir);
         write_shard(&shard_path(&dir, *index), &rows, &provenance, Some(place))?;
@@ -136,6 +159,9 @@ pub(crate) fn run(
         if DeviceChoice::is_cpu(workspace.device()) { rayon::current_num_threads() } else { 1 };
     let num_new_tokens: Vec<usize> =
         (0..num_threads).into_par_iter().with_max_len(1).map(build_some).collect::<Result<_>>()?;
+    if let Rows::Served(served) = &rows {
+        served.tell();
+    }
     progress.finish();
     let num_shards_left = finish(&dir, num_shards)?;
     let built = BuiltData {
@@ -162,7 +188,7 @@ pub(crate) fn run(
 }
 
 /// Checks every prompt's first turn, so that one that cannot be used is an error before any work.
-fn check_prompts(pair: &Pair, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
+fn check_prompts(text: &TextSide, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
     for prompt in prompts {
         let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());
         if data.responses == Responses::Existing && lacks {
@@ -172,7 +198,7 @@ fn check_prompts(pair: &Pair, prompts: &[&Prompt], data: &DataRecipe) -> Result<
                 prompt.id
             );
         }
-        pair.check_fits(&prompt.id, &pair.encode(&prompt.messages(0, &[]))?)?;
+        text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
     }
     Ok(())
 }
@@ -182,12 +208,22 @@ fn share_of_turn(prompt: &Prompt) -> f64 {
     1.0 / prompt.turns.len() as f64
 }
 
+/// Who makes rows.
+enum Rows<'a> {
+    /// The models here.
+    Own(Labeller<'a>),
+    /// Servers, of which the draft alone is here.
+    Served(ServedRows<'a>),
+}
+
 /// What the rows of all prompts have in common.
 struct Labeller<'a> {
     pair: &'a Pair,
     data: &'a DataRecipe,
     seed: u64,
     decoding: Decoding,
+    /// What servers answered.
+    served: Option<&'a Served>,
     progress: &'a Progress,
     console: &'a Console,
 }
@@ -205,7 +241,7 @@ impl Labeller<'_> {
     fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
         let mut left = prompts.len() as f64;
         let answered = answer_side_by_side(
-            self.pair,
+            &self.pair.text,
             prompts,
             |row: &ResponseRow| &row.response_ids,
             |turns| {
@@ -233,7 +269,7 @@ impl Labeller<'_> {
     /// for its labels.
     fn share_of_response(&self) -> f64 {
         match (self.data.responses, &self.pair.draft) {
-            (Responses::Existing, _) => 0.0,
+            (Responses::Existing | Responses::Server, _) => 0.0,
             (Responses::Generate, Some(_)) => 0.5,
             (Responses::Generate, None) => 1.0,
         }
@@ -251,11 +287,19 @@ impl Labeller<'_> {
                 })
                 .collect();
         }
+        if let Some(served) = self.served {
+            let served = |(_, turn): &(usize, Turn)| {
+                let ServedResponse { ids, finish, .. } =
+                    served.response(&turn.id, &turn.prompt_ids)?;
+                Ok(Response { ids, finish, target_log_prob: None })
+            };
+            return turns.iter().map(served).collect();
+        }
         let responder = Responder {
             target: &self.pair.target,
-            context: self.pair.context(),
+            context: self.pair.text.context,
             decoding: self.decoding,
-            limits: self.pair.limits(self.data.max_new_tokens),
+            limits: self.pair.text.limits(self.data.max_new_tokens),
             console: self.console,
         };
         let vocab_size = self.pair.target.shape().vocab_size;
@@ -312,6 +356,7 @@ impl Labeller<'_> {
             prompt_ids,
             response_ids,
             response_target_log_prob: labels.response_target_log_prob,
+            target_outside_mass: None,
             draft: labels.draft,
             finish_reason,
         };
@@ -323,18 +368,18 @@ impl Labeller<'_> {
     /// token; cut where it does not fit.
     fn existing_response(&self, text: &str, prompt_ids: &[u32]) -> Result<Response> {
         let mut ids = prompt_ids.to_vec();
-        ids.extend(self.pair.tokenizer.encode(text, false)?);
+        ids.extend(self.pair.text.tokenizer.encode(text, false)?);
         let mut finish = FinishReason::Eos;
-        let stop = self.pair.text_end.as_deref();
+        let stop = self.pair.text.text_end.as_deref();
         let is_reached = |len: &usize| stop.is_some_and(|stop| stop.is_reached(&ids[..*len]));
         match (prompt_ids.len() + 1..=ids.len()).find(is_reached) {
             Some(len) => {
                 ids.truncate(len);
                 finish = FinishReason::StopString;
             }
-            None => ids.extend(self.pair.eos_token_ids.first()),
+            None => ids.extend(self.pair.text.eos_token_ids.first()),
         }
-        let room = self.pair.context() - prompt_ids.len();
+        let room = self.pair.text.context - prompt_ids.len();
         let most = prompt_ids.len() + room.min(self.data.max_new_tokens);
         if ids.len() > most {
             ids.truncate(most);

@@ -189,7 +189,7 @@ fn check(
         num_prompts: Some(arguments.num_prompts.get()),
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
-    let prompts = choice.of_all(&sources, pair, console)?;
+    let prompts = choice.of_all(&sources, &pair.text, console)?;
     let exports = Exports::read_export(kind, dir, &recipe, &workspace)?;
     let drafter = match exports.adapters.first() {
         Some(adapter) => {

@@ -60,7 +60,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
-    let datasets = choice.of_each(sources, pair, console)?;
+    let datasets = choice.of_each(sources, &pair.text, console)?;
     let exports = Exports::read(recipe, evaluate, workspace)?.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let tuned = tuned_rules(&exports, &evaluate.decoding(*name), workspace.dtype(), console)?;
@@ -79,7 +79,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let turns =
         datasets.iter().flat_map(|dataset| &dataset.prompts).map(|prompt| prompt.turns.len());
     let most_tokens =
-        turns.sum::<usize>() * num_settings * evaluate.max_new_tokens.min(pair.context());
+        turns.sum::<usize>() * num_settings * evaluate.max_new_tokens.min(pair.text.context);
     console.note(format!(
         "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most \
          {most_tokens} tokens",

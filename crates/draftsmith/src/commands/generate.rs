@@ -197,17 +197,17 @@ fn generate(
     let drafter = drafters_of(pair, &exports).pop();
     let speculative = drafter.is_some();
     let prompt_ids = if arguments.raw {
-        pair.tokenizer.encode(&arguments.prompt, true)?
+        pair.text.tokenizer.encode(&arguments.prompt, true)?
     } else {
-        pair.encode(&[Message::user(&arguments.prompt)])?
+        pair.text.encode(&[Message::user(&arguments.prompt)])?
     };
-    pair.check_fits("--prompt", &prompt_ids)?;
+    pair.text.check_fits("--prompt", &prompt_ids)?;
 
-    let limits = pair.limits(arguments.max_new_tokens);
+    let limits = pair.text.limits(arguments.max_new_tokens);
     let longest = prompt_ids.len().saturating_add(arguments.max_new_tokens).saturating_add(1);
-    let capacity = longest.min(pair.context());
+    let capacity = longest.min(pair.text.context);
     let mut draws = SeededDraws::new(seed, &["generate"]);
-    let mut stream = Some(pair.tokenizer.text_stream(true));
+    let mut stream = Some(pair.text.tokenizer.text_stream(true));
     let mut failure: Option<anyhow::Error> = None;
     let mut observe = |round: RoundTokens<'_>| -> ControlFlow<()> {
         if console.is_interrupted() || console.is_reader_gone() {
@@ -280,7 +280,7 @@ fn generate(
     console.document(&Generated {
         prompt_ids: &prompt_ids,
         token_ids: &generation.token_ids,
-        text: pair.tokenizer.decode(&generation.token_ids, true)?,
+        text: pair.text.tokenizer.decode(&generation.token_ids, true)?,
         rounds: rounds(&generation),
         seconds,
     })?;

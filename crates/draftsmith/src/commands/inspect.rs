@@ -199,7 +199,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
         mean(drafted.iter().flat_map(|columns| column(columns)).collect())
     };
     let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
-    json!({
+    let mut shown = json!({
         "kind": "responses",
         "num_rows": rows.len(),
         "sources": sources,
@@ -220,7 +220,14 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
         "by_entropy": acceptance::by_entropy(&drafted, acceptance::is_raw(provenance)),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
-    })
+    });
+    // Of what a server said alone.
+    let masses = rows.iter().filter_map(|row| row.target_outside_mass.as_ref()).flatten();
+    let mean_outside_mass = mean(masses.map(|mass| f64::from(*mass)).collect());
+    if let Some(mass) = mean_outside_mass {
+        shown["mean_outside_mass"] = json!(mass);
+    }
+    shown
 }
 
 /// Rollouts files by name, without their provenance.

@@ -17,6 +17,7 @@ use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::Recorder;
+use crate::recordings::RecordedModels;
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
@@ -60,7 +61,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     }
     let validation = SetSources::read(recipe, PromptSet::Validation, workspace)?;
     let test = SetSources::read(recipe, PromptSet::Test, workspace)?;
-    let pair = workspace.pair()?;
+    let models = RecordedModels::of(recipe, workspace)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let sets = [
         (PromptSet::Validation, validation.choose(recipe, workspace, console)?),
@@ -69,7 +70,8 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     let files = RolloutFiles::of(recipe, workspace)?;
     let dir = recipe.data_dir();
     let plan = plan(&files, evaluate, &sets, console)?;
-    let most_tokens = (plan.num_responses() * evaluate.max_new_tokens.min(pair.context())) as u64;
+    let most_tokens =
+        (plan.num_responses() * evaluate.max_new_tokens.min(workspace.context()?)) as u64;
     let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
     check_room("what drafters propose", &dir, most_bytes)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
@@ -82,7 +84,7 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
     }
     let progress = Progress::new(console, "record", "responses", plan.num_responses() as u64);
     let recorder = Recorder {
-        pair,
+        models,
         max_new_tokens: evaluate.max_new_tokens,
         seed: recipe.seed,
         max_length: tune.max_length,

@@ -36,6 +36,7 @@ use crate::prompts::reading::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::GivenCosts;
 use crate::recorder::{Answer, Recorder};
+use crate::recordings::RecordedModels;
 use crate::rollouts::SetPrompt;
 use crate::workspace::Workspace;
 
@@ -142,14 +143,14 @@ fn survey(
     let pair = workspace.pair()?;
     let num_prompts = Some(arguments.num_prompts.get());
     let choice = PromptChoice { num_prompts, skip_long: true };
-    let prompts = choice.of_all(&sources, pair, console)?;
+    let prompts = choice.of_all(&sources, &pair.text, console)?;
     let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
     let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
     let progress = Progress::new(console, "survey", "answers", num_turns as u64);
     progress.message("target");
     let max_new_tokens = arguments.max_new_tokens.get();
     let recorder = Recorder {
-        pair,
+        models: RecordedModels::Pair(pair),
         max_new_tokens,
         seed,
         max_length: MAX_LENGTH,

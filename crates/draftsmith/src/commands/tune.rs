@@ -101,15 +101,20 @@ pub(crate) fn run_for_draft_model(
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    let mut decoders = Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens);
     let files = RolloutFiles::of(recipe, workspace)?;
-    let prompts = cost_prompts(recipe, workspace, console)?;
-    let given = given_costs(tune.costs.as_ref(), &decoders.drafters())?;
+    let mut measuring = match recipe.target_elsewhere() {
+        Some(_) => None,
+        None => Some((
+            Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens),
+            cost_prompts(recipe, workspace, console)?,
+        )),
+    };
+    let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
     let mut tunings = Vec::new();
     let mut tuned_exports: Vec<TunedExport> = Vec::new();
-    for drafter in decoders.drafters() {
+    for drafter in files.drafters() {
         let export = exports.export_of(drafter);
-        let has_head = decoders.has_head_for(drafter);
+        let has_head = files.head_dir(drafter).is_some();
         let mut tuned = Tuned::default();
         let mut calibration = has_head.then(HeadCalibration::default);
         for name in &evaluate.decodings {
@@ -125,9 +130,13 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             };
             let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
             let (source, measured) = given_or_measured(&given, drafter.id(), || {
+                let (decoders, prompts) = measuring.as_mut().context(
+                    "costs are not measured where the target is served; hint: give the table \
+                     `[tune.costs]` `draft_ms` and `target_ms`, which `recipes/server_costs.py` \
+                     measures on servers",
+                )?;
                 console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-                let decoders = &mut decoders;
-                costs::measure(decoders, drafter, &decoding, &prompts, &lengths_under, console)
+                costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)
             })?;
             let (mut tuning, rule) = choose(
                 recipe,

@@ -9,8 +9,8 @@ use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
-use crate::pair::TextSide;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
+use crate::text_side::TextSide;
 
 /// A source and its files.
 struct Source<'a> {
@@ -26,7 +26,7 @@ struct Source<'a> {
 pub(crate) fn data_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
-    text: &TextSide<'_>,
+    text: &TextSide,
     console: &Console,
 ) -> Result<Vec<Prompt>> {
     let source = |given| Ok(Source { given, files: files_of([&given.path])? });
@@ -71,7 +71,7 @@ struct Sieve<'a> {
     reading: Reading,
     data: &'a DataRecipe,
     lengths: LengthBounds,
-    text: &'a TextSide<'a>,
+    text: &'a TextSide,
     /// What was taken, over all files.
     seen: HashSet<ContentHash>,
     /// What was left out of the file at hand.

@@ -1,12 +1,13 @@
 //! The section `[data]`: where responses come from, and how they are labelled.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::LengthBounds;
 use draftsmith_theory::{Decoding, Sampling, TokenChoice};
 use serde::{Deserialize, Serialize};
 
 use super::checks::require;
 use super::prompts::{PromptSource, Split, check_sources};
+use super::server::{ServerLabels, ServerRecipe};
 
 /// How responses are made and labelled.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,6 +43,9 @@ pub(crate) struct DataRecipe {
     /// Where responses come from.
     #[serde(default)]
     pub(crate) responses: Responses,
+    /// The servers that write them, with `responses = "server"`.
+    #[serde(default)]
+    pub(crate) server: Option<ServerRecipe>,
     /// Sampling temperature of target and draft; 0 is greedy.
     #[serde(default = "one")]
     pub(crate) temperature: f64,
@@ -76,6 +80,8 @@ pub(crate) enum Responses {
     Generate,
     /// They stand in the prompt files.
     Existing,
+    /// Servers of the target write them.
+    Server,
 }
 
 pub(super) fn one() -> f64 {
@@ -87,6 +93,41 @@ pub(super) fn default_max_new_tokens() -> usize {
 }
 
 impl DataRecipe {
+    /// The servers that write the responses, if they do.
+    pub(crate) fn served_by(&self) -> Option<&ServerRecipe> {
+        self.server.as_ref().filter(|_| self.responses == Responses::Server)
+    }
+
+    /// The same where the target is known by what they say, and its weights are not read.
+    pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
+        self.served_by().filter(|server| server.labels == ServerLabels::Server)
+    }
+
+    /// Checks the servers, and that there are some where they are asked.
+    fn check_server(&self) -> Result<()> {
+        match (&self.server, self.responses) {
+            (Some(server), Responses::Server) => {
+                server.check()?;
+                let decoding = self.decoding();
+                let is_known = decoding.is_greedy() || !decoding.is_penalised();
+                require(
+                    server.labels == ServerLabels::Weights || is_known,
+                    "data.repetition_penalty",
+                    "is not 1, but log-probabilities of servers do not tell what a penalty makes of \
+                     them; hint: leave it out, or set `data.temperature` to 0",
+                )
+            }
+            (None, Responses::Server) => bail!(
+                "key `data.responses` is `server`, but there is no table `[data.server]`: its keys \
+                 `urls` and `model` say who writes the responses"
+            ),
+            (Some(_), _) => {
+                bail!("there is a table `[data.server]`, but `data.responses` is not `server`")
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
     /// How target and draft are sampled; temperature 0 is greedy.
     pub(crate) fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
@@ -103,6 +144,10 @@ impl DataRecipe {
         }
     }
 
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// If one does not hold.
     pub(super) fn check(&self) -> Result<()> {
         self.decoding().validate().context("section `data`")?;
         require(!self.prompts.is_empty(), "data.prompts", "is empty; hint: name a prompt file")?;
@@ -126,7 +171,8 @@ impl DataRecipe {
             "data.min_response_tokens` or `data.max_response_tokens",
             "is there, but the files' responses are not used: `data.max_new_tokens` is the longest that \
              the target writes; hint: set `data.responses = \"existing\"`",
-        )
+        )?;
+        self.check_server()
     }
 }
 

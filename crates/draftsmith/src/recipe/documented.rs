@@ -10,6 +10,7 @@ const README: &str = include_str!("../../../../recipes/README.md");
 
 /// Every section, and what has no default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
+                      [data.server]\nurls = ['required']\nmodel = 'required'\n\
                       [head.sweep]\n[adapter]\n[tune.costs]\n[evaluate]\nprompts = ['required']\n\
                       [evaluate.trees]\n[evaluate.max_gram]\n";
 
@@ -36,7 +37,9 @@ fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {
         "none" => return Value::Null,
-        "required" if key.ends_with("prompts") => return Value::from(vec![text]),
+        "required" if key.ends_with("prompts") || key.ends_with("urls") => {
+            return Value::from(vec![text]);
+        }
         "required" => return Value::from(text),
         _ => {}
     }

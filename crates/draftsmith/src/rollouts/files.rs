@@ -184,6 +184,9 @@ impl<'a> RolloutFiles<'a> {
             responses.top_p = sampling.top_p;
             responses.top_k = sampling.top_k.map(|top_k| top_k as u32);
             responses.min_p = sampling.min_p;
+            let server = self.recipe.target_elsewhere();
+            let log_probs = server.and_then(|server| server.log_probs(&decoding));
+            responses.served_log_probs = log_probs.map(|num| num as u32);
         }
         Ok(RolloutProvenance {
             responses,

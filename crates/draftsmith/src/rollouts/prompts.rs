@@ -10,9 +10,9 @@ use draftsmith_train::is_held_out;
 use super::PromptSet;
 use crate::built_data::built_data;
 use crate::console::Console;
-use crate::pair::Pair;
 use crate::prompts::{PromptChoice, Source, read_sources, spread};
 use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::text_side::TextSide;
 use crate::workspace::Workspace;
 
 /// A prompt to be recorded.
@@ -73,17 +73,17 @@ impl SetSources {
         workspace: &Workspace,
         console: &Console,
     ) -> Result<Vec<SetPrompt>> {
-        let pair = workspace.pair()?;
+        let text = workspace.text_side()?;
         let (_, evaluate) = recipe.need_tuning("record")?;
         match self {
             Self::Files(sources, num_prompts) => {
                 let choice = PromptChoice { num_prompts, skip_long: evaluate.skip_long_prompts };
-                let datasets = choice.of_each(sources, pair, console)?;
+                let datasets = choice.of_each(sources, text, console)?;
                 let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
                 Ok(prompts.map(SetPrompt::Conversation).collect())
             }
             Self::HeldOut(data, num_prompts) => {
-                held_out(recipe, evaluate, &data.rows, num_prompts, pair)
+                held_out(recipe, evaluate, &data.rows, num_prompts, text)
             }
         }
     }
@@ -99,13 +99,13 @@ pub(crate) fn validation_prompts(
     console: &Console,
 ) -> Result<Vec<(String, Vec<u32>)>> {
     let sources = SetSources::read(recipe, PromptSet::Validation, workspace)?;
-    let (chosen, pair) = (sources.choose(recipe, workspace, console)?, workspace.pair()?);
+    let (chosen, text) = (sources.choose(recipe, workspace, console)?, workspace.text_side()?);
     chosen
         .into_iter()
         .map(|prompt| {
             Ok(match prompt {
                 SetPrompt::Conversation(prompt) => {
-                    let ids = pair.encode(&prompt.messages(0, &[]))?;
+                    let ids = text.encode(&prompt.messages(0, &[]))?;
                     (prompt.id, ids)
                 }
                 SetPrompt::HeldOut { id, prompt_ids } => (id, prompt_ids),
@@ -120,7 +120,7 @@ fn held_out(
     evaluate: &EvaluateRecipe,
     rows: &[ResponseRow],
     num_prompts: Option<usize>,
-    pair: &Pair,
+    text: &TextSide,
 ) -> Result<Vec<SetPrompt>> {
     let (num_rows, share) = (rows.len(), recipe.held_out_share());
     let mut prompts: Vec<(String, Vec<u32>)> = rows
@@ -129,7 +129,7 @@ fn held_out(
         .map(|row| (row.id.clone(), row.prompt_ids.clone()))
         .collect();
     if evaluate.skip_long_prompts {
-        prompts.retain(|(_, prompt_ids)| prompt_ids.len() < pair.context());
+        prompts.retain(|(_, prompt_ids)| prompt_ids.len() < text.context);
     }
     if prompts.is_empty() {
         bail!(
@@ -141,7 +141,7 @@ fn held_out(
     spread(prompts, num_prompts)
         .into_iter()
         .map(|(id, prompt_ids)| {
-            pair.check_fits(&id, &prompt_ids)?;
+            text.check_fits(&id, &prompt_ids)?;
             Ok(SetPrompt::HeldOut { id, prompt_ids })
         })
         .collect()

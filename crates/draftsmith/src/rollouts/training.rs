@@ -6,12 +6,14 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::{
     DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
     read_rollouts, rollouts_path, write_rollouts,
 };
-use draftsmith_theory::{DrafterId, RecordedPlace, Recording, Sampling, SeededDraws};
+use draftsmith_theory::{
+    Decoding, DrafterId, RecordedPlace, Recording, Sampling, SeededDraws, TopProbs,
+};
 use draftsmith_train::RecordedRollouts;
 
 use super::rows::rows_of;
@@ -19,10 +21,11 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{AdapterExport, Exports};
-use crate::pair::Pair;
 use crate::recipe::{Recipe, decoding};
-use crate::recordings::{RecordingJob, ToRecord};
+use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
 use crate::results::DrafterName;
+use crate::served_rows::open_served;
+use crate::shard::Shard;
 use crate::workspace::Workspace;
 
 /// The set's name in files.
@@ -59,9 +62,13 @@ impl TrainingRollouts {
                 recipe.data_dir().display()
             );
         }
-        let pair = match adapter_dir {
-            Some(_) => workspace.target_alone()?,
-            None => workspace.pair()?,
+        let models = match adapter_dir {
+            Some(_) => RecordedModels::Pair(workspace.target_alone()?),
+            None => RecordedModels::of(recipe, workspace)?,
+        };
+        let context = match models {
+            RecordedModels::Pair(pair) => pair.text.context,
+            RecordedModels::Served { text, .. } => text.context,
         };
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let adapters = adapter.transpose()?.into_iter().collect();
@@ -78,13 +85,13 @@ impl TrainingRollouts {
             set: SET.to_owned(),
             head: None,
             max_length: max_length as u32,
-            context: pair.context() as u32,
+            context: context as u32,
             data: Some(data.hash.clone()),
         };
         let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());
         if path.exists() {
-            match read_rollouts(&path, Some(pair.target.shape().vocab_size)) {
+            match read_rollouts(&path, Some(workspace.target_shape()?.vocab_size)) {
                 Ok((rows, found)) if found == expected => {
                     return Ok(Self { rows, is_greedy });
                 }
@@ -95,22 +102,25 @@ impl TrainingRollouts {
             }
         }
         let responses: Vec<&ResponseRow> =
-            data.rows.iter().filter(|row| is_usable(row, pair)).collect();
+            data.rows.iter().filter(|row| is_usable(row, context)).collect();
         let progress = Progress::new(console, "rollouts", "responses", responses.len() as u64);
         progress.message(expected.drafter.clone());
         let Provenance { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *provenance;
         let Provenance { seed, max_new_tokens, .. } = *provenance;
+        let top_k = top_k.map(|top_k| top_k as usize);
+        let decoding =
+            decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty);
+        let probs = match models {
+            RecordedModels::Served { .. } if !decoding.is_greedy() => {
+                served_probs(recipe, workspace, decoding, max_new_tokens as usize, &responses)?
+            }
+            _ => vec![None; responses.len()],
+        };
         let job = RecordingJob {
-            pair,
+            models,
             exports: &exports,
             drafter,
-            decoding: decoding(Sampling {
-                temperature,
-                top_p,
-                top_k: top_k.map(|top_k| top_k as usize),
-                min_p,
-            })
-            .penalising(repetition_penalty),
+            decoding,
             max_new_tokens: max_new_tokens as usize,
             max_length,
             labels: true,
@@ -120,12 +130,14 @@ impl TrainingRollouts {
         };
         let mut to_record: Vec<ToRecord<'_>> = responses
             .iter()
-            .map(|row| {
-                let room = pair.context() - row.prompt_ids.len();
+            .zip(&probs)
+            .map(|(row, probs)| {
+                let room = context - row.prompt_ids.len();
                 let stream = [&row.id, "rollouts", SET, expected.decoding().as_str()];
                 ToRecord {
                     prompt_ids: &row.prompt_ids,
                     response_ids: &row.response_ids[..row.response_ids.len().min(room)],
+                    probs: probs.as_deref(),
                     draws: SeededDraws::new(seed, &stream),
                 }
             })
@@ -160,8 +172,32 @@ impl TrainingRollouts {
     }
 }
 
+/// What a served target drew the responses of rows from, as its journal has it.
+fn served_probs(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    decoding: Decoding,
+    max_new_tokens: usize,
+    rows: &[&ResponseRow],
+) -> Result<Vec<Option<Vec<TopProbs>>>> {
+    let served =
+        open_served(recipe, Shard::WHOLE, workspace, decoding, max_new_tokens, &Console::silent())?;
+    let probs_of = |row: &&ResponseRow| {
+        let response = served.response(&row.id, &row.prompt_ids).with_context(|| {
+            format!(
+                "labels from rollouts need what the servers said of `{}`; hint: delete the Parquet \
+                 files in `{}` and run `draftsmith build-data` again",
+                row.id,
+                recipe.data_dir().display()
+            )
+        })?;
+        Ok(response.probs)
+    };
+    rows.iter().map(probs_of).collect()
+}
+
 /// Whether there is a position at which the drafter can propose something.
-fn is_usable(response: &ResponseRow, pair: &Pair) -> bool {
+fn is_usable(response: &ResponseRow, context: usize) -> bool {
     let num_prompt_tokens = response.prompt_ids.len();
-    !response.response_ids.is_empty() && (1..pair.context()).contains(&num_prompt_tokens)
+    !response.response_ids.is_empty() && (1..context).contains(&num_prompt_tokens)
 }

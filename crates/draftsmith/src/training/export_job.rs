@@ -84,7 +84,9 @@ impl ExportConfig for AcceptanceHeadConfig {
 
     fn name_models(&mut self, provenance: &Provenance) {
         self.draft_hash = provenance.draft.clone();
-        self.target_hash = Some(provenance.target.clone());
+        // Where it was served, nobody knows which weights it has.
+        let is_known = provenance.served_model.is_none();
+        self.target_hash = is_known.then(|| provenance.target.clone());
     }
 
     fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {

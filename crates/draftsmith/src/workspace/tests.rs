@@ -17,7 +17,7 @@ fn nothing_is_read_twice_and_nothing_that_is_not_asked_for() {
     assert_eq!(reads(), 0);
     workspace.target_alone().expect("the target");
     assert_eq!(reads(), 2, "tokenizer and weights");
-    let alone = workspace.pair().expect("a pair").context();
+    let alone = workspace.pair().expect("a pair").text.context;
     assert_eq!(alone, workspace.context().expect("two configs"));
     workspace.draft_in(WeightDtype::F32).expect("the draft's weights");
     assert_eq!(reads(), 3);

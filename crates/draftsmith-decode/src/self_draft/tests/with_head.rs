@@ -128,6 +128,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
                 max_length: bounds.max,
                 has_head: true,
                 labels: true,
+                is_target_here: true,
             };
             let draws = &mut SeededDraws::new(0, &["unused"]);
             let request = RecordRequest { prompt, response: &plain, draws };

@@ -125,7 +125,7 @@ impl<'m> Bench<'m> {
     ) -> Result<()> {
         let pair = self.pair;
         let (answered, _) = answer_turns(
-            pair,
+            &pair.text,
             prompt,
             |answered: &Answered| &answered.plain,
             |turn| {

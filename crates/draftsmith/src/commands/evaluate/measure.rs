@@ -83,7 +83,7 @@ impl<'m> Bench<'m> {
     ) -> Result<Vec<Measured>> {
         let pair = self.pair;
         let answered = answer_side_by_side(
-            pair,
+            &pair.text,
             prompts,
             |answered: &Answered| &answered.token_ids,
             |turns| self.generate(turns, decoding, setting),

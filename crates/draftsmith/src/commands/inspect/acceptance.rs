@@ -43,10 +43,13 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
     let scale = EntropyThreshold::ENTROPY_SCALE;
     let mut bands: Vec<Vec<[f64; 3]>> = vec![Vec::new(); EDGES.len() + 1];
     for columns in drafted {
-        let divergences = columns.draft_target_cross_entropy.iter().zip(&columns.draft_entropy);
-        for (overlap, (cross_entropy, entropy)) in columns.overlap.iter().zip(divergences) {
+        for (at, (overlap, entropy)) in
+            columns.overlap.iter().zip(&columns.draft_entropy).enumerate()
+        {
             let entropy = f64::from(*entropy).max(0.0);
-            let divergence = f64::from(*cross_entropy) - entropy;
+            // Nothing is bound by a divergence that is not known.
+            let cross_entropy = columns.draft_target_cross_entropy.as_ref().map(|all| all[at]);
+            let divergence = cross_entropy.map_or(f64::INFINITY, f64::from) - entropy;
             let threshold = (scale * entropy).sqrt();
             bands[EDGES.partition_point(|edge| *edge <= threshold)].push([
                 f64::from(*overlap),
@@ -56,6 +59,7 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
             ]);
         }
     }
+    let is_known = drafted.iter().all(|columns| columns.draft_target_cross_entropy.is_some());
     let band = |(index, positions): (usize, &Vec<[f64; 3]>)| {
         let mean = |column: usize| {
             positions.iter().map(|position| position[column]).sum::<f64>() / positions.len() as f64
@@ -66,7 +70,7 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
             num_positions: positions.len(),
             mean_overlap: mean(0),
             svip_estimate: mean(1),
-            overlap_bound: is_raw.then(|| mean(2)),
+            overlap_bound: (is_raw && is_known).then(|| mean(2)),
         })
     };
     bands.iter().enumerate().filter_map(band).collect()
@@ -107,7 +111,7 @@ mod tests {
             target_log_prob: zeros.clone(),
             overlap: column(0),
             draft_entropy: column(1),
-            draft_target_cross_entropy: column(2),
+            draft_target_cross_entropy: Some(column(2)),
             draft_top_ids: ids.clone(),
             target_top_ids: ids,
             draft_top_log_prob: zeros,

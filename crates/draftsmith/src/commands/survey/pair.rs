@@ -20,6 +20,7 @@ use crate::exports::Exports;
 use crate::judging::{Fold, Judging, over};
 use crate::labels::Labels;
 use crate::recorder::Recorder;
+use crate::recordings::RecordedModels;
 use crate::results::{CostSource, DrafterName, Estimate, ReplayRow, acceptance_by_position};
 use crate::rollouts::RecordedSet;
 use crate::statistics::shown_interval;
@@ -99,7 +100,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let (agreement, overlap) = agreement(surveyor, &progress)?;
     let pair = surveyor.workspace.pair()?;
     let recorder = Recorder {
-        pair,
+        models: RecordedModels::Pair(pair),
         max_new_tokens: surveyor.max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
@@ -114,7 +115,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let all = |recorded: &[(String, Recording)], head| Recordings {
         drafter: id,
         max_length: MAX_LENGTH,
-        eos_token_ids: pair.eos_token_ids.clone(),
+        eos_token_ids: pair.text.eos_token_ids.clone(),
         head,
         responses: recorded.iter().map(|(_, recording)| recording.clone()).collect(),
     };

@@ -83,6 +83,7 @@ impl Surveyor<'_> {
             prompt_ids: answer.prompt_ids.clone(),
             response_ids: answer.response_ids.clone(),
             response_target_log_prob: vec![f32::NEG_INFINITY; answer.response_ids.len()],
+            target_outside_mass: None,
             draft: None,
             finish_reason: match answer.finish {
                 Finish::Eos => FinishReason::Eos,

@@ -1,0 +1,51 @@
+use super::*;
+
+#[test]
+fn names_of_the_hub_are_told_from_directories() {
+    for (text, id, revision) in [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "main"),
+        ("org/name@v1.0", "org/name", "v1.0"),
+        ("org/name@refs/pr/3", "org/name", "refs/pr/3"),
+    ] {
+        let model = HubModel::parse(Path::new(text)).expect("a name");
+        assert_eq!((model.id.as_str(), model.revision.as_str()), (id, revision));
+    }
+    for text in [
+        "gpt2",
+        "./org/name",
+        "../name",
+        "/org/name",
+        "org/name/more",
+        "org/",
+        "/name",
+        "",
+        "org/.name",
+        "org/name@",
+        "org/name@../main",
+        "org/a b",
+        "~/model",
+    ] {
+        assert_eq!(HubModel::parse(Path::new(text)), None, "{text}");
+    }
+}
+
+#[test]
+fn no_program_and_nothing_in_a_directory_is_downloaded() {
+    let known = [
+        "config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "modeling_x.py",
+        "onnx/config.json",
+        "README.md",
+        "training_args.bin",
+        "model.safetensors.index.json",
+        "model.safetensors",
+    ];
+    let known = known.map(str::to_owned).into();
+    let found: Vec<&str> = small_files(&known).collect();
+    let expected =
+        ["chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json"];
+    assert_eq!(found, expected);
+}

@@ -1,0 +1,230 @@
+//! What servers gave, in `served.jsonl` beside the shards: a line a response, written before it is
+//! used, so that nothing is asked for twice, whenever a job is killed. Each of several processes writes a
+//! journal of its own, `served-2-of-16.jsonl`, and reads what is in all.
+//!
+//! Responses are found by a hash of all that they depend on, so that those of other settings lie
+//! beside each other and none is taken for another. A line that was cut short, or is none of ours, is
+//! as good as not there. Lines are not synced one by one: what a power cut takes is asked for again.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::known::KnownTokens;
+
+/// What journals' names begin and end with.
+const NAMES: (&str, &str) = ("served", ".jsonl");
+const HELD: &str = "nobody panics while holding it";
+
+/// A response as it is kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// The row that it was asked for, for whoever reads the file.
+    pub(super) id: String,
+    /// The hash of all that it depends on.
+    pub(super) request: String,
+    pub(super) response_ids: Vec<u32>,
+    pub(super) finish_reason: String,
+    /// Of each token, those that it was drawn from as far as they are known, the most probable first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) known: Option<Vec<KnownTokens>>,
+}
+
+/// A journal, open for reading and for more, with those beside it.
+pub(super) struct Journal {
+    path: PathBuf,
+    /// Its own first.
+    files: Vec<Mutex<File>>,
+    /// Where the line of each request is: the file, the first byte, and how many.
+    places: HashMap<String, (usize, u64, usize)>,
+    /// The length of its own.
+    len: u64,
+    /// Lines that are none.
+    pub(super) num_broken: usize,
+}
+
+impl Journal {
+    /// Opens the journal at a path, which is made where there is none, and reads those beside it.
+    ///
+    /// # Errors
+    /// If one cannot be read, or this one not written.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let dir = path.parent().context("a journal is in a directory")?;
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("cannot create `{}`", dir.display()))?;
+        let cannot = |what: &str| format!("cannot {what} `{}`", path.display());
+        let mut options = OpenOptions::new();
+        let options = options.read(true).append(true).create(true);
+        let mut file = options.open(path).with_context(|| cannot("open"))?;
+        let mut journal = Self {
+            path: path.to_path_buf(),
+            files: Vec::new(),
+            places: HashMap::new(),
+            len: 0,
+            num_broken: 0,
+        };
+        let is_whole = journal.read(&mut file, path)?;
+        journal.len = file.seek(SeekFrom::End(0)).with_context(|| cannot("read"))?;
+        if !is_whole {
+            // What is written next begins a line of its own.
+            file.write_all(b"\n").with_context(|| cannot("write"))?;
+            journal.len += 1;
+        }
+        journal.files.push(Mutex::new(file));
+        for other in others(path, dir)? {
+            let mut file =
+                File::open(&other).with_context(|| format!("cannot read `{}`", other.display()))?;
+            journal.read(&mut file, &other)?;
+            journal.files.push(Mutex::new(file));
+        }
+        Ok(journal)
+    }
+
+    /// Finds the lines of the next file; whether the last of them ends.
+    fn read(&mut self, file: &mut File, path: &Path) -> Result<bool> {
+        let number = self.files.len();
+        let (mut at, mut line) = (0, Vec::new());
+        let mut reader = BufReader::new(file);
+        loop {
+            let is_whole = line.is_empty() || line.ends_with(b"\n");
+            line.clear();
+            let num_bytes = reader
+                .read_until(b'\n', &mut line)
+                .with_context(|| format!("cannot read `{}`", path.display()))?;
+            if num_bytes == 0 {
+                return Ok(is_whole);
+            }
+            match serde_json::from_slice::<Entry>(&line) {
+                Ok(entry) => drop(self.places.insert(entry.request, (number, at, num_bytes))),
+                Err(_) => self.num_broken += 1,
+            }
+            at += num_bytes as u64;
+        }
+    }
+
+    /// The journal's file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a request's response is there.
+    #[cfg(test)]
+    pub(super) fn has(&self, request: &str) -> bool {
+        self.places.contains_key(request)
+    }
+
+    /// Writes a response down.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn append(&mut self, entry: &Entry) -> Result<()> {
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        let mut file = self.files[0].lock().expect(HELD);
+        file.write_all(&line).with_context(|| format!("cannot write `{}`", self.path.display()))?;
+        self.places.insert(entry.request.clone(), (0, self.len, line.len()));
+        self.len += line.len() as u64;
+        Ok(())
+    }
+
+    /// A request's response, if it is there.
+    ///
+    /// # Errors
+    /// If it cannot be read back.
+    pub(super) fn get(&self, request: &str) -> Result<Option<Entry>> {
+        let Some(&(number, at, num_bytes)) = self.places.get(request) else { return Ok(None) };
+        let mut line = vec![0; num_bytes];
+        let mut file = self.files[number].lock().expect(HELD);
+        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut line));
+        let cannot = || format!("cannot read `{}`", self.path.display());
+        read.with_context(cannot)?;
+        serde_json::from_slice(&line).map(Some).with_context(cannot)
+    }
+}
+
+/// The other journals of a directory.
+fn others(path: &Path, dir: &Path) -> Result<Vec<PathBuf>> {
+    let cannot = || format!("cannot read `{}`", dir.display());
+    let entries = std::fs::read_dir(dir).with_context(cannot)?;
+    let mut others = Vec::new();
+    for entry in entries {
+        let other = entry.with_context(cannot)?.path();
+        let name = other.file_name().unwrap_or_default().to_string_lossy();
+        if other != path && name.starts_with(NAMES.0) && name.ends_with(NAMES.1) {
+            others.push(other);
+        }
+    }
+    others.sort();
+    Ok(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(request: &str) -> Entry {
+        Entry {
+            id: "set#0".to_owned(),
+            request: request.to_owned(),
+            response_ids: vec![3, 4, 2],
+            finish_reason: "eos".to_owned(),
+            known: Some(vec![vec![(3, -0.125), (4, -2.3)], Vec::new(), vec![(2, -9999.0)]]),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_found_again_and_a_line_that_was_cut_is_not_there() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("served.jsonl");
+        let mut journal = Journal::open(&path).expect("opens");
+        for request in ["a", "b", "c"] {
+            journal.append(&entry(request)).expect("written");
+        }
+        assert_eq!(journal.get("b").expect("reads"), Some(entry("b")));
+        drop(journal);
+        let whole = std::fs::read(&path).expect("there");
+        let lines = whole.split_inclusive(|byte| *byte == b'\n').collect::<Vec<_>>();
+        let (first, second) = (lines[0].len(), lines[0].len() + lines[1].len());
+        for len in 0..=whole.len() {
+            std::fs::write(&path, &whole[..len]).expect("written");
+            let mut journal = Journal::open(&path).expect("opens");
+            // A line that lacks nothing but its end is whole.
+            assert_eq!(journal.has("a"), len >= first - 1);
+            assert_eq!(journal.has("b"), len >= second - 1);
+            assert_eq!(
+                journal.num_broken,
+                usize::from(
+                    ![0, first - 1, first, second - 1, second, whole.len() - 1, whole.len()]
+                        .contains(&len)
+                )
+            );
+            journal.append(&entry("d")).expect("written");
+            drop(journal);
+            let journal = Journal::open(&path).expect("opens");
+            assert_eq!(journal.get("d").expect("reads"), Some(entry("d")), "{len}");
+            assert_eq!(journal.has("b"), len >= second - 1);
+        }
+    }
+
+    #[test]
+    fn journals_of_several_processes_are_read_together() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = |name: &str| dir.path().join(name);
+        let mut one = Journal::open(&path("served-0-of-2.jsonl")).expect("opens");
+        one.append(&entry("a")).expect("written");
+        let mut other = Journal::open(&path("served-1-of-2.jsonl")).expect("opens");
+        assert!(other.has("a"));
+        other.append(&entry("b")).expect("written");
+        std::fs::write(path("set.jsonl"), "none of ours").expect("written");
+        let whole = Journal::open(&path("served.jsonl")).expect("opens");
+        assert_eq!(whole.num_broken, 0);
+        for request in ["a", "b"] {
+            assert_eq!(whole.get(request).expect("reads"), Some(entry(request)));
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Responses of a server are those of the target that it serves, and each is asked for once, whatever
+//! becomes of requests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
+use draftsmith_theory::SeededDraws;
+
+use super::loopback::{Deed, Loopback, Request};
+use super::*;
+use crate::commands::build_data::{self, Building};
+use crate::recipe::{Recipe, ServerLabels};
+use crate::responses::Responder;
+use crate::workspace::Workspace;
+
+/// No test waits longer than it must.
+const PACE: Pace = Pace {
+    first: Duration::from_millis(2),
+    most: Duration::from_millis(10),
+    most_asked: Duration::from_millis(20),
+};
+const MAX_NEW_TOKENS: usize = 12;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn workspace() -> Workspace {
+    let model = |name: &str| root().join("checkpoints/tiny").join(name);
+    Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()])
+}
+
+fn prompts(num: usize) -> Vec<Prompt> {
+    let path = root().join("data/tiny/prompts/test.jsonl");
+    Prompts::open(&path).expect("there").take(num).map(|prompt| prompt.expect("reads")).collect()
+}
+
+fn servers(urls: &[&str]) -> ServerRecipe {
+    ServerRecipe {
+        urls: urls.iter().map(|url| (*url).to_owned()).collect(),
+        model: "tiny".to_owned(),
+        api_key_env: None,
+        concurrency: 4,
+        retries: 8,
+        timeout_s: 60.0,
+        labels: ServerLabels::Server,
+        logprobs: 20,
+        max_outside_mass: 0.1,
+    }
+}
+
+/// What is served, greedily, with a journal in a directory.
+fn served(recipe: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
+    let asking = Asking {
+        text: workspace.text_side().expect("it is committed"),
+        stop_strings: &[],
+        log_probs: None,
+        vocab_size: workspace.target_shape().expect("it is committed").vocab_size,
+        decoding: Decoding::GREEDY,
+        max_new_tokens: MAX_NEW_TOKENS,
+        seed: 3,
+    };
+    let journal = dir.join("served.jsonl");
+    Served::open_at_pace(recipe, &asking, &journal, &Console::silent(), PACE).expect("opens")
+}
+
+fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
+    let all: Vec<ToAnswer<'_>> = prompts.iter().map(ToAnswer::Conversation).collect();
+    let console = Console::silent();
+    let progress = Progress::new(&console, "servers", "prompts", all.len() as u64);
+    served.answer(&all, &console, &progress)
+}
+
+/// The responses to first turns, which are the target's own.
+fn check_responses(served: &Served, workspace: &Workspace, prompts: &[Prompt]) {
+    let (pair, console) = (workspace.target_alone().expect("there"), Console::silent());
+    let responder = Responder {
+        target: &pair.target,
+        context: workspace.context().expect("there"),
+        decoding: Decoding::GREEDY,
+        limits: pair.text.limits(MAX_NEW_TOKENS),
+        console: &console,
+    };
+    for prompt in prompts {
+        let ids = pair.text.encode(&prompt.messages(0, &[])).expect("a text");
+        let mut one = [(&ids[..], SeededDraws::new(0, &[]))];
+        let own = responder.respond(&mut one, |_, _| ()).expect("it fits").remove(0);
+        let response = served.response(&prompt.row_id(0), &ids).expect("it was asked for");
+        assert_eq!(response.ids, own.token_ids, "{}", prompt.id);
+    }
+}
+
+#[test]
+fn requests_that_fail_are_sent_again() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let other = r#"{"choices":[{"token_ids":[9999999],"finish_reason":"stop"}]}"#;
+    let deeds = [
+        Deed::Say(429, "retry-after: 1", "busy"),
+        Deed::Say(503, "", "starting"),
+        Deed::BreakOff,
+        Deed::Say(200, "", "<html>"),
+        Deed::Say(200, "", r#"{"choices":[]}"#),
+        Deed::Say(200, "", other),
+    ];
+    let num_deeds = deeds.len();
+    let loopback =
+        Loopback::serve(move |number, _| deeds.get(number).copied().unwrap_or(Deed::Answer));
+    let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
+    let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
+    answer(&mut served, &prompts).expect("answers in the end");
+    check_responses(&served, &workspace, &prompts);
+    let requests = loopback.requests();
+    assert_eq!(requests.len(), num_deeds + prompts.len());
+    assert!(requests.iter().all(|request| request.path == "/v1/completions"));
+    assert_eq!(requests[0].body, requests[num_deeds].body, "the same request");
+}
+
+#[test]
+fn what_never_goes_well_is_one_error_that_says_what_to_do() {
+    let workspace = workspace();
+    let check = |deed: Deed, change: fn(&mut ServerRecipe), expected: &[&str], num: usize| {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let loopback = Loopback::serve(move |_, _| deed);
+        let mut recipe = ServerRecipe { retries: 2, ..servers(&[&loopback.url]) };
+        change(&mut recipe);
+        let mut served = served(&recipe, &workspace, dir.path());
+        let prompts = prompts(1);
+        let error = format!("{:#}", answer(&mut served, &prompts).expect_err("no answer"));
+        let begins = format!("prompt `{}`: the server `{}` ", prompts[0].id, loopback.url);
+        assert!(error.starts_with(&begins), "{error}");
+        assert!(error.contains("; hint: ") && !error.contains('\n'), "{error}");
+        expected.iter().for_each(|expected| assert!(error.contains(expected), "{error}"));
+        assert_eq!(loopback.requests().len(), num, "{error}");
+    };
+    let as_it_is = |_: &mut ServerRecipe| ();
+    check(Deed::Say(503, "", "no\nroom"), as_it_is, &["503: `no room`, the last of 3 times"], 3);
+    check(Deed::BreakOff, as_it_is, &["3 times; hint: see that it is up"], 3);
+    check(Deed::Say(200, "", "hello"), as_it_is, &["answered no JSON: `hello`", "urls"], 3);
+    let strange = r#"{"choices":[{"token_ids":[777777],"finish_reason":"stop"}]}"#;
+    check(Deed::Say(200, "", strange), as_it_is, &["the token id 777777", "another model"], 3);
+    check(Deed::Say(401, "", "who?"), as_it_is, &["answered 401: `who?`", "api_key_env"], 1);
+    check(Deed::Say(404, "", "what?"), as_it_is, &["answered 404", "`data.server.model`"], 1);
+    // With token ids, and as text.
+    check(Deed::Say(400, "", "too long"), as_it_is, &["answered 400: `too long`"], 2);
+    let impatient = |recipe: &mut ServerRecipe| (recipe.timeout_s, recipe.retries) = (0.2, 0);
+    check(Deed::Stall, impatient, &["did not answer in time", "`data.server.timeout_s`"], 1);
+}
+
+#[test]
+fn nobody_there_is_told_with_the_address() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
+    let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
+    drop(listener);
+    let recipe = ServerRecipe { retries: 1, ..servers(&[&url]) };
+    let error = answer(&mut served(&recipe, &workspace, dir.path()), &prompts(1));
+    let error = format!("{:#}", error.expect_err("nobody answers"));
+    assert!(error.contains(&format!("the server `{url}` takes no connection")), "{error}");
+}
+
+#[test]
+fn a_server_that_fails_is_passed_over() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let bad = Loopback::serve(|_, _| Deed::Say(500, "", "broken"));
+    let good = Loopback::serve(|_, _| Deed::Answer);
+    let recipe = ServerRecipe { concurrency: 3, ..servers(&[&bad.url, &good.url]) };
+    let (prompts, mut served) = (prompts(20), served(&recipe, &workspace, dir.path()));
+    answer(&mut served, &prompts).expect("one of them answers");
+    check_responses(&served, &workspace, &prompts);
+    assert_eq!(good.requests().len(), prompts.len());
+    assert!(!bad.requests().is_empty());
+    assert!(good.most_at_once() <= 3);
+}
+
+#[test]
+fn what_came_is_not_asked_for_again() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let prompts = prompts(6);
+    let fails = |number: usize, _: &Request| match number {
+        0..4 => Deed::Answer,
+        _ => Deed::Say(401, "", "no more"),
+    };
+    let first = Loopback::serve(fails);
+    let recipe = ServerRecipe { concurrency: 1, ..servers(&[&first.url]) };
+    let mut begun = served(&recipe, &workspace, dir.path());
+    answer(&mut begun, &prompts).expect_err("it stops half way");
+    drop(begun);
+    // The process was killed while it wrote.
+    let path = dir.path().join("served.jsonl");
+    let lines = fs::read(&path).expect("there is a journal");
+    fs::write(&path, &lines[..lines.len() - 5]).expect("written");
+    let second = Loopback::serve(|_, _| Deed::AnswerAsLlamaCpp);
+    for expected in [3, 3] {
+        let mut resumed = served(&servers(&[&second.url]), &workspace, dir.path());
+        answer(&mut resumed, &prompts).expect("answers");
+        check_responses(&resumed, &workspace, &prompts);
+        assert_eq!(second.requests().len(), expected, "each once");
+    }
+}
+
+#[test]
+fn a_token_is_sent_and_written_nowhere() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    // A variable that every process has.
+    let (name, value) = ("PATH", std::env::var("PATH").expect("it is set"));
+    let expected = format!("Bearer {}", value.trim());
+    let loopback = Loopback::serve(move |number, request| {
+        match request.authorization.as_deref() == Some(&*expected) && number > 0 {
+            true => Deed::Answer,
+            false => Deed::Say(500, "", "again"),
+        }
+    });
+    let api_key_env = Some(name.to_owned());
+    let recipe = ServerRecipe { api_key_env, ..servers(&[&loopback.url]) };
+    let mut served = served(&recipe, &workspace, dir.path());
+    answer(&mut served, &prompts(2)).expect("answers");
+    let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
+    assert!(journal.lines().count() == 2 && !journal.contains(value.trim()));
+    let missing = ServerRecipe { api_key_env: Some("NO_SUCH_VARIABLE".to_owned()), ..recipe };
+    let error = token(missing.api_key_env.as_deref().expect("named")).expect_err("it is not set");
+    assert!(error.to_string().contains("`NO_SUCH_VARIABLE`, which `data.server.api_key_env`"));
+}
+
+#[test]
+fn a_server_that_reads_and_writes_text_is_told_of() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let loopback = Loopback::serve(|_, _| Deed::AnswerByText);
+    let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
+    let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
+    answer(&mut served, &prompts).expect("answers");
+    // The target's tokens here are those that its text has, so that they can be compared.
+    check_responses(&served, &workspace, &prompts);
+    let is_text: Vec<bool> =
+        loopback.requests().iter().map(|request| request.body["prompt"].is_string()).collect();
+    assert_eq!(is_text, [false, true, true, true], "it is known once it was seen");
+}
+
+#[test]
+fn nothing_is_asked_once_it_is_interrupted() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let mut served = served(&servers(&[&loopback.url]), &workspace, dir.path());
+    let console = Console::silent().stopping_after(Duration::ZERO);
+    let progress = Progress::new(&console, "servers", "prompts", 1);
+    let prompts = prompts(1);
+    let error = served.answer(&[ToAnswer::Conversation(&prompts[0])], &console, &progress);
+    assert!(error.expect_err("stopped").is::<Interrupted>());
+    assert!(loopback.requests().is_empty());
+}
+
+/// The data that a recipe builds, with responses from somewhere.
+fn built(dir: &Path, name: &str, more: &str) -> DataSet {
+    let model = |name: &str| root().join("checkpoints/tiny").join(name).display().to_string();
+    let lines = fs::read_to_string(root().join("data/tiny/prompts/test.jsonl")).expect("there");
+    let lines: Vec<&str> = lines.lines().take(40).collect();
+    let talk = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
+    fs::write(dir.join("set.jsonl"), format!("{}\n{talk}\n", lines.join("\n"))).expect("written");
+    let text = format!(
+        "seed = 5\n[models]\ntarget = '{}'\ndraft = '{}'\n[data]\nprompts = ['{}']\n\
+         max_new_tokens = 24\n{more}",
+        model("target"),
+        model("draft"),
+        dir.join("set.jsonl").display(),
+    );
+    let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
+    recipe.name = dir.join(name).display().to_string();
+    build_data::run(&recipe, Building::ALL, &workspace(), &Console::silent()).expect("built");
+    read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
+}
+
+#[test]
+fn greedy_data_of_a_server_is_that_of_its_weights() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let loopback = Loopback::serve(|number, _| match number % 7 {
+        3 => Deed::BreakOff,
+        5 => Deed::AnswerAsLlamaCpp,
+        _ => Deed::Answer,
+    });
+    let server = format!(
+        "temperature = 0\nresponses = 'server'\n[data.server]\nurls = ['{}']\nmodel = 'tiny'\n\
+         labels = 'weights'\n",
+        loopback.url
+    );
+    let served = built(dir.path(), "served", &server);
+    let own = built(dir.path(), "own", "temperature = 0\n");
+    assert_eq!(served.rows, own.rows);
+    assert_eq!(served.rows.len(), 42, "a row an assistant turn");
+    assert_eq!(served.provenance.served_model.as_deref(), Some("tiny"));
+    // Shards are made anew without asking.
+    let num_requests = loopback.requests().len();
+    let shard = fs::read(dir.path().join("served/responses-00000.parquet")).expect("there");
+    fs::remove_file(dir.path().join("served/responses-00000.parquet")).expect("removed");
+    built(dir.path(), "served", &server);
+    assert_eq!(loopback.requests().len(), num_requests);
+    assert!(fs::read(dir.path().join("served/responses-00000.parquet")).expect("there") == shard);
+}

@@ -1,0 +1,268 @@
+//! What is made of a served target without its weights is what they would make of it: greedy exactly,
+//! sampled within the bound that the data states.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use draftsmith_data::{DataSet, DraftColumns, Incomplete, read_dir};
+use draftsmith_theory::SeededDraws;
+use serde_json::Value;
+
+use super::*;
+use crate::commands::build_data::{self, Building};
+use crate::commands::{record, replay, train_head, tune};
+use crate::served::loopback::{Deed, Loopback};
+
+const SEED: u64 = 5;
+/// What is not one of the target's weights.
+const TEXT_SIDE: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
+/// Stored numbers have 16 bits of mantissa, and those of a server came through f32.
+const ROUNDING: f64 = 1e-4;
+
+fn model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
+}
+
+/// A recipe with every stage that does without the target's weights, whose outputs go into `dir`.
+fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
+    let prompts = model("../../data/tiny/prompts/train.jsonl");
+    let lines = fs::read_to_string(prompts).expect("the embedded prompts are there");
+    let lines: Vec<&str> = lines.lines().take(36).collect();
+    let talk = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
+    fs::write(dir.join("train.jsonl"), format!("{}\n{talk}\n", lines.join("\n"))).expect("written");
+    fs::write(dir.join("test.jsonl"), format!("{}\n{talk}\n", lines[3..7].join("\n")))
+        .expect("written");
+    let text = format!(
+        "seed = {SEED}\n[models]\ntarget = '{}'\ndraft = '{}'\n\
+         [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n{data}\n\
+         [head]\nnum_layers = 1\nform = 'look-ahead'\n{more}\n\
+         [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
+         [tune]\nnum_prompts = 6\nmax_length = 6\n[tune.costs]\ndraft_ms = 1\ntarget_ms = 4\n\
+         [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 24\nmax_candidate_length = 6\n",
+        target.display(),
+        model("draft").display(),
+        train = dir.join("train.jsonl").display(),
+        test = dir.join("test.jsonl").display(),
+    );
+    let mut recipe: Recipe = toml::from_str(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    recipe.name = dir.join(name).display().to_string();
+    recipe
+}
+
+fn workspace(recipe: &Recipe) -> Workspace {
+    let (target, draft) = (&recipe.models.target, recipe.models.draft.as_deref());
+    let workspace = Workspace::new(target, draft, vec![Device::flex()]);
+    match recipe.target_elsewhere() {
+        Some(server) => workspace.serving(&server.model),
+        None => workspace,
+    }
+}
+
+/// A directory with everything of the target but its weights.
+fn without_weights(dir: &Path) -> PathBuf {
+    let target = dir.join("target");
+    fs::create_dir(&target).expect("created");
+    for name in TEXT_SIDE {
+        fs::copy(model("target").join(name), target.join(name)).expect("copied");
+    }
+    target
+}
+
+fn server(loopback: &Loopback, keys: &str) -> String {
+    let url = &loopback.url;
+    format!("responses = 'server'\n[data.server]\nurls = ['{url}']\nmodel = 'tiny'\n{keys}")
+}
+
+fn built(recipe: &Recipe) -> DataSet {
+    build_data::run(recipe, Building::ALL, &workspace(recipe), &Console::silent()).expect("built");
+    read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
+}
+
+/// What every stage behind the data finds, but for where it is.
+fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
+    let (workspace, console) = (workspace(recipe), Console::silent());
+    let steps = &mut None;
+    train_head::run(recipe, &workspace, steps, &console).expect("trains");
+    let head = fs::read(recipe.head_dir().join("model.safetensors")).expect("a head");
+    record::run(recipe, &workspace, &console).expect("records");
+    let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
+        .expect("JSON");
+    for tuning in tuned.as_array_mut().expect("a list") {
+        tuning["export"] = Value::Null;
+    }
+    let replayed = replay::run(recipe, &workspace, &console).expect("replays");
+    (head, tuned, serde_json::to_value(replayed).expect("JSON"))
+}
+
+#[test]
+fn greedy_data_and_all_that_follows_are_those_of_the_weights() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|number, _| match number % 5 {
+        2 => Deed::AnswerAsLlamaCpp,
+        4 => Deed::Say(503, "", "busy"),
+        _ => Deed::Answer,
+    });
+    for labels in ["overlap", "rollouts"] {
+        let more = format!("labels = '{labels}'");
+        let (greedy, name) = ("temperature = 0", |of: &str| format!("{of}-{labels}"));
+        let data = format!("{greedy}\n{}", server(&loopback, ""));
+        let mut served = recipe(dir.path(), &name("served"), &target, &data, &more);
+        let mut own = recipe(dir.path(), &name("own"), &model("target"), greedy, &more);
+        for recipe in [&mut served, &mut own] {
+            let evaluate = recipe.evaluate.as_mut().expect("a section");
+            evaluate.decodings.retain(|decoding| decoding.text() == "greedy");
+        }
+        let (found_served, found_own) = (built(&served), built(&own));
+        let known = found_own.rows.into_iter().map(|mut row| {
+            let draft = row.draft.as_mut().expect("there is a draft");
+            draft.draft_target_cross_entropy = None;
+            row
+        });
+        assert_eq!(found_served.rows, known.collect::<Vec<_>>());
+        assert_eq!(found_served.provenance.served_model.as_deref(), Some("tiny"));
+        assert_ne!(found_served.provenance.target, found_own.provenance.target);
+        let (of_served, mut of_own) = (found(&served), found(&own));
+        // What a perfect head would gain takes the target behind rejected candidates.
+        for row in of_own.2["groups"].as_array_mut().expect("a list") {
+            for row in row["rows"].as_array_mut().expect("a list") {
+                (row["ceiling"], row["share_of_ceiling"]) = (Value::Null, Value::Null);
+            }
+        }
+        assert!(of_served.0 == of_own.0, "{labels}: another head");
+        assert_eq!(of_served.1, of_own.1, "{labels}");
+        assert_eq!(of_served.2, of_own.2, "{labels}");
+    }
+}
+
+/// The columns of a row that the weights make of its response, with the same draws.
+fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColumns) {
+    let pair = Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()]);
+    let pair = pair.pair().expect("it is committed");
+    let decoding = recipe.data.as_ref().expect("a section").decoding();
+    let mut draws = SeededDraws::new(SEED, &[&row.id, "draft tokens"]);
+    let labels = Labels::of(pair, &decoding, &row.prompt_ids, &row.response_ids, &mut draws);
+    let labels = labels.expect("it fits");
+    (labels.response_target_log_prob, labels.draft.expect("there is a draft"))
+}
+
+#[test]
+fn sampled_labels_are_those_of_the_weights_within_the_mass_outside() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|number, _| match number % 2 {
+        0 => Deed::AnswerAsLlamaCpp,
+        _ => Deed::Answer,
+    });
+    let samplings = [
+        ("raw", ""),
+        ("nucleus", "temperature = 0.8\ntop_p = 0.9\n"),
+        ("hot", "temperature = 1.3\ntop_k = 8\n"),
+    ];
+    for (name, sampling) in samplings {
+        let keys = "logprobs = 8\nmax_outside_mass = 0.2\n";
+        let data = format!("{sampling}{}", server(&loopback, keys));
+        let recipe = recipe(dir.path(), name, &target, &data, "");
+        let built = built(&recipe);
+        assert_eq!(built.provenance.served_log_probs, Some(8));
+        let (mut num_outside, mut num_tokens) = (0, 0);
+        for row in built.rows.iter().take(12) {
+            let (log_probs, own) = labels_of_weights(&recipe, row);
+            let masses = row.target_outside_mass.as_ref().expect("it is sampled");
+            let draft = row.draft.as_ref().expect("there is a draft");
+            assert_eq!(draft.draft_ids, own.draft_ids, "the draft is here");
+            assert_eq!(draft.draft_target_cross_entropy, None);
+            for (at, mass) in masses.iter().enumerate() {
+                let within = |found: f32, own: f32, what: &str| {
+                    let off = (f64::from(found).exp() - f64::from(own).exp()).abs();
+                    assert!(
+                        off <= f64::from(*mass) + ROUNDING,
+                        "{name}, `{}` at {at}: {what} {found}, {own}, {mass}",
+                        row.id
+                    );
+                };
+                within(row.response_target_log_prob[at], log_probs[at], "log p(X)");
+                within(draft.target_log_prob[at], own.target_log_prob[at], "log p(Y)");
+                let off = f64::from((draft.overlap[at] - own.overlap[at]).abs());
+                assert!(off <= f64::from(*mass) + ROUNDING, "{name}: overlap off by {off}");
+                let is_same = draft.target_top_ids[at] == own.target_top_ids[at];
+                assert!(is_same || *mass > 0.0, "{name}: the most probable is known");
+                num_outside += usize::from(*mass > 1e-3);
+                num_tokens += 1;
+            }
+        }
+        assert!(num_tokens > 100, "{name}: {num_tokens}");
+        assert_eq!(num_outside > 0, name != "hot", "{name}: {num_outside}");
+    }
+}
+
+#[test]
+fn what_is_little_known_is_left_out_and_the_rest_stays() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let num_rows = |name: &str, most: &str| {
+        let data = server(&loopback, &format!("logprobs = 2\nmax_outside_mass = {most}\n"));
+        let built = built(&recipe(dir.path(), name, &target, &data, ""));
+        for row in &built.rows {
+            let masses = row.target_outside_mass.as_ref().expect("it is sampled");
+            let mean = masses.iter().sum::<f32>() / masses.len() as f32;
+            assert!(mean <= most.parse::<f32>().expect("a number") + 1e-4, "{}: {mean}", row.id);
+        }
+        built.rows.len()
+    };
+    let (few, all) = (num_rows("few", "0.05"), num_rows("all", "1"));
+    assert!(few < all, "{few} of {all}");
+    assert_eq!(all, 38, "a row an assistant turn");
+}
+
+#[test]
+fn sampled_rules_are_chosen_and_promise_what_they_would_with_all_probabilities() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let tuned = |name: &str, logprobs: usize| {
+        let keys = format!("logprobs = {logprobs}\nmax_outside_mass = 1\n");
+        let data = server(&loopback, &keys);
+        let recipe = recipe(dir.path(), name, &target, &data, "labels = 'rollouts'");
+        built(&recipe);
+        found(&recipe).1
+    };
+    // The target has 1,024 tokens, of which no more than 1,000 are asked for.
+    let (some, all) = (tuned("some", 20), tuned("all", 1000));
+    let speedup = |tuning: &Value| -> f64 {
+        let rules = tuning["rules"].as_array().expect("a list").iter();
+        let best = rules.filter_map(|rule| rule["speedup"].as_f64()).reduce(f64::max);
+        best.expect("there is a rule")
+    };
+    for (some, all) in some.as_array().expect("a list").iter().zip(all.as_array().expect("a list"))
+    {
+        let off = (speedup(some) / speedup(all) - 1.0).abs();
+        assert!(off < 0.03, "{}: {} for {}", some["decoding"], speedup(some), speedup(all));
+        assert_eq!(some["num_tokens"], all["num_tokens"]);
+    }
+}
+
+#[test]
+fn what_takes_weights_says_so() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let mut recipe = recipe(dir.path(), "a", &target, &server(&loopback, ""), "");
+    let error = workspace(&recipe).pair().expect_err("no weights").to_string();
+    assert!(error.contains("has no weights, which this takes; hint: `build-data`"), "{error}");
+    recipe.tune.as_mut().expect("a section").costs = None;
+    built(&recipe);
+    let console = Console::silent();
+    train_head::run(&recipe, &workspace(&recipe), &mut None, &console).expect("trains");
+    record::run(&recipe, &workspace(&recipe), &console).expect("records");
+    let error = tune::run(&recipe, &workspace(&recipe), &console).expect_err("no costs");
+    assert!(error.to_string().contains("`[tune.costs]` `draft_ms` and `target_ms`"), "{error}");
+}
