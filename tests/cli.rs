@@ -9,6 +9,8 @@ mod bad_input;
 mod cascade;
 #[path = "cli/check.rs"]
 mod check;
+#[path = "cli/data_forms.rs"]
+mod data_forms;
 #[path = "cli/data_page.rs"]
 mod data_page;
 #[path = "cli/export.rs"]

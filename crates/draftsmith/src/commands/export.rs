@@ -1,5 +1,6 @@
 //! `export`: what was trained, in the forms that other runtimes load.
 
+mod data;
 mod draft_model;
 mod foreign;
 mod transformers;
@@ -24,16 +25,17 @@ pub(crate) struct ExportArguments {
     /// What is to load it.
     #[arg(long = "for", value_name = "FORM")]
     form: Form,
-    /// The recipe that names the models; the one beside what was trained if absent.
+    /// The recipe that names the models; the one beside what is exported if absent.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
     /// With a head: end a round when the chance of a rejection exceeds this; what was tuned if
     /// absent, or else 0.7.
     #[arg(long, value_name = "H")]
     stop_threshold: Option<f64>,
-    /// An adapter's or a head's directory.
+    /// An adapter's or a head's directory; for `specdec-pp` also a data directory or a Parquet file of
+    /// responses.
     source: PathBuf,
-    /// The directory to write, which must not be there, or be empty.
+    /// The directory to write, which must not be there, or be empty; of data, the JSON file.
     out: PathBuf,
 }
 
@@ -49,7 +51,7 @@ enum Form {
     Transformers,
     /// The same as a Python package that vLLM loads a proposer from.
     Vllm,
-    /// An acceptance head for the SpecDec++ authors' class.
+    /// An acceptance head for the SpecDec++ authors' class, or responses and labels for their programs.
     SpecdecPp,
     /// A self-draft adapter for Kangaroo's class.
     Kangaroo,
@@ -90,6 +92,15 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 
 fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
     let ExportArguments { form, recipe, stop_threshold, source, out } = arguments;
+    let export = Export { source, out, stop_threshold: *stop_threshold };
+    if *form == Form::SpecdecPp && data::is_data(source) {
+        let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
+        let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
+        let target = &recipe.models.target;
+        let workspace = Workspace::open(target, None, None, vec![device.clone()], console)?;
+        let written = data::specdec_pp(&export, workspace.tokenizer()?)?;
+        return tell(arguments, &written, console);
+    }
     let kind = ExportKind::of(source)?;
     if *form != Form::SpecdecPp
         && kind == ExportKind::Head
@@ -111,7 +122,6 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let workspace = Workspace::open(target, draft, template, devices, console)?;
         Ok(workspace.ending(recipe.models.ends()))
     };
-    let export = Export { source, out, stop_threshold: *stop_threshold };
     let written = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,
         (Form::Transformers, kind) => transformers::export(&export, kind, &workspace()?)?,
@@ -130,6 +140,12 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
             source.display()
         ),
     };
+    tell(arguments, &written, console)
+}
+
+/// Tells what was written.
+fn tell(arguments: &ExportArguments, written: &Written, console: &Console) -> Result<()> {
+    let ExportArguments { form, source, out, .. } = arguments;
     let mut text = format!("{}: {}\n", written.what, out.display());
     for sentence in &written.ignored {
         text += &format!("not taken along: {sentence}\n");
@@ -138,5 +154,5 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         text += &format!("{command}\n");
     }
     console.text(text)?;
-    console.document(&Document { form: *form, source, out, written: &written })
+    console.document(&Document { form: *form, source, out, written })
 }
