@@ -207,3 +207,76 @@ fn other_settings_are_refused_whichever_shards_are_there() {
     place.run(&["build-data", "many.toml", "--shard", "0/2"]).fails_naming(&["`prompts[0]`"]);
     assert_eq!(place.names(DATA).iter().filter(|name| name.ends_with(".parquet")).count(), 3);
 }
+
+#[test]
+fn a_store_holds_the_data_of_machines_that_share_nothing_else() {
+    let (mut expected, _) = whole();
+    expected.remove("recipe.toml");
+    let common = Place::new();
+    let key = format!("data.store=file://{}", common.path("store").display());
+    let store = || {
+        let read = |name: String| {
+            let bytes = std::fs::read(common.path("store").join(&name)).unwrap();
+            (name, bytes)
+        };
+        common.names("store").into_iter().map(read).collect::<BTreeMap<_, _>>()
+    };
+    // The second is killed once and comes twice at the same time, on two machines.
+    let machines = [place(), place(), place(), place()];
+    let mut killed = start(&machines[1], &["--shard", "1/3", "--set", &key]);
+    while common.names("store").is_empty() && killed.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let _ = killed.kill();
+    killed.wait().unwrap();
+    let all: Vec<Child> = ["0/3", "1/3", "2/3", "1/3"]
+        .iter()
+        .zip(&machines)
+        .map(|(shard, machine)| start(machine, &["--shard", shard, "--set", &key]))
+        .collect();
+    for mut child in all {
+        assert!(child.wait().unwrap().success());
+    }
+    same(&store(), &expected);
+    for machine in &machines {
+        let shards = machine.names(DATA).into_iter().filter(|name| name.ends_with(".parquet"));
+        // And others', which told it the settings, or of which there was no record yet in the end.
+        assert!(shards.count() >= 2, "each has its own");
+    }
+    // Whoever reads the data copies what is not there.
+    let reader = place();
+    reader.run(&["train-head", "many.toml", "--set", &key]).ok();
+    same(&files_but_recipe(&reader), &expected);
+
+    // A byte that changes in the store, met by a machine that has no copy.
+    let object = common.path("store").join("responses-00002.parquet");
+    let mut bytes = expected["responses-00002.parquet"].clone();
+    bytes[2000] ^= 1;
+    std::fs::write(&object, &bytes).unwrap();
+    let other = place();
+    let build =
+        |more: &[&str]| other.run(&[&["build-data", "many.toml", "--set", &key], more].concat());
+    build(&[]).fails_naming(&["responses-00002.parquet` hashes to BLAKE3", "--repair"]);
+    place()
+        .run(&["train-head", "many.toml", "--set", &key])
+        .fails_naming(&["responses-00002.parquet` hashes to BLAKE3"]);
+    build(&["--repair"]).ok();
+    same(&store(), &expected);
+    build(&["--set", "data.temperature=0.5"]).fails_naming(&["`temperature` = 1.0"]);
+    let fresh = place();
+    fresh
+        .run(&["build-data", "many.toml", "--shard", "9/10", "--set", &key, "--seed", "5"])
+        .fails_naming(&["`seed` = 0, which is 5 now"]);
+    // Data that was built before there was a store.
+    std::fs::remove_dir_all(common.path("store")).unwrap();
+    assert_eq!(build(&["--json"]).json()["num_shards_kept"], NUM_SHARDS);
+    same(&store(), &expected);
+    let bad = ["build-data", "many.toml", "--set", "data.store=bucket/path"];
+    other.run(&bad).fails_naming(&["`data.store` is `bucket/path`, expected `s3://BUCKET/PATH`"]);
+}
+
+fn files_but_recipe(place: &Place) -> BTreeMap<String, Vec<u8>> {
+    let mut files = files(place);
+    files.remove("recipe.toml");
+    files
+}

@@ -25,14 +25,14 @@ pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
-pub use prompts::{ContentHash, Malformed, Prompt, Prompts, SplitRange, Turn};
-pub use provenance::{
-    Difference, LengthBounds, PromptFile, Provenance, SourceWeight, is_no_penalty, no_penalty,
+pub use prompts::{
+    ContentHash, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange, Turn,
 };
+pub use provenance::{Difference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{
-    DataSet, DraftColumns, FinishReason, Incomplete, ResponseRow, ShardPlace, ShardSet,
-    broken_shards, forget_manifest, has_shards, read_dir, read_shard, round_stored, shard_path,
-    write_manifest, write_shard,
+    DataSet, DraftColumns, FinishReason, Incomplete, MANIFEST, ResponseRow, ShardPlace, ShardSet,
+    broken_shards, forget_manifest, has_shards, is_record_name, read_dir, read_shard, record_name,
+    round_stored, shard_name, shard_path, write_manifest, write_shard,
 };
 pub use rollouts::{
     RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,

@@ -5,6 +5,7 @@
 //! `prompts/forms.rs` says what a record's keys mean. What a prompt becomes for a model is the chat
 //! template's business. `prompts/content.rs` tells prompts by what they say.
 
+mod choice;
 mod content;
 mod file;
 mod forms;
@@ -13,6 +14,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
+pub use self::choice::{LengthBounds, SourceWeight};
 pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
 use self::forms::Problem;

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::prompts::SplitRange;
+use crate::prompts::{LengthBounds, SourceWeight, SplitRange};
 
 /// What the metadata keys begin with.
 const KEY_PREFIX: &str = "draftsmith.";
@@ -121,42 +121,6 @@ pub struct PromptFile {
     pub name: String,
     /// Hash of its bytes.
     pub hash: String,
-}
-
-/// A source's share of the prompts: its weight among all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SourceWeight {
-    /// How many prompt files are the source's.
-    pub num_files: usize,
-    /// The weight.
-    pub weight: f64,
-}
-
-/// Bounds on lengths in tokens, both ends included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LengthBounds {
-    /// The shortest prompt: a conversation up to where its first answer begins.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_prompt_tokens: Option<usize>,
-    /// The longest prompt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_prompt_tokens: Option<usize>,
-    /// The shortest answer of a file, in any turn.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_response_tokens: Option<usize>,
-    /// The longest answer of a file, in any turn.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_response_tokens: Option<usize>,
-}
-
-impl LengthBounds {
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// A field in which two provenances differ, with both values as JSON text.

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub use broken::broken_shards;
 pub use directory::{DataSet, Incomplete, ShardSet, read_dir};
 pub use header::ShardPlace;
-pub use manifest::{forget_manifest, write_manifest};
+pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name, write_manifest};
 pub use read::read_shard;
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use write::write_shard;
@@ -44,7 +44,9 @@ pub fn has_shards(dir: &Path) -> bool {
     entries.map(|entry| entry.path()).any(|path| shard_index(&path).is_some())
 }
 
-fn shard_name(index: usize) -> String {
+/// The name of shard `index`: `responses-00003.parquet` for 3.
+#[must_use]
+pub fn shard_name(index: usize) -> String {
     format!("{SHARD_PREFIX}{index:05}{SHARD_SUFFIX}")
 }
 

@@ -12,4 +12,4 @@ mod whole;
 pub use file_error::FileError;
 pub use json::{JsonError, Notation, parse_json, parse_json_value, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};
-pub use whole::{remove_abandoned, write_whole, write_whole_with};
+pub use whole::{remove_abandoned, write_new, write_whole, write_whole_with};

@@ -6,7 +6,7 @@
 //! overwritten by the next; one that another process is writing is left to it (`temporary.rs`).
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use crate::file_error::FileError;
@@ -22,7 +22,29 @@ pub fn write_whole(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), FileError
     })
 }
 
-/// The same, of what `write` writes.
+/// Writes a file whole where there is none; false where there is one. Of several that do so at once,
+/// one does.
+///
+/// # Errors
+/// As [`write_whole`].
+pub fn write_new(path: &Path, bytes: impl AsRef<[u8]>) -> Result<bool, FileError> {
+    let error = |source| FileError::new("write", path, source);
+    fs::create_dir_all(dir_of(path)).map_err(|source| FileError::new("create", path, source))?;
+    let Temporary { path: from, mut file } = Temporary::open(path)?;
+    let written = file.write_all(bytes.as_ref()).and_then(|()| file.sync_all());
+    // A name is made where there is none, which a rename does not ask about.
+    let linked = written.and_then(|()| fs::hard_link(&from, path));
+    // Whatever happened, its first name is of no use any more.
+    let _ = fs::remove_file(&from);
+    match linked {
+        Ok(()) => sync_dir(path),
+        Err(source) if source.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        Err(source) => return Err(error(source)),
+    }
+    Ok(true)
+}
+
+/// The same as [`write_whole`], of what `write` writes.
 ///
 /// # Errors
 /// What `write` returns, or what creating, syncing or renaming the file met; the temporary file is
@@ -31,7 +53,7 @@ pub fn write_whole_with<E: From<FileError>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = dir_of(path);
     fs::create_dir_all(dir).map_err(|source| FileError::new("create", dir, source))?;
     let mut temporary = Temporary::open(path)?;
     let written = write_and_rename(path, &mut temporary, write);
@@ -40,11 +62,19 @@ pub fn write_whole_with<E: From<FileError>>(
         let _ = fs::remove_file(&temporary.path);
         return written;
     }
-    // The file is whole either way, so a file system that cannot sync directories is no error.
-    if let Ok(dir) = File::open(dir) {
+    sync_dir(path);
+    written
+}
+
+fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Syncs the directory of a file. That is whole either way, so a file system that cannot is no error.
+fn sync_dir(path: &Path) {
+    if let Ok(dir) = File::open(dir_of(path)) {
         let _ = dir.sync_all();
     }
-    written
 }
 
 fn write_and_rename<E: From<FileError>>(
@@ -92,6 +122,25 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         assert_eq!(names(dir), ["a.json"]);
+    }
+
+    #[test]
+    fn a_new_file_is_written_where_there_is_none_by_one_of_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("made/a.json");
+        let texts: Vec<String> = (0..8).map(|writer| format!("{writer}").repeat(10_000)).collect();
+        let to = &path;
+        let is_written = std::thread::scope(|scope| {
+            let all: Vec<_> = texts
+                .iter()
+                .map(|text| scope.spawn(move || write_new(to, text).unwrap()))
+                .collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<bool>>()
+        });
+        let winner = is_written.iter().position(|written| *written).unwrap();
+        assert_eq!(is_written.iter().filter(|written| **written).count(), 1);
+        assert_eq!(fs::read_to_string(&path).unwrap(), texts[winner]);
+        assert_eq!(names(path.parent().unwrap()), ["a.json"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod commands;
 mod console;
 mod conversation;
 mod costs;
+mod data_store;
 mod decoders;
 mod decoding_arguments;
 mod device;

@@ -19,7 +19,8 @@ use crate::error::DataError;
 use crate::hash::blake3_file;
 
 /// The manifest's name.
-const MANIFEST: &str = "manifest.json";
+pub const MANIFEST: &str = "manifest.json";
+const RECORD_SUFFIX: &str = ".json";
 
 /// What was written of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +63,7 @@ impl ShardRecord {
     /// # Errors
     /// If it cannot be written.
     pub(super) fn write(&self, dir: &Path, index: usize) -> Result<(), DataError> {
-        Ok(write_whole(&record_path(dir, index), to_json(self))?)
+        Ok(write_whole(&dir.join(record_name(index)), to_json(self))?)
     }
 }
 
@@ -152,10 +153,17 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// `.responses-00003.json` for 3.
-fn record_path(dir: &Path, index: usize) -> PathBuf {
-    let name = shard_name(index);
-    dir.join(format!(".{}", name)).with_extension("json")
+/// The name of the record beside shard `index`: `.responses-00003.json` for 3.
+#[must_use]
+pub fn record_name(index: usize) -> String {
+    format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
+}
+
+/// Whether a file or object of this name is a record beside a shard.
+#[must_use]
+pub fn is_record_name(name: &str) -> bool {
+    let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
+    rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))
 }
 
 /// The records beside shards.
@@ -164,10 +172,7 @@ fn record_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(read_error)? {
         let name = entry.map_err(read_error)?.file_name();
-        let is_record = name.to_str().and_then(|name| {
-            name.strip_prefix('.')?.strip_prefix(SHARD_PREFIX)?.strip_suffix(".json")
-        });
-        if is_record.is_some() {
+        if name.to_str().is_some_and(is_record_name) {
             paths.push(dir.join(name));
         }
     }

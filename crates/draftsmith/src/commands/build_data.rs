@@ -23,6 +23,7 @@ use crate::built_data::data_provenance;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_named, answer_side_by_side};
+use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
 use crate::labels::{self, Labels};
 use crate::pair::Pair;
@@ -83,6 +84,7 @@ pub(crate) fn run(
         .data
         .as_ref()
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
+    let store = data.store.as_deref().map(DataStore::open).transpose()?;
     let text = workspace.text_side()?;
     let prompts = data_prompts(recipe, data, text, console)?;
     let prompts: Vec<&Prompt> = prompts.iter().collect();
@@ -93,7 +95,13 @@ pub(crate) fn run(
     let provenance = data_provenance(recipe, data, workspace)?;
     let dir = recipe.data_dir();
     let num_shards = prompts.len().div_ceil(PROMPTS_PER_SHARD);
+    if let Some(store) = &store {
+        store.pull_own(&dir, num_shards, building.shard, building.repairs)?;
+    }
     let present = present_shards(&dir, &provenance, num_shards, building, console)?;
+    if let Some(store) = &store {
+        store.push_missing(&dir, present.iter().copied())?;
+    }
     check_prompts(text, &prompts, data)?;
 
     let own = prompts.chunks(PROMPTS_PER_SHARD).enumerate();
@@ -141,6 +149,9 @@ pub(crate) fn run(
         let place = ShardPlace { index: *index, count: num_shards };
         workspace.forget(&dir);
         write_shard(&shard_path(&dir, *index), &rows, &provenance, Some(place))?;
+        if let Some(store) = &store {
+            store.push(&dir, *index, if building.repairs { Put::Over } else { Put::New })?;
+        }
         Ok(rows.iter().map(|row| row.response_ids.len()).sum())
     };
     // Each thread takes a shard after the other. One that is left without helps the others, a
@@ -163,7 +174,10 @@ pub(crate) fn run(
         served.tell();
     }
     progress.finish();
-    let num_shards_left = finish(&dir, num_shards)?;
+    let num_shards_left = match &store {
+        Some(store) => store.finish(&dir, num_shards, building.repairs)?,
+        None => finish(&dir, num_shards)?,
+    };
     let built = BuiltData {
         data_dir: dir,
         num_shards,

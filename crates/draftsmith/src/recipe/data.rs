@@ -40,6 +40,9 @@ pub(crate) struct DataRecipe {
     /// Stop at a record that is no prompt; skipped and counted if false.
     #[serde(default)]
     pub(crate) strict: bool,
+    /// The object store that the data is put into and read from, as a URL.
+    #[serde(default)]
+    pub(crate) store: Option<String>,
     /// Where responses come from.
     #[serde(default)]
     pub(crate) responses: Responses,

@@ -26,6 +26,10 @@ pub(super) fn present_shards(
     console: &Console,
 ) -> Result<BTreeSet<usize>> {
     if !has_shards(dir) {
+        // What was written of shards that somebody has deleted says nothing of those to come.
+        if dir.is_dir() {
+            forget_manifest(dir)?;
+        }
         return Ok(BTreeSet::new());
     }
     let is_own = |index: usize| building.shard.builds(index);

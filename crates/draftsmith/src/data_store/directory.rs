@@ -1,0 +1,75 @@
+//! A directory that serves as a store, such as one that machines share.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_files::{write_new, write_whole};
+
+use super::objects::{Objects, Put};
+
+/// Objects as files.
+#[derive(Debug)]
+pub(super) struct Directory {
+    dir: PathBuf,
+}
+
+impl Directory {
+    /// A directory, which need not be there yet.
+    pub(super) fn new(dir: impl AsRef<Path>) -> Self {
+        Self { dir: dir.as_ref().to_path_buf() }
+    }
+}
+
+impl Objects for Directory {
+    fn list(&self) -> Result<BTreeMap<String, u64>> {
+        let cannot = || format!("cannot read `{}`", self.dir.display());
+        let entries = match fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(error).with_context(cannot),
+        };
+        let mut objects = BTreeMap::new();
+        for entry in entries {
+            let entry = entry.with_context(cannot)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // One that is half written, or was removed just now, is none.
+            if let Ok(metadata) = entry.metadata()
+                && metadata.is_file()
+                && !name.ends_with(".tmp")
+            {
+                objects.insert(name, metadata.len());
+            }
+        }
+        Ok(objects)
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.dir.join(name);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read `{}`", path.display())),
+        }
+    }
+
+    fn put(&self, name: &str, bytes: &[u8], put: Put) -> Result<bool> {
+        let path = self.dir.join(name);
+        match put {
+            Put::New => Ok(write_new(&path, bytes)?),
+            Put::Over => {
+                write_whole(&path, bytes)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.dir.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
