@@ -118,6 +118,9 @@ fn environment() -> Result<Environment<'static>> {
         ("data.html", include_str!("report/data.html")),
         ("plot.html", include_str!("report/plot.html")),
         ("data.css", include_str!("report/data.css")),
+        ("head.html", include_str!("report/head.html")),
+        ("axes.html", include_str!("report/axes.html")),
+        ("series.html", include_str!("report/series.html")),
         ("key.html", include_str!("report/key.html")),
         ("style.css", include_str!("report/style.css")),
     ] {

@@ -11,7 +11,7 @@ const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 26.0;
 /// Below the picture: ticks, and the axis' name.
-const AXIS: f64 = 46.0;
+const AXIS: f64 = 48.0;
 const RADIUS: f64 = 3.2;
 /// A line of the key, and what its swatch and a character take.
 const LINE: f64 = 20.0;
@@ -116,7 +116,7 @@ impl Plot {
         };
         let x = Axis::new(x_range, 6, LEFT, right);
         let y = Axis::new((0.0, top), 5, bottom, TOP);
-        let (mut lines, mut bars) = (Vec::new(), Vec::new());
+        let (mut series, mut bars) = (Vec::new(), Vec::new());
         let mut names: Vec<&str> = Vec::new();
         match &self.content {
             PlotContent::Lines(all) => {
@@ -131,7 +131,7 @@ impl Plot {
                             title => format!("{name}: {} at {}", number(*py, 3), number(*px, 2)),
                         }
                     });
-                    lines.push(context! {
+                    series.push(context! {
                         class => *look,
                         title => name.as_str(),
                         line => line.collect::<Vec<_>>().join(" "),
@@ -169,7 +169,7 @@ impl Plot {
             bottom,
             x_ticks => ticks(&x),
             y_ticks => ticks(&y),
-            lines,
+            series,
             bars,
             key,
         }
