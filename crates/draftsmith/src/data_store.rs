@@ -38,7 +38,7 @@ impl DataStore {
     /// If the URL names none, or the environment's settings for it make no sense.
     pub(crate) fn open(url: &str) -> Result<Self> {
         let objects: Box<dyn Objects> = match url.strip_prefix("file://") {
-            Some(dir) if Path::new(dir).is_absolute() => Box::new(Directory::new(dir)),
+            Some(dir) if Path::new(dir).is_absolute() => Box::new(Directory::open(dir)),
             _ => remote(url)?,
         };
         Ok(Self { url: url.to_owned(), objects })

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use draftsmith_files::{write_new, write_whole};
+use draftsmith_files::{remove_abandoned, write_new, write_whole};
 
 use super::objects::{Objects, Put};
 
@@ -17,8 +17,9 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// A directory, which need not be there yet.
-    pub(super) fn new(dir: impl AsRef<Path>) -> Self {
+    /// A directory, which need not be there yet. What killed processes left half written goes.
+    pub(super) fn open(dir: impl AsRef<Path>) -> Self {
+        remove_abandoned(dir.as_ref());
         Self { dir: dir.as_ref().to_path_buf() }
     }
 }
