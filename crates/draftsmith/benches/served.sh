@@ -2,15 +2,15 @@
 # Builds data from a real server on loopback, without the target's weights, and says how near it is to them.
 #
 #   crates/draftsmith/benches/served.sh MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf
-#   crates/draftsmith/benches/served.sh MODEL PROMPTS vllm VLLM
+#   crates/draftsmith/benches/served.sh MODEL PROMPTS vllm VLLM_PYTHON
 #
 # MODEL is a checkpoint directory, which the server serves and which is also the draft: so a draft's token is accepted but
 # for what differs between the server's numbers and ours. PROMPTS is a prompt file. LLAMA_SERVER is llama.cpp's
-# `llama-server`, VLLM vLLM's `vllm`. A build is killed and goes on; the server is killed and comes back while another
+# `llama-server`, VLLM_PYTHON has vLLM for the CPU. A build is killed and goes on; the server is killed and comes back while another
 # build waits; then rollouts are recorded, a rule is tuned and replayed. NUM (24) prompts, LENGTH (48) tokens at most. Works in
 # a temporary directory. Ends with 1 where something is asked for twice or a stage fails.
 set -euo pipefail
-[ $# -ge 4 ] || { echo 'expected MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf, or MODEL PROMPTS vllm VLLM' >&2; exit 2; }
+[ $# -ge 4 ] || { echo 'expected MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf, or MODEL PROMPTS vllm VLLM_PYTHON' >&2; exit 2; }
 model="$(cd "$1" && pwd)" prompts="$(realpath "$2")" kind="$3" server="$4" gguf="${5:-}"
 num="${NUM:-24}" length="${LENGTH:-48}" port="${PORT:-18377}"
 root="$(cd "$(dirname "$0")/../../.." && pwd)"
@@ -21,7 +21,8 @@ if [ -z "$binary" ]; then
 fi
 place="$(mktemp -d)"
 served=
-stop() { [ -z "$served" ] || { kill -9 "$served" 2>/dev/null || true; wait "$served" 2>/dev/null || true; }; served=; }
+# With all processes that it started.
+stop() { [ -z "$served" ] || { kill -9 -- "-$served" 2>/dev/null || true; wait "$served" 2>/dev/null || true; }; served=; }
 trap 'stop; rm -rf "$place"' EXIT
 cd "$place"
 mkdir target
@@ -31,9 +32,9 @@ done
 
 serve() {
     case "$kind" in
-        llama.cpp) "$server" -m "$gguf" --host 127.0.0.1 --port "$port" -c $((8 * 2048)) --parallel 8 > server.log 2>&1 & ;;
-        vllm) env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$server" serve "$model" \
-            --served-model-name served --host 127.0.0.1 --port "$port" --max-model-len 2048 --dtype bfloat16 > server.log 2>&1 & ;;
+        llama.cpp) setsid "$server" -m "$gguf" --host 127.0.0.1 --port "$port" -c $((8 * 2048)) --parallel 8 > server.log 2>&1 & ;;
+        vllm) setsid env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$server" \
+            -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name served --host 127.0.0.1 --port "$port" --max-model-len 2048 --dtype bfloat16 --enforce-eager > server.log 2>&1 & ;;
         *) echo "no server is called '$kind'" >&2; exit 2 ;;
     esac
     served=$!
@@ -65,7 +66,7 @@ $2
 urls = ["http://127.0.0.1:$port/v1"]
 model = "served"
 concurrency = 8
-retries = 12
+retries = 30
 $3
 [tune]
 num_prompts = 8

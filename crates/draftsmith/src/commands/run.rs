@@ -51,6 +51,10 @@ pub(crate) fn run(
         None => (None, None),
     };
     let evaluation = match recipe.evaluate {
+        Some(_) if recipe.target_elsewhere().is_some() => {
+            console.note("evaluate: left out, since the target is served elsewhere");
+            None
+        }
         Some(_) => Some(evaluate::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
