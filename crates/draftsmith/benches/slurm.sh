@@ -108,8 +108,8 @@ in_state() { [ "$(state "$1")" = "$2" ]; }
 process() {
     local pid
     for pid in $(pgrep -x draftsmith); do
-        if tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | grep -qx "SLURM_ARRAY_TASK_ID=$1" \
-            && tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | grep -qx "SLURM_CONF=$SLURM_CONF"; then
+        if tr '\0' '\n' 2> /dev/null < "/proc/$pid/environ" | grep -qx "SLURM_ARRAY_TASK_ID=$1" \
+            && tr '\0' '\n' 2> /dev/null < "/proc/$pid/environ" | grep -qx "SLURM_CONF=$SLURM_CONF"; then
             echo "$pid"
             return 0
         fi
