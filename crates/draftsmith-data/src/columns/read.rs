@@ -153,7 +153,8 @@ fn is_refused(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Checks that every column is there with its type, but for those that may be lacking; gives the mask that selects them.
+/// Checks that every column is there with its type, but for those that may be lacking; gives the
+/// mask that selects them.
 fn check_schema(
     path: &Path,
     builder: &Builder,
