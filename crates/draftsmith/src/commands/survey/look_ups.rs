@@ -1,12 +1,13 @@
 //! What prompt lookup would gain by itself, without any draft.
 
 use anyhow::Result;
-use draftsmith_theory::{LookupFirst, Recordings};
+use draftsmith_theory::{LookupFirst, Recordings, Spending};
 use serde::Serialize;
 
 use crate::costs::Costs;
-use crate::judging::Judging;
+use crate::judging::over;
 use crate::results::Estimate;
+use crate::statistics::shown_interval;
 use crate::sweep::best_look_ups_alone;
 
 /// What prompt lookup alone comes to.
@@ -19,16 +20,11 @@ pub(super) struct LookUps {
 }
 
 impl LookUps {
-    /// Chooses what to look up on each half of the answers for the other; `judging` is over the same
-    /// halves.
+    /// Chooses what to look up on each half of the answers for the other.
     ///
     /// # Errors
     /// If nothing was recorded.
-    pub(super) fn of(
-        halves: &[Recordings; 2],
-        costs: &Costs,
-        judging: &Judging<'_>,
-    ) -> Result<Self> {
+    pub(super) fn of(halves: &[Recordings; 2], costs: &Costs, seed: u64) -> Result<Self> {
         let [one, other] = halves;
         let mut spent = Vec::new();
         for (chosen_on, judged_on) in [(other, one), (one, other)] {
@@ -38,6 +34,9 @@ impl LookUps {
         let responses = halves.iter().flat_map(|half| half.responses.clone()).collect();
         let all = Recordings { responses, ..one.clone() };
         let look_ups = best_look_ups_alone(&all, costs)?;
-        Ok(Self { look_ups, speedup: judging.speedup(&spent) })
+        let plain: Vec<Spending> =
+            halves.iter().flat_map(|half| half.plain(&costs.rounds)).collect();
+        let speedup = |some: &[usize]| 1.0 + over(&plain, &spent, some);
+        Ok(Self { look_ups, speedup: shown_interval(plain.len(), seed, speedup).into() })
     }
 }

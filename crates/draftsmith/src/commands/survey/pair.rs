@@ -192,7 +192,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let head = HeadSurvey { ceiling: judging.estimate(&ceiling_of), probe };
     let untrained = promise(cheapest(&best)?, &untrained);
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
-    let look_ups = LookUps::of(&plain_halves, &costs, &judging)?;
+    let look_ups = LookUps::of(&plain_halves, &costs, seed)?;
     let verdict = of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling)
         .beside_look_ups(look_ups.look_ups, look_ups.speedup);
     let set = RecordedSet { ids: Vec::new(), recordings: whole };

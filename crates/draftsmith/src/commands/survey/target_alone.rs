@@ -117,8 +117,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let best_exit = best_exit.context("the best exit is one of them")?;
     // Look-ups are the same beside every exit.
     let first = exits.first().context("there is an exit")?;
-    let judging = Judging::new(first.folds()?.into(), &first.costs, surveyor.seed)?;
-    let look_ups = LookUps::of(&first.halves, &first.costs, &judging)?;
+    let look_ups = LookUps::of(&first.halves, &first.costs, surveyor.seed)?;
     let verdict = of_target(best_exit_layer, &best, best_exit.accepted, best_exit.break_even)
         .beside_look_ups(look_ups.look_ups, look_ups.speedup);
     Ok(TargetSurvey {

@@ -61,9 +61,7 @@ impl Verdict {
                 );
                 Self { sentence, ..self }
             }
-            Advice::JustSet | Advice::DoNotSpeculate | Advice::JustLookUp
-                if gain.value > self.expected_gain.value =>
-            {
+            _ if gain.value > self.expected_gain.value => {
                 let sentence = format!(
                     "just look up prompts, {}: expect {} over the target alone; otherwise, {}",
                     told_look_ups(look_ups),
@@ -78,7 +76,7 @@ impl Verdict {
                     sentence,
                 }
             }
-            Advice::JustSet | Advice::DoNotSpeculate | Advice::JustLookUp => self,
+            _ => self,
         }
     }
 }
