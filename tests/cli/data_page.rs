@@ -1,5 +1,7 @@
 //! `inspect DATA --html`: responses and labels as a page.
 
+use draftsmith_data::RolloutDecoding::Greedy as GREEDY;
+
 use crate::support::{Place, model};
 
 /// How often a text stands in another.
@@ -61,6 +63,10 @@ fn what_a_page_cannot_show_is_told() {
     let page = ["--html", "page.html"];
     let model = ["inspect", target.as_str()];
     place.run(&[&model[..], &page].concat()).fails_naming(&["`--html`", "responses-*.parquet"]);
+    let rollouts = draftsmith_data::rollouts_path(&place.path("."), "draft", "test", GREEDY);
+    std::fs::copy(place.path("data/small/responses-00000.parquet"), &rollouts).unwrap();
+    let rollouts = ["inspect", rollouts.to_str().unwrap()];
+    place.run(&[&rollouts[..], &page].concat()).fails_naming(&["`--html`", "responses-*.parquet"]);
     place.copy_model("target", "other");
     let tokenizer = place.path("other/tokenizer.json");
     let text = std::fs::read_to_string(&tokenizer).unwrap();

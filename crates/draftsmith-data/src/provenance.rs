@@ -95,6 +95,15 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
+impl Provenance {
+    /// Whether tokens were chosen by the models' own distributions: at temperature 1, with none left out
+    /// and none penalised.
+    pub fn is_raw(&self) -> bool {
+        let served = (self.temperature, self.top_p, self.top_k, self.min_p);
+        served == (1.0, 1.0, None, None) && is_no_penalty(&self.repetition_penalty)
+    }
+}
+
 /// The repetition penalty that changes nothing, which files mean that name none.
 pub fn no_penalty() -> f64 {
     1.0

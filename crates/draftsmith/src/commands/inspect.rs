@@ -28,7 +28,10 @@ pub(crate) use page::PageArguments;
 /// Runs the command.
 pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
     let page = page.filter(|page| page.is_asked());
-    if page.is_some() && !(path.extension().is_some_and(|e| e == "parquet") || has_shards(path)) {
+    let is_parquet = path.is_file() && path.extension().is_some_and(|e| e == "parquet");
+    let is_rollouts =
+        is_parquet && (is_rollouts_path(path) || read_rollout_provenance(path).is_ok());
+    if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
         bail!("`--html` shows responses: a data directory or one of its responses-*.parquet");
     }
     if is_results(path) {
@@ -37,8 +40,8 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         console.document(&rows)?;
         return console.text(render_table(&rows, console.width(), console.colour()));
     }
-    let shown = if path.is_file() && path.extension().is_some_and(|e| e == "parquet") {
-        if is_rollouts_path(path) || read_rollout_provenance(path).is_ok() {
+    let shown = if is_parquet {
+        if is_rollouts {
             rollouts(path)?
         } else {
             let (rows, provenance) = read_shard(path, None)?;
@@ -217,7 +220,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
             pairs.map(|(d, t)| f64::from(u8::from(d == t))).collect()
         }),
         "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
-        "by_entropy": acceptance::by_entropy(&drafted, acceptance::is_raw(provenance)),
+        "by_entropy": acceptance::by_entropy(&drafted, provenance.is_raw()),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
     });

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
-    DraftColumns, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards, is_no_penalty,
-    read_dir, read_shard,
+    DraftColumns, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards, read_dir,
+    read_shard,
 };
 use draftsmith_files::write_whole_with;
 use draftsmith_theory::acceptance_prob;
@@ -138,8 +138,7 @@ fn ignored(provenance: &Provenance) -> Vec<String> {
         "the prompts' messages: `prompt` is the text of the ids, with its template".to_owned(),
         "overlap, entropies and most probable tokens, which their files do not have".to_owned(),
     ];
-    let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
-    if served != (1.0, 1.0, None, None) || !is_no_penalty(&provenance.repetition_penalty) {
+    if !provenance.is_raw() {
         ignored.push(
             "how tokens were chosen: labels are of the distributions as served, the authors' of the \
              models' own at temperature 1"

@@ -1,7 +1,7 @@
 //! How a data set's draft is accepted: where its entropy foretells it, and what rounds of fixed
 //! lengths would then yield.
 
-use draftsmith_data::{DraftColumns, Provenance, is_no_penalty};
+use draftsmith_data::DraftColumns;
 use draftsmith_theory::{
     EntropyThreshold, entropy_overlap_estimate, expected_tokens_per_round, overlap_lower_bound,
 };
@@ -29,12 +29,6 @@ pub(super) struct EntropyBand {
     /// and Huber), on average; null where tokens are not sampled from the models' own
     /// distributions, of which the divergence is.
     pub(super) overlap_bound: Option<f64>,
-}
-
-/// Whether tokens were chosen by the models' own distributions.
-pub(super) fn is_raw(provenance: &Provenance) -> bool {
-    let served = (provenance.temperature, provenance.top_p, provenance.top_k, provenance.min_p);
-    served == (1.0, 1.0, None, None) && is_no_penalty(&provenance.repetition_penalty)
 }
 
 /// Bands of entropy that have positions, the surest first. `is_raw`: the overlap is of the models'

@@ -11,7 +11,7 @@ use draftsmith_files::write_whole;
 use draftsmith_theory::acceptance_prob;
 use serde_json::Value;
 
-use super::acceptance::{EntropyBand, by_entropy, is_raw};
+use super::acceptance::{EntropyBand, by_entropy};
 use crate::console::Console;
 use crate::report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 use crate::report::plot::{Plot, PlotContent, bin_of, bins};
@@ -233,7 +233,7 @@ fn by_position(rows: &[ResponseRow]) -> Plot {
 
 /// The mean overlap by the draft's entropy, with what SVIP takes it to be and what it is at least.
 fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
-    let bands = by_entropy(drafted, is_raw(provenance));
+    let bands = by_entropy(drafted, provenance.is_raw());
     // The last band has no end.
     let width = bands.iter().find_map(|band| Some(band.to_threshold? - band.from_threshold));
     let at = |band: &EntropyBand| {
