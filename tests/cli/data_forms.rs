@@ -63,3 +63,99 @@ fn labels_are_written_as_the_specdec_pp_authors_read_them() {
     ]);
     assert!(!place.path("none.json").exists());
 }
+
+/// The rows of a data directory, without the name of their file.
+fn rows_of(place: &Place, dir: &str) -> Vec<draftsmith_data::ResponseRow> {
+    let data = draftsmith_data::read_dir(&place.path(dir), draftsmith_data::Incomplete::Refused);
+    let mut rows = data.unwrap().rows;
+    rows.iter_mut().for_each(|row| row.source = String::new());
+    rows
+}
+
+#[test]
+fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["export", "--for", "specdec-pp", "data/small", "labels.json"]).ok();
+    let import = |from: &str, out: &str| {
+        place.run(&["import", "--from", "specdec-pp", "--recipe", "small.toml", from, out])
+    };
+    let ran = import("labels.json", "data/back");
+    let told = "70 responses came as tokens; acceptance probabilities are 0.0000 from the file's";
+    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("other models"), "{}", ran.stderr);
+    ran.ok();
+    let expected = rows_of(&place, "data/small");
+    assert!(rows_of(&place, "data/back") == expected);
+
+    // Lists instead of texts, all on one line, and tokens drawn here where the file has none.
+    let mut items = place.json("labels.json");
+    for item in items.as_array_mut().unwrap() {
+        for key in ["prefix", "tokens", "p_acc"] {
+            item[key] = serde_json::from_str(item[key].as_str().unwrap()).unwrap();
+        }
+        item.as_object_mut().unwrap().remove("draft");
+    }
+    place.write("lists.json", items.to_string());
+    import("lists.json", "./data/lists/").ok();
+    assert!(rows_of(&place, "data/lists") == expected);
+
+    // What is left is what train-head takes, and the head is the same.
+    for recipe in ["small.toml", "data/back/recipe.toml"] {
+        place.run(&["train-head", recipe]).ok();
+    }
+    let weights = |recipe: &str| {
+        std::fs::read(place.path(&format!("checkpoints/{recipe}/head/model.safetensors"))).unwrap()
+    };
+    assert!(weights("small") == weights("back"));
+
+    // Labels of another temperature are told from the file's.
+    place.write("warm.toml", {
+        let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
+        recipe
+            .replace("max_new_tokens = 12\n[head]", "max_new_tokens = 5\ntemperature = 3.0\n[head]")
+    });
+    let warm = ["import", "--from", "specdec-pp", "--recipe", "warm.toml", "labels.json", "data/w"];
+    let ran = place.run(&warm);
+    assert!(ran.stderr.contains("cut at an end token"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("other models, or another way of sampling"), "{}", ran.stderr);
+    ran.ok();
+    assert!(rows_of(&place, "data/w").iter().all(|row| row.response_ids.len() <= 5));
+}
+
+#[test]
+fn what_is_wrong_with_the_specdec_pp_authors_data_is_told_by_file_and_item() {
+    let place = Place::new();
+    place.write_small_recipe();
+    let import = ["import", "--from", "specdec-pp", "theirs.json", "data/theirs"];
+    place.write("theirs.json", "[]");
+    place.run(&import).fails_naming(&["`theirs.json`", "`--recipe FILE`"]);
+    let recipe = ["--recipe", "small.toml"];
+    let elsewhere = ["import", "--from", "specdec-pp", "theirs.json", "out"];
+    place.run(&[&elsewhere[..], &recipe].concat()).fails_naming(&["`data/NAME`", "`out`"]);
+    let item = |more: &str| {
+        format!(
+            "{{\"prompt\": \"a\", \"continuation\": \"b\", \"prefix\": \"[1, 5]\", \
+             \"tokens\": [7, 2], \"draft\": [8, 2]{more}}}"
+        )
+    };
+    let refused = |items: &[String], named: &[&str]| {
+        place.write("theirs.json", format!("[{}]", items.join(", ")));
+        place.run(&[&import[..], &recipe].concat()).fails_naming(named);
+        assert!(place.names("data/theirs").iter().all(|name| !name.ends_with(".parquet")));
+    };
+    let first = item(", \"id\": \"x#1\"");
+    let named = ["`theirs.json`, line 1 (item 2)", "`p_acc` has 3 values"];
+    refused(&[first.clone(), item(", \"p_acc\": \"[1, 1, 1]\"")], &named);
+    refused(
+        &[item(", \"tokens\": \"[7, 9999]\"")],
+        &["`theirs#0`", "`tokens`", "9999", "`theirs`"],
+    );
+    refused(
+        &[first.clone(), item(", \"id\": \"x#1\", \"prompt\": \"c\"")],
+        &["`x#1`", "two prompts"],
+    );
+    refused(&["{\"prompt\": \"a\"}".to_owned()], &["`theirs#0`", "no response"]);
+    refused(&["{\"text\": \"a\"}".to_owned()], &["`theirs.json`, line 1 (item 1)"]);
+}

@@ -409,6 +409,13 @@ fn told_twice(first: &Path, second: &Path, id: &str) -> String {
 pub enum Place {
     /// The line that the record begins on, from 1.
     Line(usize),
+    /// An element of a JSON array, from 1, and the line that it begins on.
+    Item {
+        /// The line, from 1.
+        line: usize,
+        /// Which one, from 1.
+        item: usize,
+    },
     /// The row of a table, from 0.
     Row(usize),
 }
@@ -417,6 +424,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
+            Self::Item { line, item } => write!(f, "line {line} (item {item})"),
             Self::Row(row) => write!(f, "row {row}"),
         }
     }

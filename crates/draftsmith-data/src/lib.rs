@@ -26,7 +26,8 @@ pub use chat_template::{ChatTemplate, Message};
 pub use error::{DataError, Place};
 pub use hash::{hash_bytes, hash_file};
 pub use prompts::{
-    ContentHash, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange, Turn,
+    ContentHash, GivenTokens, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange,
+    Turn,
 };
 pub use provenance::{Difference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{

@@ -9,6 +9,7 @@ mod choice;
 mod content;
 mod file;
 mod forms;
+mod given_tokens;
 mod record;
 mod table;
 
@@ -18,14 +19,16 @@ pub use self::choice::{LengthBounds, SourceWeight};
 pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
 use self::forms::Problem;
+pub use self::given_tokens::GivenTokens;
 use self::record::Record;
 use crate::chat_template::Message;
 use crate::error::DataError;
 
 /// One conversation to be answered: a user text a turn.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
-    /// `source#n`, `n` the record's place in its file, from 0.
+    /// `source#n`, `n` the record's place in its file, from 0; of one whose tokens are kept, what it calls
+    /// itself, if it does.
     pub id: String,
     /// What the record calls itself, a number or a string: `question_id`, `task_id` or `id`, so
     /// that answers can be joined with questions.
@@ -41,12 +44,22 @@ pub struct Prompt {
 }
 
 /// One user text and, where the file has one, the assistant's answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
     /// What the user says; never empty.
     pub user: String,
     /// The answer that stands in the file; never empty.
     pub response: Option<String>,
+    /// The same as token ids, where the file has those and they are kept.
+    pub tokens: Option<GivenTokens>,
+}
+
+impl Turn {
+    /// Whether the file has an answer.
+    #[must_use]
+    pub fn has_response(&self) -> bool {
+        self.response.is_some() || self.tokens.is_some()
+    }
 }
 
 impl Prompt {
@@ -83,6 +96,7 @@ impl Prompt {
 /// | GSM8K | `question`, `answer` |
 /// | HumanEval | `task_id`, `prompt`; its `canonical_solution` continues the prompt and is not taken for an answer |
 /// | plain | `prompt`, and `response`, `answer` or `completion`, and `category` |
+/// | SpecDec++ | `prompt`, and, where tokens are kept ([`Self::keeping_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
 /// | Alpaca | `instruction`, `input`, `output`; the prompt is the instruction, then `\nInput: ` and the input where there is one |
 /// | ShareGPT | `conversations` of `from` (`human`, `gpt`, `system`) and `value` |
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
@@ -106,6 +120,7 @@ pub struct Prompts {
     num_records: usize,
     num_prompts: usize,
     skips_malformed: bool,
+    keeps_tokens: bool,
     malformed: Malformed,
 }
 
@@ -135,6 +150,7 @@ impl Prompts {
             num_records: 0,
             num_prompts: 0,
             skips_malformed: false,
+            keeps_tokens: false,
             malformed: Malformed::default(),
         })
     }
@@ -145,6 +161,12 @@ impl Prompts {
     #[must_use]
     pub fn skipping_malformed(self) -> Self {
         Self { skips_malformed: true, ..self }
+    }
+
+    /// The same, which keeps prompts and answers that the file has as token ids.
+    #[must_use]
+    pub fn keeping_tokens(self) -> Self {
+        Self { keeps_tokens: true, ..self }
     }
 
     /// What was skipped so far.
@@ -172,8 +194,9 @@ impl Prompts {
             let index = self.num_records;
             self.num_records += 1;
             let id = || format!("{}#{index}", self.source);
-            let prompt =
-                record.and_then(|record| read_prompt(record, &self.path, &self.source, id));
+            let prompt = record.and_then(|record| {
+                read_prompt(record, &self.path, &self.source, id, self.keeps_tokens)
+            });
             match prompt {
                 Ok(None) => {}
                 Ok(Some(prompt)) => {
@@ -207,16 +230,27 @@ fn read_prompt(
     path: &Path,
     source: &str,
     id: impl Fn() -> String,
+    keeps_tokens: bool,
 ) -> Result<Option<Prompt>, DataError> {
     let Record { place, value, unread } = record;
-    let content = forms::read_record(&value).map_err(|problem| match (problem, unread) {
-        (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
-        (problem, _) => problem,
-    });
+    let content =
+        forms::read_record(&value, keeps_tokens).map_err(|problem| match (problem, unread) {
+            (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
+            (problem, _) => problem,
+        });
     let content = content.map_err(|problem| problem.at(path, place))?;
+    let own_id = forms::own_id(&value);
+    let id = |content: &forms::Content| {
+        let has_tokens = content.turns.iter().any(|turn| turn.tokens.is_some());
+        match own_id.as_ref().filter(|_| has_tokens) {
+            Some(serde_json::Value::String(own)) if !own.is_empty() => own.clone(),
+            Some(own @ serde_json::Value::Number(_)) => format!("{source}#{own}"),
+            _ => id(),
+        }
+    };
     Ok(content.map(|content| Prompt {
-        id: id(),
-        own_id: forms::own_id(&value),
+        id: id(&content),
+        own_id: own_id.clone(),
         source: source.to_owned(),
         category: content.category,
         turns: content.turns,

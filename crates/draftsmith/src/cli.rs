@@ -97,7 +97,7 @@ enum Command {
     Check(CheckArguments),
     /// Write what was trained in a form that another runtime loads.
     Export(ExportArguments),
-    /// Read a head or an adapter of the methods' authors, and write it as ours.
+    /// Read a head, an adapter or data of the methods' authors, and write it as ours.
     Import(ImportArguments),
     /// Explain a model, a head, an adapter, a dataset, rollouts or results.
     Inspect {
@@ -420,7 +420,14 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &device()?, console),
-        Command::Import(a) => commands::import::run(&a, console),
+        Command::Import(a) => match a.data_recipe(common.seed, dtype)? {
+            None => commands::import::run(&a, console),
+            Some(recipe) => {
+                let _lock = RecipeLock::take(&recipe)?;
+                let workspace = workspace(&recipe, vec![device()?], Incomplete::Refused)?;
+                commands::build_data::run(&recipe, Building::ALL, &workspace, console).map(drop)
+            }
+        },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }

@@ -91,7 +91,7 @@ pub(crate) fn next_turn(
 ) -> Result<Option<Turn>> {
     let number = texts.len();
     let id = prompt.row_id(number);
-    let prompt_ids = text.encode(&prompt.messages(number, texts))?;
+    let prompt_ids = text.prompt_ids(prompt, number, texts)?;
     if number == 0 {
         text.check_fits(&id, &prompt_ids)?;
     } else if prompt_ids.len() >= text.context {

@@ -20,6 +20,24 @@ pub(crate) struct ServedModels<'m> {
     pub(crate) vocab_size: usize,
 }
 
+/// The draft's own tokens Y.
+pub(crate) enum DraftTokens<'a> {
+    /// They are drawn.
+    Drawn(&'a mut dyn Draws),
+    /// They were drawn before: one for each position of the response.
+    Given(&'a [u32]),
+}
+
+impl DraftTokens<'_> {
+    /// The one at a position, of which the draft's distribution is `q`.
+    fn at(&mut self, position: usize, q: &[f64]) -> usize {
+        match self {
+            Self::Drawn(draws) => draws.categorical(q),
+            Self::Given(ids) => ids[position] as usize,
+        }
+    }
+}
+
 /// The columns that come from logits.
 #[derive(Debug)]
 pub(crate) struct Labels {
@@ -37,7 +55,7 @@ impl Labels {
         decoding: &Decoding,
         prompt_ids: &[u32],
         response_ids: &[u32],
-        draws: &mut dyn Draws,
+        draft_tokens: DraftTokens<'_>,
     ) -> Result<Self> {
         let context = pair.text.context;
         let ids = [prompt_ids, response_ids].concat();
@@ -46,7 +64,7 @@ impl Labels {
         let score = |model, role| ModelSession::new(model, context, role).score(read, from);
         let target = score(&pair.target, "target")?;
         let draft = pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
-        Ok(label(decoding, &target, draft.as_ref(), &ids, draws))
+        Ok(label(decoding, &target, draft.as_ref(), &ids, draft_tokens))
     }
 
     /// The numbers of a response that a served target gave, of what is known of it, which the draft
@@ -71,7 +89,9 @@ impl Labels {
             None => TopProbs::certain(response[at]).logits(vocab_size),
         };
         let target = Logits::new((0..response.len()).flat_map(row).collect(), vocab_size);
-        let mut labels = label(decoding, &target, draft.transpose()?.as_ref(), &ids, draws);
+        let draft_tokens = DraftTokens::Drawn(draws);
+        let draft = draft.transpose()?;
+        let mut labels = label(decoding, &target, draft.as_ref(), &ids, draft_tokens);
         if let Some(columns) = &mut labels.draft {
             columns.draft_target_cross_entropy = None;
         }
@@ -79,21 +99,21 @@ impl Labels {
     }
 }
 
-/// Labels a response X, the end of `ids`, from the logits after each prefix, and draws the draft's own
-/// tokens Y from `draws`.
+/// Labels a response X, the end of `ids`, from the logits after each prefix, beside the draft's own
+/// tokens Y.
 ///
 /// log-probabilities at X and Y and overlap are of the distributions as served under `decoding`;
 /// entropy, cross-entropy, the top log-probability and the top ids know of a repetition penalty alone. A draft with fewer embeddings than
 /// the target gives the missing tokens chance 0.
 ///
 /// # Panics
-/// If there are more rows of logits than ids.
+/// If there are more rows of logits than ids, or fewer given tokens, or one that the target does not have.
 fn label(
     decoding: &Decoding,
     target: &Logits,
     draft: Option<&Logits>,
     ids: &[u32],
-    draws: &mut dyn Draws,
+    mut draft_tokens: DraftTokens<'_>,
 ) -> Labels {
     let (prompt_ids, response_ids) = ids.split_at(ids.len() - target.num_rows());
     let mut labels = Labels {
@@ -112,7 +132,9 @@ fn label(
             let mut draft_row = draft.row(i).to_vec();
             draft_row.resize(target_row.len(), f32::NEG_INFINITY);
             let draft_row = decoding.penalised(&draft_row, before());
-            push(columns, decoding, target_row, &draft_row, &p, *id, draws);
+            let q = decoding.probs(&draft_row);
+            let own = draft_tokens.at(i, &q);
+            push(columns, (target_row, &p), (&draft_row, &q), *id, own);
         }
     }
     labels
@@ -120,22 +142,18 @@ fn label(
 
 fn push(
     columns: &mut DraftColumns,
-    decoding: &Decoding,
-    target_row: &[f32],
-    draft_row: &[f32],
-    p: &[f64],
+    (target_row, p): (&[f32], &[f64]),
+    (draft_row, q): (&[f32], &[f64]),
     response_id: u32,
-    draws: &mut dyn Draws,
+    drawn: usize,
 ) {
-    let q = decoding.probs(draft_row);
-    let drawn = draws.categorical(&q);
     let (raw_p, raw_q) = (log_softmax(target_row), log_softmax(draft_row));
     let top = argmax(draft_row);
     columns.response_draft_log_prob.push(log(q[response_id as usize]));
     columns.draft_ids.push(drawn as u32);
     columns.draft_log_prob.push(log(q[drawn]));
     columns.target_log_prob.push(log(p[drawn]));
-    columns.overlap.push(overlap(p, &q) as f32);
+    columns.overlap.push(overlap(p, q) as f32);
     columns.draft_entropy.push(entropy_of_log_probs(&raw_q) as f32);
     let cross_entropies = columns.draft_target_cross_entropy.iter_mut();
     cross_entropies.for_each(|all| all.push(cross_entropy(&raw_q, &raw_p) as f32));
@@ -166,7 +184,7 @@ mod tests {
         let (target, draft) = (Logits::new(logits(p), 3), Logits::new(logits(q), 3));
         let mut draws = SeededDraws::new(1, &["test"]);
         let decoding = Decoding::sampled(Sampling::default());
-        let labels = label(&decoding, &target, Some(&draft), &[2], &mut draws);
+        let labels = label(&decoding, &target, Some(&draft), &[2], DraftTokens::Drawn(&mut draws));
         let close = |found: f32, expected: f64| {
             // Logits were rounded to f32 on the way in.
             assert!((f64::from(found) - expected).abs() < 1e-6, "{found} for {expected}");
@@ -192,7 +210,8 @@ mod tests {
         let target = Logits::new(vec![3.0, 1.0, 0.0], 3);
         let draft = Logits::new(vec![0.0, 2.0], 2);
         let mut draws = SeededDraws::new(1, &["test"]);
-        let labels = label(&Decoding::GREEDY, &target, Some(&draft), &[0], &mut draws);
+        let drawn = DraftTokens::Drawn(&mut draws);
+        let labels = label(&Decoding::GREEDY, &target, Some(&draft), &[0], drawn);
         let columns = labels.draft.expect("a draft was given");
         assert_eq!(labels.response_target_log_prob, [0.0]);
         assert_eq!(columns.draft_ids, [1]);

@@ -240,6 +240,7 @@ impl Recipe {
         Reading {
             split: split.map(|split| self.splits.range(split)),
             is_strict: self.is_strict || self.data.as_ref().is_some_and(|data| data.strict),
+            keeps_tokens: false,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ChatFormat, Message, TextTokenizer};
+use draftsmith_data::{ChatFormat, Message, Prompt, TextTokenizer};
 use draftsmith_decode::Limits;
 
 use crate::ends::StopText;
@@ -32,6 +32,20 @@ impl TextSide {
     /// The ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
+    }
+
+    /// The ids of a prompt up to where the answer of turn `number` begins, behind `responses`: those
+    /// that its file has, or else its messages'.
+    pub(crate) fn prompt_ids(
+        &self,
+        prompt: &Prompt,
+        number: usize,
+        responses: &[String],
+    ) -> Result<Vec<u32>> {
+        match &prompt.turns[number].tokens {
+            Some(given) => Ok(given.prompt_ids.clone()),
+            None => self.encode(&prompt.messages(number, responses)),
+        }
     }
 
     /// Checks that a prompt leaves room for at least one token.

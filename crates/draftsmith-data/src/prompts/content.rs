@@ -84,6 +84,7 @@ mod tests {
         let turn = |(user, response): &(&str, Option<&str>)| Turn {
             user: (*user).to_owned(),
             response: response.map(ToOwned::to_owned),
+            tokens: None,
         };
         Prompt {
             id: "set#0".to_owned(),

@@ -93,7 +93,7 @@ impl Records {
                 if bytes.is_empty() {
                     return Ok(None);
                 }
-                Ok(Some(text.record(&bytes, line, column)))
+                Ok(Some(text.record(&bytes, Place::Line(line), (line, column))))
             }
             Self::Array(text, index) => {
                 text.skip_blanks()?;
@@ -119,7 +119,8 @@ impl Records {
                 *index += 1;
                 let (line, column) = (text.line, text.column);
                 let bytes = text.element()?;
-                match text.record(&bytes, line, column) {
+                let place = Place::Item { line, item: *index };
+                match text.record(&bytes, place, (line, column)) {
                     // Where the next one begins, nobody knows.
                     Err(error @ DataError::NotJson { .. }) => Err(error),
                     record => Ok(Some(record)),
@@ -254,23 +255,28 @@ impl Text {
         Ok(bytes)
     }
 
-    fn record(&self, bytes: &[u8], line: usize, column: usize) -> Result<Record, DataError> {
+    fn record(
+        &self,
+        bytes: &[u8],
+        place: Place,
+        (line, column): (usize, usize),
+    ) -> Result<Record, DataError> {
         let mut scan = Scan::default();
         bytes.iter().for_each(|&byte| scan.feed(byte));
         if scan.num_values > MOST_VALUES {
-            return Err(self.too_large(line, format!("holds more than {MOST_VALUES} values")));
+            return Err(self.too_large(place, format!("holds more than {MOST_VALUES} values")));
         }
         let value = serde_json::from_slice(bytes)
             .map_err(|e| DataError::json(&self.path, line, column, &e))?;
-        Ok(Record { place: Place::Line(line), value, unread: None })
+        Ok(Record { place, value, unread: None })
     }
 
     fn too_long(&self, line: usize) -> DataError {
-        self.too_large(line, format!("has more than {} MB", MOST_BYTES >> 20))
+        self.too_large(Place::Line(line), format!("has more than {} MB", MOST_BYTES >> 20))
     }
 
-    fn too_large(&self, line: usize, problem: String) -> DataError {
-        DataError::LargeRecord { path: self.path.clone(), place: Place::Line(line), problem }
+    fn too_large(&self, place: Place, problem: String) -> DataError {
+        DataError::LargeRecord { path: self.path.clone(), place, problem }
     }
 
     fn error(&self, problem: &str) -> DataError {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::Turn;
+use super::given_tokens::{has_tokens, read_tokens};
 use crate::error::{DataError, Place};
 
 /// What a record says, before it has an id.
@@ -93,15 +94,15 @@ pub(super) const KEYS: [&str; 6] =
 /// Reads a record in any known form. `None` is a conversation that was cut down to nothing.
 ///
 /// The keys are tried from the richest to the plainest: sets that carry a conversation often repeat
-/// its beginning as `prompt`.
-pub(super) fn read_record(record: &Value) -> Result<Option<Content>, Problem> {
+/// its beginning as `prompt`. A turn's token ids are read where they are kept.
+pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>, Problem> {
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
     };
     let one_turn = |user: String, response| {
         Ok(Some(Content {
             category: category(record),
-            turns: vec![Turn { user, response }],
+            turns: vec![Turn { user, response, tokens: None }],
             system: None,
         }))
     };
@@ -125,7 +126,13 @@ pub(super) fn read_record(record: &Value) -> Result<Option<Content>, Problem> {
         for key in ["response", "answer", "completion"] {
             response = response.or(optional_text(record, key)?);
         }
-        one_turn(user_text(record, "prompt")?, response)
+        let mut content = one_turn(user_text(record, "prompt")?, response)?;
+        if keeps_tokens && has_tokens(record) {
+            let tokens = read_tokens(record)?;
+            let turns = content.iter_mut().flat_map(|content| &mut content.turns);
+            turns.for_each(|turn| turn.tokens = Some(tokens.clone()));
+        }
+        Ok(content)
     } else {
         Err(Problem::Unknown(list_keys(record)))
     }
@@ -148,7 +155,8 @@ fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
         .enumerate()
         .map(|(n, text)| {
             let key = format!("turns[{n}]");
-            Ok(Turn { user: non_empty(string(text, &key)?, &key)?, response: None })
+            let user = non_empty(string(text, &key)?, &key)?;
+            Ok(Turn { user, response: None, tokens: None })
         })
         .collect::<Result<_, Problem>>()?;
     Ok(Content { category: category(record), turns, system: None })
@@ -182,7 +190,8 @@ fn read_conversation(
                 ));
             }
             Role::User => {
-                turns.push(Turn { user: non_empty(text, &text_key)?, response: None });
+                let user = non_empty(text, &text_key)?;
+                turns.push(Turn { user, response: None, tokens: None });
                 answered = false;
             }
             Role::Assistant => match turns.last_mut() {
@@ -275,7 +284,7 @@ fn non_empty(text: String, key: &str) -> Result<String, Problem> {
     Ok(text)
 }
 
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

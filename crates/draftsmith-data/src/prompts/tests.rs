@@ -22,7 +22,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn turn(user: &str, response: Option<&str>) -> Turn {
-    Turn { user: user.into(), response: response.map(Into::into) }
+    Turn { user: user.into(), response: response.map(Into::into), tokens: None }
 }
 
 fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[Turn]) {
@@ -232,7 +232,7 @@ fn mistakes_are_told_with_file_and_line() {
     check("{}", "line 1: the record has no keys, but");
     check(
         "\n[\n{\"prompt\": \"a\"},\n\"b\"]",
-        "line 4: the record has no keys (it is a string), but",
+        "line 4 (item 2): the record has no keys (it is a string), but",
     );
     check("{\"prompt\": \" \\n\"}", "line 1: key `prompt` is empty: a user text is needed");
     check("{\"prompt\": 5}", "line 1: key `prompt` is a number, it must be a string");

@@ -3,21 +3,25 @@
 //! A shard holds the rows of a fixed run of prompts, and every draw is seeded by its row's id: so
 //! a job that was killed resumes at the first missing shard, and the bytes are the same in the
 //! end, however often it was stopped and on however many threads, or by however many processes, it ran.
-//! `build_data/present.rs` looks at what is there.
+//! `build_data/present.rs` looks at what is there, `build_data/existing.rs` takes responses from the files.
 
+mod existing;
 mod present;
 
 use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{FinishReason, Prompt, ResponseRow, ShardPlace, shard_path, write_shard};
+use draftsmith_data::{
+    FinishReason, GivenTokens, Prompt, ResponseRow, ShardPlace, shard_path, write_shard,
+};
 use draftsmith_decode::{Finish, Generation, RoundTokens};
 use draftsmith_files::{check_room, in_bytes};
-use draftsmith_theory::{Decoding, SeededDraws, TextEnd};
+use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use self::existing::{Existing, GivenLabels, check_known, existing_response};
 use self::present::{finish, present_shards};
 use crate::built_data::data_provenance;
 use crate::console::progress::Progress;
@@ -25,7 +29,7 @@ use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_named, answer_side_by_side};
 use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
-use crate::labels::{self, Labels};
+use crate::labels::{self, DraftTokens, Labels};
 use crate::pair::Pair;
 use crate::prompts::for_data::data_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
@@ -103,6 +107,8 @@ pub(crate) fn run(
         store.push_missing(&dir, present.iter().copied())?;
     }
     check_prompts(text, &prompts, data)?;
+    let vocab_size = workspace.vocab_size()?;
+    prompts.iter().try_for_each(|prompt| check_known(prompt, vocab_size))?;
 
     let own = prompts.chunks(PROMPTS_PER_SHARD).enumerate();
     let own: Vec<(usize, &[&Prompt])> =
@@ -137,7 +143,8 @@ pub(crate) fn run(
         (pair, served) => {
             let pair = pair.context("there are weights where no server is asked")?;
             let progress = &progress;
-            Rows::Own(Labeller { pair, data, seed, decoding, served, progress, console })
+            let given = GivenLabels::default();
+            Rows::Own(Labeller { pair, data, seed, decoding, served, given, progress, console })
         }
     };
     progress.skip_to(there.iter().map(|(_, chunk)| chunk.len() as u64).sum());
@@ -170,8 +177,9 @@ pub(crate) fn run(
         if DeviceChoice::is_cpu(workspace.device()) { rayon::current_num_threads() } else { 1 };
     let num_new_tokens: Vec<usize> =
         (0..num_threads).into_par_iter().with_max_len(1).map(build_some).collect::<Result<_>>()?;
-    if let Rows::Served(served) = &rows {
-        served.tell();
+    match &rows {
+        Rows::Served(served) => served.tell(),
+        Rows::Own(labeller) => labeller.given.tell(data.max_new_tokens, console),
     }
     progress.finish();
     let num_shards_left = match &store {
@@ -204,7 +212,7 @@ pub(crate) fn run(
 /// Checks every prompt's first turn, so that one that cannot be used is an error before any work.
 fn check_prompts(text: &TextSide, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
     for prompt in prompts {
-        let lacks = prompt.turns.iter().any(|turn| turn.response.is_none());
+        let lacks = !prompt.turns.iter().all(draftsmith_data::Turn::has_response);
         if data.responses == Responses::Existing && lacks {
             bail!(
                 "prompt `{}` has no response in its file; \
@@ -212,7 +220,7 @@ fn check_prompts(text: &TextSide, prompts: &[&Prompt], data: &DataRecipe) -> Res
                 prompt.id
             );
         }
-        text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
+        text.check_fits(&prompt.id, &text.prompt_ids(prompt, 0, &[])?)?;
     }
     Ok(())
 }
@@ -238,16 +246,20 @@ struct Labeller<'a> {
     decoding: Decoding,
     /// What servers answered.
     served: Option<&'a Served>,
+    /// What came as tokens.
+    given: GivenLabels,
     progress: &'a Progress,
     console: &'a Console,
 }
 
 /// What answers a turn.
-struct Response {
+struct Response<'p> {
     ids: Vec<u32>,
     finish: FinishReason,
     /// The target's log-probability of each token, if that is known already.
     target_log_prob: Option<Vec<f32>>,
+    /// What it was taken from, where it came as tokens.
+    given: Option<&'p GivenTokens>,
 }
 
 impl Labeller<'_> {
@@ -260,7 +272,7 @@ impl Labeller<'_> {
             |row: &ResponseRow| &row.response_ids,
             |turns| {
                 let responses = self.responses(prompts, &turns)?;
-                let label = |((of_prompt, turn), response): ((usize, Turn), Response)| {
+                let label = |((of_prompt, turn), response): ((usize, Turn), Response<'_>)| {
                     if self.console.is_interrupted() {
                         return Err(Interrupted.into());
                     }
@@ -290,14 +302,21 @@ impl Labeller<'_> {
     }
 
     /// What answers each turn: the file's own response, or the target's.
-    fn responses(&self, all_prompts: &[&Prompt], turns: &[(usize, Turn)]) -> Result<Vec<Response>> {
+    fn responses<'p>(
+        &self,
+        all_prompts: &[&'p Prompt],
+        turns: &[(usize, Turn)],
+    ) -> Result<Vec<Response<'p>>> {
         if self.data.responses == Responses::Existing {
             return turns
                 .iter()
                 .map(|(of_prompt, Turn { number, id, prompt_ids })| {
-                    let text = all_prompts[*of_prompt].turns[*number].response.as_deref();
-                    let text = text.with_context(|| format!("prompt `{id}` has no response"))?;
-                    self.existing_response(text, prompt_ids)
+                    let turn = &all_prompts[*of_prompt].turns[*number];
+                    let most = self.data.max_new_tokens;
+                    let existing = existing_response(&self.pair.text, turn, prompt_ids, most);
+                    let Existing { ids, finish } =
+                        existing.with_context(|| format!("prompt `{id}`"))?;
+                    Ok(Response { ids, finish, target_log_prob: None, given: turn.tokens.as_ref() })
                 })
                 .collect();
         }
@@ -305,7 +324,7 @@ impl Labeller<'_> {
             let served = |(_, turn): &(usize, Turn)| {
                 let ServedResponse { ids, finish, .. } =
                     served.response(&turn.id, &turn.prompt_ids)?;
-                Ok(Response { ids, finish, target_log_prob: None })
+                Ok(Response { ids, finish, target_log_prob: None, given: None })
             };
             return turns.iter().map(served).collect();
         }
@@ -350,20 +369,29 @@ impl Labeller<'_> {
                 Finish::Length | Finish::Stopped => FinishReason::Length,
             },
             target_log_prob: self.pair.draft.is_none().then_some(log_probs),
+            given: None,
         };
         Ok(generations.into_iter().zip(log_probs).map(response).collect())
     }
 
-    fn row(&self, prompt: &Prompt, turn: Turn, response: Response) -> Result<ResponseRow> {
+    fn row(&self, prompt: &Prompt, turn: Turn, response: Response<'_>) -> Result<ResponseRow> {
         let Turn { id, prompt_ids, .. } = turn;
-        let Response { ids: response_ids, finish: finish_reason, target_log_prob } = response;
+        let Response { ids: response_ids, finish: finish_reason, target_log_prob, given } =
+            response;
         let labels = match target_log_prob {
             Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
             None => {
                 let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
-                Labels::of(self.pair, &self.decoding, &prompt_ids, &response_ids, &mut draws)?
+                let draft_tokens = match given.and_then(|given| given.draft_ids.as_deref()) {
+                    Some(ids) => DraftTokens::Given(&ids[..response_ids.len()]),
+                    None => DraftTokens::Drawn(&mut draws),
+                };
+                Labels::of(self.pair, &self.decoding, &prompt_ids, &response_ids, draft_tokens)?
             }
         };
+        if let (Some(given), Some(columns)) = (given, &labels.draft) {
+            self.given.count(given, columns)?;
+        }
         let mut row = ResponseRow {
             id,
             source: prompt.source.clone(),
@@ -376,29 +404,5 @@ impl Labeller<'_> {
         };
         row.round_stored();
         Ok(row)
-    }
-
-    /// A response from the file, ended as the target would end it: by a stop string, else by an end
-    /// token; cut where it does not fit.
-    fn existing_response(&self, text: &str, prompt_ids: &[u32]) -> Result<Response> {
-        let mut ids = prompt_ids.to_vec();
-        ids.extend(self.pair.text.tokenizer.encode(text, false)?);
-        let mut finish = FinishReason::Eos;
-        let stop = self.pair.text.text_end.as_deref();
-        let is_reached = |len: &usize| stop.is_some_and(|stop| stop.is_reached(&ids[..*len]));
-        match (prompt_ids.len() + 1..=ids.len()).find(is_reached) {
-            Some(len) => {
-                ids.truncate(len);
-                finish = FinishReason::StopString;
-            }
-            None => ids.extend(self.pair.text.eos_token_ids.first()),
-        }
-        let room = self.pair.text.context - prompt_ids.len();
-        let most = prompt_ids.len() + room.min(self.data.max_new_tokens);
-        if ids.len() > most {
-            ids.truncate(most);
-            finish = FinishReason::Length;
-        }
-        Ok(Response { ids: ids.split_off(prompt_ids.len()), finish, target_log_prob: None })
     }
 }

@@ -1,16 +1,22 @@
-//! `import`: heads and adapters of the methods' authors, as ours.
+//! `import`: heads, adapters and data of the methods' authors, as ours.
+//!
+//! Data is built: `build-data` labels the responses of the authors' file with the models of a recipe,
+//! which is told here to take that file.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, KANGAROO_ROPE_THETA};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, KANGAROO_ROPE_THETA, WeightDtype,
+};
 use serde_json::json;
 
 use crate::console::Console;
 use crate::out_dir::OutDir;
+use crate::recipe::{Overrides, Recipe};
 
 /// Arguments of `import`.
 #[derive(Debug, Args)]
@@ -22,24 +28,85 @@ pub(crate) struct ImportArguments {
     /// models), which its files do not say.
     #[arg(long, value_name = "N")]
     exit_layer: Option<NonZeroUsize>,
-    /// The directory to read.
+    /// Of data: the recipe that names the models which label it, and whose `[data]` says how they
+    /// sample.
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+    /// The directory to read; of data, the file.
     source: PathBuf,
-    /// The directory to write, which must not be there, or be empty.
+    /// The directory to write, which must not be there, or be empty; of data, `data/NAME`.
     out: PathBuf,
 }
 
 /// Whose form something has.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Form {
-    /// An acceptance head of SpecDec++'s: `config.json` and `model.safetensors`.
+    /// An acceptance head of SpecDec++'s, `config.json` and `model.safetensors`, or a JSON file of their
+    /// data.
     SpecdecPp,
     /// An adapter of Kangaroo's: `config.json` and `pytorch_model.bin`.
     Kangaroo,
 }
 
+impl ImportArguments {
+    /// The recipe that builds the authors' data, where that is what is imported: the one that was given,
+    /// with their file for its prompts and responses, and a malformed record an error.
+    ///
+    /// # Errors
+    /// If there is no recipe, it makes no sense, or the data is to go where no recipe finds it.
+    pub(crate) fn data_recipe(
+        &self,
+        seed: Option<u64>,
+        dtype: WeightDtype,
+    ) -> Result<Option<Recipe>> {
+        let Self { from, recipe, source, out, .. } = self;
+        if !matches!(from, Form::SpecdecPp) || !source.is_file() {
+            if recipe.is_some() {
+                bail!(
+                    "`--recipe` is for a file of the SpecDec++ authors' data, and `{}` is none",
+                    source.display()
+                );
+            }
+            return Ok(None);
+        }
+        let recipe = recipe.as_ref().with_context(|| {
+            format!(
+                "`{}` has no labels of your models; hint: give a recipe that names them with \
+                 `--recipe FILE`, or import a head's directory",
+                source.display()
+            )
+        })?;
+        let name = name_of(out).with_context(|| {
+            format!(
+                "data goes into `data/NAME`, where recipes find it, not into `{}`",
+                out.display()
+            )
+        })?;
+        let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let path = source.to_str().with_context(|| {
+            format!("`{}` is no UTF-8, and a recipe cannot name it", source.display())
+        })?;
+        let keys = [
+            format!("name={}", text(name)),
+            format!("data.prompts=[{}]", text(path)),
+            "data.responses=\"existing\"".to_owned(),
+        ];
+        Recipe::read(recipe, &Overrides { keys: &keys, seed, dtype, is_strict: true }).map(Some)
+    }
+}
+
+/// The `NAME` of `data/NAME`.
+fn name_of(out: &Path) -> Option<&str> {
+    let parts = out.components().filter(|part| *part != Component::CurDir);
+    match &parts.collect::<Vec<_>>()[..] {
+        [Component::Normal(data), Component::Normal(name)] if *data == "data" => name.to_str(),
+        _ => None,
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &ImportArguments, console: &Console) -> Result<()> {
-    let ImportArguments { from, exit_layer, source, out } = arguments;
+    let ImportArguments { from, exit_layer, source, out, recipe: _ } = arguments;
     let dir = OutDir::begin(out)?;
     let what = match from {
         Form::SpecdecPp => {

@@ -34,7 +34,10 @@ pub(crate) fn data_prompts(
     let files: Vec<PathBuf> = sources.iter().flat_map(|source| source.files.clone()).collect();
     check_files(&files)?;
     let mut sieve = Sieve {
-        reading: recipe.reading(data.split),
+        reading: Reading {
+            keeps_tokens: data.responses == Responses::Existing,
+            ..recipe.reading(data.split)
+        },
         data,
         lengths: data.lengths(),
         text,
@@ -54,7 +57,21 @@ pub(crate) fn data_prompts(
             told(&files)
         );
     }
+    check_ids(&prompts)?;
     Ok(prompts)
+}
+
+/// Checks that no two prompts have one id: those that came as tokens have their file's.
+fn check_ids(prompts: &[Prompt]) -> Result<()> {
+    let mut seen = HashSet::with_capacity(prompts.len());
+    match prompts.iter().find(|prompt| !seen.insert(prompt.id.as_str())) {
+        None => Ok(()),
+        Some(prompt) => bail!(
+            "two prompts have the id `{}`, the second in `{}`; hint: change one of them, or remove it",
+            prompt.id,
+            prompt.source
+        ),
+    }
 }
 
 /// The first of many files, and how many more there are.
@@ -166,7 +183,7 @@ impl Sieve<'_> {
             return Ok(false);
         }
         if self.data.skip_long_prompts || !self.lengths.is_none() {
-            let num_tokens = self.text.encode(&prompt.messages(0, &[]))?.len();
+            let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
             if self.data.skip_long_prompts && num_tokens >= self.text.context {
                 self.left_out.too_long += 1;
                 return Ok(false);
@@ -196,8 +213,12 @@ impl Sieve<'_> {
         if min_response_tokens.or(max_response_tokens).is_none() {
             return Ok(true);
         }
-        for response in prompt.turns.iter().filter_map(|turn| turn.response.as_deref()) {
-            let num = self.text.tokenizer.encode(response, false)?.len();
+        for turn in &prompt.turns {
+            let num = match (&turn.tokens, &turn.response) {
+                (Some(given), _) => given.response_ids.len(),
+                (None, Some(response)) => self.text.tokenizer.encode(response, false)?.len(),
+                (None, None) => continue,
+            };
             if !within(num, min_response_tokens, max_response_tokens) {
                 return Ok(false);
             }

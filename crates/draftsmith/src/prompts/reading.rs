@@ -23,6 +23,8 @@ pub(crate) struct Reading {
     pub(crate) split: Option<SplitRange>,
     /// Whether a record that is no prompt is an error. It is skipped and told if not.
     pub(crate) is_strict: bool,
+    /// Whether prompts and answers are taken as the token ids that a file may have of them.
+    pub(crate) keeps_tokens: bool,
 }
 
 impl Reading {
@@ -32,6 +34,7 @@ impl Reading {
     /// If it cannot be read.
     pub(crate) fn open(&self, path: &Path) -> Result<Prompts> {
         let prompts = Prompts::open(path)?;
+        let prompts = if self.keeps_tokens { prompts.keeping_tokens() } else { prompts };
         Ok(if self.is_strict { prompts } else { prompts.skipping_malformed() })
     }
 

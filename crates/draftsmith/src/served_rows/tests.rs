@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::*;
 use crate::commands::build_data::{self, Building};
 use crate::commands::{record, replay, train_head, tune};
+use crate::labels::DraftTokens;
 use crate::served::loopback::{Deed, Loopback};
 
 const SEED: u64 = 5;
@@ -148,7 +149,8 @@ fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColu
     let pair = pair.pair().expect("it is committed");
     let decoding = recipe.data.as_ref().expect("a section").decoding();
     let mut draws = SeededDraws::new(SEED, &[&row.id, "draft tokens"]);
-    let labels = Labels::of(pair, &decoding, &row.prompt_ids, &row.response_ids, &mut draws);
+    let drawn = DraftTokens::Drawn(&mut draws);
+    let labels = Labels::of(pair, &decoding, &row.prompt_ids, &row.response_ids, drawn);
     let labels = labels.expect("it fits");
     (labels.response_target_log_prob, labels.draft.expect("there is a draft"))
 }

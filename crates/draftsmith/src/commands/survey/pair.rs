@@ -18,7 +18,7 @@ use crate::costs::Costs;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
 use crate::judging::{Fold, Judging, over};
-use crate::labels::Labels;
+use crate::labels::{DraftTokens, Labels};
 use crate::recorder::Recorder;
 use crate::recordings::RecordedModels;
 use crate::results::{CostSource, DrafterName, Estimate, ReplayRow, acceptance_by_position};
@@ -265,7 +265,8 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
         }
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
-        let labels = Labels::of(pair, &decoding, prompt, response, &mut draws)?;
+        let drawn = DraftTokens::Drawn(&mut draws);
+        let labels = Labels::of(pair, &decoding, prompt, response, drawn)?;
         let draft = labels.draft.context("there is a draft")?;
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();

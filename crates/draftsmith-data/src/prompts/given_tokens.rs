@@ -1,0 +1,159 @@
+//! Responses that stand in a file as tokens: the SpecDec++ authors' form, of which a record has the
+//! prompt's ids (`prefix`), the response's (`tokens`), and what their draft drew beside it (`draft`)
+//! with its acceptance probabilities. Their lists are text, as Python prints them; lists are read too.
+
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+use super::forms::{Problem, kind};
+
+/// A turn as token ids.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GivenTokens {
+    /// Everything before the response; never empty.
+    pub prompt_ids: Vec<u32>,
+    /// The response; never empty.
+    pub response_ids: Vec<u32>,
+    /// The draft's own token at each position of the response, if they are there.
+    pub draft_ids: Option<Vec<u32>>,
+    /// The chance that the target accepts each of those, as whoever wrote the file had it.
+    pub acceptance_prob: Option<Vec<f64>>,
+}
+
+/// Whether a record has a turn as token ids.
+pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
+    record.contains_key("prefix") && record.contains_key("tokens")
+}
+
+/// Reads a turn as token ids.
+///
+/// # Errors
+/// If a list cannot be read, or is not as long as the response.
+pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Problem> {
+    let non_empty = |key: &str| -> Result<Vec<u32>, Problem> {
+        let ids = list(record, key, "token ids")?.unwrap_or_default();
+        if ids.is_empty() {
+            return Err(Problem::key(key, "has no token"));
+        }
+        Ok(ids)
+    };
+    let (prompt_ids, response_ids) = (non_empty("prefix")?, non_empty("tokens")?);
+    let beside = |key: &str, found: Option<usize>| match found {
+        Some(found) if found != response_ids.len() => Err(Problem::key(
+            key,
+            format!("has {found} values, but `tokens` has {}", response_ids.len()),
+        )),
+        _ => Ok(()),
+    };
+    let draft_ids = list(record, "draft", "token ids")?;
+    beside("draft", draft_ids.as_ref().map(Vec::len))?;
+    let mut acceptance_prob = None;
+    for key in ["log_p_7b", "log_p_70b", "p_acc"] {
+        let values: Option<Vec<f64>> = list(record, key, "numbers")?;
+        beside(key, values.as_ref().map(Vec::len))?;
+        let is_prob = |value: &f64| (0.0..=1.0).contains(value);
+        if key == "p_acc" {
+            if let Some(value) = values.iter().flatten().find(|value| !is_prob(value)) {
+                return Err(Problem::key(key, format!("has {value}, expected 0 to 1")));
+            }
+            acceptance_prob = values;
+        }
+    }
+    // Whose they are, nobody knows without the tokens.
+    let acceptance_prob = acceptance_prob.filter(|_| draft_ids.is_some());
+    Ok(GivenTokens { prompt_ids, response_ids, draft_ids, acceptance_prob })
+}
+
+/// The list under a key, as JSON or as Python prints it; `None` where there is none.
+fn list<T: FromStr>(
+    record: &Map<String, Value>,
+    key: &str,
+    what: &str,
+) -> Result<Option<Vec<T>>, Problem> {
+    let bad = |found: String| Problem::key(key, format!("{found}, it must be a list of {what}"));
+    let one = |text: &str| text.trim().parse().map_err(|_| bad(format!("has `{}`", text.trim())));
+    match record.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(values)) => {
+            let values = values.iter().map(|value| match value {
+                Value::Number(number) => one(&number.to_string()),
+                value => Err(bad(format!("has {}", kind(value)))),
+            });
+            values.collect::<Result<_, _>>().map(Some)
+        }
+        Some(Value::String(text)) => {
+            let inner = text.trim().strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+            let inner = inner.ok_or_else(|| bad("is text without `[` and `]`".to_owned()))?;
+            if inner.trim().is_empty() {
+                return Ok(Some(Vec::new()));
+            }
+            inner.split(',').map(one).collect::<Result<_, _>>().map(Some)
+        }
+        Some(value) => Err(bad(format!("is {}", kind(value)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(record: Value) -> Result<GivenTokens, String> {
+        let Value::Object(record) = record else { panic!("an object is expected") };
+        assert!(has_tokens(&record));
+        read_tokens(&record).map_err(|problem| match problem {
+            Problem::Unknown(found) => found,
+            Problem::Key { key, problem } => format!("`{key}` {problem}"),
+        })
+    }
+
+    #[test]
+    fn lists_and_their_texts_are_one() {
+        let lists = json!({
+            "prefix": [1, 5], "tokens": [7, 2], "draft": [8, 2], "log_p_7b": [-0.5, -0.25],
+            "log_p_70b": [-1.5, -0.25], "p_acc": [0.25, 1],
+        });
+        let texts = json!({
+            "prefix": "[1, 5]", "tokens": " [7,2] ", "draft": "[8, 2]", "log_p_7b": "[-0.5, -0.25]",
+            "log_p_70b": "[-1e999, -0.25]", "p_acc": "[0.25, 1.0]",
+        });
+        let expected = GivenTokens {
+            prompt_ids: vec![1, 5],
+            response_ids: vec![7, 2],
+            draft_ids: Some(vec![8, 2]),
+            acceptance_prob: Some(vec![0.25, 1.0]),
+        };
+        assert_eq!(read(lists).expect("reads"), expected);
+        assert_eq!(read(texts).expect("reads"), expected);
+        let bare = GivenTokens { draft_ids: None, acceptance_prob: None, ..expected };
+        let alone =
+            json!({ "prefix": [1, 5], "tokens": [7, 2], "p_acc": [0.25, 1], "draft": null });
+        assert_eq!(read(alone).expect("reads"), bare);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_by_its_key() {
+        let check = |key: &str, value: Value, expected: &str| {
+            let mut record = json!({ "prefix": [1], "tokens": [7, 2], "draft": [8, 2] });
+            record[key] = value;
+            let error = read(record).expect_err("refused");
+            assert!(error.contains(expected), "{error}");
+        };
+        check("prefix", json!([]), "`prefix` has no token");
+        check("prefix", json!(null), "`prefix` has no token");
+        check("tokens", json!("[]"), "`tokens` has no token");
+        check("tokens", json!("7, 2"), "`tokens` is text without `[` and `]`, it must be a list");
+        check("tokens", json!("[7, x]"), "`tokens` has `x`, it must be a list of token ids");
+        check("tokens", json!([7, -2]), "`tokens` has `-2`");
+        check("tokens", json!([7, 4_294_967_296_u64]), "`tokens` has `4294967296`");
+        check("tokens", json!([7, "2"]), "`tokens` has a string");
+        check("tokens", json!({}), "`tokens` is an object");
+        check("draft", json!("[8]"), "`draft` has 1 values, but `tokens` has 2");
+        check("log_p_70b", json!("[0.5, 1.0, 2.0]"), "`log_p_70b` has 3 values");
+        check("log_p_7b", json!("[0.5, None]"), "`log_p_7b` has `None`");
+        check("p_acc", json!([0.5, 1.5]), "`p_acc` has 1.5, expected 0 to 1");
+        check("p_acc", json!("[nan, 1]"), "`p_acc` has NaN");
+    }
+}
