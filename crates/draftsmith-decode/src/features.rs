@@ -25,6 +25,11 @@ impl Features {
         self.runs.push(run);
     }
 
+    /// One position behind the last that came and was not forgotten.
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>()
+    }
+
     /// The features of all positions from `from` on.
     ///
     /// # Panics
@@ -93,7 +98,7 @@ impl Features {
 
     /// Forgets all positions from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
-        let mut end = self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>();
+        let mut end = self.end();
         while end > len
             && let Some(run) = self.runs.pop()
         {

@@ -12,6 +12,7 @@ mod rollouts;
 mod tests;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use draftsmith_theory::{
     Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice,
@@ -19,6 +20,7 @@ use draftsmith_theory::{
 
 use crate::drafter::StepDrafter;
 use crate::error::DecodeError;
+use crate::logits::Logits;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
 use along::Along;
@@ -47,15 +49,28 @@ pub struct RecordOptions {
     pub is_target_here: bool,
 }
 
-impl RecordOptions {
-    /// Whether every candidate gets its label.
-    fn labels_all(&self) -> bool {
-        self.has_head || self.labels
-    }
+/// What the target is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TargetAsked {
+    /// Nothing.
+    Nothing,
+    /// Its logits along the response, which it reads in one forward.
+    Along,
+    /// Those, and what it gives each candidate behind a rejected one, for which it has to stand where the
+    /// draft stands: it reads the response token by token, all slots' in one forward.
+    PlaceByPlace,
+}
 
-    /// Whether the target reads the responses.
-    fn asks_target(&self) -> bool {
-        self.labels_all() || self.decoding.choice != TokenChoice::Greedy
+impl RecordOptions {
+    /// What the target is asked for.
+    fn target_asked(&self) -> TargetAsked {
+        if self.has_head || self.labels {
+            TargetAsked::PlaceByPlace
+        } else if self.decoding.choice == TokenChoice::Greedy {
+            TargetAsked::Nothing
+        } else {
+            TargetAsked::Along
+        }
     }
 }
 
@@ -131,17 +146,46 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         }
         let context = self.target.context().min(self.drafter.context());
         let max_len = prompt.len().saturating_add(self.options.limits.max_new_tokens).min(context);
-        if self.options.asks_target() {
-            self.target.begin(slot, prompt)?;
-        } else {
+        match self.options.target_asked() {
             // It reads, at most, what the drafter has it read.
-            self.target.commit(slot, 0, &[]);
+            TargetAsked::Nothing => self.target.commit(slot, 0, &[]),
+            TargetAsked::Along => {
+                self.target.begin_along(slot, &[prompt, response].concat(), prompt.len())?;
+            }
+            TargetAsked::PlaceByPlace => self.target.begin(slot, prompt)?,
         }
         self.drafter.begin(self.target, slot, prompt)?;
         let (limit, tokens) = (max_len - prompt.len(), prompt.to_vec());
         let places = Vec::with_capacity(response.len());
         let prompt_len = prompt.len();
-        Ok(Along { number, slot, response, draws, limit, prompt_len, tokens, places })
+        let ahead = None;
+        Ok(Along { number, slot, response, draws, limit, prompt_len, tokens, places, ahead })
+    }
+
+    /// The target's row at the next place of each response, as a number of some rows, where it is asked.
+    fn target_rows(
+        &mut self,
+        running: &mut [Along<'_>],
+    ) -> Result<Vec<Option<(Arc<Logits>, usize)>>, DecodeError> {
+        match self.options.target_asked() {
+            TargetAsked::Nothing => Ok(vec![None; running.len()]),
+            TargetAsked::Along => {
+                running.iter_mut().map(|along| along.row_ahead(self.target).map(Some)).collect()
+            }
+            TargetAsked::PlaceByPlace => {
+                let proposal = &Proposal::default();
+                let batch: Vec<Verification<'_>> = running
+                    .iter()
+                    .map(|Along { slot, tokens, .. }| Verification {
+                        slot: *slot,
+                        tokens,
+                        proposal,
+                    })
+                    .collect();
+                let logits = Arc::new(self.target.verify(&batch)?);
+                Ok((0..batch.len()).map(|row| Some((logits.clone(), row))).collect())
+            }
+        }
     }
 
     /// Records the next place of each response.
@@ -157,16 +201,10 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         }
         let steps = running.iter().map(|along| along.step(along.at(), needs));
         let steps = self.step(&steps.collect::<Vec<_>>())?;
-        let target_logits = if self.options.asks_target() {
-            let nothing = Proposal::default();
-            let batch: Vec<Verification<'_>> =
-                running.iter().map(|along| along.verification(&nothing)).collect();
-            Some(self.target.verify(&batch)?)
-        } else {
-            None
-        };
+        let target_rows = self.target_rows(running)?;
         let mut rollouts = Vec::new();
-        for (number, (along, step)) in running.iter_mut().zip(steps).enumerate() {
+        let places = running.iter_mut().zip(steps).zip(target_rows).enumerate();
+        for (number, ((along, step), target_row)) in places {
             // Round by round there is nothing behind the token.
             self.target.commit(along.slot, along.tokens.len(), &[]);
             if !along.places.is_empty() {
@@ -175,9 +213,9 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 let last = along.places.last_mut().expect("there is one");
                 enter(predicted, &mut last.candidate);
             }
-            let target_logits = target_logits.as_ref().map(|logits| {
+            let target_logits = target_row.as_ref().map(|(logits, row)| {
                 let before = along.tokens.iter().copied();
-                self.options.decoding.penalised(logits.row(number), before)
+                self.options.decoding.penalised(logits.row(*row), before)
             });
             let mut candidate = step.candidate(along.token(), self.options);
             candidate.target_log_prob = self.target_log_prob(&candidate, target_logits.as_deref());

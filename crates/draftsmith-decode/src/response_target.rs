@@ -4,7 +4,9 @@
 //! It reads answers along, token by token, as recording does, and says what it drew each from. What
 //! it would say behind other tokens nobody knows.
 
-use draftsmith_theory::TopProbs;
+use std::ops::Range;
+
+use draftsmith_theory::{Proposal, TopProbs};
 
 use crate::error::DecodeError;
 use crate::logits::Logits;
@@ -42,6 +44,17 @@ impl<'a> ResponseTarget<'a> {
         waiting.reverse();
         Self { vocab_size, context, waiting, slots: vec![None; num_slots] }
     }
+
+    /// Appends the row after a sequence.
+    fn push_row(&self, verification: &Verification<'_>, values: &mut Vec<f32>) {
+        assert!(verification.proposal.is_empty(), "answers alone are known");
+        let (num_prompt, known) = self.slots[verification.slot].expect("it began");
+        let at = verification.tokens.len() - num_prompt;
+        let KnownResponse { response, probs } = known;
+        debug_assert_eq!(verification.tokens[num_prompt..], response[..at]);
+        let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
+        values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
+    }
 }
 
 impl LeavesHidden for ResponseTarget<'_> {}
@@ -64,13 +77,22 @@ impl Target for ResponseTarget<'_> {
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         let mut values = Vec::with_capacity(batch.len() * self.vocab_size);
         for verification in batch {
-            assert!(verification.proposal.is_empty(), "answers alone are known");
-            let (num_prompt, known) = self.slots[verification.slot].expect("it began");
-            let at = verification.tokens.len() - num_prompt;
-            let KnownResponse { response, probs } = known;
-            debug_assert_eq!(verification.tokens[num_prompt..], response[..at]);
-            let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
-            values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
+            self.push_row(verification, &mut values);
+        }
+        Ok(Logits::new(values, self.vocab_size))
+    }
+
+    fn logits_along(
+        &mut self,
+        slot: usize,
+        text: &[u32],
+        lens: Range<usize>,
+    ) -> Result<Logits, DecodeError> {
+        let nothing = &Proposal::default();
+        let mut values = Vec::with_capacity(lens.len() * self.vocab_size);
+        for len in lens {
+            let one = Verification { slot, tokens: &text[..len], proposal: nothing };
+            self.push_row(&one, &mut values);
         }
         Ok(Logits::new(values, self.vocab_size))
     }

@@ -12,6 +12,8 @@ mod left_behind;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::ops::Range;
+
 use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
@@ -30,6 +32,9 @@ pub struct ModelSession<'m> {
     exit: Option<EarlyExit>,
     /// Of a target whose hidden states an acceptance head reads, by slot.
     left_behind: Option<Vec<LeftBehind>>,
+    /// Of texts that began as known whole, by slot: after how many tokens the first final hidden state
+    /// is, and all of them.
+    along: Vec<Option<(usize, Rows)>>,
 }
 
 /// What a session needs on top whose shallow layers run ahead of its deep ones.
@@ -87,7 +92,8 @@ impl<'m> ModelSession<'m> {
     ) -> Self {
         let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
-        Self { model, cache, role, exit: None, left_behind: None }
+        let along = vec![None; num_slots];
+        Self { model, cache, role, exit: None, left_behind: None, along }
     }
 
     /// From now on the session serves a self-draft behind `exit_layer` layers: those layers may run
@@ -97,15 +103,15 @@ impl<'m> ModelSession<'m> {
     /// What was read is forgotten.
     ///
     /// # Panics
-    /// Unless there are layers on both sides of the exit: adapters are checked against their target
-    /// when they are loaded.
+    /// Unless there are layers behind the exit: adapters are checked against their target when they
+    /// are loaded.
     pub fn set_exit(&mut self, exit_layer: Option<usize>) {
         let num_slots = self.cache.num_slots();
         for slot in 0..num_slots {
             self.truncate(slot, 0);
         }
         self.exit = exit_layer.map(|layer| {
-            assert!((1..self.num_layers()).contains(&layer), "an exit lies between two layers");
+            assert!(layer < self.num_layers(), "an exit lies before a layer");
             let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
             EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
         });
@@ -119,7 +125,11 @@ impl<'m> ModelSession<'m> {
     /// The number of tokens read in a slot and not truncated; the deep layers of a self-draft's
     /// target may have read fewer.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
-        self.cache.len(slot, 0)
+        match &self.exit {
+            // There may be no layer before the exit whose keys would tell.
+            Some(exit) => exit.slots[slot].features.end(),
+            None => self.cache.len(slot, 0),
+        }
     }
 
     /// The number of tokens that all layers have read.
@@ -352,6 +362,36 @@ impl Target for ModelSession<'_> {
         };
         self.model.fill_cache(first, hidden, &mut self.cache);
         Ok(())
+    }
+
+    /// Reads the text in one forward and keeps final hidden states, from which rows of logits, which are
+    /// much longer, are made a few at a time.
+    fn begin_along(
+        &mut self,
+        slot: usize,
+        text: &[u32],
+        prompt_len: usize,
+    ) -> Result<(), DecodeError> {
+        let ids = &text[..text.len() - 1];
+        self.check_prompt(ids)?;
+        self.truncate(slot, 0);
+        let num_rows = text.len() - prompt_len;
+        let normed = self.read(&[NewTokens { slot, ids, num_rows }]);
+        self.along[slot] = Some((prompt_len, normed));
+        self.commit(slot, prompt_len - 1, &[]);
+        Ok(())
+    }
+
+    /// # Panics
+    /// If the slot's sequence did not begin by [`Target::begin_along`].
+    fn logits_along(
+        &mut self,
+        slot: usize,
+        _text: &[u32],
+        lens: Range<usize>,
+    ) -> Result<Logits, DecodeError> {
+        let (first, normed) = self.along[slot].as_ref().expect("the text was read");
+        self.logits_of(&normed.slice(lens.start - first..lens.end - first), lens.start)
     }
 
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {

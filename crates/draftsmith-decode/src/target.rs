@@ -1,5 +1,7 @@
 //! The verified model, as the decoding loop sees it.
 
+use std::ops::Range;
+
 use draftsmith_model::Rows;
 use draftsmith_theory::Proposal;
 
@@ -24,6 +26,38 @@ pub trait Target: LeavesHidden {
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
+
+    /// Starts a sequence in a slot of which all is known: `text`, whose first `prompt_len` tokens are the
+    /// prompt. Like [`Self::begin`], but [`Self::logits_along`] may be asked for then.
+    ///
+    /// # Errors
+    /// If the text does not fit or has unknown tokens.
+    fn begin_along(
+        &mut self,
+        slot: usize,
+        text: &[u32],
+        prompt_len: usize,
+    ) -> Result<(), DecodeError> {
+        self.begin(slot, &text[..prompt_len])
+    }
+
+    /// The logits after the first `n` tokens of a slot's text, for each `n` of `lens`. What has been
+    /// read of the slot's sequence afterwards is, at most, its first `lens.start` tokens.
+    ///
+    /// # Errors
+    /// If the logits are not finite or the device fails.
+    fn logits_along(
+        &mut self,
+        slot: usize,
+        text: &[u32],
+        lens: Range<usize>,
+    ) -> Result<Logits, DecodeError> {
+        let tokens = &text[..lens.end - 1];
+        let proposal = &Proposal::certain_chain(&tokens[lens.start..]);
+        let logits = self.verify(&[Verification { slot, tokens, proposal }])?;
+        self.commit(slot, lens.start, &[]);
+        Ok(logits)
+    }
 
     /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
     /// `path`, and forgets the rest.

@@ -114,7 +114,8 @@ impl std::fmt::Display for AdapterArchitecture {
 /// An adapter's shape, and where it came from: `config.json` of an adapter directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
-    /// The target's layers that run before the adapter: 1 to one less than all of them.
+    /// The target's layers that run before the adapter, to one less than all of them. 0: it reads
+    /// embeddings, a draft of its own beside the target's embedding and LM head.
     pub exit_layer: usize,
     /// What it is made of.
     pub architecture: AdapterArchitecture,
@@ -155,10 +156,10 @@ impl AdapterConfig {
     /// The paper's adapter for `target` behind its first `exit_layer` layers.
     ///
     /// # Errors
-    /// If `exit_layer` is not between 1 and the target's layers less one.
+    /// If `exit_layer` leaves no layer of the target behind it.
     pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self, ModelError> {
         let num_layers = target.shape.num_layers;
-        if exit_layer == 0 || exit_layer >= num_layers {
+        if exit_layer >= num_layers {
             return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
         let mut model = target.clone();
@@ -329,12 +330,12 @@ impl AdapterConfig {
                 ),
             });
         }
-        if self.exit_layer == 0 || self.exit_layer >= target.num_layers {
+        if self.exit_layer >= target.num_layers {
             return Err(ModelError::Config {
                 path,
                 key: "exit_layer",
                 problem: format!(
-                    "is {}, but the target has {} layers: expected 1 to {}",
+                    "is {}, but the target has {} layers: expected 0 to {}",
                     self.exit_layer,
                     target.num_layers,
                     target.num_layers - 1

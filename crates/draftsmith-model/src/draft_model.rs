@@ -134,7 +134,7 @@ mod tests {
         for name in FIXTURES {
             let target = load(name);
             let exits = 1..target.shape().num_layers;
-            for (exit_layer, num_layers) in [(1, 1), (exits.end - 1, 2)] {
+            for (exit_layer, num_layers) in [(0, 2), (1, 1), (exits.end - 1, 2)] {
                 for architecture in AdapterArchitecture::ALL {
                     let config = AdapterConfig::new(target.config(), exit_layer).expect("an exit");
                     let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);

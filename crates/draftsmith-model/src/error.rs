@@ -140,7 +140,7 @@ pub enum ModelError {
     },
     /// An adapter cannot sit where it should.
     #[error(
-        "exit layer {exit_layer} of a target with {num_layers} layers: expected 1 to {}",
+        "exit layer {exit_layer} of a target with {num_layers} layers: expected 0 to {}",
         num_layers.saturating_sub(1)
     )]
     ExitLayer {

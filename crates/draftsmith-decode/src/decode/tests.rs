@@ -127,23 +127,14 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                     Some(&rule),
                     decoding,
                 );
-                let self_draft = assert_each_as_alone(
-                    &models.target,
-                    Some(1),
-                    |slots| {
-                        SelfDraft::with_slots(
-                            &models.target,
-                            &models.adapter,
-                            1,
-                            None,
-                            CONTEXT,
-                            slots,
-                        )
-                    },
-                    Some(&StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 3 })),
-                    decoding,
-                );
-                for found in plain.iter().chain(&separate).chain(&self_draft) {
+                let fixed = &StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 3 });
+                let self_drafts = [0, 1].map(|exit| {
+                    let (target, adapter) = (&models.target, &models.adapter);
+                    let new =
+                        |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                    assert_each_as_alone(target, Some(exit), new, Some(fixed), decoding)
+                });
+                for found in plain.iter().chain(&separate).chain(self_drafts.iter().flatten()) {
                     finishes.insert(found.finish == Finish::Eos);
                     lengths.insert(found.trace.rounds.len());
                     num_accepted += found.trace.counts().num_accepted;

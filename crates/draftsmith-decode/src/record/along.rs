@@ -1,11 +1,15 @@
 //! A response on its way through recording.
 
-use draftsmith_theory::{Draws, Proposal, RecordedPlace, SignalNeeds, TokenChoice, argmax};
+use std::sync::Arc;
+
+use draftsmith_theory::{Draws, RecordedPlace, SignalNeeds, TokenChoice, argmax};
 
 use super::RecordOptions;
 use super::models::Step;
 use crate::drafter::DraftStep;
-use crate::target::Verification;
+use crate::error::DecodeError;
+use crate::logits::Logits;
+use crate::target::Target;
 
 /// A response on its way.
 pub(super) struct Along<'a> {
@@ -19,7 +23,12 @@ pub(super) struct Along<'a> {
     /// The prompt and the response so far, with what is rolled out at its end.
     pub(super) tokens: Vec<u32>,
     pub(super) places: Vec<RecordedPlace>,
+    /// The first of some places, and the target's rows there.
+    pub(super) ahead: Option<(usize, Arc<Logits>)>,
 }
+
+/// How many rows of a response are made at once: a matter of speed and memory alone.
+const NUM_ROWS_AHEAD: usize = 8;
 
 impl Along<'_> {
     /// A draft forward over what there is.
@@ -27,9 +36,23 @@ impl Along<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs)
     }
 
-    /// What the target is to read, with a proposal at its end.
-    pub(super) fn verification<'p>(&'p self, proposal: &'p Proposal) -> Verification<'p> {
-        Verification { slot: self.slot, tokens: &self.tokens, proposal }
+    /// The row at the next place of a response that `target` has begun along, as a number of some rows.
+    pub(super) fn row_ahead<T: Target>(
+        &mut self,
+        target: &mut T,
+    ) -> Result<(Arc<Logits>, usize), DecodeError> {
+        let at = self.at();
+        if let Some((first, rows)) = &self.ahead
+            && at - first < rows.num_rows()
+        {
+            return Ok((rows.clone(), at - first));
+        }
+        let end = self.response.len().min(at + NUM_ROWS_AHEAD);
+        let text = [&self.tokens, &self.response[at..end]].concat();
+        let lens = self.tokens.len()..self.tokens.len() + end - at;
+        let rows = Arc::new(target.logits_along(self.slot, &text, lens)?);
+        self.ahead = Some((at, rows.clone()));
+        Ok((rows, 0))
     }
 
     /// Which of the response's tokens is next.

@@ -4,9 +4,9 @@ use draftsmith_theory::{
     CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
 };
 
-use super::RecordOptions;
 use super::along::Along;
 use super::models::{EverySignal, Models, Step, enter};
+use super::{RecordOptions, TargetAsked};
 use crate::chain::draw;
 use crate::drafter::{DraftStep, StepDrafter};
 use crate::error::DecodeError;
@@ -100,7 +100,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
-        if self.options.labels_all() && self.options.is_target_here {
+        if self.options.target_asked() == TargetAsked::PlaceByPlace && self.options.is_target_here {
             self.judge(rollouts, running)?;
         }
         for rollout in rollouts {

@@ -180,12 +180,15 @@ fn without_labels_all_else_is_recorded_alike() {
                 let new = |slots| SeparateDraft::with_slots(target, None, 100, CONTEXT, slots);
                 assert_each_as_alone(target, None, new, options, is_exact)
             };
-            let self_draft = |options: &RecordOptions| {
-                let new = |slots| SelfDraft::with_slots(target, adapter, 1, None, CONTEXT, slots);
-                assert_each_as_alone(target, Some(1), new, options, is_exact)
+            let self_draft = |options: &RecordOptions, exit| {
+                let new =
+                    |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                assert_each_as_alone(target, Some(exit), new, options, is_exact)
             };
-            let recorded = [separate(&options(false)), self_draft(&options(false))].concat();
-            let labelled = [separate(&options(true)), self_draft(&options(true))].concat();
+            let [recorded, labelled] = [false, true].map(|labels| {
+                let options = &options(labels);
+                [separate(options), self_draft(options, 1), self_draft(options, 0)].concat()
+            });
             for (mut without, with) in recorded.into_iter().zip(&labelled) {
                 for (place, with) in
                     Arc::make_mut(&mut without.places).iter_mut().zip(&*with.places)
@@ -193,13 +196,17 @@ fn without_labels_all_else_is_recorded_alike() {
                     // Sampled, the end of a round depends on it.
                     let is_asked = decoding != Decoding::GREEDY;
                     assert_eq!(place.candidate.target_log_prob.is_nan(), !is_asked);
-                    place.candidate.target_log_prob = with.candidate.target_log_prob;
+                    if !is_asked {
+                        place.candidate.target_log_prob = with.candidate.target_log_prob;
+                    }
                     let pairs =
                         place.rollout.iter_mut().flatten().zip(with.rollout.iter().flatten());
                     for (nth, (without, with)) in pairs.enumerate() {
                         let is_asked = is_asked && nth == 0;
                         assert_eq!(without.target_log_prob.is_nan(), !is_asked);
-                        without.target_log_prob = with.target_log_prob;
+                        if !is_asked {
+                            without.target_log_prob = with.target_log_prob;
+                        }
                     }
                 }
                 assert_alike(&without, with);

@@ -28,9 +28,10 @@ use crate::session::checked;
 use crate::session::tests::{go_on, greedy, greedy_plain};
 use crate::target::{Target, Verification};
 
-const EXIT_LAYERS: [usize; 2] = [1, 2];
+const EXIT_LAYERS: [usize; 3] = [0, 1, 2];
 /// Two behind each of them.
-const ARCHITECTURES: [[AdapterArchitecture; 2]; 2] = [
+const ARCHITECTURES: [[AdapterArchitecture; 2]; 3] = [
+    [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
     [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
     [AdapterArchitecture::AttentionWithHead, AdapterArchitecture::MlpOnly],
 ];
@@ -174,17 +175,17 @@ fn assert_greedy_is_plain(
 #[test]
 fn greedy_output_is_plain_greedy_output_for_every_rule_limit_and_context() {
     let model = target();
+    let mut counts = [0; 2];
     for (exit_layer, architectures) in EXIT_LAYERS.into_iter().zip(ARCHITECTURES) {
-        let mut counts = [0; 2];
         for architecture in architectures {
             for (name, largest_weight) in [("near", 0.02), ("far", 0.5)] {
                 let adapter = adapter(&model, architecture, exit_layer, largest_weight, name);
                 assert_greedy_is_plain(&model, &adapter, exit_layer, &mut counts);
             }
         }
-        // Both ways to go on were taken, each many times.
-        assert!(counts.iter().all(|count| *count > 100), "{counts:?}");
     }
+    // Both ways to go on were taken, each many times.
+    assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
 }
 
 /// A checkpoint of each family.
@@ -462,13 +463,13 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
         Decoding::sampled(Sampling::default()),
         Decoding::sampled(Sampling { temperature: 0.3, top_p: 0.9, top_k: None, min_p: None }),
     ];
+    let mut counts = [0; 2];
     for (exit_layer, architecture) in EXIT_LAYERS.into_iter().cycle().zip(AdapterArchitecture::ALL)
     {
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
         let mut drafter =
             WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64), &adapter);
-        let mut counts = [0; 2];
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {
                 // Of the fixed lengths and of the thresholds every third.
@@ -495,6 +496,6 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
                 }
             }
         }
-        assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
     }
+    assert!(counts.iter().all(|count| *count > 250), "{counts:?}");
 }

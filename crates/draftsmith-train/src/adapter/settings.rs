@@ -19,7 +19,8 @@ const MAX_LAYERS: usize = 8;
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterTraining {
     /// How many of the target's layers run before the adapter, or a list of such numbers: an
-    /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B).
+    /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B). 0: a small draft of its
+    /// own, which shares the target's embedding and LM head and none of its layers.
     pub exit_layer: ExitLayers,
     /// What the adapter is made of: `"attention"` (the paper's), `"mlp-only"`,
     /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
@@ -117,12 +118,12 @@ impl AdapterTraining {
         let exit_layers = self.exit_layer.to_vec();
         let are_distinct =
             exit_layers.iter().enumerate().all(|(n, layer)| !exit_layers[..n].contains(layer));
-        if exit_layers.is_empty() || exit_layers.contains(&0) || !are_distinct {
+        if exit_layers.is_empty() || !are_distinct {
             return Err(TrainError::Setting {
                 section: Section::Adapter,
                 key: "exit_layer",
                 value: format!("{exit_layers:?}"),
-                expected: "1 or more, or a list of different such numbers",
+                expected: "0 or more, or a list of different such numbers",
             });
         }
         if self.max_len < 2 {
@@ -229,10 +230,9 @@ mod tests {
             assert!(message.starts_with(&format!("`adapter.{key}` is ")), "{message}");
         };
         let default = AdapterTraining::default;
-        for bad in [vec![], vec![0], vec![1, 0], vec![2, 1, 2]] {
+        for bad in [vec![], vec![2, 1, 2]] {
             check("exit_layer", AdapterTraining { exit_layer: ExitLayers::Many(bad), ..default() });
         }
-        check("exit_layer", AdapterTraining { exit_layer: ExitLayers::One(0), ..default() });
         for num_layers in [0, 9] {
             check("num_layers", AdapterTraining { num_layers, ..default() });
         }

@@ -15,8 +15,12 @@ fn shape(text: &str) -> TreeShape {
 
 /// Decodes greedily with trees; rounds are counted that proposed more than a chain, of which something
 /// stood.
-fn assert_trees_are_plain(model: &CausalLm, adapter: &Adapter, num_branched: &mut usize) {
-    let exit_layer = exit_layer_of(model);
+fn assert_trees_are_plain(
+    model: &CausalLm,
+    adapter: &Adapter,
+    exit_layer: usize,
+    num_branched: &mut usize,
+) {
     for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
         let limits = Limits::new(max_new_tokens, vec![]);
         let context = prompt.len() + 44;
@@ -51,14 +55,15 @@ fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
         let exit_layer = exit_layer_of(&model);
         let name = format!("tree-{name}");
         let near = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, &name);
-        assert_trees_are_plain(&model, &near, &mut num_branched);
+        assert_trees_are_plain(&model, &near, exit_layer, &mut num_branched);
+        assert_trees_are_plain(&model, &near, 0, &mut num_branched);
         let far = adapter(&model, AdapterArchitecture::DecoderLayer, exit_layer, 0.5, &name);
-        assert_trees_are_plain(&model, &far, &mut num_branched);
+        assert_trees_are_plain(&model, &far, exit_layer, &mut num_branched);
         let device = Device::flex();
         device.seed(3);
         let drawn = model.config().init(&device);
         let config = config_of(&drawn, AdapterArchitecture::MlpOnly, exit_layer);
-        assert_trees_are_plain(&drawn, &config.init(&device), &mut num_branched);
+        assert_trees_are_plain(&drawn, &config.init(&device), exit_layer, &mut num_branched);
     }
     assert!(num_branched > 500, "{num_branched}");
 }
