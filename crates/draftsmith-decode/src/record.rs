@@ -20,10 +20,9 @@ use draftsmith_theory::{
 
 use crate::drafter::StepDrafter;
 use crate::error::DecodeError;
-use crate::logits::Logits;
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
-use along::Along;
+use along::{Along, TargetRow};
 use models::{EverySignal, Models, enter};
 use rollouts::Rollout;
 
@@ -162,11 +161,11 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(Along { number, slot, response, draws, limit, prompt_len, tokens, places, ahead })
     }
 
-    /// The target's row at the next place of each response, as a number of some rows, where it is asked.
+    /// The target's row at the next place of each response, where it is asked.
     fn target_rows(
         &mut self,
         running: &mut [Along<'_>],
-    ) -> Result<Vec<Option<(Arc<Logits>, usize)>>, DecodeError> {
+    ) -> Result<Vec<Option<TargetRow>>, DecodeError> {
         match self.options.target_asked() {
             TargetAsked::Nothing => Ok(vec![None; running.len()]),
             TargetAsked::Along => {
@@ -182,8 +181,9 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                         proposal,
                     })
                     .collect();
-                let logits = Arc::new(self.target.verify(&batch)?);
-                Ok((0..batch.len()).map(|row| Some((logits.clone(), row))).collect())
+                let rows = Arc::new(self.target.verify(&batch)?);
+                let row = |number| TargetRow { rows: rows.clone(), number };
+                Ok((0..batch.len()).map(|number| Some(row(number))).collect())
             }
         }
     }
@@ -213,9 +213,9 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 let last = along.places.last_mut().expect("there is one");
                 enter(predicted, &mut last.candidate);
             }
-            let target_logits = target_row.as_ref().map(|(logits, row)| {
+            let target_logits = target_row.as_ref().map(|row| {
                 let before = along.tokens.iter().copied();
-                self.options.decoding.penalised(logits.row(*row), before)
+                self.options.decoding.penalised(row.logits(), before)
             });
             let mut candidate = step.candidate(along.token(), self.options);
             candidate.target_log_prob = self.target_log_prob(&candidate, target_logits.as_deref());

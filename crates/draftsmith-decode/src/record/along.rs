@@ -27,6 +27,20 @@ pub(super) struct Along<'a> {
     pub(super) ahead: Option<(usize, Arc<Logits>)>,
 }
 
+/// A row of the target's, among those that were made with it.
+#[derive(Debug, Clone)]
+pub(super) struct TargetRow {
+    pub(super) rows: Arc<Logits>,
+    pub(super) number: usize,
+}
+
+impl TargetRow {
+    /// Its logits.
+    pub(super) fn logits(&self) -> &[f32] {
+        self.rows.row(self.number)
+    }
+}
+
 /// How many rows of a response are made at once: a matter of speed and memory alone.
 const NUM_ROWS_AHEAD: usize = 8;
 
@@ -36,23 +50,23 @@ impl Along<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs)
     }
 
-    /// The row at the next place of a response that `target` has begun along, as a number of some rows.
+    /// The row at the next place of a response that `target` has begun along.
     pub(super) fn row_ahead<T: Target>(
         &mut self,
         target: &mut T,
-    ) -> Result<(Arc<Logits>, usize), DecodeError> {
+    ) -> Result<TargetRow, DecodeError> {
         let at = self.at();
         if let Some((first, rows)) = &self.ahead
             && at - first < rows.num_rows()
         {
-            return Ok((rows.clone(), at - first));
+            return Ok(TargetRow { rows: rows.clone(), number: at - first });
         }
         let end = self.response.len().min(at + NUM_ROWS_AHEAD);
         let text = [&self.tokens, &self.response[at..end]].concat();
         let lens = self.tokens.len()..self.tokens.len() + end - at;
         let rows = Arc::new(target.logits_along(self.slot, &text, lens)?);
         self.ahead = Some((at, rows.clone()));
-        Ok((rows, 0))
+        Ok(TargetRow { rows, number: 0 })
     }
 
     /// Which of the response's tokens is next.
