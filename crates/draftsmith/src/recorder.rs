@@ -20,8 +20,6 @@ use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::SetPrompt;
 use crate::served::{Served, ServedResponse, ToAnswer};
-use crate::served_rows::open_served;
-use crate::shard::Shard;
 use crate::text_side::TextSide;
 
 /// The target's answer to one prompt.
@@ -65,7 +63,7 @@ impl Recorder<'_> {
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> Result<Vec<(String, Recording)>> {
         let job = RecordingJob {
-            models: self.models,
+            models: self.models.clone(),
             exports,
             drafter,
             decoding,
@@ -97,17 +95,10 @@ impl Recorder<'_> {
     /// # Errors
     /// If a first turn does not fit, the target fails, or Ctrl-C is met.
     pub(crate) fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
-        let pair = match self.models {
-            RecordedModels::Pair(pair) => pair,
-            RecordedModels::Served { text, recipe, workspace, .. } => {
-                let served = open_served(
-                    recipe,
-                    Shard::WHOLE,
-                    workspace,
-                    decoding,
-                    self.max_new_tokens,
-                    self.console,
-                )?;
+        let pair = match &self.models {
+            RecordedModels::Pair(pair) => *pair,
+            RecordedModels::Served { text, workspace, asker, .. } => {
+                let served = asker.open(workspace, decoding, self.max_new_tokens, self.console)?;
                 return self.answer_served(served, text, prompts);
             }
         };

@@ -22,11 +22,13 @@ use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::sequences_at_once;
 use crate::results::DrafterName;
+use crate::served_rows::Asker;
+use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
 
 /// Whose responses are recorded, and who drafts.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum RecordedModels<'a> {
     /// Both are here.
     Pair(&'a Pair),
@@ -34,8 +36,8 @@ pub(crate) enum RecordedModels<'a> {
     Served {
         models: ServedModels<'a>,
         text: &'a TextSide,
-        recipe: &'a Recipe,
         workspace: &'a Workspace,
+        asker: Asker<'a>,
     },
 }
 
@@ -48,8 +50,24 @@ impl<'a> RecordedModels<'a> {
         if recipe.target_elsewhere().is_none() {
             return Ok(Self::Pair(workspace.pair()?));
         }
+        Self::served(workspace, Asker::of(recipe, Shard::WHOLE)?)
+    }
+
+    /// Those of a target that servers serve.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn served(workspace: &'a Workspace, asker: Asker<'a>) -> Result<Self> {
         let (models, text) = (workspace.served_models()?, workspace.text_side()?);
-        Ok(Self::Served { models, text, recipe, workspace })
+        Ok(Self::Served { models, text, workspace, asker })
+    }
+
+    /// What is known of text, whoever has the models.
+    pub(crate) fn text(&self) -> &'a TextSide {
+        match self {
+            Self::Pair(pair) => &pair.text,
+            Self::Served { text, .. } => text,
+        }
     }
 }
 
@@ -89,9 +107,10 @@ impl RecordingJob<'_> {
     /// If a response does not fit, a model fails, or Ctrl-C is met.
     pub(crate) fn record(&self, responses: &mut [ToRecord<'_>]) -> Result<Vec<Recording>> {
         let at_once = sequences_at_once(responses.len(), self.on_cpu);
-        let pair = match self.models {
+        let pair = match &self.models {
             RecordedModels::Pair(pair) => pair,
             RecordedModels::Served { models, text, .. } => {
+                let (models, text) = (*models, *text);
                 let chunks = responses.par_chunks_mut(at_once);
                 let recorded = chunks.map(|some| self.record_served(models, text, some));
                 let recorded: Vec<Vec<Recording>> = recorded.collect::<Result<_>>()?;

@@ -20,7 +20,7 @@ use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_named, answer_side_by_side};
 use crate::labels::{Labels, ServedModels};
-use crate::recipe::{DataRecipe, Recipe};
+use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
 use crate::served::{Asking, Served, ServedResponse, ToAnswer};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
@@ -40,8 +40,8 @@ pub(crate) fn ask_servers<'p>(
     console: &Console,
 ) -> Result<Served> {
     let data = recipe.data.as_ref().context("there is a section `[data]`")?;
-    let (decoding, max_new_tokens) = (data.decoding(), data.max_new_tokens);
-    let mut served = open_served(recipe, shard, workspace, decoding, max_new_tokens, console)?;
+    let asker = Asker::of(recipe, shard)?;
+    let mut served = asker.open(workspace, data.decoding(), data.max_new_tokens, console)?;
     let all: Vec<ToAnswer<'_>> = prompts.map(ToAnswer::Conversation).collect();
     let progress = Progress::new(console, "servers", "prompts", all.len() as u64);
     served.answer(&all, console, &progress)?;
@@ -49,35 +49,54 @@ pub(crate) fn ask_servers<'p>(
     Ok(served)
 }
 
-/// What the recipe's servers answered so far, and may be asked, under a way of decoding.
-///
-/// # Errors
-/// If there are none, or the journal cannot be read.
-pub(crate) fn open_served(
-    recipe: &Recipe,
-    shard: Shard,
-    workspace: &Workspace,
-    decoding: Decoding,
-    max_new_tokens: usize,
-    console: &Console,
-) -> Result<Served> {
-    let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
-    let server = server.context("`data.responses` is `server`")?;
-    let asking = Asking {
-        text: workspace.text_side()?,
-        stop_strings: &recipe.models.stop_strings,
-        vocab_size: workspace.target_shape()?.vocab_size,
-        decoding,
-        max_new_tokens,
-        seed: recipe.seed,
-        log_probs: server.log_probs(&decoding),
-    };
-    Served::open(server, &asking, &journal_of(recipe, shard), console)
+/// Who asks servers of the target, and where their answers are written down.
+#[derive(Clone)]
+pub(crate) struct Asker<'a> {
+    pub(crate) server: &'a ServerRecipe,
+    /// The strings that end a response.
+    pub(crate) stop_strings: &'a [String],
+    pub(crate) seed: u64,
+    /// Each process has a journal of its own, and reads those beside it.
+    pub(crate) journal: PathBuf,
 }
 
-/// Where what servers gave is written down: each process has a journal of its own, and reads all.
-fn journal_of(recipe: &Recipe, shard: Shard) -> PathBuf {
-    recipe.data_dir().join(shard.file_name("served", "jsonl"))
+impl<'a> Asker<'a> {
+    /// Who asks a recipe's servers.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub(crate) fn of(recipe: &'a Recipe, shard: Shard) -> Result<Self> {
+        let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
+        Ok(Self {
+            server: server.context("`data.responses` is `server`")?,
+            stop_strings: &recipe.models.stop_strings,
+            seed: recipe.seed,
+            journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
+        })
+    }
+
+    /// What the servers answered so far, and may be asked, under a way of decoding.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub(crate) fn open(
+        &self,
+        workspace: &Workspace,
+        decoding: Decoding,
+        max_new_tokens: usize,
+        console: &Console,
+    ) -> Result<Served> {
+        let asking = Asking {
+            text: workspace.text_side()?,
+            stop_strings: self.stop_strings,
+            vocab_size: workspace.target_shape()?.vocab_size,
+            decoding,
+            max_new_tokens,
+            seed: self.seed,
+            log_probs: self.server.log_probs(&decoding),
+        };
+        Served::open(self.server, &asking, &self.journal, console)
+    }
 }
 
 /// What the rows of all prompts have in common.

@@ -4,7 +4,8 @@
 //! The target answers some prompts, the draft is recorded along the answers as `record` does it, and
 //! every rule is replayed at costs that are measured as `tune` measures them, or given. Prompts are few,
 //! so each half of them is judged by what was chosen, and learnt, on the other. Nothing is written
-//! but in memory and a temporary directory.
+//! but in memory and a temporary directory. A target that is served elsewhere answers there, and of it
+//! is known what its servers say.
 
 mod costs;
 mod look_ups;
@@ -13,12 +14,14 @@ mod probe;
 mod read_out;
 mod show;
 mod target_alone;
+#[cfg(test)]
+mod tests;
 mod verdict;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
@@ -34,10 +37,11 @@ use crate::device::{DeviceChoice, on_pool};
 use crate::ends::EndArguments;
 use crate::prompts::reading::Reading;
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::GivenCosts;
+use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, Recorder};
 use crate::recordings::RecordedModels;
 use crate::rollouts::SetPrompt;
+use crate::served_rows::Asker;
 use crate::workspace::Workspace;
 
 /// The greatest number of candidates a round.
@@ -68,6 +72,10 @@ pub(crate) struct SurveyArguments {
     decoding: DecodingArguments,
     #[command(flatten)]
     ends: EndArguments,
+    /// Ask servers of the target for its answers, whose weights are then not read: a TOML file with the
+    /// keys of a recipe's `[data.server]`. Takes `--draft` and `--costs`.
+    #[arg(long, value_name = "FILE", requires = "draft", requires = "costs")]
+    server: Option<PathBuf>,
     /// What forwards cost where you serve, instead of here: a TOML file with the keys of a recipe's
     /// `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
     #[arg(long, value_name = "FILE")]
@@ -106,6 +114,7 @@ enum Found {
 /// What both kinds of survey work with.
 struct Surveyor<'a> {
     workspace: &'a Workspace,
+    models: RecordedModels<'a>,
     answers: &'a [Answer],
     decoding: Decoding,
     max_new_tokens: usize,
@@ -122,7 +131,9 @@ pub(crate) fn run(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    on_pool(|| survey(arguments, seed, device, dtype, console))
+    let survey = on_pool(|| survey(arguments, seed, device, dtype, console))?;
+    console.text(show::survey(&survey, console.width(), console.colour())?)?;
+    console.document(&survey)
 }
 
 fn survey(
@@ -131,26 +142,43 @@ fn survey(
     device: &Device,
     dtype: WeightDtype,
     console: &Console,
-) -> Result<()> {
+) -> Result<Survey> {
     let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let devices = vec![device.clone()];
-    let workspace = Workspace::open(&arguments.target, draft, template, devices, console)?
-        .ending(arguments.ends.ends())
-        .computing_in(dtype);
-    let pair = workspace.pair()?;
+    let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
+    let ends = arguments.ends.ends();
+    let stop_strings = ends.stop_strings.clone();
+    let workspace = match &server {
+        None => Workspace::open(&arguments.target, draft, template, devices, console)?,
+        Some(server) => {
+            check_server(server, &decoding)?;
+            let target = (&*arguments.target, &*server.model);
+            Workspace::open_served(target, draft, template, devices, console)?
+        }
+    };
+    let workspace = workspace.ending(ends).computing_in(dtype);
+    let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let models = match &server {
+        None => RecordedModels::Pair(workspace.pair()?),
+        Some(server) => {
+            let journal = dir.path().join("served.jsonl");
+            let asker = Asker { server, stop_strings: &stop_strings, seed, journal };
+            RecordedModels::served(&workspace, asker)?
+        }
+    };
     let num_prompts = Some(arguments.num_prompts.get());
     let choice = PromptChoice { num_prompts, skip_long: true };
-    let prompts = choice.of_all(&sources, &pair.text, console)?;
+    let prompts = choice.of_all(&sources, models.text(), console)?;
     let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
     let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
     let progress = Progress::new(console, "survey", "answers", num_turns as u64);
     progress.message("target");
     let max_new_tokens = arguments.max_new_tokens.get();
     let recorder = Recorder {
-        models: RecordedModels::Pair(pair),
+        models: models.clone(),
         max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
@@ -170,6 +198,7 @@ fn survey(
     }
     let surveyor = Surveyor {
         workspace: &workspace,
+        models,
         answers: &answers,
         decoding,
         max_new_tokens,
@@ -181,7 +210,7 @@ fn survey(
         Some(_) => Found::Pair(Box::new(pair::survey(&surveyor)?)),
         None => Found::Target(Box::new(target_alone::survey(&surveyor)?)),
     };
-    let survey = Survey {
+    Ok(Survey {
         target: arguments.target.clone(),
         draft: arguments.draft.clone(),
         decoding,
@@ -190,9 +219,24 @@ fn survey(
         num_answers: answers.len(),
         num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
         found,
-    };
-    console.text(show::survey(&survey, console.width(), console.colour())?)?;
-    console.document(&survey)
+    })
+}
+
+/// Checks that what servers say is enough.
+fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
+    if server.takes_weights() {
+        bail!(
+            "key `labels` of the server is `weights`, and a survey with `--server` reads none; hint: leave \
+             it out, or survey without `--server`"
+        );
+    }
+    if !decoding.is_greedy() && decoding.is_penalised() {
+        bail!(
+            "log-probabilities of servers do not tell what a repetition penalty makes of them; hint: \
+             leave it out, or survey greedy answers"
+        );
+    }
+    Ok(())
 }
 
 impl Surveyor<'_> {

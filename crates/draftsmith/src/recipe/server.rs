@@ -1,14 +1,15 @@
 //! The table `[data.server]`: servers that write the responses.
 
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use draftsmith_theory::Decoding;
 use draftsmith_train::HeadLabels;
 use serde::{Deserialize, Serialize};
 
 use super::Recipe;
-use super::checks::require;
+use super::checks::{require, toml_error};
 
 /// The most requests at once, and the most seconds that one may take.
 const MOST_AT_ONCE: usize = 1024;
@@ -85,6 +86,24 @@ impl ServerRecipe {
     pub(crate) fn log_probs(&self, decoding: &Decoding) -> Option<usize> {
         let are_needed = self.labels == ServerLabels::Server && !decoding.is_greedy();
         are_needed.then_some(self.logprobs)
+    }
+
+    /// Reads the keys of the table from a file of their own.
+    ///
+    /// # Errors
+    /// If it cannot be read, or a key is unknown or makes no sense.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let named = || format!("server `{}`", path.display());
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the server's keys `{}`", path.display()))?;
+        let server: Self = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+        server.check().with_context(named)?;
+        Ok(server)
+    }
+
+    /// Whether labels are made with the target's weights.
+    pub(crate) fn takes_weights(&self) -> bool {
+        self.labels == ServerLabels::Weights
     }
 
     /// The longest that a request may take.

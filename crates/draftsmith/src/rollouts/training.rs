@@ -24,7 +24,7 @@ use crate::exports::{AdapterExport, Exports};
 use crate::recipe::{Recipe, decoding};
 use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
 use crate::results::DrafterName;
-use crate::served_rows::open_served;
+use crate::served_rows::Asker;
 use crate::shard::Shard;
 use crate::workspace::Workspace;
 
@@ -66,10 +66,7 @@ impl TrainingRollouts {
             Some(_) => RecordedModels::Pair(workspace.target_alone()?),
             None => RecordedModels::of(recipe, workspace)?,
         };
-        let context = match models {
-            RecordedModels::Pair(pair) => pair.text.context,
-            RecordedModels::Served { text, .. } => text.context,
-        };
+        let context = models.text().context;
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let adapters = adapter.transpose()?.into_iter().collect();
         let exports = Exports { adapters, ..Exports::none() };
@@ -110,7 +107,7 @@ impl TrainingRollouts {
         let top_k = top_k.map(|top_k| top_k as usize);
         let decoding =
             decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty);
-        let probs = match models {
+        let probs = match &models {
             RecordedModels::Served { .. } if !decoding.is_greedy() => {
                 served_probs(recipe, workspace, decoding, max_new_tokens as usize, &responses)?
             }
@@ -180,8 +177,9 @@ fn served_probs(
     max_new_tokens: usize,
     rows: &[&ResponseRow],
 ) -> Result<Vec<Option<Vec<TopProbs>>>> {
+    let silent = Console::silent();
     let served =
-        open_served(recipe, Shard::WHOLE, workspace, decoding, max_new_tokens, &Console::silent())?;
+        Asker::of(recipe, Shard::WHOLE)?.open(workspace, decoding, max_new_tokens, &silent)?;
     let probs_of = |row: &&ResponseRow| {
         let response = served.response(&row.id, &row.prompt_ids).with_context(|| {
             format!(

@@ -1,6 +1,7 @@
 //! A target and a draft: how they agree, what each rule would gain, and how much of it a head could.
 
 use anyhow::{Context, Result};
+use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
     Sampling, SeededDraws, Spending, StopRuleConfig, StopRuleName, TokenChoice,
@@ -32,8 +33,8 @@ pub(super) struct PairSurvey {
     /// The share of positions at which both models' most probable tokens are one.
     pub(super) agreement: Estimate,
     /// Σ min(p, q) as sampled, at temperature 1 where answers are greedy: the chance that a sampled
-    /// candidate is accepted.
-    pub(super) overlap: Estimate,
+    /// candidate is accepted. Null for greedy answers of servers, which say no probabilities.
+    pub(super) overlap: Option<Estimate>,
     /// The share of the answers' tokens that the draft proposes and the target accepts; null where
     /// nothing is drafted.
     pub(super) share_accepted: Option<f64>,
@@ -73,8 +74,9 @@ pub(super) struct FixedLength {
 /// What a head could do for the pair.
 #[derive(Debug, Serialize)]
 pub(super) struct HeadSurvey {
-    /// The gain over the best fixed length of a rule that reads a perfect look-ahead head.
-    pub(super) ceiling: Estimate,
+    /// The gain over the best fixed length of a rule that reads a perfect look-ahead head; null where the
+    /// target is served, which nobody can ask about all candidates.
+    pub(super) ceiling: Option<Estimate>,
     /// What heads that were trained for a moment knew; null where answers were too few.
     pub(super) probe: Option<Probe>,
 }
@@ -87,7 +89,8 @@ pub(super) struct Probe {
     pub(super) explained: Estimate,
     /// Their predictions on answers that they were not trained on.
     pub(super) scores: HeadScores,
-    /// What a head that explains so much is expected to gain: that share of the ceiling.
+    /// What a head that explains so much is expected to gain: that share of the ceiling. Where there is
+    /// none, what the best rule that reads these small heads gains.
     pub(super) outlook: HeadOutlook,
 }
 
@@ -98,9 +101,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let num_steps = 3 * answers.len() as u64;
     let progress = Progress::new(console, "survey", "answers", num_steps);
     let (agreement, overlap) = agreement(surveyor, &progress)?;
-    let pair = surveyor.workspace.pair()?;
+    let text = surveyor.models.text();
     let recorder = Recorder {
-        models: RecordedModels::Pair(pair),
+        models: surveyor.models.clone(),
         max_new_tokens: surveyor.max_new_tokens,
         seed,
         max_length: MAX_LENGTH,
@@ -115,7 +118,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let all = |recorded: &[(String, Recording)], head| Recordings {
         drafter: id,
         max_length: MAX_LENGTH,
-        eos_token_ids: pair.text.eos_token_ids.clone(),
+        eos_token_ids: text.eos_token_ids.clone(),
         head,
         responses: recorded.iter().map(|(_, recording)| recording.clone()).collect(),
     };
@@ -164,22 +167,35 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let fixed = shown.iter().find(|choice| choice.name == StopRuleName::FixedLength);
     let fixed = promise(fixed.context("fixed lengths are tried")?, judging.fixed());
 
-    let ahead = plain_halves
-        .clone()
-        .map(|half| Recordings { head: Some(HeadTiming::AtDraw), ..half }.with_perfect_head());
-    let perfect = self::judging(&ahead, &costs, seed)?.best(reads_head)?;
-    let ceiling_of = |some: &[usize]| over(judging.fixed(), &perfect, some);
-    let probe = probed.as_ref().map(|halves| {
+    let is_judged = plain_halves.iter().all(Recordings::is_judged);
+    let perfect = is_judged.then(|| {
+        let ahead = plain_halves
+            .clone()
+            .map(|half| Recordings { head: Some(HeadTiming::AtDraw), ..half }.with_perfect_head());
+        self::judging(&ahead, &costs, seed)?.best(reads_head)
+    });
+    let perfect = perfect.transpose()?;
+    let ceiling_of =
+        perfect.as_ref().map(|perfect| |some: &[usize]| over(judging.fixed(), perfect, some));
+    let probing = |halves: &[Recordings; 2]| -> Result<Probe> {
         let [one, other] = halves.each_ref().map(|half| half.judged_predictions(decoding));
         let unexplained = Unexplained::of(&one, &other).join(Unexplained::of(&other, &one));
-        let expected = |some: &[usize]| unexplained.share(some).max(0.0) * ceiling_of(some);
+        // Without a ceiling there is what these heads gain themselves.
+        let own = match ceiling_of {
+            Some(_) => Vec::new(),
+            None => judging.best(reads_head)?,
+        };
+        let expected = |some: &[usize]| match &ceiling_of {
+            Some(ceiling_of) => unexplained.share(some).max(0.0) * ceiling_of(some),
+            None => over(judging.fixed(), &own, some),
+        };
         let over_untrained = |some: &[usize]| {
             (1.0 + expected(some)) / (1.0 + over(judging.fixed(), &untrained, some)) - 1.0
         };
         let speedup = |some: &[usize]| {
             (1.0 + expected(some)) * (1.0 + over(judging.plain(), judging.fixed(), some))
         };
-        Probe {
+        Ok(Probe {
             explained: judging.estimate(&|some| unexplained.share(some)),
             scores: scores(&[one, other].concat().concat(), &|prob| prob),
             outlook: HeadOutlook {
@@ -187,9 +203,11 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
                 over_untrained: judging.estimate(&over_untrained),
                 speedup: judging.estimate(&speedup),
             },
-        }
-    });
-    let head = HeadSurvey { ceiling: judging.estimate(&ceiling_of), probe };
+        })
+    };
+    let probe = probed.as_ref().map(probing).transpose()?;
+    let ceiling = ceiling_of.as_ref().map(|ceiling_of| judging.estimate(ceiling_of));
+    let head = HeadSurvey { ceiling, probe };
     let untrained = promise(cheapest(&best)?, &untrained);
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
     let look_ups = LookUps::of(&plain_halves, &costs, seed)?;
@@ -250,23 +268,31 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
     (1..=recordings.max_length).map(at).collect()
 }
 
-/// How often both models prefer the same token, and the overlap of their distributions.
-fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Estimate)> {
+/// How often both models prefer the same token, and the overlap of their distributions, if that is
+/// known.
+fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let decoding = match surveyor.decoding.choice {
         TokenChoice::Greedy => Decoding::sampled(Sampling::default()),
         TokenChoice::Sampled(sampling) => Decoding::sampled(sampling),
     };
     let decoding = decoding.penalising(surveyor.decoding.repetition_penalty);
-    let pair = surveyor.workspace.pair()?;
     let counted = surveyor.answers.par_iter().map(|answer| {
         if surveyor.console.is_interrupted() {
             return Err(Interrupted.into());
         }
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
-        let drawn = DraftTokens::Drawn(&mut draws);
-        let labels = Labels::of(pair, &decoding, prompt, response, drawn)?;
+        let labels = match &surveyor.models {
+            RecordedModels::Pair(pair) => {
+                let drawn = DraftTokens::Drawn(&mut draws);
+                Labels::of(pair, &decoding, prompt, response, drawn)?
+            }
+            RecordedModels::Served { models, .. } => {
+                let known = KnownResponse { response, probs: answer.probs.as_deref() };
+                Labels::of_served(models, &decoding, prompt, &known, &mut draws)?
+            }
+        };
         let draft = labels.draft.context("there is a draft")?;
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();
@@ -280,5 +306,7 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
         let share = |some: &[usize]| sum(some, of) / sum(some, 0);
         shown_interval(counted.len(), surveyor.seed, share).into()
     };
-    Ok((share(1), share(2)))
+    let is_served = matches!(surveyor.models, RecordedModels::Served { .. });
+    let overlap = (!is_served || !surveyor.decoding.is_greedy()).then(|| share(2));
+    Ok((share(1), overlap))
 }

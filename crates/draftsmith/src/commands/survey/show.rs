@@ -33,9 +33,9 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
     let costs = &found.costs;
     let mut text = format!(
-        "most probable tokens agree at {}, overlap {}\n",
+        "most probable tokens agree at {}{}\n",
         share(found.agreement),
-        share(found.overlap)
+        found.overlap.map_or_else(String::new, |overlap| format!(", overlap {}", share(overlap)))
     );
     let by_position: Vec<String> =
         found.acceptance_by_position.iter().map(|share| format!("{share:.2}")).collect();
@@ -63,14 +63,19 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         told(found.untrained_gain)
     );
     text += &look_ups(&found.look_ups);
-    text += &format!("a perfect head: {} over the best K\n", told(found.head.ceiling));
+    if let Some(ceiling) = found.head.ceiling {
+        text += &format!("a perfect head: {} over the best K\n", told(ceiling));
+    }
     if let Some(probe) = &found.head.probe {
         text += &format!(
             "heads trained for a moment on half of the prompts explain {} of what a constant leaves \
-             unexplained (AUROC {}); a head gains about that share of a perfect one's gain: {} over \
-             the best K, and more with more data\n",
+             unexplained (AUROC {}); {}: {} over the best K, and more with more data\n",
             share(probe.explained),
             probe.scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.3}")),
+            match found.head.ceiling {
+                Some(_) => "a head gains about that share of a perfect one's gain",
+                None => "the best rule that reads them gains",
+            },
             told(probe.outlook.over_fixed),
         );
     }

@@ -115,7 +115,7 @@ pub(super) fn of_pair(
     untrained: &Promise,
     untrained_gain: Estimate,
     head: Option<&HeadOutlook>,
-    ceiling: Estimate,
+    ceiling: Option<Estimate>,
 ) -> Verdict {
     // A fixed length is simpler, and every runtime has it.
     let is_better = untrained_gain.low > 0.0;
@@ -146,20 +146,20 @@ pub(super) fn of_pair(
     let config = Some(setting.config.clone());
     if expected_gain.low > 0.0 {
         let about_heads = match of_head {
-            Some((_, gain)) => format!(
-                "a head that knows what these prompts teach would change that by {}, a perfect one \
-                 gains {} over the best K",
-                told(gain),
-                percent(ceiling.value)
-            ),
-            None => format!(
-                "these are too few prompts to say what a head would know; a perfect one gains {} \
-                 over the best K",
-                percent(ceiling.value)
-            ),
+            Some((_, gain)) => {
+                format!(
+                    "a head that knows what these prompts teach would change that by {}",
+                    told(gain)
+                )
+            }
+            None => "these are too few prompts to say what a head would know".to_owned(),
         };
+        let joint = if of_head.is_some() { ", a" } else { "; a" };
+        let of_perfect = ceiling.map_or_else(String::new, |ceiling| {
+            format!("{joint} perfect one gains {} over the best K", percent(ceiling.value))
+        });
         let sentence = format!(
-            "just set {}: expect {} over the target alone; {about_heads}",
+            "just set {}: expect {} over the target alone; {about_heads}{of_perfect}",
             setting.setting,
             told(expected_gain)
         );
@@ -293,7 +293,7 @@ mod tests {
             &confidence(estimate(1.2 * (1.0 + eta.value), 0.03)),
             eta,
             of_head.as_ref(),
-            estimate(0.2, 0.02),
+            Some(estimate(0.2, 0.02)),
         )
     }
 
@@ -335,7 +335,7 @@ mod tests {
             &confidence(estimate(0.8, 0.05)),
             estimate(0.0, 0.01),
             None,
-            estimate(0.1, 0.02),
+            Some(estimate(0.1, 0.02)),
         );
         assert_eq!((slow.advice, slow.config), (Advice::DoNotSpeculate, None));
         insta::assert_snapshot!(slow.sentence, @"do not speculate: the best without training, K = 4, gives -20.0 % (95 %: -25.0 to -15.0) over the target alone");
@@ -346,7 +346,8 @@ mod tests {
             speedup: estimate(0.88, 0.05),
         };
         let slow = fixed(estimate(0.8, 0.05));
-        let advised = of_pair(&slow, &slow, estimate(0.0, 0.01), Some(&head), head.over_fixed);
+        let advised =
+            of_pair(&slow, &slow, estimate(0.0, 0.01), Some(&head), Some(head.over_fixed));
         assert_eq!(advised.advice, Advice::DoNotSpeculate);
     }
 
