@@ -15,6 +15,8 @@ mod data_forms;
 mod data_page;
 #[path = "cli/export.rs"]
 mod export;
+#[path = "cli/features.rs"]
+mod features;
 #[path = "cli/generate.rs"]
 mod generate;
 #[path = "cli/hub.rs"]

@@ -96,6 +96,11 @@ impl DrafterModel {
         self.model.device()
     }
 
+    /// The type that it computes in.
+    pub fn dtype(&self) -> WeightDtype {
+        self.model.dtype()
+    }
+
     /// The same in another type, in which it then computes.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let of_exit = |exit: Exit| match dtype {

@@ -6,6 +6,8 @@
 pub(crate) mod batches;
 pub(crate) mod distillation;
 pub(crate) mod learner;
+pub(crate) mod rows;
 pub(crate) mod scores;
 pub(crate) mod settings;
+pub(crate) mod stored;
 pub(crate) mod train;

@@ -11,5 +11,6 @@ pub(crate) mod loss;
 pub(crate) mod recorded;
 pub(crate) mod rows;
 pub(crate) mod settings;
+pub(crate) mod stored;
 pub(crate) mod sweep;
 pub(crate) mod train;

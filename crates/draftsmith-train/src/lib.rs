@@ -13,6 +13,7 @@
 //! | `adapter` | self-draft adapters: settings, batches, the four distillation losses, scores, and the training |
 //! | `run` | the loop over epochs, its members and devices, optimizer and learning rate, and the state from which a run resumes |
 //! | `log` | what a training tells: `metrics.jsonl`, TensorBoard's event files, burn-train's metrics, and [`renderer`] |
+//! | `states` | hidden states of frozen models that are kept on the disk |
 //! | `ranges` | the ranges of settings, and the error that names one outside |
 
 mod adapter;
@@ -23,6 +24,7 @@ mod log;
 mod ranges;
 mod run;
 mod section;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -48,3 +50,4 @@ pub use run::schedule::Schedule;
 pub use run::trained::Trained;
 pub use run::training_run::{Ending, TrainingRun, TrainingSize};
 pub use section::Section;
+pub use states::{FeatureDir, FeatureFormat, Features};

@@ -1,58 +1,18 @@
 //! Batches of sequences: what an adapter is given of rows and the frozen target.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor, TensorData};
-use draftsmith_data::ResponseRow;
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
 use crate::adapter::distillation::{LmHead, Tokens};
+use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
+use crate::adapter::stored::StoredStates;
 use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
 use crate::run::devices::PerDevice;
-
-/// What adapter training needs of a [`ResponseRow`]. At least one position is supervised.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct AdapterRow {
-    id: String,
-    /// The prompt and the response, but for the last token, after which nothing is known.
-    input_ids: Vec<u32>,
-    /// The first position that predicts a token of the response; all that follow do too.
-    first_supervised: usize,
-    /// The target's final hidden states at the supervised positions, once they are known and if there
-    /// is room for them.
-    teacher: OnceLock<Vec<f32>>,
-}
-
-impl AdapterRow {
-    /// Takes a row as far as it fits `max_len` tokens; `None` if no token of the response that
-    /// another precedes does.
-    ///
-    /// Position j predicts token j + 1, and so is supervised if and only if token j + 1 belongs to
-    /// the response: from the prompt's last token to the response's last but one. The authors'
-    /// code shifts hidden states and targets by one, but not its mask, and so supervises
-    /// predictions two tokens late; here BOS is read, as it is when decoding.
-    pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
-        let mut input_ids: Vec<u32> =
-            row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
-        input_ids.pop();
-        let first_supervised = row.prompt_ids.len().saturating_sub(1);
-        let is_usable = first_supervised < input_ids.len();
-        let (id, teacher) = (row.id.clone(), OnceLock::new());
-        is_usable.then(|| Self { id, input_ids, first_supervised, teacher })
-    }
-
-    fn num_supervised(&self) -> usize {
-        self.input_ids.len() - self.first_supervised
-    }
-
-    /// The tokens of the response that it predicts, but for the last.
-    pub(crate) fn predicted(&self) -> &[u32] {
-        &self.input_ids[self.first_supervised + 1..]
-    }
-}
 
 /// A few rows, as the adapter and its loss see them.
 #[derive(Debug, Clone)]
@@ -120,6 +80,8 @@ pub(crate) struct AdapterSource {
     pub(crate) lengths: Lengths,
     /// Bytes that the rows' final hidden states may still take.
     pub(crate) room: Arc<AtomicUsize>,
+    /// Hidden states on the disk, instead of those that are computed.
+    pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
 impl BatchSource for AdapterSource {
@@ -182,34 +144,33 @@ impl AdapterSource {
         step_supervised: usize,
         ends_step: bool,
     ) -> AdapterBatch {
-        let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
-        let seq = self.lengths.padded(seq);
-        let num_rows = self.lengths.padded_batch(rows.len(), self.batch_size);
-        let mut ids: Vec<i32> = Vec::with_capacity(num_rows * seq);
+        let dims = padded_dims(rows, self.lengths, self.batch_size);
+        let [_, seq] = dims;
         let mut supervised: Vec<i32> = Vec::new();
-        let mut wanted = Vec::with_capacity(num_rows);
         for (nth, row) in rows.iter().enumerate() {
             let start = nth * seq;
             let positions = start + row.first_supervised..start + row.input_ids.len();
             supervised.extend(positions.map(|position| position as i32));
-            wanted.push(row.first_supervised..row.input_ids.len());
-            ids.extend(row.input_ids.iter().map(|id| *id as i32));
-            // The model is causal: padding on the right changes nothing to its left.
-            ids.resize(start + seq, 0);
         }
-        ids.resize(num_rows * seq, 0);
-        wanted.resize(num_rows, 0..0);
         let device = target.model.device();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [num_rows, seq]), &device);
-        let features = target.model.exit_states_at(ids, &self.exit_layers, &wanted);
         let num_tokens = supervised.len();
         supervised.resize(self.lengths.padded(num_tokens), supervised[num_tokens - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
         let are_tokens = real(num_tokens, self.lengths, &device);
+        let (features, teacher) = match &self.stored {
+            Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),
+            None => {
+                let Padded { ids, wanted } =
+                    Padded::new(rows, self.lengths, self.batch_size, &device);
+                let features = target.model.exit_states_at(ids, &self.exit_layers, &wanted);
+                let teacher = self.teacher(target, rows, &features, wanted, supervised.clone());
+                (features, teacher)
+            }
+        };
         AdapterBatch {
-            teacher: self.teacher(target, rows, &features, wanted, supervised.clone()),
             features,
+            teacher,
             supervised,
             tokens: Tokens { num: num_tokens, are: are_tokens.map(|are| are.unsqueeze_dim(1)) },
             lm_head: target.lm_head.clone(),
@@ -217,6 +178,41 @@ impl AdapterSource {
             step_share: num_tokens as f64 / step_supervised as f64,
             ends_step,
         }
+    }
+
+    /// The hidden states of rows that are kept on the disk: at the exits, and the final ones at the
+    /// supervised positions.
+    fn stored_states(
+        &self,
+        stored: &StoredStates,
+        target: &FrozenTarget,
+        rows: &[&AdapterRow],
+        [num_rows, seq]: [usize; 2],
+        supervised: &Tensor<1, Int>,
+    ) -> (Vec<Tensor<3>>, Tensor<2>) {
+        let model = &target.model;
+        let batch = (self.lengths, self.batch_size);
+        let states = stored.states(model, &self.exit_layers, rows, batch);
+        let (width, device) = (model.shape().hidden_size, model.device());
+        let dtype = model.dtype().float_dtype();
+        let features = (0..self.exit_layers.len()).map(|exit| {
+            let mut all = Vec::with_capacity(num_rows * seq * width);
+            for (nth, row) in states.iter().enumerate() {
+                all.extend_from_slice(&row.exits[exit]);
+                all.resize((nth + 1) * seq * width, 0.0);
+            }
+            all.resize(num_rows * seq * width, 0.0);
+            vectors::tensor(all, [num_rows, seq, width], &device).cast(dtype)
+        });
+        let [num_tokens] = supervised.dims();
+        let mut last: Vec<f32> = states.iter().flat_map(|row| row.last.iter().copied()).collect();
+        // Padding repeats the last token.
+        let padding = last[last.len() - width..].to_vec();
+        while last.len() < num_tokens * width {
+            last.extend_from_slice(&padding);
+        }
+        let last = vectors::tensor(last, [num_tokens, width], &device).cast(dtype);
+        (features.collect(), last)
     }
 
     /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a
@@ -277,189 +273,4 @@ pub(crate) fn at_positions(hidden: Tensor<3>, positions: Tensor<1, Int>) -> Tens
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use burn::tensor::Device;
-
-    use super::*;
-    use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
-
-    fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
-        let probs = vec![0.5; response.len()];
-        response_row("set#3", prompt, response, response, &probs)
-    }
-
-    /// The tokens that supervised positions predict, and those that they follow.
-    fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u32, u32)>> {
-        let all = [prompt, response].concat();
-        let row = AdapterRow::new(&row(prompt, response), max_len)?;
-        assert_eq!(row.input_ids, all[..row.input_ids.len()]);
-        let positions = row.first_supervised..row.input_ids.len();
-        Some(positions.map(|position| (all[position], all[position + 1])).collect())
-    }
-
-    #[test]
-    fn exactly_the_responses_tokens_are_predicted() {
-        let check = |prompt: &[u32], response: &[u32], max_len, expected: &[(u32, u32)]| {
-            assert_eq!(predicted(prompt, response, max_len).as_deref(), Some(expected));
-        };
-        check(&[1, 2, 3], &[4, 5, 6], 64, &[(3, 4), (4, 5), (5, 6)]);
-        check(&[1, 2, 3], &[4], 64, &[(3, 4)]);
-        check(&[1], &[4, 5], 64, &[(1, 4), (4, 5)]);
-        // Nothing precedes a response's first token without a prompt.
-        check(&[], &[4, 5, 6], 64, &[(4, 5), (5, 6)]);
-        check(&[1, 2, 3], &[4, 5, 6], 6, &[(3, 4), (4, 5), (5, 6)]);
-        check(&[1, 2, 3], &[4, 5, 6], 5, &[(3, 4), (4, 5)]);
-        check(&[1, 2, 3], &[4, 5, 6], 4, &[(3, 4)]);
-    }
-
-    #[test]
-    fn rows_without_anything_to_predict_are_left_out() {
-        for (prompt, response, max_len) in [
-            (&[1, 2, 3][..], &[][..], 64),
-            (&[1, 2, 3], &[4], 3),
-            (&[1, 2, 3], &[4], 2),
-            (&[], &[4], 64),
-            (&[], &[], 64),
-        ] {
-            assert_eq!(predicted(prompt, response, max_len), None);
-        }
-    }
-
-    #[test]
-    fn rows_need_no_draft_columns() {
-        let mut without_draft = row(&[1], &[2]);
-        without_draft.draft = None;
-        assert!(AdapterRow::new(&without_draft, 64).is_some());
-    }
-
-    fn source(num_rows: usize) -> AdapterSource {
-        let target = tiny_draft(16, 64);
-        let rows = responses(num_rows, 20, 5)
-            .iter()
-            .map(|row| Arc::new(AdapterRow::new(row, 64).unwrap()))
-            .collect();
-        AdapterSource {
-            targets: FrozenTarget::new(target, None).into(),
-            exit_layers: vec![1],
-            rows,
-            batch_size: 3,
-            lengths: Lengths::AsGiven,
-            room: Arc::default(),
-        }
-    }
-
-    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-        tensor.into_data().try_into_vec().unwrap()
-    }
-
-    #[test]
-    fn batches_hold_each_rows_own_states_however_it_is_padded() {
-        let source = source(7);
-        let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
-        let batches: Vec<AdapterBatch> =
-            source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
-        let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
-        assert_eq!(sizes, [3, 3, 1]);
-        for batch in &batches {
-            let features =
-                values(at_positions(batch.features[0].clone(), batch.supervised.clone()));
-            let (mut expected, mut teachers) = (Vec::new(), Vec::new());
-            for row in batch.row_ids.iter().map(|id| by_id(id)) {
-                let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();
-                let data = TensorData::new(ids, [1, row.input_ids.len()]);
-                let ids = Tensor::<2, Int>::from_data(data, &source.targets.first().model.device());
-                let from = row.first_supervised * 16;
-                let exit =
-                    source.targets.first().model.all_hidden_states(ids.clone()).swap_remove(1);
-                expected.extend_from_slice(&values(exit)[from..]);
-                teachers.extend_from_slice(
-                    &values(source.targets.first().model.hidden_states(ids))[from..],
-                );
-            }
-            let pairs = [(features, expected), (values(batch.teacher.clone()), teachers)];
-            for (found, expected) in pairs {
-                assert_eq!(found.len(), expected.len());
-                for (found, expected) in found.into_iter().zip(expected) {
-                    // Another batch shape may sum in another order: f32 rounding near 1.
-                    assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn states_that_are_kept_are_those_that_would_be_computed_again() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
-        let target = CausalLm::from_model_dir(&dir, &Device::flex()).unwrap();
-        assert!(target.is_packed());
-        let width = target.shape().hidden_size;
-        let source = |num_rows| {
-            let targets = FrozenTarget::new(target.clone(), None).into();
-            AdapterSource { targets, ..source(num_rows) }
-        };
-        let none = source(7);
-        let bits =
-            |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
-                let batches = source.step_batches(epoch, step);
-                let states = |batch: AdapterBatch| {
-                    [batch.features[0].clone().flatten(0, 1), batch.teacher].map(values)
-                };
-                batches.map(states).collect()
-            };
-        // Other neighbours each time.
-        let epochs =
-            [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
-        let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * width * 4).sum();
-        for room in [bytes, bytes / 2] {
-            let source = AdapterSource { room: Arc::new(room.into()), ..source(7) };
-            for epoch in [1, 2, 3] {
-                let step = &epochs[epoch % 2];
-                assert!(bits(&source, 1, step) == bits(&none, 1, step), "epoch {epoch}");
-            }
-            let num_kept = source.rows.iter().filter(|row| row.teacher.get().is_some()).count();
-            assert_eq!(num_kept == 7, room == bytes, "{num_kept} rows are kept");
-            assert!(num_kept > 1);
-            let left = source.room.load(Ordering::Relaxed);
-            assert!(left < bytes / 7 * 2 && (room != bytes || left == 0), "{left} bytes");
-        }
-        assert!(none.rows.iter().all(|row| row.teacher.get().is_none()));
-    }
-
-    #[test]
-    fn a_steps_batches_share_it_by_their_tokens() {
-        let source = source(7);
-        let batches: Vec<AdapterBatch> =
-            source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
-        let total: usize = source.rows.iter().map(|row| row.num_supervised()).sum();
-        for batch in &batches {
-            assert_eq!(batch.step_share, batch.num_supervised() as f64 / total as f64);
-        }
-        let ends: Vec<bool> = batches.iter().map(TrainingBatch::ends_step).collect();
-        assert_eq!(ends, [false, false, true]);
-        let mut ids: Vec<&String> = batches.iter().flat_map(|batch| &batch.row_ids).collect();
-        ids.sort();
-        ids.dedup();
-        assert_eq!(ids.len(), 7);
-    }
-
-    #[test]
-    fn batches_are_made_on_the_devices_in_turn() {
-        let source = source(7);
-        let targets =
-            [tiny_draft(16, 64), deep_target(16, 64)].map(|target| FrozenTarget::new(target, None));
-        let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
-        let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
-            let source = AdapterSource { targets, ..source.clone() };
-            let batches: Vec<AdapterBatch> = source.step_batches(1, &step).collect();
-            let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
-            assert_eq!(ends, [false, false, true]);
-            batches.into_iter().map(|batch| values(batch.teacher)).collect()
-        };
-        let [first, second] = targets.clone().map(|target| teachers(target.into()));
-        assert!(first[0] != second[0]);
-        let both = teachers(PerDevice::new(targets.to_vec()).unwrap());
-        assert!(both == [&first[0][..], &second[1], &first[2]]);
-    }
-}
+mod tests;

@@ -192,7 +192,8 @@ mod tests {
     use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
 
     use super::*;
-    use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
+    use crate::adapter::batches::{AdapterSource, FrozenTarget};
+    use crate::adapter::rows::AdapterRow;
     use crate::data::batches::BatchSource;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
@@ -214,7 +215,15 @@ mod tests {
             .collect();
         let targets = FrozenTarget::new(target.clone(), None).into();
         let (exit_layers, room) = (vec![1], Arc::default());
-        let source = AdapterSource { targets, exit_layers, rows, batch_size: 7, lengths, room };
+        let source = AdapterSource {
+            targets,
+            exit_layers,
+            rows,
+            batch_size: 7,
+            lengths,
+            room,
+            stored: None,
+        };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
         let mut learner = AdapterLearner {

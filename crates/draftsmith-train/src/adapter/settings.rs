@@ -10,6 +10,7 @@ use crate::error::TrainError;
 use crate::ranges::check_counts;
 use crate::run::optimizer::OptimizerSettings;
 use crate::section::Section;
+use crate::states::{FeatureFormat, Features};
 
 /// The most layers of an adapter: it is to be small beside its target.
 const MAX_LAYERS: usize = 8;
@@ -50,6 +51,11 @@ pub struct AdapterTraining {
     /// layers before the exit for the rows that fit. 0 computes all again in each epoch; either
     /// gives the same adapters, bit for bit. 1024: ours.
     pub cache_mib: usize,
+    /// `"recompute"`: the target's hidden states are computed in each epoch, but for those that
+    /// `cache_mib` has room for; `"cache"`: once, and kept on the disk, for this training and others.
+    pub features: Features,
+    /// How hidden states are kept on the disk: `"f16"`, or `"int8"` with a scale for each token.
+    pub features_format: FeatureFormat,
     /// The type that the frozen target and the adapter are computed in: `"f32"`, or `"bf16"` on a
     /// GPU. Parameters, optimizer, softmaxes and losses are f32 either way. f32: ours; the authors
     /// train in fp16.
@@ -103,6 +109,8 @@ impl Default for AdapterTraining {
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 256,
             cache_mib: 1024,
+            features: Features::Recompute,
+            features_format: FeatureFormat::F16,
             dtype: WeightDtype::F32,
             optimizer: OptimizerSettings::ADAPTER,
         }

@@ -8,10 +8,12 @@ use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary, Lengths};
 use draftsmith_theory::SeededDraws;
 
-use crate::adapter::batches::{AdapterRow, AdapterSource, FrozenTarget};
+use crate::adapter::batches::{AdapterSource, FrozenTarget};
 use crate::adapter::learner::AdapterLearner;
+use crate::adapter::rows::AdapterRow;
 use crate::adapter::scores::AdapterScores;
 use crate::adapter::settings::{AdapterTraining, InitialWeights};
+use crate::adapter::stored::StoredStates;
 use crate::data::batches::{BatchSettings, Loaders, Prepared};
 use crate::data::examples::StepExamples;
 use crate::data::split::Split;
@@ -19,6 +21,7 @@ use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
+use crate::states::{FeatureDir, Features, StateFiles};
 
 /// A trained adapter, and how it came about.
 pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
@@ -62,7 +65,10 @@ pub fn train_adapters(
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
     let targets = PerDevice::frozen(frozen, &run.more_devices)?;
-    let (Prepared { loaders, rows }, vocabulary) = prepare(&targets, rows, training, seed)?;
+    let place = run.feature_dir();
+    let Sources { prepared, vocabulary, stored } =
+        prepare(&targets, rows, training, seed, Some(&place))?;
+    let Prepared { loaders, rows } = prepared;
     let (vocabulary, coverage) = vocabulary.unzip();
     let configs: Vec<AdapterConfig> = configs
         .into_iter()
@@ -80,7 +86,7 @@ pub fn train_adapters(
         };
         (format!("exit-{}", config.exit_layer), learner)
     });
-    run.train(setup, learners.collect(), |nth, best| {
+    let trained = run.train(setup, learners.collect(), |nth, best| {
         let BestOf { part, place, progress, interrupted, duration } = best;
         let trained = (part, configs[nth].clone());
         let mut trained = Trained::new(trained, rows, progress, place, interrupted, duration);
@@ -90,7 +96,10 @@ pub fn train_adapters(
             trained.config.set_vocabulary_coverage(coverage);
         }
         trained
-    })
+    });
+    let problems = stored.iter().flat_map(|stored| stored.problems());
+    problems.for_each(|problem| (place.tell)(problem));
+    trained
 }
 
 /// What [`train_adapters`] is going to see: every step's batches, and the rows held out.
@@ -104,7 +113,7 @@ pub fn adapter_examples(
     seed: u64,
 ) -> Result<Vec<StepExamples>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, training, seed)?.0.loaders.examples())
+    Ok(prepare(&target.valid().into(), rows, training, seed, None)?.prepared.loaders.examples())
 }
 
 /// An adapter as [`train_adapters`] begins with it, on the target's device.
@@ -138,15 +147,24 @@ fn config_of(
 /// A draft vocabulary, and the share of the held-out rows' response tokens that it has.
 type CoveredBy = (DraftVocabulary, f64);
 
+/// What a training is made of.
+struct Sources {
+    prepared: Prepared<AdapterSource>,
+    vocabulary: Option<CoveredBy>,
+    /// Hidden states on the disk, if they are kept.
+    stored: Option<Arc<StoredStates>>,
+}
+
 /// Splits the rows, and makes the loaders of both sides; with a draft vocabulary of the training rows,
-/// if one is wanted. The target records no autodiff, whatever the caller's device: hidden states are
-/// constants.
+/// if one is wanted, and hidden states in `place`, if they are kept. The target records no autodiff,
+/// whatever the caller's device: hidden states are constants.
 fn prepare(
     targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
     training: &AdapterTraining,
     seed: u64,
-) -> Result<(Prepared<AdapterSource>, Option<CoveredBy>), TrainError> {
+    place: Option<&FeatureDir<'_>>,
+) -> Result<Sources, TrainError> {
     let target = targets.first();
     let max_len = training.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
@@ -187,6 +205,19 @@ fn prepare(
     });
     let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
     let targets = targets.clone().map(|target| FrozenTarget::new(target, narrowed));
+    let stored = match (training.features, place) {
+        (Features::Recompute, _) | (_, None) => None,
+        (Features::Cache, Some(place)) => {
+            let files = StateFiles::new(place.clone(), training.features_format);
+            let mut all: Vec<&AdapterRow> =
+                split.training.iter().chain(&split.validation).map(AsRef::as_ref).collect();
+            // In an order of their own: a row's place does not depend on its side of the split.
+            all.sort_by(|one, other| one.id.cmp(&other.id));
+            let width = target.shape().hidden_size;
+            let exit_layers = training.exit_layer.to_vec();
+            Some(Arc::new(StoredStates::open(files, &exit_layers, width, &all)?))
+        }
+    };
     let room = Arc::new(AtomicUsize::new(training.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| AdapterSource {
         targets: targets.clone(),
@@ -195,13 +226,14 @@ fn prepare(
         batch_size: optimizer.batch_size,
         lengths,
         room: room.clone(),
+        stored: stored.clone(),
     };
     let (training_rows, validation_rows) = (source(split.training), source(split.validation));
     let prepared = Prepared {
         loaders: Loaders::new(training_rows, validation_rows, settings, optimizer.num_epochs),
         rows: counts,
     };
-    Ok((prepared, vocabulary))
+    Ok(Sources { prepared, vocabulary, stored })
 }
 
 /// An adapter with its first weights, on the target's device with autodiff: Kangaroo's, drawn from

@@ -9,6 +9,7 @@ use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
 use crate::head::features::{Frozen, LabelledRows};
 use crate::head::rows::{Mixture, TrainingRow};
+use crate::head::stored::StoredHidden;
 use crate::run::devices::PerDevice;
 
 /// The labelled positions of a few rows.
@@ -58,6 +59,8 @@ pub(crate) struct HeadSource {
     /// Rows that go through the draft together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
+    /// Hidden states on the disk, where rows are the same in every epoch.
+    pub(crate) stored: Option<Arc<StoredHidden>>,
 }
 
 impl BatchSource for HeadSource {
@@ -89,12 +92,14 @@ impl BatchSource for HeadSource {
             Some(_) => step.iter().flatten().map(ids).collect(),
             None => Vec::new(),
         };
+        let names: Vec<&str> = step.iter().flatten().map(|row| self.rows[*row].id()).collect();
         let frozen = Frozen {
             drafts: &self.drafts,
             targets: self.targets.as_ref().map(|targets| (targets, &target_ids[..])),
             reads: &self.reads,
             batch_size: self.batch_size,
             lengths,
+            stored: self.stored.as_deref().map(|stored| (stored, &names[..])),
         };
         let mut features = frozen.labelled_rows(&mixtures).into_iter();
         let mut mixtures = mixtures.into_iter();
@@ -158,6 +163,7 @@ mod tests {
             mixing_ratio,
             batch_size: 3,
             lengths: Lengths::AsGiven,
+            stored: None,
         }
     }
 
@@ -197,6 +203,7 @@ mod tests {
                         reads: &source.reads,
                         batch_size: 1,
                         lengths: Lengths::AsGiven,
+                        stored: None,
                     };
                     let rows = frozen.labelled_rows(std::slice::from_ref(m));
                     both(&LabelledRows::cat(&rows, 0, &Device::flex()))

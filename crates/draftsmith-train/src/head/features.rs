@@ -6,7 +6,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows};
 
-use crate::head::rows::{Branch, Mixture};
+use crate::head::rows::Mixture;
+use crate::head::stored::{StoredHidden, num_tokens};
 use crate::run::devices::PerDevice;
 
 /// The rows of a forward's features that are of one mixture.
@@ -51,6 +52,8 @@ pub(crate) struct Frozen<'a> {
     /// Rows that go through a model together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
+    /// Hidden states on the disk instead of forwards, and the mixtures' rows.
+    pub(crate) stored: Option<(&'a StoredHidden, &'a [&'a str])>,
 }
 
 impl Frozen<'_> {
@@ -78,12 +81,20 @@ impl Frozen<'_> {
             let run = |forward: usize| {
                 let rows = forwards[forward];
                 let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
-                let mut features = self.forward_features(draft, &batch);
+                let stored = self.stored.map(|(stored, names)| {
+                    (stored, rows.iter().map(|row| names[*row]).collect::<Vec<_>>())
+                });
+                let stored = stored.as_ref().map(|(stored, names)| (*stored, &names[..]));
+                let mut features = self.forward_features(draft, &batch, stored);
                 if let Some((targets, ids)) = self.targets {
                     let ids: Vec<&[u32]> = rows.iter().map(|row| &ids[*row][..]).collect();
                     let num_rows = features.hidden.dims()[0];
-                    let target = self.target_states(targets.of_batch(nth), &ids, &batch, num_rows);
-                    features.target = Some(target);
+                    let target = targets.of_batch(nth);
+                    let states = match stored {
+                        Some((stored, names)) => stored_target(target, stored, names, &ids),
+                        None => self.target_states(target, &ids),
+                    };
+                    features.target = Some(at_anchors(states, &batch, num_rows));
                 }
                 (forward, features)
             };
@@ -103,24 +114,27 @@ impl Frozen<'_> {
     }
 
     /// The features of rows that go through the draft together, row after row.
-    fn forward_features(&self, draft: &DrafterModel, batch: &[&Mixture]) -> HeadFeatures {
-        let (hidden, mut candidates) = match batch {
-            [only] if !only.branches.is_empty() => branching_states(draft, only),
+    fn forward_features(
+        &self,
+        draft: &DrafterModel,
+        batch: &[&Mixture],
+        stored: Option<(&StoredHidden, &[&str])>,
+    ) -> HeadFeatures {
+        let (hidden, mut candidates) = match (stored, batch) {
+            (Some((stored, names)), _) => stored_states(draft, stored, names, batch, self.lengths),
+            (None, [only]) if !only.branches.is_empty() => {
+                let mut candidates = CandidateRows::default();
+                push_all(&mut candidates, only, 0);
+                (branching_states(draft, only), candidates)
+            }
             _ => batch_states(draft, batch, self.batch_size, self.lengths),
         };
         candidates.pad(self.lengths.padded(candidates.num_candidates()));
         draft.head_features(self.reads, hidden, candidates)
     }
 
-    /// The target's hidden states that the rounds of candidates began with, row after row, zeros where
-    /// it had read nothing; the last repeats until there are `num_rows`.
-    fn target_states(
-        &self,
-        target: &DrafterModel,
-        ids: &[&[u32]],
-        batch: &[&Mixture],
-        num_rows: usize,
-    ) -> Tensor<2> {
+    /// The target's hidden states of sequences.
+    fn target_states(&self, target: &DrafterModel, ids: &[&[u32]]) -> Sequences {
         let mut sequences = ids.to_vec();
         if sequences.len() > 1 {
             let padded = self.lengths.padded_batch(sequences.len(), self.batch_size);
@@ -128,18 +142,78 @@ impl Frozen<'_> {
         }
         let hidden = target.hidden_states(&sequences, self.lengths);
         let [num_sequences, seq, width] = hidden.dims();
-        let nothing = Tensor::zeros([1, width], (&hidden.device(), hidden.dtype()));
-        let hidden = Tensor::cat(vec![hidden.reshape([num_sequences * seq, width]), nothing], 0);
-        let none = num_sequences * seq;
-        let of_row = |(row, mixture): (usize, &&Mixture)| {
-            let anchors = mixture.anchors();
-            anchors.map(|at| at.map_or(none, |at| row * seq + at) as i32).collect::<Vec<_>>()
-        };
-        let mut anchors: Vec<i32> = batch.iter().enumerate().flat_map(of_row).collect();
-        anchors.resize(num_rows, anchors.last().copied().unwrap_or(none as i32));
-        let anchors = TensorData::new(anchors, [num_rows]);
-        hidden.clone().select(0, Tensor::<1, Int>::from_data(anchors, &hidden.device()))
+        let starts = (0..num_sequences).map(|row| row * seq).collect();
+        Sequences { hidden: hidden.reshape([num_sequences * seq, width]), starts }
     }
+}
+
+/// Hidden states of several sequences.
+struct Sequences {
+    /// `[positions, hidden]`
+    hidden: Tensor<2>,
+    /// Where each begins.
+    starts: Vec<usize>,
+}
+
+/// The same of those that are kept on the disk.
+fn stored_target(
+    target: &DrafterModel,
+    stored: &StoredHidden,
+    names: &[&str],
+    ids: &[&[u32]],
+) -> Sequences {
+    let (mut all, mut starts, mut num_rows) = (Vec::new(), Vec::new(), 0);
+    for (name, ids) in names.iter().zip(ids) {
+        starts.push(num_rows);
+        num_rows += ids.len();
+        all.extend(stored.of_target(target, name, ids));
+    }
+    Sequences { hidden: rows_of(all, num_rows, target), starts }
+}
+
+/// The hidden states that the rounds of candidates began with, row after row, zeros where the target
+/// had read nothing; the last repeats until there are `num_rows`.
+fn at_anchors(states: Sequences, batch: &[&Mixture], num_rows: usize) -> Tensor<2> {
+    let Sequences { hidden, starts } = states;
+    let [none, width] = hidden.dims();
+    let nothing = Tensor::zeros([1, width], (&hidden.device(), hidden.dtype()));
+    let hidden = Tensor::cat(vec![hidden, nothing], 0);
+    let of_row = |(mixture, start): (&&Mixture, &usize)| {
+        let anchors = mixture.anchors();
+        anchors.map(|at| at.map_or(none, |at| start + at) as i32).collect::<Vec<_>>()
+    };
+    let mut anchors: Vec<i32> = batch.iter().zip(&starts).flat_map(of_row).collect();
+    anchors.resize(num_rows, anchors.last().copied().unwrap_or(none as i32));
+    let anchors = TensorData::new(anchors, [num_rows]);
+    hidden.clone().select(0, Tensor::<1, Int>::from_data(anchors, &hidden.device()))
+}
+
+/// The hidden states of rows that are kept on the disk, and their labelled positions among them.
+fn stored_states(
+    draft: &DrafterModel,
+    stored: &StoredHidden,
+    names: &[&str],
+    batch: &[&Mixture],
+    lengths: Lengths,
+) -> (Tensor<2>, CandidateRows) {
+    let (mut all, mut candidates, mut num_rows) = (Vec::new(), CandidateRows::default(), 0);
+    for (name, mixture) in names.iter().zip(batch) {
+        push_all(&mut candidates, mixture, num_rows);
+        let num_tokens = num_tokens(mixture);
+        num_rows += num_tokens;
+        // A device's rows have padding behind them.
+        let compute = || branching_states(draft, mixture).slice(0..num_tokens);
+        all.extend(stored.of_draft(name, compute));
+    }
+    (rows_of(all, lengths.padded(num_rows), draft), candidates)
+}
+
+/// Rows of numbers in the type that a model computes in, with zeros behind them.
+fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
+    let width = model.hidden_size();
+    values.resize(num_rows * width, 0.0);
+    let rows = TensorData::new(values, [num_rows, width]);
+    Tensor::<2>::from_data(rows, &model.device()).cast(model.dtype().float_dtype())
 }
 
 /// The hidden states of one padded batch, and its labelled positions among them.
@@ -160,9 +234,8 @@ fn batch_states(
     (hidden.reshape([rows * seq, width]), candidates)
 }
 
-/// The hidden states of a mixture and its branches, and the labelled positions among them, then
-/// those of its branches.
-fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> (Tensor<2>, CandidateRows) {
+/// The hidden states of a mixture, then those of its branches.
+fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =
@@ -174,25 +247,29 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> (Tensor<2>, Cand
         let features = draft.features(ids, feature_cache.as_mut());
         draft.forward_cached(features, std::iter::once(ids.len()), &mut cache)
     };
-    let mut candidates = CandidateRows::default();
-    push_labelled(&mut candidates, mixture, 0);
     let mut hidden = vec![read(&mixture.input_ids, 0)];
-    let mut num_read = mixture.input_ids.len();
     // From the last on, each prefix is still in the cache: a branch overwrites only what lies
     // behind its own.
-    let mut of_branches: Vec<(Rows, &Branch)> =
-        mixture.branches.iter().rev().map(|b| (read(&b.token_ids, b.start), b)).collect();
+    let branches = mixture.branches.iter().rev();
+    let mut of_branches: Vec<Rows> =
+        branches.map(|branch| read(&branch.token_ids, branch.start)).collect();
     of_branches.reverse();
-    for (rows, branch) in of_branches {
+    hidden.extend(of_branches);
+    Rows::cat(hidden).into_tensor(&draft.device()).squeeze_dim(0)
+}
+
+/// Adds a mixture's labelled positions, then those of its branches, which lie behind it; its first
+/// token's row is `start`.
+fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
+    push_labelled(candidates, mixture, start);
+    let mut num_read = start + mixture.input_ids.len();
+    for branch in &mixture.branches {
         for (nth, id) in branch.token_ids.iter().enumerate() {
-            let before = if nth == 0 { branch.start - 1 } else { num_read + nth - 1 };
+            let before = if nth == 0 { start + branch.start - 1 } else { num_read + nth - 1 };
             candidates.push(*id, num_read + nth, before, branch.run + nth);
         }
         num_read += branch.token_ids.len();
-        hidden.push(rows);
     }
-    let hidden = Rows::cat(hidden).into_tensor(&draft.device());
-    (hidden.squeeze_dim(0), candidates)
 }
 
 /// Adds a mixture's labelled positions, whose first token's row is `start`. Something is before the
@@ -209,7 +286,7 @@ mod tests {
     use draftsmith_theory::{entropy_of_log_probs, log_softmax};
 
     use super::*;
-    use crate::head::rows::TrainingRow;
+    use crate::head::rows::{Branch, TrainingRow};
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
 
@@ -230,7 +307,7 @@ mod tests {
         mixtures: &[Mixture],
         batch_size: usize,
     ) -> Vec<HeadFeatures> {
-        let frozen = Frozen { drafts, targets: None, reads, batch_size, lengths };
+        let frozen = Frozen { drafts, targets: None, reads, batch_size, lengths, stored: None };
         let rows = frozen.labelled_rows(mixtures).into_iter();
         let device = drafts.first().device();
         rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()
@@ -342,7 +419,8 @@ mod tests {
         let targets: PerDevice<DrafterModel> = target.clone().into();
         for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
             let targets = Some((&targets, &ids[..]));
-            let frozen = Frozen { drafts: &drafts, targets, reads: &reads, batch_size: 4, lengths };
+            let (drafts, reads) = (&drafts, &reads);
+            let frozen = Frozen { drafts, targets, reads, batch_size: 4, lengths, stored: None };
             let found = frozen.labelled_rows(&mixtures);
             for ((mixture, ids), found) in mixtures.iter().zip(&ids).zip(found) {
                 let device = drafts.first().device();

@@ -187,6 +187,7 @@ mod tests {
             mixing_ratio: 0.15,
             batch_size: 3,
             lengths: Lengths::AsGiven,
+            stored: None,
         };
         let settings = BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 2 };
         let config = AcceptanceHeadConfig { reads, ..AcceptanceHeadConfig::new(16, 2, false) };

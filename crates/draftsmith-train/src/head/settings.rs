@@ -11,6 +11,7 @@ use crate::head::sweep::{HeadSweep, SweptSettings, check_num_layers};
 use crate::ranges::{Range, check_counts, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::section::Section;
+use crate::states::{FeatureFormat, Features};
 
 /// What a head learns to predict at a token of the draft's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +85,12 @@ pub struct HeadTraining {
     /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
     /// Parameters, optimizer and losses are f32 either way. f32: ours; the authors train in bf16.
     pub dtype: WeightDtype,
+    /// `"recompute"`: the drafter's hidden states are computed in each epoch; `"cache"`: once, and kept
+    /// on the disk, for this training and others. With labels from rollouts alone: a mixture is
+    /// another text in each epoch.
+    pub features: Features,
+    /// How hidden states are kept: `"f16"`, or `"int8"` with a scale for each token.
+    pub features_format: FeatureFormat,
     /// How long, in which steps and at which rate it is trained.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
@@ -103,6 +110,8 @@ impl Default for HeadTraining {
             rejection_weight: 6.0,
             mixing_ratio: 0.15,
             dtype: WeightDtype::F32,
+            features: Features::Recompute,
+            features_format: FeatureFormat::F16,
             optimizer: OptimizerSettings::HEAD,
             sweep: None,
         }
@@ -159,6 +168,16 @@ impl HeadTraining {
                 ("mixing_ratio", self.mixing_ratio, Range::BelowOne),
             ],
         )?;
+        if self.features == Features::Cache && self.labels.mixed().is_some() {
+            return Err(TrainError::Setting {
+                section,
+                key: "features",
+                value: "`cache`".to_owned(),
+                expected: "`recompute`: with these labels each epoch mixes tokens of target and draft \
+                           afresh, a text of its own with hidden states of its own; those of \
+                           `labels = \"rollouts\"` can be cached",
+            });
+        }
         check_counts(section, &[("rollout_length", self.rollout_length)])
     }
 }
@@ -197,6 +216,10 @@ mod tests {
             let default = HeadTraining::default;
             check("num_layers", HeadTraining { num_layers: 65, ..default() });
             check("rollout_length", HeadTraining { rollout_length: 0, ..default() });
+            check("features", HeadTraining { features: Features::Cache, ..default() });
+            let labels = HeadLabels::Rollouts;
+            let cached = HeadTraining { features: Features::Cache, labels, ..default() };
+            cached.validate(section).unwrap();
             for bad in [f64::NAN, -1.0, f64::INFINITY] {
                 check("rejection_weight", HeadTraining { rejection_weight: bad, ..default() });
                 check("mixing_ratio", HeadTraining { mixing_ratio: bad, ..default() });

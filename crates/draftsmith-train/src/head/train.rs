@@ -1,5 +1,7 @@
 //! From rows and a frozen drafter to trained acceptance heads (SpecDec++, section 3).
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
@@ -15,11 +17,13 @@ use crate::head::learner::HeadLearner;
 use crate::head::recorded::{RecordedRollouts, RolloutsById};
 use crate::head::rows::TrainingRow;
 use crate::head::settings::HeadTraining;
+use crate::head::stored::{StoredHidden, StoredRow};
 use crate::run::devices::PerDevice;
 use crate::run::first_weights::{Redrawn, redrawn};
 use crate::run::trained::Trained;
 use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
 use crate::section::Section;
+use crate::states::{FeatureDir, Features, StateFiles};
 
 /// What heads are trained on.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +100,9 @@ pub fn train_heads<'a>(
         PerDevice::frozen(frozen, &run.more_devices)
     });
     let targets = targets.transpose()?;
-    let Prepared { loaders, rows } = prepare(&drafts, targets, data, shared, seed)?;
+    let place = run.feature_dir();
+    let (prepared, stored) = prepare(&drafts, targets, data, shared, seed, Some(&place))?;
+    let Prepared { loaders, rows } = prepared;
     let devices = drafts.trained()?;
     let widths = (draft.hidden_size(), target_hidden_size);
 
@@ -109,7 +115,7 @@ pub fn train_heads<'a>(
     let optimizer = shared.optimizer;
     let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
     let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
-    run.train(setup, learners, |nth, best| {
+    let trained = run.train(setup, learners, |nth, best| {
         let BestOf { part, place, progress, interrupted, duration } = best;
         // It was trained on larger embeddings than those that it is going to read.
         let head = part.with_embedding_gain(embedding_gain);
@@ -119,7 +125,10 @@ pub fn train_heads<'a>(
         let in_config = ["num_layers", "tied", "form", "inputs", "sweep"];
         trained.config.training = trained.record(&heads[nth], &in_config, "num_labels", seed);
         trained
-    })
+    });
+    let problems = stored.iter().flat_map(|stored| stored.problems());
+    problems.for_each(|problem| (place.tell)(problem));
+    trained
 }
 
 /// What [`train_heads`] is going to see with one head's settings: every step's batches, with their
@@ -138,7 +147,8 @@ pub fn head_examples(
 ) -> Result<Vec<StepExamples>, TrainError> {
     head.validate(Section::Head)?;
     let draft = DrafterModel::from(&draft.valid());
-    Ok(prepare(&draft.into(), None, rows.into(), head, seed)?.loaders.examples())
+    let (prepared, _) = prepare(&draft.into(), None, rows.into(), head, seed, None)?;
+    Ok(prepared.loaders.examples())
 }
 
 /// A head as [`train_heads`] begins with it, on the draft's device.
@@ -167,14 +177,15 @@ fn config_of(
 }
 
 /// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what
-/// heads share is read of `shared`.
+/// heads share is read of `shared`. Hidden states are kept in `place`, if they are.
 fn prepare(
     drafts: &PerDevice<DrafterModel>,
     targets: Option<PerDevice<DrafterModel>>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,
-) -> Result<Prepared<HeadSource>, TrainError> {
+    place: Option<&FeatureDir<'_>>,
+) -> Result<(Prepared<HeadSource>, Option<Arc<StoredHidden>>), TrainError> {
     let optimizer = &shared.optimizer;
     let of_targets = targets.iter().map(|targets| targets.first().context());
     let context = of_targets.fold(drafts.first().context(), usize::min);
@@ -198,6 +209,20 @@ fn prepare(
         batch_size: optimizer.batch_size,
         gradient_accumulation: optimizer.gradient_accumulation,
     };
+    let stored = match (shared.features, place) {
+        (Features::Recompute, _) | (_, None) => None,
+        (Features::Cache, Some(place)) => {
+            let all = split.training.iter().chain(&split.validation);
+            let mut all: Vec<StoredRow<'_>> = all
+                .map(|row| StoredRow { id: row.id(), mixture: row.mixture(seed, 0, 0.0) })
+                .collect();
+            all.sort_by(|one, other| one.id.cmp(other.id));
+            let target_width = targets.as_ref().map(|targets| targets.first().hidden_size());
+            let files = StateFiles::new(place.clone(), shared.features_format);
+            let width = drafts.first().hidden_size();
+            Some(Arc::new(StoredHidden::open(files, width, target_width, &all)?))
+        }
+    };
     let source = |rows| HeadSource {
         drafts: drafts.clone(),
         targets: targets.clone(),
@@ -207,6 +232,7 @@ fn prepare(
         mixing_ratio: shared.mixing_ratio,
         batch_size: optimizer.batch_size,
         lengths: Lengths::on(&drafts.first().device()),
+        stored: stored.clone(),
     };
     let (training, validation) = (source(split.training), source(split.validation));
     let loaders = Loaders::new(training, validation, settings, optimizer.num_epochs);
@@ -222,7 +248,7 @@ fn prepare(
             mixing_ratio: shared.mixing_ratio,
         });
     }
-    Ok(Prepared { loaders, rows: counts })
+    Ok((Prepared { loaders, rows: counts }, stored))
 }
 
 /// A head with PyTorch's default weights for linear layers, uniform in ±1/√in, drawn from the

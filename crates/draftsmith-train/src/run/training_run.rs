@@ -25,6 +25,7 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::MemberProgress;
 use crate::run::trainee::Trainee;
 use crate::run::trainer::Trainer;
+use crate::states::FeatureDir;
 
 /// The least time between two saved states by default.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
@@ -52,6 +53,8 @@ pub struct TrainingRun<'a> {
     /// device's, bit for bit where all compute alike, and a training may resume on other devices than
     /// it began with.
     pub more_devices: Vec<Device>,
+    /// Where hidden states are kept if the settings say so: beside the state.
+    pub features: Option<FeatureDir<'a>>,
     /// Shows its progress.
     pub renderer: Box<dyn MetricsRenderer>,
     /// Ends the renderer after the last step: it is dropped. burn-train's dashboard waits there for
@@ -85,12 +88,23 @@ impl<'a> TrainingRun<'a> {
             max_steps: None,
             save_interval: SAVE_INTERVAL,
             more_devices: Vec::new(),
+            features: None,
             renderer: Box::new(ListeningRenderer::new(())),
             end_renderer: drop,
             interrupter: Interrupter::new(),
             should_stop: Box::new(|| false),
             begins: Box::new(|_| ()),
         }
+    }
+
+    /// Where hidden states are kept.
+    pub(crate) fn feature_dir(&self) -> FeatureDir<'a> {
+        self.features.clone().unwrap_or_else(|| FeatureDir {
+            dir: self.checkpoint_dir,
+            name: "frozen".to_owned(),
+            models: self.fingerprint.to_owned(),
+            tell: &|_| (),
+        })
     }
 
     /// Trains `models` side by side, from the state that was saved if there is one, and makes with

@@ -17,7 +17,7 @@ use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
 use crate::training::check_devices;
-use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
+use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
 use crate::training::resumable::StepsLeft;
@@ -132,6 +132,10 @@ impl Stage<'_> {
             training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
+            frozen: FrozenModel {
+                name: "target".to_owned(),
+                models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
+            },
         };
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };

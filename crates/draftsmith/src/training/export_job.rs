@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
-use draftsmith_train::{Ending, TrainError, Trained, TrainingRun, TrainingSize};
+use draftsmith_train::{Ending, FeatureDir, TrainError, Trained, TrainingRun, TrainingSize};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -144,6 +144,16 @@ pub(crate) struct ExportJob<'a> {
     pub(crate) num_epochs: usize,
     /// The validation scores that are shown of an epoch.
     pub(crate) shown: &'static [&'static str],
+    /// Whose hidden states those are that may be kept beside the data.
+    pub(crate) frozen: FrozenModel,
+}
+
+/// A frozen model, as files of its hidden states name it.
+pub(crate) struct FrozenModel {
+    /// In their names.
+    pub(crate) name: String,
+    /// All that they depend on besides the tokens.
+    pub(crate) models: String,
 }
 
 /// What a job has written.
@@ -178,6 +188,13 @@ impl ExportJob<'_> {
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
         let data = (self.data.rows.as_slice(), self.provenance);
         let begins = |size: TrainingSize| self.tell(size);
+        let dir = self.recipe.data_dir();
+        let tell = |text: String| self.console.note(format!("{}: {text}", self.command));
+        let FrozenModel { name, models } = &self.frozen;
+        let (name, models) = (name.clone(), models.clone());
+        let features = FeatureDir { dir: &dir, name, models, tell: &tell };
+        let train =
+            |run: TrainingRun<'_>| train(TrainingRun { features: Some(features.clone()), ..run });
         let Some(trained) = resumable.train(steps_left, progress, data, &begins, train)? else {
             return Ok(None);
         };

@@ -7,7 +7,7 @@ use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_he
 use serde_json::json;
 
 pub(crate) use super::drafter::HeadDrafter;
-use super::export_job::{ExportJob, KEPT, Planned};
+use super::export_job::{ExportJob, FrozenModel, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use super::resumable::StepsLeft;
 use crate::built_data::fingerprint;
@@ -108,6 +108,7 @@ impl HeadTrainer<'_> {
             training_dir,
             num_epochs: first.optimizer.num_epochs,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
+            frozen: self.frozen_model(first)?,
         };
         let written = job.run(planned, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
@@ -138,6 +139,19 @@ impl HeadTrainer<'_> {
             .map(Some),
             HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => Ok(None),
         }
+    }
+
+    /// What heads read hidden states of.
+    fn frozen_model(&self, settings: &HeadTraining) -> Result<FrozenModel> {
+        let name = match self.drafter {
+            HeadDrafter::Draft => "draft".to_owned(),
+            HeadDrafter::Adapter { exit_layer, .. } => format!("self-draft-{exit_layer}"),
+        };
+        let draft = self.provenance.draft.as_deref().unwrap_or_default();
+        let reads_weights =
+            self.drafter.adapter_dir().is_some() || settings.reads().has_target_hidden();
+        let target = if reads_weights { self.workspace.target_hash()? } else { "" };
+        Ok(FrozenModel { name, models: format!("{draft} {target} {}", settings.dtype.name()) })
     }
 
     fn note(&self, text: String) {

@@ -13,6 +13,7 @@ use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{ExitLayers, InitialWeights};
 use crate::data::split::is_held_out;
 use crate::run::optimizer::OptimizerSettings;
+use crate::states::FeatureFormat;
 use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
 use crate::tests::runs::{exported, only};
 
@@ -334,5 +335,83 @@ fn an_exit_layer_out_of_range_is_refused() {
         let error = train_adapters(&target, &rows, &training, 3, TrainingRun::new(dir.path(), ""));
         let message = error.unwrap_err().to_string();
         assert_says(&message, &["`adapter.exit_layer`", &exit_layer.to_string(), "2 layers"]);
+    }
+}
+
+/// What training came to: the losses and scores of its epochs.
+fn numbers(trained: &TrainedAdapter) -> Vec<f64> {
+    let epochs = trained.epochs.iter().map(|epoch| epoch.training_loss);
+    let scores = [trained.scores.cross_entropy, trained.scores.overlap];
+    epochs.chain(scores).collect()
+}
+
+#[test]
+fn kept_hidden_states_change_losses_by_their_rounding_alone() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
+    let packed = CausalLm::from_model_dir(&fixture, &Device::flex()).unwrap();
+    assert!(packed.is_packed());
+    // Texts that both models know.
+    let rows = undrafted(60, 30, 23);
+    for target in [early_target(), packed] {
+        let training = |features, features_format| AdapterTraining {
+            features,
+            features_format,
+            ..quick_with(|optimizer| optimizer.num_epochs = 4)
+        };
+        let recomputed = training(Features::Recompute, FeatureFormat::F16);
+        let dir = tempfile::tempdir().unwrap();
+        let expected = numbers(&train(&target, &rows, &recomputed, dir.path()).unwrap());
+        let width = target.shape().hidden_size;
+        // f16 rounds to 11 bits, int8 to a 254th of a token's largest number.
+        for (format, state, bound) in
+            [(FeatureFormat::F16, 2 * width, 2e-3), (FeatureFormat::Int8, width + 4, 5e-2)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let told = std::cell::RefCell::new(Vec::new());
+            let tell = |text: String| told.borrow_mut().push(text);
+            let cached = training(Features::Cache, format);
+            let train = || {
+                let (name, models) = ("target".to_owned(), "one".to_owned());
+                let kept = dir.path().join("kept");
+                let features = FeatureDir { dir: &kept, name, models, tell: &tell };
+                let run = TrainingRun::new(dir.path(), "");
+                let run = TrainingRun { features: Some(features), ..run };
+                let trained = train_adapters(&target, &rows, &cached, 3, run).map(only).unwrap();
+                crate::discard(dir.path()).unwrap();
+                numbers(&trained)
+            };
+            let first = train();
+            for (found, expected) in first.iter().zip(&expected) {
+                let is_near = (found - expected).abs() <= bound * expected.abs();
+                assert!(is_near, "{format:?}: {found} for {expected}");
+            }
+            assert!(first != expected, "{format:?} rounds nothing");
+            // The second run reads what the first has computed.
+            let files = ["features-target-layer-1.bin", "features-target-final.bin"];
+            let files = files.map(|name| dir.path().join("kept").join(name));
+            let written = || files.each_ref().map(|path| std::fs::read(path).unwrap());
+            let before = written();
+            assert_eq!(train(), first);
+            assert!(written() == before);
+            // As large as was told before anything was written.
+            let states = |row: &ResponseRow| row.prompt_ids.len() + 2 * row.response_ids.len() - 1;
+            let num_states: usize = rows.iter().map(states).sum();
+            let num_bytes = 2 * 4096 + rows.len() * 2 * 4 + num_states * state;
+            assert_eq!(before.iter().map(Vec::len).sum::<usize>(), num_bytes);
+            let first_told = told.borrow()[0].clone();
+            let size = draftsmith_files::in_bytes(num_bytes as u64);
+            assert!(first_told.contains(&format!("{size} in all, up to {size}")), "{first_told}");
+            // One that was spoilt is computed again.
+            let mut spoilt = before[0].clone();
+            spoilt[4096 + 100] ^= 64;
+            std::fs::write(&files[0], spoilt).unwrap();
+            for (found, first) in train().iter().zip(&first) {
+                // Tensors of other rows beside it sum in another order, and round to a neighbour.
+                let bound = if target.is_packed() { 0.0 } else { 1e-5 };
+                assert!((found - first).abs() <= bound, "{format:?}: {found} for {first}");
+            }
+            assert!(written() == before || !target.is_packed());
+            assert_eq!(told.borrow().len(), 3, "{told:?}");
+        }
     }
 }

@@ -139,6 +139,7 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
             reads: &reads,
             batch_size: 1,
             lengths: Lengths::AsGiven,
+            stored: None,
         };
         let rows = frozen.labelled_rows(one);
         let mut features = LabelledRows::cat(&rows, 0, &Device::flex());

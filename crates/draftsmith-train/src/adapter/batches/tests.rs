@@ -1,0 +1,184 @@
+//! Rows and batches of adapter training.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+
+use super::*;
+use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
+use draftsmith_data::ResponseRow;
+
+fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
+    let probs = vec![0.5; response.len()];
+    response_row("set#3", prompt, response, response, &probs)
+}
+
+/// The tokens that supervised positions predict, and those that they follow.
+fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u32, u32)>> {
+    let all = [prompt, response].concat();
+    let row = AdapterRow::new(&row(prompt, response), max_len)?;
+    assert_eq!(row.input_ids, all[..row.input_ids.len()]);
+    let positions = row.first_supervised..row.input_ids.len();
+    Some(positions.map(|position| (all[position], all[position + 1])).collect())
+}
+
+#[test]
+fn exactly_the_responses_tokens_are_predicted() {
+    let check = |prompt: &[u32], response: &[u32], max_len, expected: &[(u32, u32)]| {
+        assert_eq!(predicted(prompt, response, max_len).as_deref(), Some(expected));
+    };
+    check(&[1, 2, 3], &[4, 5, 6], 64, &[(3, 4), (4, 5), (5, 6)]);
+    check(&[1, 2, 3], &[4], 64, &[(3, 4)]);
+    check(&[1], &[4, 5], 64, &[(1, 4), (4, 5)]);
+    // Nothing precedes a response's first token without a prompt.
+    check(&[], &[4, 5, 6], 64, &[(4, 5), (5, 6)]);
+    check(&[1, 2, 3], &[4, 5, 6], 6, &[(3, 4), (4, 5), (5, 6)]);
+    check(&[1, 2, 3], &[4, 5, 6], 5, &[(3, 4), (4, 5)]);
+    check(&[1, 2, 3], &[4, 5, 6], 4, &[(3, 4)]);
+}
+
+#[test]
+fn rows_without_anything_to_predict_are_left_out() {
+    for (prompt, response, max_len) in [
+        (&[1, 2, 3][..], &[][..], 64),
+        (&[1, 2, 3], &[4], 3),
+        (&[1, 2, 3], &[4], 2),
+        (&[], &[4], 64),
+        (&[], &[], 64),
+    ] {
+        assert_eq!(predicted(prompt, response, max_len), None);
+    }
+}
+
+#[test]
+fn rows_need_no_draft_columns() {
+    let mut without_draft = row(&[1], &[2]);
+    without_draft.draft = None;
+    assert!(AdapterRow::new(&without_draft, 64).is_some());
+}
+
+fn source(num_rows: usize) -> AdapterSource {
+    let target = tiny_draft(16, 64);
+    let rows = responses(num_rows, 20, 5)
+        .iter()
+        .map(|row| Arc::new(AdapterRow::new(row, 64).unwrap()))
+        .collect();
+    AdapterSource {
+        targets: FrozenTarget::new(target, None).into(),
+        exit_layers: vec![1],
+        rows,
+        batch_size: 3,
+        lengths: Lengths::AsGiven,
+        room: Arc::default(),
+        stored: None,
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+#[test]
+fn batches_hold_each_rows_own_states_however_it_is_padded() {
+    let source = source(7);
+    let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
+    let batches: Vec<AdapterBatch> =
+        source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
+    let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
+    assert_eq!(sizes, [3, 3, 1]);
+    for batch in &batches {
+        let features = values(at_positions(batch.features[0].clone(), batch.supervised.clone()));
+        let (mut expected, mut teachers) = (Vec::new(), Vec::new());
+        for row in batch.row_ids.iter().map(|id| by_id(id)) {
+            let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();
+            let data = TensorData::new(ids, [1, row.input_ids.len()]);
+            let ids = Tensor::<2, Int>::from_data(data, &source.targets.first().model.device());
+            let from = row.first_supervised * 16;
+            let exit = source.targets.first().model.all_hidden_states(ids.clone()).swap_remove(1);
+            expected.extend_from_slice(&values(exit)[from..]);
+            teachers.extend_from_slice(
+                &values(source.targets.first().model.hidden_states(ids))[from..],
+            );
+        }
+        let pairs = [(features, expected), (values(batch.teacher.clone()), teachers)];
+        for (found, expected) in pairs {
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.into_iter().zip(expected) {
+                // Another batch shape may sum in another order: f32 rounding near 1.
+                assert!((found - expected).abs() < 1e-5, "{found} != {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn states_that_are_kept_are_those_that_would_be_computed_again() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
+    let target = CausalLm::from_model_dir(&dir, &Device::flex()).unwrap();
+    assert!(target.is_packed());
+    let width = target.shape().hidden_size;
+    let source = |num_rows| {
+        let targets = FrozenTarget::new(target.clone(), None).into();
+        AdapterSource { targets, ..source(num_rows) }
+    };
+    let none = source(7);
+    let bits = |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
+        let batches = source.step_batches(epoch, step);
+        let states = |batch: AdapterBatch| {
+            [batch.features[0].clone().flatten(0, 1), batch.teacher].map(values)
+        };
+        batches.map(states).collect()
+    };
+    // Other neighbours each time.
+    let epochs = [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
+    let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * width * 4).sum();
+    for room in [bytes, bytes / 2] {
+        let source = AdapterSource { room: Arc::new(room.into()), ..source(7) };
+        for epoch in [1, 2, 3] {
+            let step = &epochs[epoch % 2];
+            assert!(bits(&source, 1, step) == bits(&none, 1, step), "epoch {epoch}");
+        }
+        let num_kept = source.rows.iter().filter(|row| row.teacher.get().is_some()).count();
+        assert_eq!(num_kept == 7, room == bytes, "{num_kept} rows are kept");
+        assert!(num_kept > 1);
+        let left = source.room.load(Ordering::Relaxed);
+        assert!(left < bytes / 7 * 2 && (room != bytes || left == 0), "{left} bytes");
+    }
+    assert!(none.rows.iter().all(|row| row.teacher.get().is_none()));
+}
+
+#[test]
+fn a_steps_batches_share_it_by_their_tokens() {
+    let source = source(7);
+    let batches: Vec<AdapterBatch> =
+        source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
+    let total: usize = source.rows.iter().map(|row| row.num_supervised()).sum();
+    for batch in &batches {
+        assert_eq!(batch.step_share, batch.num_supervised() as f64 / total as f64);
+    }
+    let ends: Vec<bool> = batches.iter().map(TrainingBatch::ends_step).collect();
+    assert_eq!(ends, [false, false, true]);
+    let mut ids: Vec<&String> = batches.iter().flat_map(|batch| &batch.row_ids).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 7);
+}
+
+#[test]
+fn batches_are_made_on_the_devices_in_turn() {
+    let source = source(7);
+    let targets =
+        [tiny_draft(16, 64), deep_target(16, 64)].map(|target| FrozenTarget::new(target, None));
+    let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
+    let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
+        let source = AdapterSource { targets, ..source.clone() };
+        let batches: Vec<AdapterBatch> = source.step_batches(1, &step).collect();
+        let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
+        assert_eq!(ends, [false, false, true]);
+        batches.into_iter().map(|batch| values(batch.teacher)).collect()
+    };
+    let [first, second] = targets.clone().map(|target| teachers(target.into()));
+    assert!(first[0] != second[0]);
+    let both = teachers(PerDevice::new(targets.to_vec()).unwrap());
+    assert!(both == [&first[0][..], &second[1], &first[2]]);
+}

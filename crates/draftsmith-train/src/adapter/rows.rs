@@ -1,0 +1,86 @@
+//! What adapter training needs of a response, and how a few of them become one tensor.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use draftsmith_data::ResponseRow;
+use draftsmith_model::Lengths;
+
+/// What adapter training needs of a [`ResponseRow`]. At least one position is supervised.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AdapterRow {
+    pub(crate) id: String,
+    /// The prompt and the response, but for the last token, after which nothing is known.
+    pub(crate) input_ids: Vec<u32>,
+    /// The first position that predicts a token of the response; all that follow do too.
+    pub(crate) first_supervised: usize,
+    /// The target's final hidden states at the supervised positions, once they are known and if there
+    /// is room for them.
+    pub(crate) teacher: OnceLock<Vec<f32>>,
+}
+
+impl AdapterRow {
+    /// Takes a row as far as it fits `max_len` tokens; `None` if no token of the response that
+    /// another precedes does.
+    ///
+    /// Position j predicts token j + 1, and so is supervised if and only if token j + 1 belongs to
+    /// the response: from the prompt's last token to the response's last but one. The authors'
+    /// code shifts hidden states and targets by one, but not its mask, and so supervises
+    /// predictions two tokens late; here BOS is read, as it is when decoding.
+    pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
+        let mut input_ids: Vec<u32> =
+            row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
+        input_ids.pop();
+        let first_supervised = row.prompt_ids.len().saturating_sub(1);
+        let is_usable = first_supervised < input_ids.len();
+        let (id, teacher) = (row.id.clone(), OnceLock::new());
+        is_usable.then(|| Self { id, input_ids, first_supervised, teacher })
+    }
+
+    pub(crate) fn num_supervised(&self) -> usize {
+        self.input_ids.len() - self.first_supervised
+    }
+
+    /// The tokens of the response that it predicts, but for the last.
+    pub(crate) fn predicted(&self) -> &[u32] {
+        &self.input_ids[self.first_supervised + 1..]
+    }
+}
+
+/// The tokens of a few rows, padded to one length.
+pub(crate) struct Padded {
+    /// `[rows, seq]`
+    pub(crate) ids: Tensor<2, Int>,
+    /// The supervised positions of each row.
+    pub(crate) wanted: Vec<Range<usize>>,
+}
+
+/// The rows and the length of a batch.
+pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
+    let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
+    [lengths.padded_batch(rows.len(), batch_size), lengths.padded(seq)]
+}
+
+impl Padded {
+    /// Rows as a batch. The models are causal: padding on the right changes nothing to its left.
+    pub(crate) fn new(
+        rows: &[&AdapterRow],
+        lengths: Lengths,
+        batch_size: usize,
+        device: &Device,
+    ) -> Self {
+        let [num_rows, seq] = padded_dims(rows, lengths, batch_size);
+        let mut ids: Vec<i32> = Vec::with_capacity(num_rows * seq);
+        for (nth, row) in rows.iter().enumerate() {
+            ids.extend(row.input_ids.iter().map(|id| *id as i32));
+            ids.resize((nth + 1) * seq, 0);
+        }
+        ids.resize(num_rows * seq, 0);
+        let wanted = rows.iter().map(|row| row.first_supervised..row.input_ids.len());
+        let mut wanted: Vec<Range<usize>> = wanted.collect();
+        wanted.resize(num_rows, 0..0);
+        let ids = Tensor::from_data(TensorData::new(ids, [num_rows, seq]), device);
+        Self { ids, wanted }
+    }
+}

@@ -1,0 +1,127 @@
+//! The target's hidden states of rows, kept on the disk: those after each exit, at all positions, and
+//! the final ones at the supervised positions. They depend on the rows alone, so that every epoch and
+//! every run that follows reads them, and runs no layer of the target.
+
+use burn::tensor::{FloatDType, Tensor};
+use draftsmith_model::{CausalLm, Lengths};
+
+use crate::adapter::rows::{AdapterRow, Padded};
+use crate::error::TrainError;
+use crate::states::{StateFile, StateFiles, StatesOf, problems};
+
+/// The files of a training.
+#[derive(Debug)]
+pub(crate) struct StoredStates {
+    exits: Vec<StateFile>,
+    last: StateFile,
+}
+
+/// A row's states, token by token.
+pub(crate) struct RowStates {
+    /// After each exit.
+    pub(crate) exits: Vec<Vec<f32>>,
+    /// At the supervised positions.
+    pub(crate) last: Vec<f32>,
+}
+
+impl StoredStates {
+    /// Opens the files of rows that a target of `width` reads.
+    ///
+    /// # Errors
+    /// If there is no room for them, or one cannot be opened.
+    pub(crate) fn open(
+        mut files: StateFiles<'_>,
+        exit_layers: &[usize],
+        width: usize,
+        rows: &[&AdapterRow],
+    ) -> Result<Self, TrainError> {
+        let states = |row: &&'_ AdapterRow, num_states| {
+            let mut ids = row.input_ids.clone();
+            ids.push(num_states as u32);
+            ids
+        };
+        for exit_layer in exit_layers {
+            let rows = rows.iter().map(|row| {
+                let num_states = row.input_ids.len();
+                StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+            });
+            files.add(&format!("-layer-{exit_layer}"), width, rows);
+        }
+        let supervised = rows.iter().map(|row| {
+            let num_states = row.num_supervised();
+            StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+        });
+        files.add("-final", width, supervised);
+        let mut exits = files.open()?;
+        let last = exits.pop().expect("one was added");
+        Ok(Self { exits, last })
+    }
+
+    /// The states of rows, which the target computes where they are not there.
+    pub(crate) fn states(
+        &self,
+        target: &CausalLm,
+        exit_layers: &[usize],
+        rows: &[&AdapterRow],
+        (lengths, batch_size): (Lengths, usize),
+    ) -> Vec<RowStates> {
+        let mut all: Vec<Option<RowStates>> = rows.iter().map(|row| self.read(row)).collect();
+        let found = rows.iter().zip(&all);
+        let missing: Vec<&AdapterRow> =
+            found.filter(|(_, states)| states.is_none()).map(|(row, _)| *row).collect();
+        if !missing.is_empty() {
+            let mut made =
+                self.compute(target, exit_layers, &missing, (lengths, batch_size)).into_iter();
+            all.iter_mut()
+                .filter(|states| states.is_none())
+                .for_each(|states| *states = made.next());
+        }
+        all.into_iter().flatten().collect()
+    }
+
+    fn read(&self, row: &AdapterRow) -> Option<RowStates> {
+        let exits = self.exits.iter().map(|file| file.read(&row.id)).collect::<Option<_>>()?;
+        Some(RowStates { exits, last: self.last.read(&row.id)? })
+    }
+
+    /// Runs the target on rows, and keeps what comes of it.
+    fn compute(
+        &self,
+        target: &CausalLm,
+        exit_layers: &[usize],
+        rows: &[&AdapterRow],
+        (lengths, batch_size): (Lengths, usize),
+    ) -> Vec<RowStates> {
+        let Padded { ids, wanted } = Padded::new(rows, lengths, batch_size, &target.device());
+        let [_, seq] = ids.dims();
+        let (exits, last) = target.hidden_states_at(ids, exit_layers, &wanted);
+        let width = target.shape().hidden_size;
+        let exits: Vec<Vec<f32>> = exits.into_iter().map(on_host).collect();
+        let last = on_host(last);
+        let of_row = |(nth, row): (usize, &&AdapterRow)| {
+            let states = |all: &[f32], first: usize, num: usize| {
+                let first = (nth * seq + first) * width;
+                all[first..first + num * width].to_vec()
+            };
+            let exits = self.exits.iter().zip(&exits);
+            let exits =
+                exits.map(|(file, all)| file.keep(&row.id, states(all, 0, row.input_ids.len())));
+            let own = states(&last, row.first_supervised, row.num_supervised());
+            RowStates { exits: exits.collect(), last: self.last.keep(&row.id, own) }
+        };
+        rows.iter().enumerate().map(of_row).collect()
+    }
+
+    /// What went wrong, to be told when training ends.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let files: Vec<&StateFile> = self.exits.iter().chain([&self.last]).collect();
+        problems(&files)
+    }
+}
+
+/// The values of a tensor, row by row, whatever it is computed in. What a device cannot deliver, it
+/// could not train with either.
+fn on_host(states: Tensor<3>) -> Vec<f32> {
+    let data = states.cast(FloatDType::F32).into_data();
+    data.try_into_vec().expect("it was cast to f32")
+}

@@ -1,0 +1,129 @@
+//! How a hidden state's numbers are kept.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use serde::{Deserialize, Serialize};
+
+/// The format of kept hidden states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FeatureFormat {
+    /// 11 significant bits, up to 65,504.
+    #[default]
+    F16,
+    /// 8 bits, with a scale for each token: its largest number, of either sign, is 127.
+    Int8,
+}
+
+/// Bytes of a scale.
+const SCALE: usize = 4;
+const LARGEST: f32 = 127.0;
+
+impl FeatureFormat {
+    /// The bytes of one token's state.
+    pub(crate) fn bytes_a_state(self, width: usize) -> usize {
+        match self {
+            Self::F16 => 2 * width,
+            Self::Int8 => SCALE + width,
+        }
+    }
+
+    /// States as bytes; `None` where one is not finite, or larger than what the format holds.
+    pub(crate) fn encode(self, states: &[f32], width: usize) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(states.len() / width * self.bytes_a_state(width));
+        match self {
+            Self::F16 => {
+                let mut halves = vec![f16::ZERO; states.len()];
+                halves.convert_from_f32_slice(states);
+                for half in halves {
+                    if !half.is_finite() {
+                        return None;
+                    }
+                    bytes.extend_from_slice(&half.to_le_bytes());
+                }
+            }
+            Self::Int8 => {
+                for state in states.chunks_exact(width) {
+                    let largest = state.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                    if state.iter().any(|x| !x.is_finite()) {
+                        return None;
+                    }
+                    let scale = largest / LARGEST;
+                    bytes.extend_from_slice(&scale.to_le_bytes());
+                    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+                    // A number so small that its inverse is infinite is as good as none.
+                    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+                    let rounded = |x: &f32| (x * inverse).round().clamp(-LARGEST, LARGEST) as i8;
+                    bytes.extend(state.iter().map(|x| rounded(x) as u8));
+                }
+            }
+        }
+        Some(bytes)
+    }
+
+    /// States from their bytes.
+    pub(crate) fn decode(self, bytes: &[u8], width: usize) -> Vec<f32> {
+        match self {
+            Self::F16 => {
+                let (halves, _) = bytes.as_chunks::<2>();
+                let halves: Vec<f16> =
+                    halves.iter().map(|half| f16::from_le_bytes(*half)).collect();
+                let mut states = vec![0.0; halves.len()];
+                halves.convert_to_f32_slice(&mut states);
+                states
+            }
+            Self::Int8 => {
+                let mut states = Vec::with_capacity(bytes.len());
+                for state in bytes.chunks_exact(SCALE + width) {
+                    let (scale, numbers) = state.split_at(SCALE);
+                    let scale = f32::from_le_bytes(*scale.first_chunk().expect("there are four"));
+                    states.extend(numbers.iter().map(|x| f32::from(*x as i8) * scale));
+                }
+                states
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_come_back_within_the_formats_rounding() {
+        let width = 5;
+        let states =
+            [0.1_f32, -3.0, 7.25, 1e-3, -0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 40.0, -6e4, 3e4, 1.0, -2.0];
+        for (format, bytes) in [(FeatureFormat::F16, 30), (FeatureFormat::Int8, 27)] {
+            let encoded = format.encode(&states, width).expect("it fits");
+            assert_eq!(encoded.len(), bytes);
+            let found = format.decode(&encoded, width);
+            for (found, expected) in found.chunks(width).zip(states.chunks(width)) {
+                let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    // Half a step: of 11 bits of the number, or of the largest one's 127th part.
+                    let bound = match format {
+                        FeatureFormat::F16 => expected.abs() / 2048.0 + 3e-8,
+                        FeatureFormat::Int8 => largest / 254.0 * 1.001,
+                    };
+                    assert!((found - expected).abs() <= bound, "{format:?} {found} {expected}");
+                }
+            }
+            // Rounded once, nothing is rounded any more.
+            let again = format.decode(&format.encode(&found, width).expect("fits"), width);
+            let is_close = |(one, other): (&f32, &f32)| (one - other).abs() <= 1e-6 * one.abs();
+            assert!(found.iter().zip(&again).all(is_close));
+        }
+    }
+
+    #[test]
+    fn what_a_format_cannot_hold_is_none() {
+        for bad in [f32::NAN, f32::INFINITY, 7e4] {
+            assert_eq!(FeatureFormat::F16.encode(&[1.0, bad], 2), None, "{bad}");
+        }
+        assert_eq!(FeatureFormat::Int8.encode(&[1.0, f32::NAN], 2), None);
+        assert!(FeatureFormat::Int8.encode(&[1.0, 7e4], 2).is_some());
+        let tiny = FeatureFormat::Int8.encode(&[f32::MIN_POSITIVE, 0.0], 2).expect("it fits");
+        assert!(FeatureFormat::Int8.decode(&tiny, 2).iter().all(|x| x.is_finite()));
+    }
+}

@@ -1,0 +1,150 @@
+//! Hidden states that trainings keep on the disk: told, read again, and the same whatever was there.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::support::{Place, model};
+
+/// A place with a recipe of an adapter with a head, and of a draft's head that learns from rollouts
+/// and reads the target, built.
+fn built_place() -> Place {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", 40);
+    let optimizer = "num_epochs = 2\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n";
+    place.write(
+        "kept.toml",
+        format!(
+            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+             [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
+             [head]\nnum_layers = 1\nlabels = 'rollouts'\nform = 'look-ahead'\n\
+             inputs = ['entropy', 'target-hidden']\n[head.optimizer]\n{optimizer}\
+             [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\n{optimizer}\
+             [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\n{optimizer}",
+            model("target").display(),
+            model("draft").display()
+        ),
+    );
+    place.run(&["build-data", "kept.toml"]).ok();
+    place
+}
+
+/// The files of hidden states.
+fn kept(place: &Place) -> BTreeMap<String, Vec<u8>> {
+    let names = place.names("data/kept").into_iter().filter(|name| name.starts_with("features-"));
+    names
+        .map(|name| {
+            let bytes = std::fs::read(place.path("data/kept").join(&name)).unwrap();
+            (name, bytes)
+        })
+        .collect()
+}
+
+const CACHED: [&str; 6] = [
+    "--set",
+    "head.features=cache",
+    "--set",
+    "adapter.features=cache",
+    "--set",
+    "adapter_head.features=cache",
+];
+
+#[test]
+fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
+    let place = built_place();
+    let scores = |recipe: &str, name: &str| -> Value {
+        place.json(&format!("checkpoints/{recipe}/{name}/scores.json"))
+    };
+    let weights = |name: &str| {
+        std::fs::read(place.path(&format!("checkpoints/kept/{name}/model.safetensors"))).unwrap()
+    };
+    let trained = ["head", "adapter/exit-1", "adapter/exit-3", "adapter/exit-3/head"];
+    let train = |more: &[&str]| {
+        let ran = ["train-head", "train-adapter"].map(|command| {
+            let ran = place.run(&[&[command, "kept.toml"], more].concat());
+            assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+            ran.stderr
+        });
+        ran.join("")
+    };
+    train(&[]);
+    assert!(kept(&place).is_empty());
+    let exact = trained.map(|name| scores("kept", name));
+    let told = train(&CACHED);
+    assert!(told.contains("hidden states are kept in `data/kept/features-draft*.bin`"), "{told}");
+    let files = kept(&place);
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    let expected = [
+        "features-draft-target.bin",
+        "features-draft.bin",
+        "features-self-draft-1.bin",
+        "features-self-draft-3.bin",
+        "features-target-final.bin",
+        "features-target-layer-1.bin",
+        "features-target-layer-3.bin",
+    ];
+    assert_eq!(names, expected);
+    // f16 rounds to 11 bits.
+    for (name, exact) in trained.iter().zip(&exact) {
+        let found = scores("kept", name);
+        let loss = if name.starts_with("adapter/") && !name.ends_with("head") {
+            "cross_entropy"
+        } else {
+            "bce"
+        };
+        let [found, exact] = [&found, exact].map(|scores| scores[loss].as_f64().unwrap());
+        assert!((found - exact).abs() < 5e-3 * exact, "{name}: {found} for {exact}");
+    }
+    let first = trained.map(weights);
+
+    // Trained again, they are read, and the result is the same; so it is where half was there.
+    let again = || {
+        std::fs::remove_dir_all(place.path("checkpoints/kept")).unwrap();
+        let told = train(&CACHED);
+        assert!(trained.map(weights) == first);
+        told
+    };
+    again();
+    assert!(kept(&place) == files);
+    for (name, bytes) in &files {
+        let mut some = bytes.clone();
+        some[4096 + (bytes.len() - 4096) / 2..].fill(0);
+        place.write(&format!("data/kept/{name}"), some);
+    }
+    again();
+    assert!(kept(&place) == files);
+
+    // Stopped in the middle and resumed, too.
+    std::fs::remove_dir_all(place.path("checkpoints/kept")).unwrap();
+    for name in files.keys() {
+        std::fs::remove_file(place.path(&format!("data/kept/{name}"))).unwrap();
+    }
+    for command in ["train-head", "train-adapter"] {
+        let stopped = place.run(&[&[command, "kept.toml", "--steps", "1"], &CACHED[..]].concat());
+        assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    }
+    train(&CACHED);
+    assert!(trained.map(weights) == first);
+    assert!(kept(&place) == files);
+
+    // Int8 takes about half, and other settings are another training.
+    let int8 = ["--set", "adapter.features_format=int8"];
+    let told = train(&[&CACHED[..], &int8].concat());
+    assert!(told.contains("features-target*.bin"), "{told}");
+    let smaller = kept(&place)["features-target-final.bin"].len();
+    let larger = files["features-target-final.bin"].len();
+    assert!(smaller < larger * 6 / 10, "{smaller} and {larger}");
+}
+
+#[test]
+fn what_is_mixed_anew_in_each_epoch_is_not_kept() {
+    let place = built_place();
+    for labels in ["sampled", "overlap", "greedy"] {
+        let labels = format!("head.labels={labels}");
+        let arguments =
+            ["train-head", "kept.toml", "--set", &labels, "--set", "head.features=cache"];
+        place.run(&arguments).fails_naming(&["`head.features` is `cache`", "each epoch mixes"]);
+    }
+    let wrong = ["train-head", "kept.toml", "--set", "head.features=keep"];
+    place.run(&wrong).fails_naming(&["features", "`recompute`", "`cache`"]);
+}
