@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # Proves that a killed job resumes and ends with the same bytes.
 #
-#   crates/draftsmith/benches/kill.sh [KILLS] [RECIPE]
+#   crates/draftsmith/benches/kill.sh [KILLS] [RECIPE] [STORE]
 #
 # Builds the recipe's data once without interruption and once with KILLS (20) SIGKILLs at random moments, from the
 # repository root's release binary, in a temporary copy of the embedded models and prompts; then compares every file.
-# Another RECIPE names its own models and prompts by absolute paths.
+# Another RECIPE names its own models and prompts by absolute paths. With the address of an object STORE (`s3://BUCKET/PATH`)
+# the killed builds put their shards there, each build of its own under its number, and a process with an empty directory
+# reads each one that ended; the binary needs the feature `object-store`.
 set -euo pipefail
 
 kills=${1:-20}
 recipe=${2:-recipes/tiny-full.toml}
+store=${3:-}
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 binary=$root/target/release/draftsmith
 [ -x "$binary" ] || { echo "build first: cargo build --release" >&2; exit 1; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for run in whole killed; do
+for run in whole killed reader; do
     mkdir -p "$work/$run/data/tiny" "$work/$run/checkpoints"
     cp -r "$root/data/tiny/prompts" "$work/$run/data/tiny/"
     cp -r "$root/checkpoints/tiny" "$work/$run/checkpoints/"
@@ -26,15 +29,27 @@ begun=$(date +%s.%N)
 (cd "$work/whole" && "$binary" --quiet build-data "$root/$recipe")
 whole=$(echo "$(date +%s.%N) - $begun" | bc)
 
+built=0
+# Runs in a subshell of its own, whose process becomes the job's.
+build() {
+    exec "$binary" --quiet build-data "$root/$recipe" ${store:+--set "data.store=$store/$built"}
+}
+clear_data() {
+    find data -type f -not -path '*/prompts/*' -delete
+}
+# A recipe is kept as it was read, with the store's address.
 compare() {
-    diff -r "$work/whole/data" "$work/killed/data"
+    diff -r "$work/whole/data" "$work/killed/data" --exclude=recipe.toml --exclude='.*.lock'
+    if [ -n "$store" ]; then
+        (cd "$work/reader" && (build) && diff -r data "$work/killed/data" --exclude=recipe.toml --exclude='.*.lock')
+        (cd "$work/reader" && clear_data)
+    fi
 }
 
 cd "$work/killed"
 delivered=0
-built=0
 while [ "$delivered" -lt "$kills" ]; do
-    "$binary" --quiet build-data "$root/$recipe" &
+    build &
     pid=$!
     # At some moment of the first third of what a whole run takes.
     sleep "$(echo "scale=3; $whole * $((RANDOM % 1000)) / 3000" | bc)"
@@ -46,9 +61,9 @@ while [ "$delivered" -lt "$kills" ]; do
         wait "$pid"
         compare
         built=$((built + 1))
-        find data -name '*.parquet' -delete
+        clear_data
     fi
 done
-"$binary" --quiet build-data "$root/$recipe"
+(build)
 compare
-echo "$delivered kills over $((built + 1)) builds of $whole s each: the same bytes every time"
+echo "$delivered kills over $((built + 1)) builds of $whole s each: the same bytes every time${store:+, in $store}"
