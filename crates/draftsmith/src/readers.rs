@@ -8,6 +8,7 @@ use anyhow::Result;
 use crate::commands::inspect;
 use crate::console::Console;
 use crate::recipe::{Overrides, Recipe};
+use crate::served;
 
 /// Reads a recipe with the `KEY=VALUE` overrides of a command line.
 ///
@@ -15,6 +16,22 @@ use crate::recipe::{Overrides, Recipe};
 /// As the commands tell them.
 pub fn recipe(path: &Path, overrides: &[String]) -> Result<()> {
     Recipe::read(path, &Overrides { keys: overrides, ..Overrides::default() }).map(drop)
+}
+
+/// Reads the journal of what servers gave.
+///
+/// # Errors
+/// If it cannot be read, or has nothing.
+pub fn journal(path: &Path) -> Result<()> {
+    served::readers::journal(path)
+}
+
+/// Reads a server's answer.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn answer(bytes: &[u8]) -> Result<()> {
+    served::readers::answer(bytes)
 }
 
 /// Reads whatever `draftsmith inspect` explains, and makes of it what that shows.

@@ -10,6 +10,7 @@ mod known;
 #[cfg(test)]
 pub(crate) mod loopback;
 mod protocol;
+pub(crate) mod readers;
 #[cfg(test)]
 mod tests;
 
@@ -241,13 +242,20 @@ impl Served {
         loop {
             let Some(turn) = walk.turn(&self.text)? else { return Ok(None) };
             let ask = self.ask(&turn.id, &turn.prompt_ids);
-            match self.journal.get(&self.terms.identity(&ask))? {
+            match self.written(&ask)? {
                 Some(entry) => {
                     walk.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
                 }
                 None => return Ok(Some(ask)),
             }
         }
+    }
+
+    /// What the journal has of a request, if it is a response of the target: what somebody has changed
+    /// is asked for again.
+    fn written(&self, ask: &Ask) -> Result<Option<Entry>> {
+        let entry = self.journal.get(&self.terms.identity(ask))?;
+        Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
     }
 
     fn ask(&self, id: &str, prompt_ids: &[u32]) -> Ask {
@@ -265,19 +273,13 @@ impl Served {
     /// If it was not, or cannot be read back.
     pub(crate) fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse> {
         let ask = self.ask(id, prompt_ids);
-        let entry = self.journal.get(&self.terms.identity(&ask))?;
+        let entry = self.written(&ask)?;
         let Entry { response_ids: ids, finish_reason, known, .. } =
             entry.with_context(|| format!("no server was asked about `{id}`"))?;
         let finish = FinishReason::parse(&finish_reason);
         let finish = finish.with_context(|| format!("a journal says `{finish_reason}`"))?;
         let num_asked = self.terms.log_probs.unwrap_or(0);
-        let probs = known.map(|known| {
-            let place = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
-                true => TopProbs::unknown(*id),
-                false => TopProbs::new(known, num_asked),
-            };
-            ids.iter().zip(known).map(place).collect()
-        });
+        let probs = known.map(|known| probs_of(&ids, known, num_asked));
         Ok(ServedResponse { ids, finish, probs })
     }
 
@@ -329,6 +331,15 @@ impl Served {
         }
         (ids.split_off(num_prompt), finish)
     }
+}
+
+/// What each token was drawn from, of whose places the `num_asked` most probable tokens were asked for.
+fn probs_of(ids: &[u32], known: Vec<KnownTokens>, num_asked: usize) -> Vec<TopProbs> {
+    let place = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
+        true => TopProbs::unknown(*id),
+        false => TopProbs::new(known, num_asked),
+    };
+    ids.iter().zip(known).map(place).collect()
 }
 
 /// Who asks, and the answers so far.

@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_data::{ChatTemplate, Message, Prompts, TextTokenizer, read_rollouts, read_shard};
+use draftsmith_data::{
+    ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextTokenizer, broken_shards,
+    read_dir, read_rollouts, read_shard, shard_path, write_manifest, write_shard,
+};
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadForm, HeadInput,
@@ -47,7 +50,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 16] = [
+pub(crate) const READERS: [Reader; 19] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -133,9 +136,37 @@ pub(crate) const READERS: [Reader; 16] = [
         file: "prompts.jsonl",
         prepare: |_| Ok(()),
         read: |dir| {
-            Ok(Prompts::open(&dir.join("prompts.jsonl"))?
-                .try_for_each(|prompt| prompt.map(drop))?)
+            let open = || Prompts::open(&dir.join("prompts.jsonl"));
+            open()?.keeping_tokens().try_for_each(|prompt| prompt.map(drop))?;
+            Ok(open()?.try_for_each(|prompt| prompt.map(drop))?)
         },
+    },
+    Reader {
+        name: "manifest",
+        file: MANIFEST,
+        prepare: |dir| {
+            let place = Some(ShardPlace { index: 0, count: 1 });
+            let rows = state::response_rows(3);
+            write_shard(&shard_path(dir, 0), &rows, &state::provenance(), place)?;
+            Ok(write_manifest(dir, 1)?)
+        },
+        read: |dir| {
+            broken_shards(dir, |_| true)?;
+            read_dir(dir, Incomplete::Refused)?;
+            draftsmith::readers::inspect(dir)
+        },
+    },
+    Reader {
+        name: "journal",
+        file: "served.jsonl",
+        prepare: |_| Ok(()),
+        read: |dir| draftsmith::readers::journal(&dir.join("served.jsonl")),
+    },
+    Reader {
+        name: "answer",
+        file: "answer.json",
+        prepare: |_| Ok(()),
+        read: |dir| draftsmith::readers::answer(&std::fs::read(dir.join("answer.json"))?),
     },
     Reader { name: "recipe", file: "recipe.toml", prepare: |_| Ok(()), read: recipe },
     Reader {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use draftsmith_data::{
-    LengthBounds, PromptFile, Provenance, RolloutCandidates, RolloutHead, RolloutProvenance,
-    RolloutRow, ShardPlace, write_rollouts, write_shard,
+    MANIFEST, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow, ShardPlace,
+    shard_path, write_manifest, write_rollouts, write_shard,
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -58,6 +58,9 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "responses" => responses()?,
         "rollouts" => rollouts()?,
         "prompts" => prompts()?,
+        "manifest" => manifests()?,
+        "journal" => vec![Seed::new(Form::JsonLines, JOURNAL)],
+        "answer" => ANSWERS.map(|answer| Seed::new(Form::Json, answer)).to_vec(),
         "recipe" => {
             let recipes = ["tiny", "tiny-full", "gsm8k"];
             let recipes = recipes.iter().map(|name| root.join(format!("recipes/{name}.toml")));
@@ -102,6 +105,9 @@ fn words(reader: &Reader) -> &'static str {
         "responses" => include_str!("words/responses.txt"),
         "rollouts" => include_str!("words/rollouts.txt"),
         "prompts" => include_str!("words/prompts.txt"),
+        "manifest" => include_str!("words/manifest.txt"),
+        "journal" => include_str!("words/journal.txt"),
+        "answer" => include_str!("words/answer.txt"),
         "recipe" => include_str!("words/recipe.txt"),
         "head" => include_str!("words/head.txt"),
         "adapter" => include_str!("words/adapter.txt"),
@@ -202,41 +208,32 @@ fn tokenizers() -> Vec<Seed> {
     [bpe, word_piece, unigram].map(|all| Seed::new(Form::Json, all.to_string())).to_vec()
 }
 
-fn provenance() -> Provenance {
-    Provenance {
-        version: "0.1.0".to_owned(),
-        target: "aa".to_owned(),
-        draft: Some("bb".to_owned()),
-        tokenizer: "cc".to_owned(),
-        chat_template: None,
-        special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
-        eos_token_ids: vec![2],
-        stop_strings: Vec::new(),
-        prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
-        limit: Some(6),
-        weights: Vec::new(),
-        split: None,
-        lengths: LengthBounds::default(),
-        keep_duplicates: false,
-        existing_responses: false,
-        served_model: None,
-        served_log_probs: None,
-        max_outside_mass: None,
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: None,
-        min_p: None,
-        repetition_penalty: 1.0,
-        max_new_tokens: 4,
-        seed: 1,
-        dtype: Provenance::F32.to_owned(),
-    }
+/// A journal of two responses, of which one has log-probabilities.
+const JOURNAL: &str = r#"{"id":"set#0","request":"a1","response_ids":[3,4,2],"finish_reason":"eos"}
+{"id":"set#1","request":"b2","response_ids":[5,9],"finish_reason":"length","known":[[[5,-0.25],[6,-1.75]],[]]}
+"#;
+
+/// Answers as vLLM, llama.cpp and TGI write them.
+const ANSWERS: [&str; 3] = [
+    r#"{"choices":[{"text":"a b","finish_reason":"stop","stop_reason":2,"token_ids":[4,6],"logprobs":{"tokens":["token_id:4","token_id:6"],"token_logprobs":[-0.5,-4.0],"top_logprobs":[{"token_id:4":-0.5,"token_id:5":-1.5},{"token_id:7":-0.25,"token_id:5":-2.0}]}}],"usage":{"prompt_tokens":3}}"#,
+    r#"{"choices":[{"text":"a","finish_reason":"length","logprobs":{"content":[{"id":4,"logprob":-0.5,"top_logprobs":[{"id":4,"logprob":-0.5},{"id":5,"logprob":-1.5}]}]}}],"__verbose":{"tokens":[4,8]}}"#,
+    r#"{"choices":[{"text":"a b","finish_reason":"eos_token"}]}"#,
+];
+
+/// The manifest of the shard that stands beside it.
+fn manifests() -> Result<Vec<Seed>> {
+    let dir = tempfile::tempdir()?;
+    let rows = state::response_rows(3);
+    let place = Some(ShardPlace { index: 0, count: 1 });
+    write_shard(&shard_path(dir.path(), 0), &rows, &state::provenance(), place)?;
+    write_manifest(dir.path(), 1)?;
+    Ok(vec![Seed::new(Form::Json, std::fs::read(dir.path().join(MANIFEST))?)])
 }
 
 fn responses() -> Result<Vec<Seed>> {
     let rows = state::response_rows(96);
     let place = Some(ShardPlace { index: 0, count: 2 });
-    parquet_seeds(|path| Ok(write_shard(path, &rows, &provenance(), place)?))
+    parquet_seeds(|path| Ok(write_shard(path, &rows, &state::provenance(), place)?))
 }
 
 fn rollouts() -> Result<Vec<Seed>> {
@@ -264,7 +261,7 @@ fn rollouts() -> Result<Vec<Seed>> {
         row(1, 0, &[8, 8], false),
     ];
     let provenance = RolloutProvenance {
-        responses: provenance(),
+        responses: state::provenance(),
         drafter: "draft".to_owned(),
         set: "test".to_owned(),
         head: Some(RolloutHead { hash: "ee".to_owned(), looks_ahead: true }),
@@ -337,15 +334,19 @@ fn prompts() -> Result<Vec<Seed>> {
             { "from": "gpt", "value": "b" }, { "from": "human", "value": "c" } ] }),
         json!({ "messages": [ { "role": "user", "content": "a" },
             { "role": "assistant", "content": "b" }, { "role": "user", "content": "é" } ] }),
+        json!({ "prompt": "a", "continuation": "b", "prefix": "[1, 5]", "tokens": [7, 2],
+            "draft": "[8, 2]", "log_p_7b": "[-0.5, -1e999]", "p_acc": [0.25, 1], "id": "x#1" }),
     ];
     let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
     let all = lines.join("\r\n") + "\n\n";
     let mut zipped = GzEncoder::new(Vec::new(), Compression::fast());
     std::io::Write::write_all(&mut zipped, all.as_bytes())?;
+    let packed = all.clone();
     let mut seeds = vec![
         Seed::new(Form::JsonLines, all),
         Seed::new(Form::Json, json!(records).to_string()),
         Seed::new(Form::Gzip, zipped.finish()?),
+        Seed::new(Form::Text, zstd::encode_all(packed.as_bytes(), 1)?),
     ];
     seeds.extend(lines.into_iter().map(|line| Seed::new(Form::Json, line)));
     let texts = |texts: [Option<&str>; 3]| Arc::new(StringArray::from(texts.to_vec())) as ArrayRef;

@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use draftsmith_data::{DraftColumns, FinishReason, ResponseRow, hash_bytes};
+use draftsmith_data::{
+    DraftColumns, FinishReason, LengthBounds, PromptFile, Provenance, ResponseRow, hash_bytes,
+};
 use draftsmith_model::CausalLm;
 use draftsmith_train::{HeadTraining, TrainingRun, train_heads};
 
@@ -105,6 +107,38 @@ pub(crate) fn resume(dir: &Path) -> Result<()> {
     let text = format!("checksum = \"{}\"\n{text}", hash_bytes(text.as_bytes()));
     std::fs::write(state.join(STATE), text)?;
     train(&training, 1)
+}
+
+/// What made the rows.
+pub(crate) fn provenance() -> Provenance {
+    Provenance {
+        version: "0.1.0".to_owned(),
+        target: "aa".to_owned(),
+        draft: Some("bb".to_owned()),
+        tokenizer: "cc".to_owned(),
+        chat_template: None,
+        special_tokens: [("eos_token".to_owned(), "</s>".to_owned())].into(),
+        eos_token_ids: vec![2],
+        stop_strings: Vec::new(),
+        prompts: vec![PromptFile { name: "set.jsonl".to_owned(), hash: "dd".to_owned() }],
+        limit: Some(6),
+        weights: Vec::new(),
+        split: None,
+        lengths: LengthBounds::default(),
+        keep_duplicates: false,
+        existing_responses: false,
+        served_model: None,
+        served_log_probs: None,
+        max_outside_mass: None,
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: None,
+        min_p: None,
+        repetition_penalty: 1.0,
+        max_new_tokens: 4,
+        seed: 1,
+        dtype: Provenance::F32.to_owned(),
+    }
 }
 
 /// Rows of a few tokens, below `vocab_size`.

@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::{Context, Result};
+use draftsmith_data::FinishReason;
 use serde::{Deserialize, Serialize};
 
-use super::known::KnownTokens;
+use super::known::{KnownTokens, SLACK};
 
 /// What journals' names begin and end with.
 const NAMES: (&str, &str) = ("served", ".jsonl");
@@ -33,6 +34,21 @@ pub(super) struct Entry {
     /// Of each token, those that it was drawn from as far as they are known, the most probable first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) known: Option<Vec<KnownTokens>>,
+}
+
+impl Entry {
+    /// Whether it is a response of a target of so many tokens. What somebody has changed may not be.
+    pub(super) fn is_sound(&self, vocab_size: usize) -> bool {
+        let knows = |id: &u32| (*id as usize) < vocab_size;
+        let is_log_prob = |(id, log_prob): &(u32, f32)| {
+            knows(id) && log_prob.is_finite() && f64::from(*log_prob) <= SLACK
+        };
+        let is_known = self.known.as_ref().is_none_or(|known| {
+            known.len() == self.response_ids.len() && known.iter().flatten().all(is_log_prob)
+        });
+        let is_response = !self.response_ids.is_empty() && self.response_ids.iter().all(knows);
+        is_response && is_known && FinishReason::parse(&self.finish_reason).is_some()
+    }
 }
 
 /// A journal, open for reading and for more, with those beside it.
@@ -105,6 +121,11 @@ impl Journal {
             }
             at += num_bytes as u64;
         }
+    }
+
+    /// What requests there are responses to.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
     }
 
     /// The journal's file.
@@ -226,5 +247,23 @@ mod tests {
         for request in ["a", "b"] {
             assert_eq!(whole.get(request).expect("reads"), Some(entry(request)));
         }
+    }
+
+    #[test]
+    fn what_is_no_response_of_the_target_is_not_sound() {
+        let sound = entry("a");
+        assert!(sound.is_sound(5) && !sound.is_sound(4));
+        let with = |change: fn(&mut Entry)| {
+            let mut entry = entry("a");
+            change(&mut entry);
+            entry.is_sound(5)
+        };
+        assert!(with(|entry| entry.known = None));
+        assert!(!with(|entry| entry.response_ids.clear()));
+        assert!(!with(|entry| entry.response_ids.push(4)));
+        assert!(!with(|entry| entry.finish_reason = "because".to_owned()));
+        assert!(!with(|entry| entry.known = Some(vec![vec![(3, f32::NEG_INFINITY)]; 3])));
+        assert!(!with(|entry| entry.known = Some(vec![vec![(3, 0.5)]; 3])));
+        assert!(!with(|entry| entry.known = Some(vec![vec![(9, -0.5)]; 3])));
     }
 }

@@ -10,7 +10,7 @@ pub(super) type KnownTokens = Vec<(u32, f32)>;
 /// What stands before an id in vLLM's lists.
 const ID: &str = "token_id:";
 /// By how much rounded probabilities may add up to more than 1.
-const SLACK: f64 = 0.01;
+pub(super) const SLACK: f64 = 0.01;
 /// The least log-probability that files hold: JSON has no infinity.
 const LEAST: f64 = -9999.0;
 

@@ -198,6 +198,14 @@ fn what_came_is_not_asked_for_again() {
         check_responses(&resumed, &workspace, &prompts);
         assert_eq!(second.requests().len(), expected, "each once");
     }
+    // What somebody has changed is no response of the target: it is asked for again.
+    let lines = fs::read_to_string(&path).expect("there is a journal");
+    let (first, rest) = lines.split_once("\"response_ids\":[").expect("a response");
+    fs::write(&path, format!("{first}\"response_ids\":[4294967295,{rest}")).expect("written");
+    let mut resumed = served(&servers(&[&second.url]), &workspace, dir.path());
+    answer(&mut resumed, &prompts).expect("answers");
+    check_responses(&resumed, &workspace, &prompts);
+    assert_eq!(second.requests().len(), 4);
 }
 
 #[test]
