@@ -5,6 +5,18 @@
 
 use draftsmith_model::Rows;
 
+/// The features that a drafter wants of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedFeatures<'a> {
+    pub(crate) slot: usize,
+    /// The whole sequence.
+    pub(crate) tokens: &'a [u32],
+    /// What the last of them follow, where those form a tree.
+    pub(crate) parents: &'a [Option<usize>],
+    /// The first position.
+    pub(crate) from: usize,
+}
+
 /// The features of a stretch of positions of one sequence.
 #[derive(Debug)]
 pub(crate) struct Features {

@@ -26,9 +26,10 @@ use crate::chain::propose_chain;
 use crate::draft_forwards::DraftForwards;
 use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
+use crate::features::WantedFeatures;
 use crate::model_drafter::ModelDrafter;
-use crate::session::{ModelSession, WantedFeatures};
-use crate::target::LeavesHidden;
+use crate::session::ModelSession;
+use crate::target::FirstLayers;
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
@@ -87,15 +88,10 @@ impl<'m> ModelDrafter<'m> for SelfDraft<'m> {
     }
 }
 
-impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
+impl<T: FirstLayers> Drafter<T> for SelfDraft<'_> {
     /// # Panics
     /// If the target's session has no exit.
-    fn begin(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.forwards.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
@@ -107,7 +103,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
 
     fn propose(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
         propose_chain(self, target, rounds)
@@ -122,7 +118,7 @@ impl<'m> Drafter<ModelSession<'m>> for SelfDraft<'_> {
     }
 }
 
-impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
+impl<T: FirstLayers> StepDrafter<T> for SelfDraft<'_> {
     fn id(&self) -> DrafterId {
         DrafterId::SelfDraft { exit_layer: self.exit_layer }
     }
@@ -134,7 +130,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
     /// If the target's session has no exit, or has not begun the same sequences.
     fn draft(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError> {
         let wanted = steps.iter().map(|step| WantedFeatures {
@@ -151,7 +147,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
     /// If the last draft step did not ask for the head's prediction.
     fn predict_acceptance(
         &mut self,
-        _target: &mut ModelSession<'m>,
+        _target: &mut T,
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
@@ -163,13 +159,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for SelfDraft<'_> {
         self.forwards.depends_on_round()
     }
 
-    fn begin_round(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        slot: usize,
-        num_standing: usize,
-        num_kept: usize,
-    ) {
+    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
         self.forwards.begin_round(slot, num_standing, num_kept, target.last_hidden(slot));
     }
 

@@ -17,9 +17,9 @@ use std::ops::Range;
 use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
-use crate::features::Features;
+use crate::features::{Features, WantedFeatures};
 use crate::logits::Logits;
-use crate::target::{Target, Verification};
+use crate::target::{FirstLayers, Target, Verification};
 use left_behind::LeftBehind;
 
 /// A model with the cache of the sequences it is reading, one a slot.
@@ -62,18 +62,6 @@ pub(crate) struct NewTokens<'a> {
     pub(crate) ids: &'a [u32],
     /// How many of the last are asked for what comes out.
     pub(crate) num_rows: usize,
-}
-
-/// The features that a drafter wants of a sequence.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct WantedFeatures<'a> {
-    pub(crate) slot: usize,
-    /// The whole sequence.
-    pub(crate) tokens: &'a [u32],
-    /// What the last of them follow, where those form a tree.
-    pub(crate) parents: &'a [Option<usize>],
-    /// The first position.
-    pub(crate) from: usize,
 }
 
 impl<'m> ModelSession<'m> {
@@ -154,31 +142,6 @@ impl<'m> ModelSession<'m> {
             exit.features.truncate(len);
             exit.num_drafted_from = exit.num_drafted_from.min(len);
         }
-    }
-
-    /// Runs the layers before the exit on what they have not read of sequences, in one forward, and
-    /// returns the features (hidden states at the exit layer) that are wanted of each, for the
-    /// drafter: once it has them it may not ask for them again.
-    ///
-    /// # Panics
-    /// If the session has no exit, or the features are no longer held.
-    pub(crate) fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {
-        for one in wanted {
-            self.cache.branch(one.slot, one.tokens.len() - one.parents.len(), one.parents);
-        }
-        let unread = wanted.iter().map(|one| {
-            let ids = &one.tokens[self.num_read(one.slot)..];
-            NewTokens { slot: one.slot, ids, num_rows: 0 }
-        });
-        self.read_shallow(&unread.collect::<Vec<_>>());
-        Rows::cat(wanted.iter().map(|one| {
-            let num_read_by_all = self.num_read_by_all(one.slot);
-            let exit = &mut expect_exit(&mut self.exit).slots[one.slot];
-            let features = exit.features.since(one.from);
-            exit.num_drafted_from = one.tokens.len();
-            exit.features.release_before(num_read_by_all);
-            features
-        }))
     }
 
     /// What is yet to be read of a sequence.
@@ -328,6 +291,32 @@ pub(crate) fn to_host<const N: usize>(
         };
         DecodeError::Device { role, message }
     })
+}
+
+impl FirstLayers for ModelSession<'_> {
+    /// Runs the layers before the exit on what they have not read of sequences, and keeps what the layers
+    /// behind it have yet to read.
+    ///
+    /// # Panics
+    /// If the session has no exit, or the features are no longer held.
+    fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {
+        for one in wanted {
+            self.cache.branch(one.slot, one.tokens.len() - one.parents.len(), one.parents);
+        }
+        let unread = wanted.iter().map(|one| {
+            let ids = &one.tokens[self.num_read(one.slot)..];
+            NewTokens { slot: one.slot, ids, num_rows: 0 }
+        });
+        self.read_shallow(&unread.collect::<Vec<_>>());
+        Rows::cat(wanted.iter().map(|one| {
+            let num_read_by_all = self.num_read_by_all(one.slot);
+            let exit = &mut expect_exit(&mut self.exit).slots[one.slot];
+            let features = exit.features.since(one.from);
+            exit.num_drafted_from = one.tokens.len();
+            exit.features.release_before(num_read_by_all);
+            features
+        }))
+    }
 }
 
 impl Target for ModelSession<'_> {

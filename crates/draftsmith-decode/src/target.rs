@@ -6,6 +6,7 @@ use draftsmith_model::Rows;
 use draftsmith_theory::Proposal;
 
 use crate::error::DecodeError;
+use crate::features::WantedFeatures;
 use crate::logits::Logits;
 
 /// The verified model, reading one sequence in each of its slots.
@@ -75,6 +76,13 @@ pub trait LeavesHidden {
         let _ = slot;
         None
     }
+}
+
+/// A target whose first layers run ahead, for a self-draft behind them.
+pub(crate) trait FirstLayers: LeavesHidden {
+    /// The hidden states at the exit that are wanted of sequences, in one forward; once the drafter has
+    /// them it may not ask for them again.
+    fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
 /// In place of a target, where a drafter is stepped without one.

@@ -41,6 +41,9 @@ pub struct CausalLm {
     /// Of the files.
     #[module(skip)]
     stored: WeightDtype,
+    /// The layers that are here, the first ones: all of them, unless fewer were asked for.
+    #[module(skip)]
+    num_here: usize,
 }
 
 /// Where a model's weights are: in one of two places, never in both.
@@ -57,7 +60,8 @@ impl ModelConfig {
     /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
         let weights = Weights::Tensors(Decoder::init(self, device));
-        CausalLm { weights, config: self.clone(), stored: WeightDtype::F32 }
+        let num_here = self.shape.num_layers;
+        CausalLm { weights, config: self.clone(), stored: WeightDtype::F32, num_here }
     }
 }
 
@@ -70,7 +74,7 @@ impl CausalLm {
     /// # Errors
     /// If a file is missing or broken, or a tensor missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, None, device)
+        Self::load(dir, WeightDtype::F32, None, None, device)
     }
 
     /// [`CausalLm::from_model_dir`], computing in `dtype`. Weights in bf16 are tensors, on the CPU
@@ -83,7 +87,7 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, device)
+        Self::load(dir, dtype, None, None, device)
     }
 
     /// [`CausalLm::from_model_dir`], with weights kept in `storage` where they are packed. A format
@@ -97,21 +101,47 @@ impl CausalLm {
         storage: Storage,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, Some(storage), device)
+        Self::load(dir, WeightDtype::F32, Some(storage), None, device)
+    }
+
+    /// [`CausalLm::from_model_dir_in`] of the first `num_layers` layers, or all if there are fewer, with
+    /// embedding, final norm and LM head: what a self-draft behind them reads. What the directory has
+    /// of deeper layers is not read, and need not be there.
+    ///
+    /// The shape stays the whole model's; to run a layer that is not here is a panic.
+    ///
+    /// # Errors
+    /// As [`CausalLm::from_model_dir`].
+    pub fn from_first_layers(
+        dir: &Path,
+        num_layers: usize,
+        dtype: WeightDtype,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        Self::load(dir, dtype, None, Some(num_layers), device)
     }
 
     fn load(
         dir: &Path,
         dtype: WeightDtype,
         storage: Option<Storage>,
+        num_layers: Option<usize>,
         device: &Device,
     ) -> Result<Self, ModelError> {
         let config = ModelConfig::from_model_dir(dir)?;
-        let mut reader = WeightReader::open_dir(dir)?;
+        let num_all = config.shape.num_layers;
+        let num_here = num_layers.unwrap_or(num_all).min(num_all);
+        let is_deeper = |name: &str| {
+            let layer = config.spec.names.layer_of(name);
+            layer.is_some_and(|layer| (num_here..num_all).contains(&layer))
+        };
+        let mut reader = WeightReader::open_dir_of(dir, |name| !is_deeper(name))?;
+        let mut here = config.clone();
+        here.shape.num_layers = num_here;
         let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
-            Weights::Packed(PackedModel::read(&config, &mut reader, storage)?)
+            Weights::Packed(PackedModel::read(&here, &mut reader, storage)?)
         } else {
-            Weights::Tensors(Decoder::read(&config, &mut reader, dtype, device)?)
+            Weights::Tensors(Decoder::read(&here, &mut reader, dtype, device)?)
         };
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
@@ -120,7 +150,7 @@ impl CausalLm {
         });
         let stored = WeightDtype::beside(&reader);
         reader.finish()?;
-        Ok(Self { weights, config, stored })
+        Ok(Self { weights, config, stored, num_here })
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
@@ -151,6 +181,16 @@ impl CausalLm {
     /// The model's sizes.
     pub fn shape(&self) -> &ModelShape {
         &self.config.shape
+    }
+
+    /// The layers that are here, the first ones.
+    pub fn num_layers_here(&self) -> usize {
+        self.num_here
+    }
+
+    fn check_here(&self, layers: &Range<usize>) {
+        let num_here = self.num_here;
+        assert!(layers.end <= num_here, "of the model, the first {num_here} layers alone are here");
     }
 
     /// The type that it computes in. Packed weights may be of another.
@@ -215,7 +255,8 @@ impl CausalLm {
 
     /// A model of tensors, to be used beside one whose files have `stored`.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
-        Self { weights: Weights::Tensors(decoder), config, stored }
+        let num_here = config.shape.num_layers;
+        Self { weights: Weights::Tensors(decoder), config, stored, num_here }
     }
 
     /// The embeddings as a matrix in f32, without what they are multiplied with.
@@ -299,6 +340,7 @@ impl CausalLm {
         if layers.is_empty() {
             return hidden;
         }
+        self.check_here(&layers);
         let num_rows = hidden.num_rows();
         let (place, slots) = hidden.into_parts();
         let runs = slots.runs(num_rows);
@@ -526,6 +568,7 @@ impl CausalLm {
         hidden: Tensor<3>,
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
+        self.check_here(&layers);
         match &self.weights {
             Weights::Tensors(decoder) => decoder.run_layers(layers, hidden),
             Weights::Packed(packed) => {

@@ -52,6 +52,6 @@ pub use spec::{
     WindowSpec,
 };
 pub use weights::{
-    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, hash_model_dir, read_metadata,
-    weight_files, write_safetensors,
+    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, hash_first_layers, hash_model_dir,
+    read_metadata, weight_files, write_safetensors,
 };

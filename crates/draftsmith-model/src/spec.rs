@@ -296,6 +296,12 @@ impl ModelNames {
         ignored: &["rotary_emb.inv_freq"],
     };
 
+    /// The layer that a tensor is of, by its name; None of those outside the layers.
+    pub(crate) fn layer_of(&self, tensor: &str) -> Option<usize> {
+        let behind = tensor.strip_prefix(self.layers)?.strip_prefix('.')?;
+        behind.split('.').next()?.parse().ok()
+    }
+
     /// What the names of a layer's tensors begin with.
     pub(crate) fn layer(&self, number: usize) -> String {
         format!("{}.{number}", self.layers)

@@ -30,7 +30,7 @@ mod tests;
 
 pub use adapter::distillation::DistillationLoss;
 pub use adapter::scores::AdapterScores;
-pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
+pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teaching};
 pub use adapter::train::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use burn_train::Interrupter;
 pub use data::batches::RowCounts;

@@ -335,7 +335,8 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         let workspace = match recipe.target_elsewhere() {
             Some(server) => {
                 let target = (&**target, &*server.model);
-                Workspace::open_served(target, draft, template, devices, console)?
+                let served = Workspace::open_served(target, draft, template, devices, console)?;
+                served.with_first_layers(recipe.num_first_layers())
             }
             None => Workspace::open(target, draft, template, devices, console)?,
         };

@@ -23,9 +23,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
+use draftsmith_model::AdapterConfig;
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, Section,
-    check_moved_keys,
+    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
+    Section, check_moved_keys,
 };
 use serde::{Deserialize, Serialize};
 
@@ -228,6 +229,21 @@ impl Recipe {
     /// The servers that the target is known by, where its weights are not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
+    }
+
+    /// How many of the target's first layers adapters stand on or begin with, those of a recipe and
+    /// those that its evaluation names.
+    pub(crate) fn num_first_layers(&self) -> usize {
+        let own = self.adapter.as_ref().map_or(0, |adapter| {
+            let behind = match adapter.initial {
+                InitialWeights::Target => adapter.num_layers,
+                InitialWeights::Random => 0,
+            };
+            adapter.exit_layer.to_vec().into_iter().max().unwrap_or(0) + behind
+        });
+        let named = self.evaluate.as_ref().and_then(|evaluate| evaluate.adapters.as_ref());
+        let exits = named.into_iter().flatten().filter_map(|dir| AdapterConfig::from_dir(dir).ok());
+        exits.map(|config| config.exit_layer).max().unwrap_or(0).max(own)
     }
 
     /// Where evaluate writes.

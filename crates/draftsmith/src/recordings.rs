@@ -8,9 +8,10 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    KnownResponse, RecordOptions, RecordRequest, ResponseTarget, record, separate_draft,
+    KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, ServedTarget, record,
+    separate_draft,
 };
-use draftsmith_theory::{Decoding, Recording, SeededDraws, TopProbs};
+use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
 use crate::console::progress::Progress;
@@ -109,10 +110,10 @@ impl RecordingJob<'_> {
         let at_once = sequences_at_once(responses.len(), self.on_cpu);
         let pair = match &self.models {
             RecordedModels::Pair(pair) => pair,
-            RecordedModels::Served { models, text, .. } => {
-                let (models, text) = (*models, *text);
+            RecordedModels::Served { models, text, workspace, .. } => {
+                let (models, text, workspace) = (*models, *text, *workspace);
                 let chunks = responses.par_chunks_mut(at_once);
-                let recorded = chunks.map(|some| self.record_served(models, text, some));
+                let recorded = chunks.map(|some| self.record_served(workspace, models, text, some));
                 let recorded: Vec<Vec<Recording>> = recorded.collect::<Result<_>>()?;
                 return Ok(recorded.into_iter().flatten().collect());
             }
@@ -144,31 +145,48 @@ impl RecordingJob<'_> {
 
     fn record_served(
         &self,
+        workspace: &Workspace,
         models: ServedModels<'_>,
         text: &TextSide,
         responses: &mut [ToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let ServedModels { draft, context, vocab_size } = models;
-        let draft = draft.context("a served target needs a draft to be recorded along it")?;
         let known: Vec<KnownResponse<'_>> = responses
             .iter()
             .map(|to| KnownResponse { response: to.response_ids, probs: to.probs })
             .collect();
         let num_slots = known.len();
-        let mut target = ResponseTarget::new(known, vocab_size, context, num_slots);
-        let vocabulary = self.exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary);
-        let head = self.exports.head.as_ref().map(|head| &head.head);
-        let mut drafter = separate_draft(draft, vocabulary, head, vocab_size, context, num_slots);
-        let options = RecordOptions {
+        let mut answers = ResponseTarget::new(known, vocab_size, context, num_slots);
+        let mut options = RecordOptions {
             decoding: self.decoding,
             limits: text.limits(self.max_new_tokens),
             max_length: self.max_length,
-            has_head: head.is_some(),
+            has_head: false,
             labels: self.labels,
             is_target_here: false,
         };
+        if let DrafterName::Of(DrafterId::SelfDraft { exit_layer }) = self.drafter {
+            let adapter = self.exports.adapters.iter();
+            let adapter = adapter.clone().find(|one| one.config.exit_layer == exit_layer);
+            let adapter = adapter.context("an adapter that is recorded was read")?;
+            let head = adapter.head.as_ref().map(|head| &head.head);
+            options.has_head = head.is_some();
+            let layers = workspace.target_of_adapters(workspace.dtype())?;
+            let adapter = &adapter.adapter;
+            let mut drafter =
+                SelfDraft::with_slots(&layers, adapter, exit_layer, head, context, num_slots);
+            let mut target = ServedTarget::new(&layers, exit_layer, answers);
+            return self.watched(responses, |requests, observe| {
+                Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
+            });
+        }
+        let draft = draft.context("a served target needs a draft to be recorded along it")?;
+        let vocabulary = self.exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary);
+        let head = self.exports.head.as_ref().map(|head| &head.head);
+        options.has_head = head.is_some();
+        let mut drafter = separate_draft(draft, vocabulary, head, vocab_size, context, num_slots);
         self.watched(responses, |requests, observe| {
-            Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
+            Ok(record(&mut answers, &mut drafter, &options, requests, observe)?)
         })
     }
 

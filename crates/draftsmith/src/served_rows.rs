@@ -198,7 +198,8 @@ impl<'a> ServedRows<'a> {
             return vec![0.0; probs.len()];
         };
         let vocab_size = self.models.vocab_size;
-        probs.iter().map(|probs| probs.outside_mass(&sampling, vocab_size) as f32).collect()
+        let mass = |probs: &TopProbs| probs.outside_mass(&sampling, vocab_size).clamp(0.0, 1.0);
+        probs.iter().map(|probs| mass(probs) as f32).collect()
     }
 
     /// Whether enough is known of a row, which is counted.

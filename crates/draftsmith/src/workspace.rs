@@ -49,6 +49,9 @@ pub(crate) struct Workspace {
     ends: Ends,
     /// The name that servers serve the target under, where its weights are not read.
     served_as: Option<String>,
+    /// How many of a served target's first layers are read where adapters stand on them.
+    num_first_layers: usize,
+    first_layers: Mutex<Vec<(WeightDtype, CausalLm)>>,
     /// Shows what takes long.
     console: Console,
     text: OnceLock<Text>,
@@ -105,6 +108,8 @@ impl Workspace {
             chat_template: None,
             ends: Ends::default(),
             served_as: None,
+            num_first_layers: 0,
+            first_layers: Mutex::default(),
             console: Console::silent(),
             text: OnceLock::new(),
             text_identity: OnceLock::new(),
@@ -382,7 +387,7 @@ impl Workspace {
         self.draft.as_ref().map(|draft| draft.dir.as_path())
     }
 
-    /// The target's hash, for provenance.
+    /// The target's hash, for provenance; of one that is served, that of what is here of it.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -407,7 +412,9 @@ impl Workspace {
     }
 
     fn model_hash<'w>(&self, model: &'w ModelDir) -> Result<&'w str> {
-        model.hash(&self.console, || self.note(|| format!("hash of the {}", model.role)))
+        let is_part = self.served_as.is_some() && std::ptr::eq(model, &raw const self.target);
+        let note = || self.note(|| format!("hash of the {}", model.role));
+        model.hash(&self.console, is_part, note)
     }
 
     fn text(&self) -> Result<&Text> {

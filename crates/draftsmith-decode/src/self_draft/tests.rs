@@ -26,6 +26,7 @@ use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Finish, Generation, Limits};
 use crate::session::checked;
 use crate::session::tests::{go_on, greedy, greedy_plain};
+use crate::target::LeavesHidden;
 use crate::target::{Target, Verification};
 
 const EXIT_LAYERS: [usize; 3] = [0, 1, 2];

@@ -79,7 +79,8 @@ impl PackedModel {
     /// The same as tensors in f32: to be written, or computed with in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
-        let layers = (0..config.shape.num_layers).map(|n| self.layer(n, config, device)).collect();
+        let layers =
+            (0..self.weights.layers.len()).map(|n| self.layer(n, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }

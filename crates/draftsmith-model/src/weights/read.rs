@@ -45,10 +45,26 @@ impl WeightReader {
     /// # Errors
     /// If none is there, or a file is cut short or breaks its format.
     pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
-        let file_of = match WeightFiles::of_dir(dir)? {
-            WeightFiles::Single(name) => return Self::open_file(&dir.join(name)),
+        Self::open_dir_of(dir, |_| true)
+    }
+
+    /// The same of those tensors alone that are `wanted`, by name: files of others need not be there.
+    ///
+    /// # Errors
+    /// As [`WeightReader::open_dir`].
+    pub(crate) fn open_dir_of(
+        dir: &Path,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Self, ModelError> {
+        let mut file_of = match WeightFiles::of_dir(dir)? {
+            WeightFiles::Single(name) => {
+                let mut reader = Self::open_file(&dir.join(name))?;
+                reader.ignore(|name| !wanted(name));
+                return Ok(reader);
+            }
             WeightFiles::Sharded { file_of, .. } => file_of,
         };
+        file_of.retain(|tensor, _| wanted(tensor));
         let mut files = Vec::new();
         let mut numbers = HashMap::new();
         let mut tensors = BTreeMap::new();
@@ -276,7 +292,27 @@ impl OpenFile {
 /// # Errors
 /// If a file cannot be read.
 pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String, ModelError> {
+    hash_files(dir, weight_files(dir)?, observe)
+}
+
+/// The same of those files that are there, where a model's first layers are enough.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn hash_first_layers(
+    dir: &Path,
+    observe: &mut dyn FnMut(u64, u64),
+) -> Result<String, ModelError> {
     let mut names = weight_files(dir)?;
+    names.retain(|name| dir.join(name).exists());
+    hash_files(dir, names, observe)
+}
+
+fn hash_files(
+    dir: &Path,
+    mut names: Vec<String>,
+    observe: &mut dyn FnMut(u64, u64),
+) -> Result<String, ModelError> {
     names.insert(0, "config.json".to_owned());
     let sizes = names.iter().filter_map(|name| dir.join(name).metadata().ok());
     let (mut num_read, all) = (0, sizes.map(|file| file.len()).sum());

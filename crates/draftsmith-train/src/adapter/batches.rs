@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
-use crate::adapter::distillation::{LmHead, Tokens};
+use crate::adapter::distillation::{Lesson, LmHead, Tokens};
 use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
+use crate::adapter::settings::Teaching;
 use crate::adapter::stored::StoredStates;
 use crate::data::batches::{BatchSource, TrainingBatch, real};
 use crate::data::examples::Example;
@@ -24,8 +25,8 @@ pub(crate) struct AdapterBatch {
     /// padding.
     pub(crate) supervised: Tensor<1, Int>,
     pub(crate) tokens: Tokens,
-    /// `[tokens, hidden]`: the target's final hidden states (after the final norm) there.
-    pub(crate) teacher: Tensor<2>,
+    /// What is learned there.
+    pub(crate) teacher: Lesson,
     /// The target's own.
     pub(crate) lm_head: LmHead,
     /// The rows' ids, for messages.
@@ -75,6 +76,7 @@ impl FrozenTarget {
 pub(crate) struct AdapterSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
+    pub(crate) teaching: Teaching,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
@@ -164,10 +166,17 @@ impl AdapterSource {
                 let Padded { ids, wanted } =
                     Padded::new(rows, self.lengths, self.batch_size, &device);
                 let features = target.model.exit_states_at(ids, &self.exit_layers, &wanted);
-                let teacher = self.teacher(target, rows, &features, wanted, supervised.clone());
+                let teacher = match self.teaching {
+                    Teaching::Response => None,
+                    Teaching::Target => {
+                        let positions = supervised.clone();
+                        Some(self.teacher(target, rows, &features, wanted, positions))
+                    }
+                };
                 (features, teacher)
             }
         };
+        let teacher = teacher.map_or_else(|| self.responses(rows, &supervised), Lesson::States);
         AdapterBatch {
             features,
             teacher,
@@ -189,7 +198,7 @@ impl AdapterSource {
         rows: &[&AdapterRow],
         [num_rows, seq]: [usize; 2],
         supervised: &Tensor<1, Int>,
-    ) -> (Vec<Tensor<3>>, Tensor<2>) {
+    ) -> (Vec<Tensor<3>>, Option<Tensor<2>>) {
         let model = &target.model;
         let batch = (self.lengths, self.batch_size);
         let states = stored.states(model, &self.exit_layers, rows, batch);
@@ -204,6 +213,10 @@ impl AdapterSource {
             all.resize(num_rows * seq * width, 0.0);
             vectors::tensor(all, [num_rows, seq, width], &device).cast(dtype)
         });
+        let features: Vec<Tensor<3>> = features.collect();
+        if self.teaching == Teaching::Response {
+            return (features, None);
+        }
         let [num_tokens] = supervised.dims();
         let mut last: Vec<f32> = states.iter().flat_map(|row| row.last.iter().copied()).collect();
         // Padding repeats the last token.
@@ -212,7 +225,15 @@ impl AdapterSource {
             last.extend_from_slice(&padding);
         }
         let last = vectors::tensor(last, [num_tokens, width], &device).cast(dtype);
-        (features.collect(), last)
+        (features, Some(last))
+    }
+
+    /// The tokens that follow the supervised positions; the last repeats for padding.
+    fn responses(&self, rows: &[&AdapterRow], supervised: &Tensor<1, Int>) -> Lesson {
+        let mut ids: Vec<u32> = rows.iter().flat_map(|row| row.next_ids()).collect();
+        let last = ids.last().copied().unwrap_or_default();
+        ids.resize(supervised.dims()[0], last);
+        Lesson::Tokens(ids)
     }
 
     /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a

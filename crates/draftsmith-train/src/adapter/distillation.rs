@@ -12,7 +12,9 @@ mod on_host;
 #[cfg(test)]
 mod tests;
 
-use burn::tensor::{FloatDType, Tensor};
+use std::ops::Range;
+
+use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +53,42 @@ pub(crate) struct Student {
     /// `[hidden, vocab]`; `None` where the target's LM head serves.
     pub(crate) own_head: Option<Tensor<2>>,
 }
+
+/// What an adapter is to say at a batch's tokens.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there is one a batch")]
+pub(crate) enum Lesson {
+    /// What the target's LM head makes of these hidden states: `[tokens, hidden]`, normed.
+    States(Tensor<2>),
+    /// These tokens, for certain.
+    Tokens(Vec<u32>),
+}
+
+impl From<Tensor<2>> for Lesson {
+    fn from(states: Tensor<2>) -> Self {
+        Self::States(states)
+    }
+}
+
+impl Lesson {
+    fn num_tokens(&self) -> usize {
+        match self {
+            Self::States(states) => states.dims()[0],
+            Self::Tokens(ids) => ids.len(),
+        }
+    }
+
+    fn slice(&self, rows: Range<usize>) -> Self {
+        match self {
+            Self::States(states) => Self::States(states.clone().slice(rows)),
+            Self::Tokens(ids) => Self::Tokens(ids[rows].to_vec()),
+        }
+    }
+}
+
+/// The logit of a token that is not chosen, for certain: its probability is 0 in f32, and a product of
+/// the two is a number.
+const NEVER: f32 = -1e30;
 
 /// The tokens of a batch that a loss is taken at, and padding behind them.
 #[derive(Debug, Clone)]
@@ -157,17 +195,16 @@ impl LmHead {
     ///
     /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     ///
-    /// # Shapes
-    /// - teacher: `[tokens, hidden]`, normed
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
         student: Student,
-        teacher: Tensor<2>,
+        teacher: impl Into<Lesson>,
         tokens: &Tokens,
         loss_chunk: usize,
     ) -> LossAndGradients {
         let Student { hidden, own_head } = student;
+        let device = hidden.device();
         let token_share = 1.0 / tokens.num as f64;
         let students_head = own_head.clone().unwrap_or_else(|| self.weight.clone());
         let transposed = students_head.clone().transpose();
@@ -175,9 +212,9 @@ impl LmHead {
         let mut gradients = Vec::new();
         let mut heads_gradient: Option<Tensor<2>> = None;
         for Chunk { student: hidden, teacher, are_tokens } in
-            chunks(hidden, teacher, tokens, loss_chunk)
+            chunks(hidden, teacher.into(), tokens, loss_chunk)
         {
-            let teacher = self.logits(teacher, &self.weight);
+            let teacher = self.taught(teacher, &device);
             let teacher = Teacher::new(teacher, loss, are_tokens.is_some());
             let logits = self.logits(hidden.clone(), &students_head);
             let slopes = self.soft_cap.map(|cap| {
@@ -211,21 +248,20 @@ impl LmHead {
     /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
     ///
     /// # Shapes
-    /// - teacher: `[tokens, hidden]`, normed
     /// - output: `[NUM_SCORES]`
     pub(crate) fn score_sums(
         &self,
         student: Student,
-        teacher: Tensor<2>,
+        teacher: impl Into<Lesson>,
         tokens: &Tokens,
         loss_chunk: usize,
     ) -> Tensor<1> {
         let Student { hidden, own_head } = student;
         let device = hidden.device();
         let students_head = own_head.unwrap_or_else(|| self.weight.clone());
-        let sums = chunks(hidden, teacher, tokens, loss_chunk).map(|chunk| {
+        let sums = chunks(hidden, teacher.into(), tokens, loss_chunk).map(|chunk| {
             let student = self.logits(chunk.student, &students_head);
-            let teacher = self.logits(chunk.teacher, &self.weight);
+            let teacher = self.taught(chunk.teacher, &device);
             if is_on_host(&student, chunk.are_tokens.is_some()) {
                 let [_, vocab_size] = student.dims();
                 let [student, teacher] = [student, teacher].map(vectors::values);
@@ -237,6 +273,21 @@ impl LmHead {
             }
         });
         sums.reduce(|sums, more| sums + more).expect("there is a token")
+    }
+
+    /// The logits of what is taught, `[tokens, vocab]` in f32.
+    fn taught(&self, lesson: Lesson, device: &Device) -> Tensor<2> {
+        match lesson {
+            Lesson::States(states) => self.logits(states, &self.weight),
+            Lesson::Tokens(ids) => {
+                let [_, vocab_size] = self.weight.dims();
+                let mut logits = vec![NEVER; ids.len() * vocab_size];
+                for (row, id) in logits.chunks_exact_mut(vocab_size).zip(&ids) {
+                    row[*id as usize] = 0.0;
+                }
+                vectors::tensor(logits, [ids.len(), vocab_size], device)
+            }
+        }
     }
 
     /// An LM head's logits of hidden states, in f32.
@@ -252,24 +303,24 @@ impl LmHead {
 /// What there is of a run of tokens, with its padding.
 struct Chunk {
     student: Tensor<2>,
-    teacher: Tensor<2>,
+    teacher: Lesson,
     are_tokens: Option<Tensor<2>>,
 }
 
 /// All cut into the same runs of tokens.
 fn chunks(
     student: Tensor<2>,
-    teacher: Tensor<2>,
+    teacher: Lesson,
     tokens: &Tokens,
     loss_chunk: usize,
 ) -> impl Iterator<Item = Chunk> {
     let [num_tokens, _] = student.dims();
-    assert_eq!(student.dims(), teacher.dims(), "a teacher for each token");
+    assert_eq!(teacher.num_tokens(), num_tokens, "a lesson for each token");
     (0..num_tokens).step_by(loss_chunk).map(move |start| {
         let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
         Chunk {
             student: student.clone().slice(rows.clone()),
-            teacher: teacher.clone().slice(rows.clone()),
+            teacher: teacher.slice(rows.clone()),
             are_tokens: tokens.are.clone().map(|are| are.slice(rows)),
         }
     })

@@ -193,7 +193,9 @@ mod tests {
 
     use super::*;
     use crate::adapter::batches::{AdapterSource, FrozenTarget};
+    use crate::adapter::distillation::Lesson;
     use crate::adapter::rows::AdapterRow;
+    use crate::adapter::settings::Teaching;
     use crate::data::batches::BatchSource;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
@@ -223,6 +225,7 @@ mod tests {
             lengths,
             room,
             stored: None,
+            teaching: Teaching::Target,
         };
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
@@ -244,7 +247,8 @@ mod tests {
         student.hidden = student.hidden.slice(0..batch.tokens.num);
         let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
         let log_probs = log_softmax(student.hidden.matmul(head), 1);
-        let teacher = batch.teacher.clone().slice(0..batch.tokens.num);
+        let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states are learned") };
+        let teacher = teacher.slice(0..batch.tokens.num);
         let logits = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
         let num_tokens = batch.tokens.num as f64;
         assert!(num_tokens > 16.0, "so few rows of a target are not recorded");

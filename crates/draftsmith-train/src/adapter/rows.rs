@@ -13,6 +13,8 @@ pub(crate) struct AdapterRow {
     pub(crate) id: String,
     /// The prompt and the response, but for the last token, after which nothing is known.
     pub(crate) input_ids: Vec<u32>,
+    /// The token that the last of them predicts.
+    pub(crate) last_id: u32,
     /// The first position that predicts a token of the response; all that follow do too.
     pub(crate) first_supervised: usize,
     /// The target's final hidden states at the supervised positions, once they are known and if there
@@ -31,11 +33,11 @@ impl AdapterRow {
     pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
         let mut input_ids: Vec<u32> =
             row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
-        input_ids.pop();
+        let last_id = input_ids.pop()?;
         let first_supervised = row.prompt_ids.len().saturating_sub(1);
         let is_usable = first_supervised < input_ids.len();
         let (id, teacher) = (row.id.clone(), OnceLock::new());
-        is_usable.then(|| Self { id, input_ids, first_supervised, teacher })
+        is_usable.then(|| Self { id, input_ids, last_id, first_supervised, teacher })
     }
 
     pub(crate) fn num_supervised(&self) -> usize {
@@ -45,6 +47,11 @@ impl AdapterRow {
     /// The tokens of the response that it predicts, but for the last.
     pub(crate) fn predicted(&self) -> &[u32] {
         &self.input_ids[self.first_supervised + 1..]
+    }
+
+    /// The tokens that the supervised positions predict.
+    pub(crate) fn next_ids(&self) -> impl Iterator<Item = u32> {
+        self.predicted().iter().copied().chain([self.last_id])
     }
 }
 

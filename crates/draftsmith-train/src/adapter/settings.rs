@@ -36,6 +36,10 @@ pub struct AdapterTraining {
     /// The first weights: `"random"`, as the authors', or `"target"`: those of its layer behind the
     /// exit, as far as that has such parts. A head of its own begins as the target's either way.
     pub initial: InitialWeights,
+    /// What is learned: `"target"`, the target's whole distributions, of all its layers; or
+    /// `"response"`, the tokens that it chose, which is the same in expectation where they were sampled
+    /// at temperature 1, and takes the layers before the exit alone.
+    pub teacher: Teaching,
     /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
     /// the target's context. 2048: the authors' code.
     pub max_len: usize,
@@ -77,6 +81,16 @@ pub enum InitialWeights {
     Target,
 }
 
+/// What an adapter learns to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Teaching {
+    /// What the target says at each token: its distribution.
+    Target,
+    /// The token that follows in the response.
+    Response,
+}
+
 /// One exit layer, or several: an adapter each. In a recipe, `2` or `[1, 2]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
@@ -105,6 +119,7 @@ impl Default for AdapterTraining {
             num_layers: 1,
             draft_vocabulary: None,
             initial: InitialWeights::Random,
+            teacher: Teaching::Target,
             max_len: 2048,
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 256,
@@ -159,6 +174,21 @@ impl AdapterTraining {
                 value: size.to_string(),
                 expected: "1 or more, and an architecture without an LM head of its own",
             });
+        }
+        if self.teacher == Teaching::Response {
+            let refused = |key, value: String, expected| {
+                Err(TrainError::Setting { section: Section::Adapter, key, value, expected })
+            };
+            if self.loss == DistillationLoss::ReverseKl {
+                let expected = "another one where `teacher` is `response`: a token that was chosen \
+                                says nothing of how improbable the others were";
+                return refused("loss", "`reverse-kl`".to_owned(), expected);
+            }
+            if let Some(size) = self.draft_vocabulary {
+                let expected =
+                    "none where `teacher` is `response`: a token outside would teach nothing";
+                return refused("draft_vocabulary", size.to_string(), expected);
+            }
         }
         self.optimizer.check(Section::Adapter)?;
         check_counts(Section::Adapter, &[("loss_chunk", self.loss_chunk)])
@@ -250,6 +280,10 @@ mod tests {
         let narrow = AdapterTraining { draft_vocabulary: Some(9), architecture, ..default() };
         check("draft_vocabulary", narrow);
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
+        let teacher = Teaching::Response;
+        check("loss", AdapterTraining { teacher, loss: DistillationLoss::ReverseKl, ..default() });
+        let narrow = AdapterTraining { teacher, draft_vocabulary: Some(9), ..default() };
+        check("draft_vocabulary", narrow);
         let optimizer = OptimizerSettings { batch_size: 0, ..OptimizerSettings::ADAPTER };
         check("optimizer.batch_size", AdapterTraining { optimizer, ..default() });
     }

@@ -6,6 +6,7 @@ use burn::tensor::{FloatDType, Tensor};
 use draftsmith_model::{CausalLm, Lengths};
 
 use crate::adapter::rows::{AdapterRow, Padded};
+use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
 use crate::states::{StateFile, StateFiles, StatesOf, problems};
 
@@ -13,14 +14,15 @@ use crate::states::{StateFile, StateFiles, StatesOf, problems};
 #[derive(Debug)]
 pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
-    last: StateFile,
+    /// Where the target's own distributions are learned.
+    last: Option<StateFile>,
 }
 
 /// A row's states, token by token.
 pub(crate) struct RowStates {
     /// After each exit.
     pub(crate) exits: Vec<Vec<f32>>,
-    /// At the supervised positions.
+    /// At the supervised positions, where those are read.
     pub(crate) last: Vec<f32>,
 }
 
@@ -31,7 +33,7 @@ impl StoredStates {
     /// If there is no room for them, or one cannot be opened.
     pub(crate) fn open(
         mut files: StateFiles<'_>,
-        exit_layers: &[usize],
+        (exit_layers, teaching): (&[usize], Teaching),
         width: usize,
         rows: &[&AdapterRow],
     ) -> Result<Self, TrainError> {
@@ -51,9 +53,11 @@ impl StoredStates {
             let num_states = row.num_supervised();
             StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
         });
-        files.add("-final", width, supervised);
+        if teaching == Teaching::Target {
+            files.add("-final", width, supervised);
+        }
         let mut exits = files.open()?;
-        let last = exits.pop().expect("one was added");
+        let last = exits.split_off(exit_layers.len()).pop();
         Ok(Self { exits, last })
     }
 
@@ -81,7 +85,11 @@ impl StoredStates {
 
     fn read(&self, row: &AdapterRow) -> Option<RowStates> {
         let exits = self.exits.iter().map(|file| file.read(&row.id)).collect::<Option<_>>()?;
-        Some(RowStates { exits, last: self.last.read(&row.id)? })
+        let last = match &self.last {
+            Some(file) => file.read(&row.id)?,
+            None => Vec::new(),
+        };
+        Some(RowStates { exits, last })
     }
 
     /// Runs the target on rows, and keeps what comes of it.
@@ -94,10 +102,13 @@ impl StoredStates {
     ) -> Vec<RowStates> {
         let Padded { ids, wanted } = Padded::new(rows, lengths, batch_size, &target.device());
         let [_, seq] = ids.dims();
-        let (exits, last) = target.hidden_states_at(ids, exit_layers, &wanted);
+        let exits = target.exit_states_at(ids, exit_layers, &wanted);
+        let last = self
+            .last
+            .as_ref()
+            .map(|file| (file, on_host(target.final_states_from(exit_layers, &exits, &wanted))));
         let width = target.shape().hidden_size;
         let exits: Vec<Vec<f32>> = exits.into_iter().map(on_host).collect();
-        let last = on_host(last);
         let of_row = |(nth, row): (usize, &&AdapterRow)| {
             let states = |all: &[f32], first: usize, num: usize| {
                 let first = (nth * seq + first) * width;
@@ -106,15 +117,17 @@ impl StoredStates {
             let exits = self.exits.iter().zip(&exits);
             let exits =
                 exits.map(|(file, all)| file.keep(&row.id, states(all, 0, row.input_ids.len())));
-            let own = states(&last, row.first_supervised, row.num_supervised());
-            RowStates { exits: exits.collect(), last: self.last.keep(&row.id, own) }
+            let own = last.as_ref().map(|(file, all)| {
+                file.keep(&row.id, states(all, row.first_supervised, row.num_supervised()))
+            });
+            RowStates { exits: exits.collect(), last: own.unwrap_or_default() }
         };
         rows.iter().enumerate().map(of_row).collect()
     }
 
     /// What went wrong, to be told when training ends.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let files: Vec<&StateFile> = self.exits.iter().chain([&self.last]).collect();
+        let files: Vec<&StateFile> = self.exits.iter().chain(&self.last).collect();
         problems(&files)
     }
 }

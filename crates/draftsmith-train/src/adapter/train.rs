@@ -215,13 +215,15 @@ fn prepare(
             all.sort_by(|one, other| one.id.cmp(&other.id));
             let width = target.shape().hidden_size;
             let exit_layers = training.exit_layer.to_vec();
-            Some(Arc::new(StoredStates::open(files, &exit_layers, width, &all)?))
+            let wanted = (&exit_layers[..], training.teacher);
+            Some(Arc::new(StoredStates::open(files, wanted, width, &all)?))
         }
     };
     let room = Arc::new(AtomicUsize::new(training.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| AdapterSource {
         targets: targets.clone(),
         exit_layers: training.exit_layer.to_vec(),
+        teaching: training.teacher,
         rows,
         batch_size: optimizer.batch_size,
         lengths,

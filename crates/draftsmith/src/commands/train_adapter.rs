@@ -120,7 +120,7 @@ impl Stage<'_> {
             return Ok(Vec::new());
         }
         let settings = self.settings;
-        let target = self.workspace.target_in(settings.dtype)?;
+        let target = self.workspace.target_of_adapters(settings.dtype)?;
         self.console.note(format!("{COMMAND}: {}", behind(&exit_layers)));
         let job = ExportJob {
             recipe: self.recipe,
@@ -141,7 +141,7 @@ impl Stage<'_> {
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
-            train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
+            train_adapters(&target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
         match written {
             Some(written) if !written.interrupted => {
@@ -156,7 +156,11 @@ impl Stage<'_> {
         let mut settings = serde_json::to_value(self.settings)?;
         // One adapter does not depend on which others are trained beside it.
         settings["exit_layer"] = json!(exit_layer);
-        let settings = json!({ "adapter": settings, "seed": self.recipe.seed });
+        let mut settings = json!({ "adapter": settings, "seed": self.recipe.seed });
+        if self.data.provenance.served_model.is_some() {
+            // The data knows the target by its name alone.
+            settings["layers"] = json!(self.workspace.target_hash()?);
+        }
         fingerprint(settings, self.data, &self.data.provenance)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::Decoding;
-use draftsmith_train::HeadLabels;
+use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use serde::{Deserialize, Serialize};
 
 use super::Recipe;
@@ -169,19 +169,33 @@ impl ServerRecipe {
 pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
     const WEIGHTS: &str =
         "the target's weights, which are not read where `data.server.labels` is `server`";
-    require(recipe.adapter.is_none(), "adapter", &format!("is there, which takes {WEIGHTS}"))?;
-    let Some(head) = &recipe.head else { return Ok(()) };
+    let teacher = recipe.adapter.as_ref().map(|adapter| adapter.teacher);
+    require(
+        teacher != Some(Teaching::Target),
+        "adapter.teacher",
+        &format!(
+            "is `target`, which takes {WEIGHTS}; hint: `response` takes the layers before the exit alone"
+        ),
+    )?;
+    let heads = [("head", &recipe.head), ("adapter_head", &recipe.adapter_head)];
+    heads.into_iter().try_for_each(|(section, head)| match head {
+        Some(head) => check_head(recipe, section, head, WEIGHTS),
+        None => Ok(()),
+    })
+}
+
+fn check_head(recipe: &Recipe, section: &str, head: &HeadTraining, weights: &str) -> Result<()> {
     require(
         !head.reads().has_target_hidden(),
-        "head.inputs",
-        &format!("has `target-hidden`, which takes {WEIGHTS}"),
+        &format!("{section}.inputs"),
+        &format!("has `target-hidden`, which takes {weights}"),
     )?;
     let is_greedy = recipe.data.as_ref().is_some_and(|data| data.decoding().is_greedy());
     let length = head.rollout_length;
     require(
         is_greedy || head.labels != HeadLabels::Rollouts || length == 1,
-        "head.rollout_length",
-        &format!("is {length}, and labels behind a rejected candidate take {WEIGHTS}"),
+        &format!("{section}.rollout_length"),
+        &format!("is {length}, and labels behind a rejected candidate take {weights}"),
     )
 }
 
@@ -238,7 +252,9 @@ mod tests {
             let told = recipe.check().expect_err("refused").to_string();
             assert!(told.contains(expected) && told.contains("`data.server.labels`"), "{told}");
         };
-        refused("[adapter]\n", "`adapter` is there");
+        refused("[adapter]\n", "`adapter.teacher` is `target`");
+        let of_adapter = "[adapter]\nteacher = 'response'\n[adapter_head]\nlabels = 'rollouts'\n";
+        refused(&format!("{of_adapter}rollout_length = 2\n"), "`adapter_head.rollout_length` is 2");
         refused("[head]\ninputs = ['target-hidden']\nform = 'look-ahead'\n", "`head.inputs`");
         let rollouts = "[head]\nlabels = 'rollouts'\nrollout_length = 3\n";
         refused(rollouts, "`head.rollout_length` is 3");

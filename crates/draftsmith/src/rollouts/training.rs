@@ -63,8 +63,10 @@ impl TrainingRollouts {
             );
         }
         let models = match adapter_dir {
-            Some(_) => RecordedModels::Pair(workspace.target_alone()?),
-            None => RecordedModels::of(recipe, workspace)?,
+            Some(_) if recipe.target_elsewhere().is_none() => {
+                RecordedModels::Pair(workspace.target_alone()?)
+            }
+            _ => RecordedModels::of(recipe, workspace)?,
         };
         let context = models.text().context;
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));

@@ -1,6 +1,8 @@
 //! What is made of a served target without its weights is what they would make of it: greedy exactly,
 //! sampled within the bound that the data states.
 
+mod adapters;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +63,9 @@ fn workspace(recipe: &Recipe) -> Workspace {
     let (target, draft) = (&recipe.models.target, recipe.models.draft.as_deref());
     let workspace = Workspace::new(target, draft, vec![Device::flex()]);
     match recipe.target_elsewhere() {
-        Some(server) => workspace.serving(&server.model),
+        Some(server) => {
+            workspace.serving(&server.model).with_first_layers(recipe.num_first_layers())
+        }
         None => workspace,
     }
 }

@@ -68,7 +68,7 @@ impl HeadDrafter<'_> {
             Self::Draft => workspace.draft_in(dtype)?.context("there is a draft")?.into(),
             Self::Adapter { dir, exit_layer } => {
                 let (_, adapter) = workspace.adapter_in(dir, dtype)?;
-                DrafterModel::self_draft(workspace.target_in(dtype)?.clone(), adapter, *exit_layer)
+                DrafterModel::self_draft(workspace.target_of_adapters(dtype)?, adapter, *exit_layer)
             }
         })
     }

@@ -106,7 +106,8 @@ impl ExportConfig for AdapterConfig {
     }
 
     fn name_models(&mut self, provenance: &Provenance) {
-        self.target_hash = Some(provenance.target.clone());
+        let is_known = provenance.served_model.is_none();
+        self.target_hash = is_known.then(|| provenance.target.clone());
     }
 
     fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::{CausalLm, ModelConfig, WeightDtype, hash_model_dir};
+use draftsmith_model::{
+    CausalLm, ModelConfig, ModelError, WeightDtype, hash_first_layers, hash_model_dir,
+};
 
 use crate::console::Console;
 use crate::console::progress::Progress;
@@ -63,11 +65,16 @@ impl ModelDir {
     }
 
     /// The hash of weights and `config.json`; `note` is called before it is computed, which a bar
-    /// shows where it takes long.
-    pub(super) fn hash(&self, console: &Console, note: impl FnOnce()) -> Result<&str> {
+    /// shows where it takes long. Of a part of a model, those files count that are there.
+    pub(super) fn hash(
+        &self,
+        console: &Console,
+        is_part: bool,
+        note: impl FnOnce(),
+    ) -> Result<&str> {
         let hash = get_or_read(&self.hash, || {
             note();
-            hash_dir(&self.dir, console)
+            hash_by(&self.dir, console, if is_part { hash_first_layers } else { hash_model_dir })
         });
         hash.map(String::as_str)
     }
@@ -78,6 +85,13 @@ const SHOWN_FROM: u64 = 1 << 28;
 
 /// The hash of a directory's weights and `config.json`, as it is now.
 pub(crate) fn hash_dir(dir: &Path, console: &Console) -> Result<String> {
+    hash_by(dir, console, hash_model_dir)
+}
+
+/// What hashes a directory.
+type Hash = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String, ModelError>;
+
+fn hash_by(dir: &Path, console: &Console, hash: Hash) -> Result<String> {
     let megabytes = |bytes: u64| bytes / 1_000_000;
     let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
     let observe = &mut |num_read, all| {
@@ -87,7 +101,7 @@ pub(crate) fn hash_dir(dir: &Path, console: &Console) -> Result<String> {
             last = num_read;
         }
     };
-    let hash = hash_model_dir(dir, observe);
+    let hash = hash(dir, observe);
     if let Some(bar) = shown {
         bar.clear();
     }

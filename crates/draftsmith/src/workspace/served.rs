@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::hash_bytes;
-use draftsmith_model::weight_files;
+use draftsmith_model::{CausalLm, WeightDtype, weight_files};
 
-use super::Workspace;
+use super::{HELD, Workspace};
 use crate::console::Console;
 use crate::hub::{Wanted, model_dir};
 use crate::labels::ServedModels;
@@ -33,6 +33,38 @@ impl Workspace {
     /// The same, whose target servers serve under a name.
     pub(crate) fn serving(self, name: &str) -> Self {
         Self { served_as: Some(name.to_owned()), ..self }
+    }
+
+    /// The same, of whose served target so many first layers are read where adapters stand on them.
+    pub(crate) fn with_first_layers(self, num_first_layers: usize) -> Self {
+        Self { num_first_layers, ..self }
+    }
+
+    /// What adapters stand on, to be computed with in a type: the target, or, where it is served, its
+    /// first layers with embedding, final norm and LM head. Its directory needs no others.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn target_of_adapters(&self, dtype: WeightDtype) -> Result<CausalLm> {
+        if self.served_as.is_none() {
+            return self.target_in(dtype).cloned();
+        }
+        let mut read = self.first_layers.lock().expect(HELD);
+        if let Some((_, model)) = read.iter().find(|(known, _)| *known == dtype) {
+            return Ok(model.clone());
+        }
+        let (dir, num_layers) = (&self.target.dir, self.num_first_layers);
+        self.note(|| format!("{num_layers} layers of the target, {dtype:?}"));
+        let model = CausalLm::from_first_layers(dir, num_layers, dtype, self.device());
+        let model = model.with_context(|| {
+            format!(
+                "adapters need the target's first {num_layers} layers, embedding, final norm and LM head \
+                 in `{}`; hint: copy the weight files that its index names for them there",
+                dir.display()
+            )
+        })?;
+        read.push((dtype, model.clone()));
+        Ok(model)
     }
 
     /// What is here of a target that is served elsewhere: its draft.

@@ -137,7 +137,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
             let timing =
                 if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
             let recordings = Recordings {
-                drafter: StepDrafter::id(&draft),
+                drafter: StepDrafter::<ModelSession<'_>>::id(&draft),
                 max_length: bounds.max,
                 eos_token_ids: limits.eos_token_ids.clone(),
                 head: Some(timing),

@@ -71,6 +71,7 @@ fn source(num_rows: usize) -> AdapterSource {
         lengths: Lengths::AsGiven,
         room: Arc::default(),
         stored: None,
+        teaching: Teaching::Target,
     }
 }
 
@@ -100,7 +101,7 @@ fn batches_hold_each_rows_own_states_however_it_is_padded() {
                 &values(source.targets.first().model.hidden_states(ids))[from..],
             );
         }
-        let pairs = [(features, expected), (values(batch.teacher.clone()), teachers)];
+        let pairs = [(features, expected), (values(states_of(batch.teacher.clone())), teachers)];
         for (found, expected) in pairs {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.into_iter().zip(expected) {
@@ -125,7 +126,7 @@ fn states_that_are_kept_are_those_that_would_be_computed_again() {
     let bits = |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
         let batches = source.step_batches(epoch, step);
         let states = |batch: AdapterBatch| {
-            [batch.features[0].clone().flatten(0, 1), batch.teacher].map(values)
+            [batch.features[0].clone().flatten(0, 1), states_of(batch.teacher)].map(values)
         };
         batches.map(states).collect()
     };
@@ -175,10 +176,42 @@ fn batches_are_made_on_the_devices_in_turn() {
         let batches: Vec<AdapterBatch> = source.step_batches(1, &step).collect();
         let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
         assert_eq!(ends, [false, false, true]);
-        batches.into_iter().map(|batch| values(batch.teacher)).collect()
+        batches.into_iter().map(|batch| values(states_of(batch.teacher))).collect()
     };
     let [first, second] = targets.clone().map(|target| teachers(target.into()));
     assert!(first[0] != second[0]);
     let both = teachers(PerDevice::new(targets.to_vec()).unwrap());
     assert!(both == [&first[0][..], &second[1], &first[2]]);
+}
+
+/// The hidden states that are learned from.
+fn states_of(lesson: Lesson) -> Tensor<2> {
+    match lesson {
+        Lesson::States(states) => states,
+        Lesson::Tokens(_) => panic!("hidden states are expected"),
+    }
+}
+
+#[test]
+fn a_response_teaches_its_own_tokens_and_no_layer_behind_the_exit_is_run() {
+    let rows: Vec<ResponseRow> = responses(7, 20, 5);
+    let target = deep_target(16, 64);
+    let source = AdapterSource {
+        targets: FrozenTarget::new(target, None).into(),
+        teaching: Teaching::Response,
+        ..source(7)
+    };
+    let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
+    let whole = AdapterSource { teaching: Teaching::Target, ..source.clone() };
+    for (batch, whole) in source.step_batches(1, &step).zip(whole.step_batches(1, &step)) {
+        let Lesson::Tokens(taught) = &batch.teacher else { panic!("tokens are expected") };
+        let expected: Vec<u32> = batch
+            .row_ids
+            .iter()
+            .flat_map(|id| rows.iter().find(|row| row.id == *id).unwrap().response_ids.clone())
+            .collect();
+        assert_eq!(*taught, expected);
+        let states = |batch: &AdapterBatch| values(batch.features[0].clone());
+        assert!(states(&batch) == states(&whole));
+    }
 }

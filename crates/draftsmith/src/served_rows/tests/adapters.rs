@@ -1,0 +1,157 @@
+//! Adapters of a served target, of which the first layers alone are here.
+
+use std::collections::BTreeMap;
+
+use draftsmith_data::read_rollouts;
+use serde_json::json;
+
+use super::*;
+use crate::commands::train_adapter;
+
+const EXIT: usize = 2;
+
+/// A directory with the target's text side, an index of all its weights, and the file of its first
+/// layers and what is outside the layers.
+fn first_layers(dir: &Path) -> PathBuf {
+    let target = without_weights(dir);
+    let bytes = fs::read(model("target").join("model.safetensors")).expect("it is committed");
+    let (len, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let header: BTreeMap<String, Value> = serde_json::from_slice(header).expect("a header");
+    let (mut kept, mut own, mut map) = (serde_json::Map::new(), Vec::new(), serde_json::Map::new());
+    for (name, mut tensor) in header {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
+        let is_here = layer.is_none_or(|layer| layer.parse::<usize>().expect("a number") < EXIT);
+        if name == "__metadata__" {
+            continue;
+        }
+        map.insert(name.clone(), json!(format!("model-{}.safetensors", usize::from(!is_here))));
+        if is_here {
+            let at = |nth: usize| tensor["data_offsets"][nth].as_u64().expect("an offset") as usize;
+            let bytes = &data[at(0)..at(1)];
+            tensor["data_offsets"] = json!([own.len(), own.len() + bytes.len()]);
+            own.extend_from_slice(bytes);
+            kept.insert(name, tensor);
+        }
+    }
+    assert!(kept.len() < map.len() / 2, "{} of {} tensors", kept.len(), map.len());
+    let mut header = serde_json::to_vec(&kept).expect("JSON");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat();
+    fs::write(target.join("model-0.safetensors"), file).expect("written");
+    let index = json!({ "weight_map": map }).to_string();
+    fs::write(target.join("model.safetensors.index.json"), index).expect("written");
+    target
+}
+
+/// A recipe of an adapter alone, whose target is served or here.
+fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
+    let optimizer = "num_epochs = 2\nlearning_rate = 1e-3\nvalidation_fraction = 0.3";
+    let adapter = format!(
+        "[adapter]\nexit_layer = {EXIT}\nteacher = 'response'\n[adapter.optimizer]\n{optimizer}\n{more}"
+    );
+    let mut recipe = recipe(dir, name, target, data, &adapter);
+    (recipe.models.draft, recipe.head) = (None, None);
+    recipe
+}
+
+const WITH_HEAD: &str = "[adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n\
+                         [adapter_head.optimizer]\nnum_epochs = 1\nvalidation_fraction = 0.3";
+
+/// The adapter, and what is found with it, but for where it is.
+fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
+    let (workspace, console) = (workspace(recipe), Console::silent());
+    train_adapter::run(recipe, &workspace, &mut None, &console).expect("trains");
+    let dir = recipe.adapter_root();
+    let weights = ["model.safetensors", "head/model.safetensors"].map(|name| dir.join(name));
+    let weights = weights.iter().filter(|path| path.exists());
+    let weights = weights.map(|path| fs::read(path).expect("weights")).collect();
+    let recorded = record::run(recipe, &workspace, &console).expect("records");
+    // As text, since what was not asked is no number.
+    let rows = recorded.iter().map(|file| {
+        let (rows, _) = read_rollouts(&file.path, None).expect("rollouts");
+        format!("{rows:?}")
+    });
+    let rows = rows.collect::<Vec<_>>().join("\n");
+    let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
+        .expect("JSON");
+    for tuning in tuned.as_array_mut().expect("a list") {
+        tuning["export"] = Value::Null;
+    }
+    let mut replayed =
+        serde_json::to_value(replay::run(recipe, &workspace, &console).expect("replays"))
+            .expect("JSON");
+    for group in replayed["groups"].as_array_mut().expect("a list") {
+        for row in group["rows"].as_array_mut().expect("a list") {
+            (row["ceiling"], row["share_of_ceiling"]) = (Value::Null, Value::Null);
+        }
+    }
+    (weights, rows, tuned, replayed)
+}
+
+#[test]
+fn greedy_adapters_and_all_that_follows_are_those_of_the_whole_target() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = first_layers(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    for (which, more) in [("alone", ""), ("head", WITH_HEAD)] {
+        let name = |of: &str| format!("{of}-{which}");
+        let greedy = "temperature = 0";
+        let data = format!("{greedy}\n{}", server(&loopback, ""));
+        let mut served = of_adapter(dir.path(), &name("served"), &target, &data, more);
+        let mut own = of_adapter(dir.path(), &name("own"), &model("target"), greedy, more);
+        for recipe in [&mut served, &mut own] {
+            let evaluate = recipe.evaluate.as_mut().expect("a section");
+            evaluate.decodings.retain(|decoding| decoding.text() == "greedy");
+        }
+        assert_eq!(built(&served).rows, built(&own).rows);
+        let (of_served, of_own) = (trained(&served), trained(&own));
+        assert_eq!(of_served.0.len(), 1 + usize::from(!more.is_empty()));
+        assert!(of_served.0 == of_own.0, "{which}: another adapter");
+        // Where a head is judged, the whole target says its own probabilities too.
+        assert!(!more.is_empty() || of_served.1 == of_own.1, "other rollouts");
+        assert!(of_served.1.len() > 1000);
+        assert_eq!(of_served.2, of_own.2, "{which}");
+        assert_eq!(of_served.3, of_own.3, "{which}");
+        // It goes with the whole target wherever that is, whose hash nobody knows here.
+        let config = draftsmith_model::AdapterConfig::from_dir(&served.adapter_root());
+        assert_eq!(config.expect("an adapter").target_hash, None);
+    }
+}
+
+#[test]
+fn sampled_adapters_are_trained_recorded_and_tuned_too() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = first_layers(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let recipe = of_adapter(dir.path(), "sampled", &target, &server(&loopback, ""), WITH_HEAD);
+    built(&recipe);
+    let (weights, _, tuned, replayed) = trained(&recipe);
+    assert_eq!(weights.len(), 2);
+    assert_eq!(tuned.as_array().map(Vec::len), Some(2), "{tuned}");
+    assert!(replayed["groups"].as_array().is_some_and(|groups| groups.len() == 2));
+}
+
+#[test]
+fn what_an_adapter_lacks_is_told() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = first_layers(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let data = server(&loopback, "");
+    let recipe = of_adapter(dir.path(), "a", &target, &data, "");
+    built(&recipe);
+    let train = |recipe: &Recipe| {
+        let trained = train_adapter::run(recipe, &workspace(recipe), &mut None, &Console::silent());
+        format!("{:#}", trained.expect_err("refused"))
+    };
+    // One layer more than there is: the next one begins as the target's.
+    let deeper = of_adapter(dir.path(), "a", &target, &data, "");
+    let mut deeper = deeper;
+    deeper.adapter.as_mut().expect("a section").initial = draftsmith_train::InitialWeights::Target;
+    let told = train(&deeper);
+    assert!(told.contains("adapters need the target's first 3 layers"), "{told}");
+    fs::remove_file(target.join("model-0.safetensors")).expect("it was there");
+    let told = train(&recipe);
+    assert!(told.contains("adapters need the target's first 2 layers"), "{told}");
+    assert!(told.contains("model-0.safetensors"), "{told}");
+}
