@@ -86,3 +86,50 @@ fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
         .fails_naming(&["`evaluate.cascades`", "put it last"]);
     evaluate("", "['medusa']", "[[2]]").fails_naming(&["drafters", "medusa"]);
 }
+
+#[test]
+fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted() {
+    let place = Place::new();
+    // Costs that make reviewing worth it: a draft forward takes a third of the target's.
+    let more = "decodings = ['greedy']\n\
+        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
+        [tune]\nprompts = ['test.jsonl']\nmax_length = 9\n\
+        [tune.costs]\ndraft_ms = 3.0\nrows_ms = [9.0, 9.05, 9.1]\n";
+    let recipe = write_recipe(&place, &drafts(), more);
+    place.run(&["evaluate", &recipe]).fails_naming(&[
+        "`evaluate.cascades`",
+        "draft, max_gram",
+        "draftsmith tune",
+    ]);
+    place.run(&["record", &recipe]).ok();
+    let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
+    let (cascade, tried) = (&tuned["cascade"], tuned["cascades_tried"].as_array().unwrap());
+    // The one of the greatest predicted gain, of all that fit what was recorded.
+    assert_eq!(cascade["num_tried"].as_u64().unwrap() as usize, tried.len());
+    assert!(tried.len() > 100, "{}", tried.len());
+    let gain = |tried: &Value| tried["gain"].as_f64().unwrap();
+    let best = tried.iter().max_by(|one, other| gain(one).total_cmp(&gain(other))).unwrap();
+    assert_eq!(cascade["expected_gain"]["value"], best["gain"]);
+    assert_eq!(cascade["lengths"], best["lengths"]);
+    let other = &cascade["closed_form"];
+    assert!(tried.iter().any(|it| it["lengths"] == other["lengths"]), "{other}");
+    assert!(other["replayed"].as_f64() <= cascade["speedup"].as_f64(), "{cascade}");
+    let shown = place.run(&["tune", &recipe]).ok();
+    assert!(shown.contains("cascade of draft over max_gram") && shown.contains("EWIF"), "{shown}");
+
+    // The same prompts, decoded: round for round what replay took them to be.
+    place.run(&["evaluate", &recipe]).ok();
+    let rows = place.json("checkpoints/mine/evaluation/results.json");
+    let mut rows = rows.as_array().unwrap().iter();
+    let row = rows.find(|row| row["drafter"] == "cascade_1").unwrap();
+    assert_eq!(row["lossless"], true);
+    for key in ["verification_rate", "discard_rate"] {
+        let (found, expected) = (row[key].as_f64().unwrap(), cascade[key].as_f64().unwrap());
+        assert!((found - expected).abs() < 1e-9, "{key}: {found} for {expected}");
+    }
+    let summary = place.json("checkpoints/mine/evaluation/summary.json");
+    let lengths = cascade["lengths"].to_string().replace(',', ", ");
+    assert!(summary["models"].to_string().contains(&lengths), "{lengths}");
+    // Costs of another machine promise nothing here.
+    assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
+}

@@ -19,7 +19,7 @@
 mod chain_rules;
 
 use draftsmith_theory::{
-    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience, RoundEnd,
+    CascadeCandidate, Decoding, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience, RoundEnd,
     SoftmaxSummary, StopRuleConfig, TokenChoice, review_greedy, review_sampled,
 };
 
@@ -31,18 +31,38 @@ use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::target::Target;
 
+/// K: row i, column j has the candidates of drafter j in the chain that reviewer i reads, the target
+/// being reviewer 0 and drafter i − 1 reviewer i. What stands below the diagonal is not read.
+pub type CascadeLengths = Vec<Vec<usize>>;
+
 /// How a cascade drafts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CascadeConfig {
-    /// K: row i, column j has the candidates of drafter j in the chain that reviewer i reads, the
-    /// target being reviewer 0 and drafter i − 1 reviewer i. What stands below the diagonal is not
-    /// read.
-    pub lengths: Vec<Vec<usize>>,
+    /// K where the most probable token is decoded.
+    pub greedy: CascadeLengths,
+    /// K where tokens are sampled.
+    pub sampled: CascadeLengths,
     /// Of all reviewers but the target.
     pub lenience: Lenience,
     /// What ends the chain that each reviewer reads before its length, from the target's on; none
     /// where there are fewer. A rule that reads signals is for a chain of models' tokens alone.
     pub rules: Vec<Option<StopRuleConfig>>,
+}
+
+impl CascadeConfig {
+    /// A cascade of one matrix, that forgives nothing and has no rules.
+    pub fn new(lengths: CascadeLengths) -> Self {
+        let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
+        Self { greedy: lengths, sampled, lenience, rules }
+    }
+
+    /// K under a way of decoding.
+    pub fn lengths(&self, decoding: &Decoding) -> &CascadeLengths {
+        match decoding.choice {
+            TokenChoice::Greedy => &self.greedy,
+            TokenChoice::Sampled(_) => &self.sampled,
+        }
+    }
 }
 
 /// A drafter of drafters.
@@ -68,7 +88,7 @@ impl<'m, T: Target> Cascade<'m, T> {
     /// A cascade of drafters with models, from the largest on, and of prompt lookup behind them.
     ///
     /// # Panics
-    /// Unless the matrix has a row and a column for each, and rules are valid.
+    /// Unless matrices have a row and a column for each, and rules are valid.
     pub fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -76,8 +96,10 @@ impl<'m, T: Target> Cascade<'m, T> {
         lookup: Option<MaxGramDraft<'m>>,
     ) -> Self {
         let num_drafters = models.len() + usize::from(lookup.is_some());
-        let is_square = config.lengths.iter().all(|row| row.len() == num_drafters);
-        assert!(is_square && config.lengths.len() == num_drafters, "a row and a column for each");
+        for lengths in [&config.greedy, &config.sampled] {
+            let is_square = lengths.iter().all(|row| row.len() == num_drafters);
+            assert!(is_square && lengths.len() == num_drafters, "a row and a column for each");
+        }
         let mut cascade = Self { id, config, models, lookup, rules: Vec::new() };
         cascade.begin_rules(0);
         cascade
@@ -93,11 +115,12 @@ impl<'m, T: Target> Cascade<'m, T> {
     }
 
     /// Whether a rule reads signals that its chain's tokens do not have.
-    fn lacks_signals(&self) -> bool {
+    fn lacks_signals(&self, decoding: &Decoding) -> bool {
+        let matrix = self.config.lengths(decoding);
         let mut rules = self.config.rules.iter().enumerate();
         rules.any(|(row, rule)| {
             let needs = rule.as_ref().is_some_and(|rule| !rule.needs().is_nothing());
-            let lengths = self.config.lengths.get(row).map_or(&[][..], |lengths| lengths);
+            let lengths = matrix.get(row).map_or(&[][..], |lengths| lengths);
             needs && lengths.iter().skip(self.models.len()).any(|length| *length > 0)
         })
     }
@@ -140,8 +163,10 @@ impl<'m, T: Target> Cascade<'m, T> {
     ) -> Result<Vec<CascadeCandidate>, DecodeError> {
         let mut drafted: Vec<CascadeCandidate> = Vec::new();
         let mut most = 0;
-        for drafter in row..self.config.lengths.len() {
-            most += self.config.lengths[row][drafter];
+        // Behind the last row there is nobody to review.
+        let lengths = self.config.lengths(chain.round.decoding).get(row).cloned();
+        for (drafter, length) in lengths.into_iter().flatten().enumerate().skip(row) {
+            most += length;
             while drafted.len() < most.min(room) && !rule.is_over() {
                 let step = if drafter == self.models.len() {
                     self.look_up(chain, most.min(room) - drafted.len(), rule)?
@@ -150,11 +175,11 @@ impl<'m, T: Target> Cascade<'m, T> {
                 };
                 let has_more = !step.is_empty();
                 drafted.extend(step);
-                if chain.is_over(&drafted) || (row == 0 && chain.stops(&drafted)) {
-                    return Ok(drafted);
-                }
                 if !has_more {
                     break;
+                }
+                if chain.is_over() || (row == 0 && chain.stops(&drafted)) {
+                    return Ok(drafted);
                 }
             }
         }
@@ -186,7 +211,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         chain.forwards.add(model.id(), 1);
         let lenience = self.config.lenience;
         let is_over = rule.stops_before_draw(&rows[0].signals());
-        let stands = match decoding.choice {
+        let mut stands = match decoding.choice {
             _ if is_over => Vec::new(),
             TokenChoice::Greedy => review_greedy(&proposed, |row| rows[row].logits(), lenience),
             TokenChoice::Sampled(sampling) => {
@@ -194,12 +219,16 @@ impl<'m, T: Target> Cascade<'m, T> {
                 review_sampled(&proposed, probs_after, lenience, &mut *chain.round.draws)
             }
         };
+        let num_accepted = stands.len().saturating_sub(1);
+        chain.round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(&rows).enumerate() {
-            // An end token is asked about no more. Tokens of one step are drawn already, whatever is answered in between.
+            // Tokens of one step are drawn already, whatever is answered in between.
             if row > 0 {
                 rule.stops_before_draw(&drafted.signals());
             }
-            if chain.is_over(std::slice::from_ref(token)) {
+            chain.round.tokens.push(token.token_id);
+            // One that ends the text is asked about no more.
+            if chain.is_over() {
                 break;
             }
             let candidate_prob = needs.candidate_prob.then(|| prob_of(token, drafted.logits()));
@@ -213,16 +242,16 @@ impl<'m, T: Target> Cascade<'m, T> {
             };
             rule.drew(token.token_id, signals, predicted);
         }
+        // What was drawn behind the end of a text could not be kept.
+        stands.truncate(chain.round.tokens.len() - num_standing);
         if !proposed.is_empty() {
-            let num_accepted = stands.len().saturating_sub(1);
-            let end = RoundEnd { num_accepted, num_kept: stands.len() };
+            let num_kept = stands.len();
+            let end = RoundEnd { num_accepted: num_accepted.min(num_kept), num_kept };
             self.rules[slot].reviewed(drafter + 1, end);
-            let path: Vec<usize> = (0..num_accepted).collect();
+            let path: Vec<usize> = (0..num_kept.saturating_sub(1)).collect();
             chain.target.commit(slot, num_standing, &path);
             self.forget(slot, num_standing, &path);
         }
-        chain.round.tokens.truncate(num_standing);
-        chain.round.tokens.extend(stands.iter().map(|token| token.token_id));
         Ok(stands)
     }
 
@@ -250,10 +279,9 @@ impl<'m, T: Target> Cascade<'m, T> {
 }
 
 impl<T> Chain<'_, '_, T> {
-    /// Whether nothing behind what is drafted could be kept.
-    fn is_over(&self, drafted: &[CascadeCandidate]) -> bool {
-        let eos_token_ids = self.round.limits.eos_token_ids;
-        drafted.iter().any(|token| eos_token_ids.contains(&token.token_id))
+    /// Whether nothing behind what was drafted last could be kept.
+    fn is_over(&self) -> bool {
+        self.round.limits.is_end(self.round.tokens)
     }
 
     /// Whether the round's rule ends the chain here.
@@ -292,7 +320,7 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
     ) -> Result<(), DecodeError> {
         for round in rounds {
             let DraftRound { rule, limits, .. } = round;
-            if !rule.needs().is_nothing() || self.lacks_signals() {
+            if !rule.needs().is_nothing() || self.lacks_signals(round.decoding) {
                 return Err(DecodeError::NoSignals { drafter: self.id });
             }
             rule.begin_round();

@@ -28,7 +28,7 @@ mod session;
 mod target;
 mod tree_draft;
 
-pub use cascade::{Cascade, CascadeConfig};
+pub use cascade::{Cascade, CascadeConfig, CascadeLengths};
 pub use chain::propose_chain;
 pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter};

@@ -78,8 +78,9 @@ pub use calibration::{
     preferred_calibration, try_calibrations,
 };
 pub use cascade::{
-    DraftProfile, HorizontalPlan, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
-    horizontal_cascade_improvement, step_tokens_generating_function, vertical_cascade_improvement,
+    DraftProfile, ExpectedRound, HorizontalPlan, VerticalPlan, best_horizontal_cascade,
+    best_vertical_cascade, expected_look_up_round, horizontal_cascade_improvement,
+    step_tokens_generating_function, vertical_cascade_improvement,
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
@@ -99,8 +100,8 @@ pub use max_gram::{
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending,
-    cost_optimal, seconds_per_token,
+    CostOptimum, LookUpAcceptance, LookUpCascade, LookUps, PredictedProb, RecordedCandidate,
+    RecordedPlace, Recording, Recordings, Spending, cost_optimal, seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;

@@ -17,6 +17,7 @@
 //! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
 //! the time.
 
+mod cascades;
 mod cost_optimal;
 mod judged;
 mod look_ups;
@@ -37,6 +38,7 @@ use crate::{
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
+pub use cascades::{LookUpAcceptance, LookUpCascade, LookUps};
 pub use cost_optimal::{CostOptimum, cost_optimal};
 pub use predicted::PredictedProb;
 

@@ -3,6 +3,7 @@
 
 mod measure;
 mod mixed;
+mod reviewing;
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::recipe::GivenCosts;
 
 pub(crate) use measure::{Measurement, measure};
+pub(crate) use reviewing::measure_reviewing;
 
 /// The round lengths that are timed; the target reads one row more than a round has candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
@@ -37,6 +39,10 @@ pub(crate) struct Costs {
     pub(crate) confidence_seconds: f64,
     /// What a draft forward costs more with its entropy.
     pub(crate) entropy_seconds: f64,
+    /// The drafter's own forwards of 1, 2, … rows, as it reviews in a cascade; none where that was not
+    /// measured, and rows are taken to cost it as much more as they cost the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reviewing: Option<RoundCosts>,
 }
 
 impl Costs {
@@ -85,7 +91,22 @@ impl Costs {
             head_seconds: 0.0,
             confidence_seconds: 0.0,
             entropy_seconds: 0.0,
+            reviewing: None,
         }
+    }
+
+    /// Seconds of a forward with which the drafter reviews, by its rows, in rounds of changing lengths.
+    ///
+    /// # Errors
+    /// If there is no price of a draft forward.
+    pub(crate) fn review_seconds(&self) -> Result<impl Fn(usize) -> f64, TheoryError> {
+        let one = self.mixed_rounds.draft_seconds(self.drafter)?;
+        let (own, target) = (self.reviewing.as_ref(), &self.mixed_rounds);
+        Ok(move |rows| match own {
+            // Its forwards within rounds cost otherwise than those that were timed alone: rows add to them.
+            Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),
+            None => one * target.verify_seconds(rows) / target.verify_seconds(1),
+        })
     }
 
     /// The same costs of another drafter.
@@ -167,6 +188,27 @@ mod tests {
             assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);
         }
         assert_eq!(Costs::given(&rows, DrafterId::Draft, 2).expect("not named"), None);
+    }
+
+    #[test]
+    fn a_reviewers_rows_cost_what_was_measured_or_as_much_more_as_the_targets() {
+        let drafter = DrafterId::Draft;
+        let given: GivenCosts =
+            toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
+        let costs = Costs::given(&given, drafter, 1).expect("one").expect("given");
+        let close = |found: f64, ms: f64| assert!((found * 1e3 - ms).abs() < 1e-12, "{found}");
+        let alike = costs.review_seconds().expect("a price");
+        [(1, 2.0), (2, 2.5), (3, 3.0)].into_iter().for_each(|(rows, ms)| close(alike(rows), ms));
+        let own = RoundCosts::new(DraftSeconds::new(), vec![1e-3, 1.25e-3]).expect("times");
+        let measured = Costs { reviewing: Some(own), ..costs.clone() };
+        let measured = measured.review_seconds().expect("a price");
+        [(1, 2.0), (2, 2.25), (4, 2.75)]
+            .into_iter()
+            .for_each(|(rows, ms)| close(measured(rows), ms));
+        // Files without it are those of older versions.
+        let text = serde_json::to_string(&costs).expect("numbers");
+        assert!(!text.contains("reviewing"));
+        assert_eq!(serde_json::from_str::<Costs>(&text).expect("reads"), costs);
     }
 
     #[test]

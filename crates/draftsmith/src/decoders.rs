@@ -2,6 +2,7 @@
 //! drafters.
 
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
@@ -188,6 +189,48 @@ impl<'m> Decoders<'m> {
             ids.push(*token);
         }
         Ok(logits)
+    }
+
+    /// How long forwards of a drafter take that read so many tokens at once behind a prompt, each number
+    /// of `rows` in turn, `num_passes` times. Nothing where the context has no room for the most.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    pub(crate) fn draft_times(
+        &mut self,
+        drafter: DrafterName,
+        prompt_ids: &[u32],
+        rows: &[usize],
+        num_passes: usize,
+    ) -> Result<Vec<(usize, Duration)>> {
+        const SLOT: usize = 0;
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        let drafter = drafter.by_steps().context(NO_STEPS)?;
+        let most = rows.iter().copied().max().unwrap_or(0);
+        if prompt_ids.len() + most > drafter.context().min(target.context()) {
+            return Ok(Vec::new());
+        }
+        target.begin(SLOT, prompt_ids)?;
+        drafter.begin(target, SLOT, prompt_ids)?;
+        // Any tokens do.
+        let all: Vec<u32> = prompt_ids
+            .iter()
+            .chain(prompt_ids.iter().cycle())
+            .copied()
+            .take(prompt_ids.len() + most)
+            .collect();
+        let mut times = Vec::with_capacity(rows.len() * num_passes);
+        for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
+            let tokens = &all[..prompt_ids.len() + num_rows - 1];
+            let step = DraftStep::in_chain(SLOT, tokens, num_rows - 1, SignalNeeds::default());
+            let begun = Instant::now();
+            drafter.draft(target, &[DraftStep { num_rows, ..step }])?;
+            times.push((num_rows, begun.elapsed()));
+            // The prompt's last token is read again.
+            target.commit(SLOT, prompt_ids.len() - 1, &[]);
+            drafter.commit(SLOT, prompt_ids.len() - 1, &[]);
+        }
+        Ok(times)
     }
 
     /// Whether an acceptance head predicts for a drafter's candidates.

@@ -24,7 +24,7 @@ use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
 use self::models::check_models;
-use crate::recipe::{EvaluateRecipe, MaxGramRecipe, Recipe};
+use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::DrafterName;
 use crate::workspace::Workspace;
 
@@ -76,8 +76,7 @@ impl Exports {
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<Self> {
-        let read =
-            |keys: &MaxGramRecipe| Lookup::read(keys.config(), keys.bigrams.as_deref(), workspace);
+        let read = |_| Lookup::of_recipe(evaluate, workspace);
         let lookup = evaluate.max_gram.as_ref().map(read).transpose()?;
         let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
         let cascades = Cascades::read(evaluate, lookup.as_ref(), head, adapters, workspace)?;

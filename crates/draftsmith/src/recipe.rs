@@ -3,6 +3,7 @@
 //!
 //! Paths are relative to the directory that draftsmith is run in.
 
+mod cascade_lengths;
 mod cascades;
 mod checks;
 mod costs;
@@ -30,6 +31,7 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::cascade_lengths::{Lengths, LengthsOfEach};
 pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;

@@ -1,5 +1,7 @@
 //! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
 
+pub(crate) mod cascades;
+
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,

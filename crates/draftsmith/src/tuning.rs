@@ -1,17 +1,19 @@
-//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json` and
-//! `replay.json`.
+//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json`, `cascades.json`
+//! and `replay.json`.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
+use draftsmith_theory::DrafterId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, Measurement};
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{DecodingName, DrafterName, Replay};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate, Replay};
+use crate::sweep::cascades::ClosedFormCascade;
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,6 +75,58 @@ pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()>
     Ok(write_whole(&recipe.tuning_dir().join(COSTS), text + "\n")?)
 }
 
+/// An entry of `cascades.json`: the lengths of a drafter over look-ups that are fastest by replay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TunedCascade {
+    /// Who reviews, and who is reviewed.
+    pub(crate) drafters: Vec<DrafterId>,
+    pub(crate) decoding: DecodingName,
+    /// What the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
+    /// K.
+    pub(crate) lengths: Vec<Vec<usize>>,
+    /// Of how many matrices it is the best.
+    pub(crate) num_tried: usize,
+    /// Prompts it was tuned on.
+    pub(crate) num_prompts: usize,
+    /// Whose costs it is best for.
+    pub(crate) cost_source: CostSource,
+    /// Modelled speed over the target alone.
+    pub(crate) speedup: f64,
+    /// Target forwards a token.
+    pub(crate) verification_rate: f64,
+    /// Discarded candidates a token.
+    pub(crate) discard_rate: f64,
+    /// The best fixed length of the drafter alone.
+    pub(crate) best_fixed_length: usize,
+    /// Modelled speed over that, minus 1: below 0 where a cascade does not pay.
+    pub(crate) expected_gain: Estimate,
+    /// What CS-Drafting's closed form would choose.
+    pub(crate) closed_form: ClosedFormCascade,
+}
+
+/// The cascades that `tune` chose for the recipe with models that compute in `dtype`; none where it has
+/// not run with such, or was not asked for any.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn read_cascades(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<TunedCascade>> {
+    let mut all: Vec<TunedCascade> = read_written(&recipe.tuning_dir().join(CASCADES), "tune")?;
+    all.retain(|entry| entry.dtype == dtype);
+    Ok(all)
+}
+
+/// Writes `cascades.json`.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_cascades(recipe: &Recipe, entries: &[TunedCascade]) -> Result<()> {
+    let text = serde_json::to_string_pretty(entries).context("lengths are plain numbers")?;
+    Ok(write_whole(&recipe.tuning_dir().join(CASCADES), text + "\n")?)
+}
+
 /// What `replay` found for the recipe of models that compute in `dtype`; nothing where it has not run
 /// for such.
 ///
@@ -93,6 +147,7 @@ pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
 }
 
 const COSTS: &str = "costs.json";
+const CASCADES: &str = "cascades.json";
 const REPLAY: &str = "replay.json";
 
 /// Reads what `command` wrote; nothing where it has not run.

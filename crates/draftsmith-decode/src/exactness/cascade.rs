@@ -59,7 +59,8 @@ fn cascade<T: Target>(
     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
     let lookup = (lengths.len() > models.len()).then_some(lookup);
     let lenience = Lenience::new(lenience).expect("1 or more");
-    Cascade::new(ID, CascadeConfig { lengths, lenience, rules: rules.to_vec() }, models, lookup)
+    let config = CascadeConfig { lenience, rules: rules.to_vec(), ..CascadeConfig::new(lengths) };
+    Cascade::new(ID, config, models, lookup)
 }
 
 /// Both drafts, or the larger one, behind any target.

@@ -263,3 +263,36 @@ fn a_draft_that_does_not_pay_is_not_used() {
         HorizontalPlan { candidate_lengths: vec![0], improvement: 1.0 }
     );
 }
+
+#[test]
+fn a_round_over_look_ups_yields_what_its_enumerated_rounds_do() {
+    for probs in [[0.8, 0.5, 0.3], [0.5, 0.9, 0.6], [1.0, 0.0, 1.0], [0.0, 1.0, 0.4]] {
+        for lengths in [[1, 0, 2], [2, 0, 1], [3, 2, 0], [2, 3, 2], [0, 2, 0], [1, 1, 3]] {
+            let ([of_drafter, by_drafter, by_target], [drafted, behind, reviewed]) =
+                (probs, lengths);
+            let (mut num_forwards, mut num_candidates) = (0.0, 0.0);
+            let outcomes = enumerate(|draws| {
+                let (mut length, mut steps) = (0, 0);
+                while length < drafted {
+                    length += review(&vec![by_drafter; reviewed], draws);
+                    steps += 1;
+                }
+                let num_behind = (drafted + behind).saturating_sub(length);
+                let chain = [vec![of_drafter; length], vec![by_target; num_behind]].concat();
+                (review(&chain, draws), steps, chain.len())
+            });
+            let mut num_tokens = 0.0;
+            for ((tokens, steps, candidates), prob) in outcomes {
+                num_tokens += prob * tokens as f64;
+                num_forwards += prob * f64::from(steps);
+                num_candidates += prob * candidates as f64;
+            }
+            let found = expected_look_up_round(probs, lengths);
+            close(found.num_tokens, num_tokens);
+            close(found.num_forwards, num_forwards);
+            let weighed = found.length_probs.iter().enumerate();
+            close(weighed.map(|(length, prob)| length as f64 * prob).sum(), num_candidates);
+            close(found.length_probs.iter().sum(), 1.0);
+        }
+    }
+}

@@ -5,7 +5,9 @@ mod group;
 mod machine;
 mod measure;
 mod promise;
+mod promised;
 mod settings;
+mod tuned_cascades;
 mod write;
 
 use std::iter;
@@ -19,7 +21,9 @@ use serde::Serialize;
 
 use self::group::{Evaluated, Group};
 use self::measure::Bench;
+use self::promised::Promise;
 use self::settings::Setting;
+use self::tuned_cascades::Resolved;
 use self::write::write;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
@@ -61,11 +65,16 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, console)?;
+    let resolved = Resolved::read(recipe, evaluate, workspace.dtype())?;
+    let evaluate = &resolved.evaluate;
     let exports = Exports::read(recipe, evaluate, workspace)?.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
-        let tuned = tuned_rules(&exports, &evaluate.decoding(*name), workspace.dtype(), console)?;
-        let settings = Setting::all(evaluate, pair.draft.is_some(), &exports, &tuned);
-        Ok(Plan { decoding: evaluate.decoding(*name), tuned, settings })
+        let decoding = evaluate.decoding(*name);
+        let tuned = tuned_rules(&exports, &decoding, workspace.dtype(), console)?;
+        let promised = tuned.iter().filter_map(Promise::of_rule);
+        let promised: Vec<Promise> = promised.chain(resolved.promises(*name)).collect();
+        let settings = Setting::all(evaluate, *name, pair.draft.is_some(), &exports, &promised);
+        Ok(Plan { decoding, promised, settings })
     };
     let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
 
@@ -122,8 +131,8 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
 /// What is run under one way of decoding.
 struct Plan {
     decoding: Decoding,
-    /// The rules that tuning chose for it.
-    tuned: Vec<TunedRule>,
+    /// What tuning chose for it, and promised.
+    promised: Vec<Promise>,
     settings: Vec<Setting>,
 }
 

@@ -4,9 +4,11 @@
 //! prompts. The best rule goes into the config of the head or adapter it serves, with the gain it
 //! promises over the best fixed length; `evaluate` and `check` say whether the promise holds. A
 //! head's predictions are first calibrated on the same rollouts, where that makes them better;
-//! rules are then replayed, and later decode, with calibrated ones.
+//! rules are then replayed, and later decode, with calibrated ones. Cascades over look-ups whose
+//! lengths the recipe leaves open get theirs from the same rollouts.
 
 mod calibrate;
+mod cascades;
 mod draft_model;
 mod measuring;
 mod runtimes;
@@ -17,20 +19,23 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    Counts, Decoding, DrafterId, LookupFirst, Recordings, Sampling, seconds_per_token,
+    Counts, Decoding, DrafterId, FixedLengthConfig, LookupFirst, Recordings, Sampling,
+    seconds_per_token,
 };
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
+use self::cascades::TriedCascade;
 use self::measuring::{cost_prompts, given_or_measured};
 use crate::console::Console;
-use crate::costs::{self, Costs, Measurement};
+use crate::costs::{self, Costs, Measurement, measure_reviewing};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
 use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
+use crate::exports::lookup::Lookup;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::recipe::{GivenCosts, Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
@@ -39,7 +44,9 @@ use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{
     Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under, per_token,
 };
-use crate::tuning::{CostsEntry, MeasuredCosts, given_costs, write_costs};
+use crate::tuning::{
+    CostsEntry, MeasuredCosts, TunedCascade, given_costs, write_cascades, write_costs,
+};
 use crate::workspace::Workspace;
 
 /// What was found for one drafter and decoding.
@@ -63,6 +70,11 @@ pub(crate) struct Tuning {
     /// What is looked up before the drafter is asked; null where nothing is.
     pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) runtimes: Vec<RuntimeSetting>,
+    /// The drafter over look-ups, where the recipe asks for the lengths of such a cascade.
+    pub(crate) cascade: Option<TunedCascade>,
+    /// Of how many it is the best.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cascades_tried: Vec<TriedCascade>,
     /// The export whose config was written, if there is one.
     pub(crate) export: Option<PathBuf>,
 }
@@ -129,6 +141,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 None => set.recordings,
             };
             let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
+            let over_look_ups = cascades::is_asked_for(evaluate, recordings.drafter);
             let (source, measured) = given_or_measured(&given, drafter.id(), || {
                 let (decoders, prompts) = measuring.as_mut().context(
                     "costs are not measured where the target is served; hint: give the table \
@@ -136,7 +149,13 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                      measures on servers",
                 )?;
                 console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-                costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)
+                let mut measured =
+                    costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)?;
+                if over_look_ups {
+                    let reviewing = measure_reviewing(decoders, drafter, prompts)?;
+                    measured.costs.reviewing = Some(reviewing);
+                }
+                Ok(measured)
             })?;
             let (mut tuning, rule) = choose(
                 recipe,
@@ -151,6 +170,22 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
             tuning.calibration = calibrating;
             tuning.cost_source = source;
+            if over_look_ups {
+                let lookup = Lookup::of_recipe(evaluate, workspace)?;
+                let costs = &tuning.costs.costs;
+                let fixed = FixedLengthConfig { candidate_length: rule.best_fixed_length }.into();
+                let spent = recordings.replay(&fixed, &costs.of_rule(&fixed))?;
+                let judged = cascades::Judged {
+                    recordings: &recordings,
+                    costs,
+                    cost_source: source,
+                    dtype: workspace.dtype(),
+                    seed: recipe.seed,
+                    fixed: (rule.best_fixed_length, spent),
+                };
+                let (best, tried) = judged.best(*name, lookup.look_ups())?;
+                (tuning.cascade, tuning.cascades_tried) = (Some(best), tried);
+            }
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
                 DecodingName::Sampled => tuned.sampled = Some(rule),
@@ -178,6 +213,11 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         })
         .collect();
     write_costs(recipe, &entries)?;
+    let cascades: Vec<TunedCascade> =
+        tunings.iter().filter_map(|tuning| tuning.cascade.clone()).collect();
+    if !cascades.is_empty() {
+        write_cascades(recipe, &cascades)?;
+    }
     recipe.write_beside(&recipe.tuning_dir())?;
     console.document(&tunings)?;
     Ok(tunings)
@@ -281,6 +321,8 @@ fn choose(
             }
             _ => Vec::new(),
         },
+        cascade: None,
+        cascades_tried: Vec::new(),
         export,
     };
     Ok((tuning, rule))

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, DrafterParts};
 use draftsmith_model::CausalLm;
-use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig};
+use draftsmith_theory::{DrafterId, LookupFirst};
 
 use super::lookup::Lookup;
 use super::models::check_models;
@@ -46,7 +46,7 @@ impl Cascades {
         }
         let lookup = match lookup {
             Some(lookup) => lookup.clone(),
-            None => Lookup::read(MaxGramConfig::default(), None, workspace)?,
+            None => Lookup::of_recipe(evaluate, workspace)?,
         };
         let names = |wanted: DrafterId| named.iter().find(|(_, id)| *id == wanted);
         let small_draft = match names(DrafterId::SmallDraft) {

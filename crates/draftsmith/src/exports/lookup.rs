@@ -4,9 +4,10 @@ use std::path::Path;
 
 use anyhow::Result;
 use draftsmith_decode::DrafterParts;
-use draftsmith_theory::{Bigrams, MaxGramConfig};
+use draftsmith_theory::{Bigrams, LookUps, MaxGramConfig};
 
 use super::bigrams::read_bigrams;
+use crate::recipe::{EvaluateRecipe, MaxGramRecipe};
 use crate::workspace::Workspace;
 
 /// What Max-Gram drafts with.
@@ -18,6 +19,16 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
+    /// That of a recipe that has a cascade, or asks for prompt lookup.
+    ///
+    /// # Errors
+    /// As [`Lookup::read`].
+    pub(crate) fn of_recipe(evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<Self> {
+        let keys = evaluate.max_gram.as_ref();
+        let config = keys.map(MaxGramRecipe::config).unwrap_or_default();
+        Self::read(config, keys.and_then(|keys| keys.bigrams.as_deref()), workspace)
+    }
+
     /// Sequences are looked up so, and rounds filled up from the table of bigrams in a file, if one is
     /// named.
     ///
@@ -30,6 +41,11 @@ impl Lookup {
     ) -> Result<Self> {
         let bigrams = bigrams.map(|path| read_bigrams(path, workspace)).transpose()?;
         Ok(Self { config, bigrams })
+    }
+
+    /// The same as replay reads it.
+    pub(crate) fn look_ups(&self) -> LookUps<'_> {
+        LookUps { config: self.config, bigrams: self.bigrams.as_ref() }
     }
 
     /// The drafter's parts.

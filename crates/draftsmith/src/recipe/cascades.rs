@@ -4,14 +4,16 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_decode::CascadeConfig;
+use draftsmith_decode::{CascadeConfig, CascadeLengths};
 use draftsmith_theory::{
     Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
+use super::cascade_lengths::Lengths;
 use super::checks::require;
 use super::data::one;
+use crate::results::DecodingName;
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -21,7 +23,7 @@ pub(crate) struct CascadeRecipe {
     pub(crate) drafters: Vec<DrafterId>,
     /// The authors' matrix K: a row for the target and for each drafter but the last, a column for each
     /// drafter; row i has the candidates of each in the chain that i reviews.
-    pub(crate) lengths: Vec<Vec<usize>>,
+    pub(crate) lengths: Lengths,
     /// How much more probable than it is a drafter takes what it reviews to be; 1 forgives nothing.
     #[serde(default = "one")]
     pub(crate) lenience: f64,
@@ -69,15 +71,21 @@ impl CascadeRecipe {
     /// What the decoder makes of it.
     ///
     /// # Errors
-    /// If the lenience is none.
+    /// If the lenience is none, or `tune` is to find the lengths.
     pub(crate) fn config(&self) -> Result<CascadeConfig> {
         let lenience = Lenience::new(self.lenience)?;
-        let mut rules = vec![None; self.lengths.len()];
+        let mut rules = vec![None; self.drafters.len()];
         for rule in &self.rules {
             let row = self.row_of(rule).context("names a reviewer")?;
-            rules[row] = Some(rule.config(self.longest_chain(row))?);
+            let longest = self.lengths.all().map(|lengths| self.longest_chain(lengths, row)).max();
+            rules[row] = Some(rule.config(longest.unwrap_or(0))?);
         }
-        Ok(CascadeConfig { lengths: self.lengths.clone(), lenience, rules })
+        let lengths = |decoding| {
+            let found = self.lengths.of(decoding).cloned();
+            found.context("the lengths of a cascade are not known before `tune` has found them")
+        };
+        let (greedy, sampled) = (lengths(DecodingName::Greedy)?, lengths(DecodingName::Sampled)?);
+        Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
     /// The row of the chain that a rule ends; None where its reviewer reads none.
@@ -91,26 +99,28 @@ impl CascadeRecipe {
 
     /// The drafters whose tokens make the chain that a rule ends.
     pub(crate) fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
-        let row = self.row_of(rule).map_or(&[][..], |row| &self.lengths[row]);
-        let taking_part = self.drafters.iter().zip(row).filter(|(_, length)| **length > 0);
-        taking_part.map(|(id, _)| *id).collect()
+        let Some(row) = self.row_of(rule) else { return Vec::new() };
+        let takes_part = |column: usize| self.lengths.all().any(|lengths| lengths[row][column] > 0);
+        let taking_part =
+            self.drafters.iter().enumerate().filter(|(column, _)| takes_part(*column));
+        taking_part.map(|(_, id)| *id).collect()
     }
 
     /// The most candidates that a round can have: what is asked for, and what a last step lets stand
     /// beyond it.
-    pub(crate) fn longest(&self) -> usize {
-        self.longest_chain(0)
+    pub(crate) fn longest(&self, decoding: DecodingName) -> usize {
+        self.lengths.of(decoding).map_or(0, |lengths| self.longest_chain(lengths, 0))
     }
 
     /// The same of the chain that a reviewer reads.
-    fn longest_chain(&self, reviewer: usize) -> usize {
-        let Some(row) = self.lengths.get(reviewer) else { return 0 };
+    fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
+        let Some(row) = lengths.get(reviewer) else { return 0 };
         let (mut asked_for, mut longest) = (0, 0);
         for (drafter, length) in row.iter().enumerate().skip(reviewer).filter(|(_, it)| **it > 0) {
             asked_for += length;
             let beyond = match self.drafters[drafter] {
                 DrafterId::MaxGram => 0,
-                _ => self.longest_chain(drafter + 1),
+                _ => self.longest_chain(lengths, drafter + 1),
             };
             longest = longest.max(asked_for + beyond);
         }
@@ -146,26 +156,53 @@ impl CascadeRecipe {
             key,
             "has a cascade with a drafter behind `max_gram`, which reviews nothing: put it last",
         )?;
-        let is_square = self.lengths.len() == drafters.len()
-            && self.lengths.iter().all(|row| row.len() == drafters.len());
+        for lengths in self.lengths.all() {
+            self.check_lengths(lengths, key)?;
+        }
+        if self.lengths.is_tuned() {
+            return self.check_tuned(key);
+        }
+        self.check_rules(key)?;
+        self.config().map(drop).with_context(|| format!("key `{key}`"))
+    }
+
+    fn check_lengths(&self, lengths: &CascadeLengths, key: &str) -> Result<()> {
+        let num_drafters = self.drafters.len();
         require(
-            is_square,
+            lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
             key,
             "has a cascade whose `lengths` are no matrix with a row and a column for each drafter",
         )?;
-        let rows = self.lengths.iter().enumerate();
+        let mut rows = lengths.iter().enumerate();
         require(
-            rows.clone().all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
+            rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
             key,
             "has a cascade with `lengths` below the diagonal: a drafter reviews smaller ones only",
         )?;
         require(
-            self.lengths[0].iter().any(|length| *length > 0),
+            lengths[0].iter().any(|length| *length > 0),
             key,
             "has a cascade whose first row of `lengths` is 0: the target would review nothing",
+        )
+    }
+
+    /// Replay knows what a drafter of its own says, where look-ups are reviewed and nothing is forgiven.
+    fn check_tuned(&self, key: &str) -> Result<()> {
+        let is_recorded = |id: &DrafterId| *id == DrafterId::Draft || id.exit_layer().is_some();
+        let is_over_lookups =
+            matches!(&self.drafters[..], [first, DrafterId::MaxGram] if is_recorded(first));
+        require(
+            is_over_lookups,
+            key,
+            "has a cascade with `lengths = \"tuned\"` of other drafters than `draft` or \
+             `self_draft_N` and `max_gram` behind it: give their matrix",
         )?;
-        self.check_rules(key)?;
-        self.config().map(drop).with_context(|| format!("key `{key}`"))
+        require(
+            self.lenience == 1.0 && self.rules.is_empty(),
+            key,
+            "has a cascade with `lengths = \"tuned\"` and `lenience` or `rules`, with which it \
+             cannot be replayed: leave them out, or give its matrix",
+        )
     }
 
     fn check_rules(&self, key: &str) -> Result<()> {
@@ -209,7 +246,14 @@ impl CascadeRecipe {
 impl fmt::Display for CascadeRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
-        write!(formatter, "{}; lengths {:?}, ", names.join(", "), self.lengths)?;
+        write!(formatter, "{}; lengths ", names.join(", "))?;
+        match &self.lengths {
+            Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
+            Lengths::Each(each) => {
+                write!(formatter, "{:?} greedy, {:?} sampled, ", each.greedy, each.sampled)?;
+            }
+            Lengths::Found(_) => formatter.write_str("as tuned, ")?,
+        }
         write!(formatter, "lenience {}", self.lenience)?;
         for rule in &self.rules {
             let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
@@ -233,7 +277,7 @@ mod tests {
         let longest = |names: &str, lengths: &str| {
             let cascade = read(&format!("drafters = {names}\nlengths = {lengths}"));
             cascade.check().expect("a cascade");
-            cascade.longest()
+            cascade.longest(DecodingName::Greedy)
         };
         let two = "['draft', 'max_gram']";
         assert_eq!(longest(two, "[[2, 10], [0, 10]]"), 12);
@@ -257,6 +301,10 @@ mod tests {
             ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
             ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
+            ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
+            ("drafters = ['draft', 'small_draft']\nlengths = 'tuned'", "give their matrix"),
+            ("drafters = ['small_draft', 'max_gram']\nlengths = 'tuned'", "give their matrix"),
+            ("drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 2.0", "replayed"),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",

@@ -258,8 +258,10 @@ pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     let promise = |promise: &PromiseSummary| {
         let Estimate { value, low, high } = promise.measured_gain;
         let drafter = promise.drafter.text();
+        let is_one_of_several =
+            known.promises.len() > 1 || promise.drafter.road() == Some(Road::Several);
         context! {
-            drafter => if known.promises.len() > 1 { drafter + ", " } else { String::new() },
+            drafter => if is_one_of_several { drafter + ", " } else { String::new() },
             rule => on_a_page(promise.stop_rule.symbol().unwrap_or_default()),
             best_fixed_length => promise.best_fixed_length,
             expected => gain(1.0 + promise.expected_gain.value),

@@ -13,8 +13,8 @@ use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::recipe::EvaluateRecipe;
 use crate::results::{
-    CostBasis, CostRatios, DrafterName, ExpectedRound, Profiled, ProfiledPair, StopRuleName,
-    acceptance_prob, expected_rounds, inner_acceptance_prob,
+    CostBasis, CostRatios, DecodingName, DrafterName, ExpectedRound, Profiled, ProfiledPair,
+    StopRuleName, acceptance_prob, expected_rounds, inner_acceptance_prob,
 };
 
 /// The share of the target's parameters that a forward of each drafter reads: none, where it looks up.
@@ -93,6 +93,7 @@ pub(super) fn cost_by_time(
 /// one drafter reviews one other.
 pub(super) fn expected(
     evaluate: &EvaluateRecipe,
+    decoding: DecodingName,
     settings: &[Setting],
     runs: &[Vec<Measured>],
     ratios: [(CostBasis, &CostRatios); 2],
@@ -121,7 +122,7 @@ pub(super) fn expected(
     let pairs =
         crate::exports::cascades::numbered(&evaluate.cascades).filter_map(|(id, cascade)| {
             let ([outer, inner], [from_outer, from_inner]) =
-                (&cascade.drafters[..], &cascade.lengths[..])
+                (&cascade.drafters[..], &cascade.lengths.of(decoding)?[..])
             else {
                 return None;
             };

@@ -18,8 +18,8 @@ use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DrafterName, GroupSummary, ResultRow,
-    RowContext, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
+    ResultRow, RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -265,7 +265,8 @@ impl Evaluated {
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
         let bases = [(CostBasis::Size, by_size), (CostBasis::Time, &by_time)];
-        let expected = expected(evaluate, settings, &group.runs, bases);
+        let decoding = DecodingName::of(&group.plan.decoding);
+        let expected = expected(evaluate, decoding, settings, &group.runs, bases);
         let costs = Costs { of_rounds: &of_rounds, by_size, by_time: &by_time };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
@@ -283,7 +284,7 @@ impl Evaluated {
             promises: if evaluate.batch_size > 1 {
                 Vec::new()
             } else {
-                promises(&group.plan.tuned, &group.plan.settings, &group.runs, recipe.seed)
+                promises(&group.plan.promised, &group.plan.settings, &group.runs, recipe.seed)
             },
         });
         for (index, setting) in group.plan.settings.iter().enumerate() {

@@ -1,18 +1,17 @@
-//! Whether what tuning promised came true: the tuned rule against the best fixed length, as
-//! measured here.
+//! Whether what tuning promised came true: the tuned rule, or cascade, against the best fixed length,
+//! as measured here.
 
 use draftsmith_theory::{FixedLengthConfig, Interval, StopRuleConfig, Trace};
 
 use super::measure::Measured;
+use super::promised::Promise;
 use super::settings::Setting;
-use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate, PromiseSummary};
 use crate::statistics::shown_interval;
 
-/// What was promised of the rules in `tuned`, beside what the runs of one group gave; rules that
-/// were not run are left out.
+/// What was promised, beside what the runs of one group gave; settings that were not run are left out.
 pub(super) fn promises(
-    tuned: &[TunedRule],
+    promised: &[Promise],
     settings: &[Setting],
     runs: &[Vec<Measured>],
     seed: u64,
@@ -22,11 +21,11 @@ pub(super) fn promises(
             |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
         settings.iter().position(is_it).map(|index| &runs[index])
     };
-    let promise = |tuned: &TunedRule| {
-        let candidate_length = tuned.best_fixed_length;
+    let promise = |promised: &Promise| {
+        let candidate_length = promised.best_fixed_length;
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        let own = runs_of(tuned.drafter, &tuned.config)?;
-        let fixed = runs_of(tuned.drafter.id()?.into(), &fixed)?;
+        let own = runs_of(promised.drafter, &promised.config)?;
+        let fixed = runs_of(promised.over.into(), &fixed)?;
         let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
             let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
@@ -34,17 +33,16 @@ pub(super) fn promises(
         };
         let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
         let measured = shown_interval(own.len(), seed, gain);
-        let Estimate { value, low, high } = tuned.expected_gain;
+        let Estimate { value, low, high } = promised.expected_gain;
         let expected = Interval { value, low, high };
         Some(PromiseSummary {
-            drafter: tuned.drafter,
-            stop_rule: tuned.config.name(),
+            drafter: promised.drafter,
+            stop_rule: promised.config.name(),
             best_fixed_length: candidate_length,
-            expected_gain: tuned.expected_gain,
+            expected_gain: promised.expected_gain,
             measured_gain: measured.into(),
             holds: measured.value >= value || measured.agrees_with(&expected),
         })
     };
-    // What costs of another machine promise cannot be measured here.
-    tuned.iter().filter(|tuned| tuned.cost_source.is_machine()).filter_map(promise).collect()
+    promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()
 }

@@ -6,11 +6,11 @@ use std::iter;
 
 use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, GrownBy, StopRuleConfig};
 
+use super::promised::Promise;
 use crate::exports::cascades::{numbered, numbered_merged};
-use crate::exports::tuned::TunedRule;
 use crate::exports::{Exports, HeadExport};
 use crate::recipe::EvaluateRecipe;
-use crate::results::{DrafterName, Road, StopRuleName};
+use crate::results::{DecodingName, DrafterName, Road, StopRuleName};
 
 /// One way of decoding.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,9 +29,10 @@ impl Setting {
     /// promises to beat.
     pub(crate) fn all(
         evaluate: &EvaluateRecipe,
+        decoding: DecodingName,
         has_draft: bool,
         exports: &Exports,
-        tuned: &[TunedRule],
+        promised: &[Promise],
     ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
         let mut add = |drafter: DrafterName, head: Option<&HeadExport>, max: usize| {
@@ -41,11 +42,9 @@ impl Setting {
             let bounds = Bounds { min: 1, max };
             let mut rules = evaluate.stop_rules.configs(is_self_draft, has_head, bounds);
             let id = drafter.id().expect("a drafter with a model");
-            let tuned: Vec<&TunedRule> =
-                tuned.iter().filter(|tuned| tuned.drafter.id() == Some(id)).collect();
-            for tuned in &tuned {
-                let fixed = FixedLengthConfig { candidate_length: tuned.best_fixed_length };
-                let own = (tuned.drafter == drafter).then(|| tuned.config.clone());
+            for promised in promised.iter().filter(|promised| promised.over == id) {
+                let fixed = FixedLengthConfig { candidate_length: promised.best_fixed_length };
+                let own = (promised.drafter == drafter).then(|| promised.config.clone());
                 for rule in iter::once(fixed.into()).chain(own) {
                     if !rules.contains(&rule) {
                         rules.push(rule);
@@ -60,8 +59,8 @@ impl Setting {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
                 all.extend(rules.iter().map(of));
             }
-            for tuned in tuned {
-                let own = Self { drafter: tuned.drafter, rule: Some(tuned.config.clone()) };
+            for promised in promised.iter().filter(|it| it.drafter.id() == Some(id)) {
+                let own = Self { drafter: promised.drafter, rule: Some(promised.config.clone()) };
                 if !all.contains(&own) {
                     all.push(own);
                 }
@@ -86,7 +85,7 @@ impl Setting {
             }));
         }
         all.extend(numbered(&evaluate.cascades).map(|(id, cascade)| {
-            let rule = FixedLengthConfig { candidate_length: cascade.longest() };
+            let rule = FixedLengthConfig { candidate_length: cascade.longest(decoding) };
             Self { drafter: DrafterName::Of(id), rule: Some(rule.into()) }
         }));
         for (id, merged) in numbered_merged(&evaluate.merged) {

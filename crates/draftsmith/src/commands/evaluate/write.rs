@@ -164,9 +164,10 @@ fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
     let percent = |share: f64| format!("{:+.1} %", share * 100.0);
     format!(
-        "evaluate: {}, {}: {} against K = {}: tuning promised {}, measured {} (95 %: {} to {}): {}",
+        "evaluate: {}, {}: {}{} against K = {}: tuning promised {}, measured {} (95 %: {} to {}): {}",
         group.dataset,
         DecodingName::of(&group.decoding).text(),
+        promise.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default(),
         promise.stop_rule.symbol().unwrap_or_default(),
         promise.best_fixed_length,
         percent(promise.expected_gain.value),

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use draftsmith_theory::DrafterId;
 
 use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::table::{calibration_text, kind_text, render_scores};
-use crate::tuning::MeasuredCosts;
+use crate::tuning::{MeasuredCosts, TunedCascade};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 ///
@@ -84,6 +85,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             );
         }
     }
+    text += &tuning.cascade.as_ref().map(cascade).unwrap_or_default();
     match &tuning.export {
         Some(dir) => {
             text += &format!("\nwritten to {}\n\n", dir.join("config.json").display());
@@ -91,6 +93,28 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         None => text += "\nno head or adapter to write it to\n\n",
     }
     Ok(text)
+}
+
+/// The lengths of a cascade over look-ups, and those that the closed form would choose.
+fn cascade(tuned: &TunedCascade) -> String {
+    let TunedCascade { drafters, lengths, num_tried, speedup, best_fixed_length, .. } = tuned;
+    let (gain, closed_form) = (&tuned.expected_gain, &tuned.closed_form);
+    let drafters: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
+    format!(
+        "\ncascade of {}, the best of {num_tried} matrices by replay:\n  \
+         {lengths:?}  {speedup:.3}x, {} over K = {best_fixed_length} ({})\n  \
+         if every candidate were accepted by chance, the draft's {:.3} of the time, a look-up {:.3} by it \
+         and {:.3} by the target (EWIF):\n  {:?}  {:.3}x, by replay {:.3}x\n",
+        drafters.join(" over "),
+        percent(gain.value),
+        interval(gain),
+        closed_form.acceptance_prob,
+        closed_form.look_ups_by_drafter,
+        closed_form.look_ups_by_target,
+        closed_form.lengths,
+        closed_form.ewif,
+        closed_form.replayed,
+    )
 }
 
 /// How well costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.

@@ -1,0 +1,229 @@
+//! Cascades of the recorded drafter over look-ups, along recorded responses.
+//!
+//! A reviewer that forgives nothing emits its own tokens, whatever it reviews: greedily its most
+//! probable ones, sampled ones of its own distribution, of which a looked-up token stands exactly where
+//! it is the one drawn. So the chain that the target reads is the one that was recorded, and look-ups
+//! say only how many of its tokens a forward gives. That is a function of the text, and so a cascade
+//! is replayed as a rule is: greedy count for count, sampled in distribution. A lenient reviewer emits
+//! other tokens, about which nothing is recorded.
+
+use super::recorded_steps::RecordedSteps;
+use super::{Recording, Recordings, Spending};
+use crate::trace::RoundCounts;
+use crate::{
+    Bigrams, CandidateSource, Counts, MaxGram, MaxGramConfig, RoundCosts, SignalNeeds, TheoryError,
+};
+
+/// A cascade of one drafter and of look-ups, by its matrix `[[drafted, behind], [0, reviewed]]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LookUpCascade {
+    /// Candidates of the drafter in a round, at least.
+    pub drafted: usize,
+    /// Candidates that are looked up behind them, less those of which the drafter gave more.
+    pub behind: usize,
+    /// What is looked up for each of the drafter's forwards, which reviews it.
+    pub reviewed: usize,
+}
+
+/// How tokens are looked up.
+#[derive(Debug, Clone, Copy)]
+pub struct LookUps<'b> {
+    /// Where, and how much must be found.
+    pub config: MaxGramConfig,
+    /// What goes on where a look-up does not.
+    pub bigrams: Option<&'b Bigrams>,
+}
+
+impl LookUpCascade {
+    /// The matrix K.
+    pub fn lengths(self) -> Vec<Vec<usize>> {
+        vec![vec![self.drafted, self.behind], vec![0, self.reviewed]]
+    }
+
+    /// The most of the drafter's own candidates that a round can have: its last forward may let more
+    /// stand than were asked for.
+    pub fn longest_drafted(self) -> usize {
+        if self.drafted > 0 { self.drafted + self.reviewed } else { 0 }
+    }
+
+    /// The most candidates that a round can have.
+    pub fn longest(self) -> usize {
+        self.longest_drafted().max(self.drafted + self.behind)
+    }
+}
+
+/// How often look-ups say what is said there, of all places along responses: those where nothing is
+/// found count as wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LookUpAcceptance {
+    /// The chance that the drafter accepts a looked-up token.
+    pub by_drafter: f64,
+    /// The chance that the target does.
+    pub by_target: f64,
+    /// The chance that the target accepts the drafter's.
+    pub of_drafter: f64,
+}
+
+impl Recordings {
+    /// What a cascade takes that forgives nothing, of each response, in order. `forward_seconds` are
+    /// those of a forward of the drafter that reads so many rows.
+    ///
+    /// # Errors
+    /// If its chains may be longer than was recorded.
+    pub fn replay_cascade(
+        &self,
+        cascade: LookUpCascade,
+        look_ups: LookUps<'_>,
+        forward_seconds: impl Fn(usize) -> f64,
+        costs: &RoundCosts,
+    ) -> Result<Vec<Spending>, TheoryError> {
+        // Behind a chain of all that is recorded nobody knows whether the text ended there.
+        let longest = cascade.longest_drafted() + usize::from(cascade.behind > 0);
+        if longest > self.max_length {
+            return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
+        }
+        let replay = |response| {
+            let mut along = Along::begin(self, response, look_ups);
+            let mut spending = Spending { counts: Counts::default(), seconds: 0.0 };
+            while spending.counts.num_tokens < response.places.len() {
+                let (round, seconds) = along.round(cascade, &forward_seconds);
+                spending.seconds += seconds + costs.verify_seconds(round.num_drafted + 1);
+                spending.counts.add_round(round);
+            }
+            spending
+        };
+        Ok(self.responses.iter().map(replay).collect())
+    }
+
+    /// How often a look-up's first token is what the drafter or the target says. NaN of nothing.
+    pub fn look_up_acceptance(&self, look_ups: LookUps<'_>) -> LookUpAcceptance {
+        let (mut by_drafter, mut by_target, mut of_drafter, mut num_places) = (0, 0, 0, 0);
+        for response in &self.responses {
+            let mut along = Along::begin(self, response, look_ups);
+            for place in response.places.iter() {
+                let token = place.candidate.token_id;
+                let drafted = place.rollout.as_ref().map_or(token, |rollout| rollout[0].token_id);
+                let found = along.look_up(1).first().copied();
+                by_drafter += usize::from(found == Some(drafted));
+                by_target += usize::from(found == Some(token));
+                of_drafter += usize::from(place.rollout.is_none());
+                num_places += 1;
+                along.stand(1);
+            }
+        }
+        let share = |count: usize| count as f64 / num_places as f64;
+        LookUpAcceptance {
+            by_drafter: share(by_drafter),
+            by_target: share(by_target),
+            of_drafter: share(of_drafter),
+        }
+    }
+}
+
+/// A response on its way.
+struct Along<'r> {
+    recordings: &'r Recordings,
+    response: &'r Recording,
+    lookup: MaxGram,
+    bigrams: Option<&'r Bigrams>,
+    /// The prompt and the tokens that stand.
+    sequence: Vec<u32>,
+    /// How many of the response's those are.
+    at: usize,
+}
+
+impl<'r> Along<'r> {
+    fn begin(recordings: &'r Recordings, response: &'r Recording, look_ups: LookUps<'r>) -> Self {
+        let mut lookup = MaxGram::new(look_ups.config);
+        lookup.begin(&response.prompt);
+        let (bigrams, sequence) = (look_ups.bigrams, response.prompt.clone());
+        Self { recordings, response, lookup, bigrams, sequence, at: 0 }
+    }
+
+    /// A round of the cascade, and what its draft forwards take.
+    fn round(
+        &mut self,
+        cascade: LookUpCascade,
+        forward_seconds: impl Fn(usize) -> f64,
+    ) -> (RoundCounts, f64) {
+        let standing = self.sequence.len();
+        let room = cascade.longest().min(self.response.limit - self.at - 1);
+        let mut steps = RecordedSteps::new(&self.response.places[self.at..], None);
+        let (mut num_draft_forwards, mut seconds) = (0, 0.0);
+        let most = cascade.drafted.min(room);
+        while self.sequence.len() - standing < most && steps.has_next() && !self.is_over(standing) {
+            let before = self.sequence.len();
+            let left = room - (before - standing) - 1;
+            let proposed = self.look_up(cascade.reviewed.min(left));
+            num_draft_forwards += 1 + proposed.len();
+            seconds += forward_seconds(proposed.len() + 1);
+            self.forget(before);
+            // The drafter's own tokens, as far as they were looked up, and one more.
+            let mut proposed = proposed.into_iter();
+            loop {
+                steps.step();
+                let token = steps.draw(SignalNeeds::default()).token_id;
+                self.sequence.push(token);
+                let stood = proposed.next() == Some(token);
+                if !stood || self.is_over(standing) || !steps.has_next() {
+                    break;
+                }
+            }
+        }
+        let num_of_drafter = self.sequence.len() - standing;
+        let mut num_accepted = steps.num_accepted();
+        let most = (cascade.drafted + cascade.behind).min(room);
+        // A chain of which nothing more is recorded ended where the text did.
+        let ended = self.is_over(standing) || (num_of_drafter > 0 && !steps.has_next());
+        if num_of_drafter < most && !ended {
+            let found = self.look_up(most - num_of_drafter);
+            num_draft_forwards += found.len();
+            if num_accepted == num_of_drafter {
+                let rest = &self.response.places[self.at + num_accepted..];
+                let pairs = found.iter().zip(rest);
+                let stand = pairs.take_while(|(found, place)| **found == place.candidate.token_id);
+                num_accepted += stand.count();
+            }
+        }
+        let num_drafted = self.sequence.len() - standing;
+        let num_kept = (num_accepted + 1).min(self.response.places.len() - self.at);
+        self.forget(standing);
+        self.stand(num_kept);
+        (RoundCounts { num_drafted, num_draft_forwards, num_accepted, num_kept }, seconds)
+    }
+
+    /// Appends what is looked up behind the sequence, up to `most` tokens, and returns it.
+    fn look_up(&mut self, most: usize) -> Vec<u32> {
+        let before = self.sequence.len();
+        loop {
+            let left = most - (self.sequence.len() - before);
+            let eos_token_ids = &self.recordings.eos_token_ids;
+            let found = match left {
+                0 => 0,
+                _ => self.lookup.extend(&mut self.sequence, self.bigrams, left, eos_token_ids),
+            };
+            if found == 0 || self.is_over(before) {
+                return self.sequence[before..].to_vec();
+            }
+        }
+    }
+
+    /// Whether the last token behind the first `standing` ones ends the text.
+    fn is_over(&self, standing: usize) -> bool {
+        let last = self.sequence[standing..].last();
+        last.is_some_and(|last| self.recordings.eos_token_ids.contains(last))
+    }
+
+    /// Takes back all but the first `len` tokens.
+    fn forget(&mut self, len: usize) {
+        self.sequence.truncate(len);
+        self.lookup.truncate(len);
+    }
+
+    /// Appends the response's next tokens.
+    fn stand(&mut self, num_kept: usize) {
+        let kept = &self.response.places[self.at..self.at + num_kept];
+        self.sequence.extend(kept.iter().map(|place| place.candidate.token_id));
+        self.at += num_kept;
+    }
+}

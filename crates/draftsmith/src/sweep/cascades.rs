@@ -1,0 +1,152 @@
+//! Which lengths of a cascade over look-ups are best, by replay, and which the closed form takes for
+//! best.
+//!
+//! Replay knows how many tokens each of the drafter's forwards would have given, and what the target
+//! would have taken. The closed form (CS-Drafting's, for chains as they are drafted here) takes every
+//! candidate to be accepted independently and every look-up to be found; it is told beside replay.
+
+use anyhow::{Context, Result};
+use draftsmith_theory::{
+    LookUpAcceptance, LookUpCascade, LookUps, Recordings, Spending, TheoryError,
+    expected_look_up_round, seconds_per_token,
+};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::costs::Costs;
+
+/// Candidates of the drafter that are tried.
+const DRAFTED: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 14];
+/// Look-ups that are tried, behind its candidates and under them.
+const LOOKED_UP: [usize; 8] = [0, 1, 2, 3, 4, 6, 8, 10];
+
+/// A cascade over look-ups as replay judges it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct JudgedCascade {
+    pub(crate) cascade: LookUpCascade,
+    /// What it takes along the recordings, of each response.
+    pub(crate) spent: Vec<Spending>,
+    /// Modelled seconds a token.
+    pub(crate) seconds_per_token: f64,
+}
+
+/// What the closed form says of cascades over look-ups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClosedFormCascade {
+    /// The chance that the target accepts the drafter's candidate.
+    pub(crate) acceptance_prob: f64,
+    /// The chance that the drafter accepts a looked-up one.
+    pub(crate) look_ups_by_drafter: f64,
+    /// The chance that the target does.
+    pub(crate) look_ups_by_target: f64,
+    /// The matrix of greatest expected speed.
+    pub(crate) lengths: Vec<Vec<usize>>,
+    /// EWIF there: the expected speed over the target alone.
+    pub(crate) ewif: f64,
+    /// What replay says of that matrix.
+    pub(crate) replayed: f64,
+}
+
+/// The cascades that are tried along rounds of so many recorded candidates: those in which something
+/// is looked up.
+pub(crate) fn tried_cascades(max_length: usize) -> Vec<LookUpCascade> {
+    let all = DRAFTED.into_iter().flat_map(|drafted| {
+        LOOKED_UP.into_iter().flat_map(move |behind| {
+            LOOKED_UP.into_iter().map(move |reviewed| LookUpCascade { drafted, behind, reviewed })
+        })
+    });
+    let is_recorded = |cascade: &LookUpCascade| {
+        cascade.longest_drafted() + usize::from(cascade.behind > 0) <= max_length
+    };
+    all.filter(|it| it.behind + it.reviewed > 0).filter(is_recorded).collect()
+}
+
+/// Replays all of them.
+///
+/// # Errors
+/// If the costs have no price for the drafter.
+pub(crate) fn judge_cascades(
+    recordings: &Recordings,
+    look_ups: LookUps<'_>,
+    costs: &Costs,
+) -> Result<Vec<JudgedCascade>> {
+    let judge = |cascade: LookUpCascade| -> Result<JudgedCascade, TheoryError> {
+        let (review_seconds, rounds) = (costs.review_seconds()?, &costs.mixed_rounds);
+        let spent = recordings.replay_cascade(cascade, look_ups, review_seconds, rounds)?;
+        Ok(JudgedCascade { cascade, seconds_per_token: seconds_per_token(&spent), spent })
+    };
+    let tried = tried_cascades(recordings.max_length);
+    Ok(tried.into_par_iter().map(judge).collect::<Result<_, _>>()?)
+}
+
+/// The one that takes the fewest seconds a token; the first of equals, which drafts least.
+///
+/// # Errors
+/// If there is none: too few candidates are recorded.
+pub(crate) fn fastest(judged: &[JudgedCascade]) -> Result<&JudgedCascade> {
+    let by_time = |one: &&JudgedCascade, other: &&JudgedCascade| {
+        one.seconds_per_token.total_cmp(&other.seconds_per_token)
+    };
+    judged.iter().min_by(by_time).context(
+        "a cascade over look-ups takes rounds of two recorded candidates at least; hint: raise \
+         `tune.max_length`",
+    )
+}
+
+/// What the closed form says of the same cascades; `plain` are the target's own seconds a token.
+///
+/// # Errors
+/// If there is none, or no price of the drafter.
+pub(crate) fn closed_form(
+    recordings: &Recordings,
+    look_ups: LookUps<'_>,
+    costs: &Costs,
+    judged: &[JudgedCascade],
+    plain: f64,
+) -> Result<ClosedFormCascade> {
+    let accepted = recordings.look_up_acceptance(look_ups);
+    let LookUpAcceptance { by_drafter, by_target, of_drafter } = accepted;
+    let (review_seconds, rounds) = (costs.review_seconds()?, &costs.mixed_rounds);
+    let ewif = |cascade: LookUpCascade| {
+        let LookUpCascade { drafted, behind, reviewed } = cascade;
+        let probs = [of_drafter, by_drafter, by_target];
+        let round = expected_look_up_round(probs, [drafted, behind, reviewed]);
+        let rows = round.length_probs.iter().zip(1..);
+        let verify: f64 = rows.map(|(prob, rows)| prob * rounds.verify_seconds(rows)).sum();
+        let seconds = verify + round.num_forwards * review_seconds(reviewed + 1);
+        rounds.verify_seconds(1) * round.num_tokens / seconds
+    };
+    let expected = judged.iter().map(|it| (it, ewif(it.cascade)));
+    // The first of equals, as in replay.
+    let best = expected.rev().max_by(|(_, one), (_, other)| one.total_cmp(other));
+    let (best, ewif) = best.context("some are tried")?;
+    Ok(ClosedFormCascade {
+        acceptance_prob: of_drafter,
+        look_ups_by_drafter: by_drafter,
+        look_ups_by_target: by_target,
+        lengths: best.cascade.lengths(),
+        ewif,
+        replayed: plain / best.seconds_per_token,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_tried_looks_something_up_and_stays_within_what_was_recorded() {
+        for max_length in [2, 6, 20] {
+            let tried = tried_cascades(max_length);
+            assert!(tried.iter().all(|it| it.longest_drafted() <= max_length));
+            assert!(tried.iter().all(|it| it.behind + it.reviewed > 0));
+            assert!(
+                tried.contains(&LookUpCascade { drafted: 1, behind: 10, reviewed: 1 })
+                    == (max_length > 2)
+            );
+        }
+        assert_eq!(tried_cascades(1), []);
+        assert!(fastest(&[]).expect_err("nothing").to_string().contains("tune.max_length"));
+    }
+}
