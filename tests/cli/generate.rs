@@ -308,13 +308,19 @@ fn trees_accept_more_than_their_chain_and_change_no_token() {
     assert_eq!(num_rounds(&["--tree", "1x1x0"]), chain);
     let trees = ["4x1x9", "4x9x99", "4x9x99-drawn"].map(|shape| num_rounds(&["--tree", shape]));
     assert!(chain > trees[0] && trees[0] >= trees[1] && trees[1] == trees[2], "{chain} {trees:?}");
-    for shape in ["3x2x8", "3x2x8-drawn"] {
+    // Told node by node: siblings at every place, and a second branch.
+    let fixed = ["4-4.1-4-4", "4-4.1-4-4-drawn"].map(|shape| num_rounds(&["--tree", shape]));
+    assert!(
+        fixed == [fixed[0]; 2] && (trees[1]..=trees[0]).contains(&fixed[0]),
+        "{fixed:?} {trees:?}"
+    );
+    for shape in ["3x2x8", "3x2x8-drawn", "3-1.1-2-drawn"] {
         let sampled = [&drafted[..], &["--tree", shape, "--temperature", "1"]].concat();
         assert!(!generate(&sampled).json()["token_ids"].as_array().unwrap().is_empty());
     }
     generate(&["--tree", "3x2x8"]).fails_naming(&["--tree", "--draft", "--adapter"]);
     generate(&["--prompt-lookup", "--tree", "3x2x8"]).fails_naming(&["--tree", "--prompt-lookup"]);
-    for shape in ["", "3", "0x1x1", "3x2", "3x0x1"] {
+    for shape in ["", "0", "2-1.1.1", "0x1x1", "3x2", "3x0x1"] {
         let wrong = [&drafted[..], &["--tree", shape]].concat();
         generate(&wrong).fails_naming(&["--tree", "3-2-1x4x12"]);
     }
@@ -359,4 +365,39 @@ fn bigrams_fill_up_what_is_looked_up_and_belong_to_their_tokenizer() {
     generate(&target, &["--prompt-lookup", "--bigrams", "no.safetensors"])
         .fails_naming(&["no.safetensors", "draftsmith train-bigram"]);
     generate(&target, &["--bigrams", &table]).fails_naming(&["--prompt-lookup"]);
+}
+
+#[test]
+fn a_cascade_changes_the_rounds_and_not_the_text() {
+    let place = Place::new();
+    let [target, draft, small] = paths();
+    let generate = |prompt: &str, extra: &[&str]| {
+        let arguments = ["generate", "--target", &target, "--prompt", prompt, "--json"];
+        place.run(&[&arguments[..], &["--max-new-tokens", "60"], extra].concat())
+    };
+    let vertical = "drafters = ['draft', 'max_gram'], lengths = [[3, 2], [0, 4]]";
+    let nested = "drafters = ['draft', 'small_draft', 'max_gram'], lenience = 2.0, \
+                  lengths = [[2, 0, 2], [0, 3, 0], [0, 0, 2]]";
+    for prompt in PROMPTS {
+        let plain = generate(prompt, &[]).json();
+        let models = ["--draft", &draft, "--small-draft", &small];
+        for cascade in [vertical, nested] {
+            let found = generate(prompt, &[&models[..], &["--cascade", cascade]].concat()).json();
+            assert_eq!(found["token_ids"], plain["token_ids"], "{cascade}");
+            let rounds = found["rounds"].as_array().unwrap();
+            let drafted = |round: &serde_json::Value| round["num_drafted"].as_u64().unwrap();
+            assert!(rounds.iter().all(|round| drafted(round) <= 7), "{rounds:?}");
+            assert!(rounds.len() < plain["token_ids"].as_array().unwrap().len());
+        }
+    }
+    let sampled = ["--draft", &draft, "--cascade", vertical, "--temperature", "1"];
+    assert!(!generate(PROMPTS[0], &sampled).json()["text"].as_str().unwrap().is_empty());
+    let refused = |extra: &[&str], named: &[&str]| generate("x", extra).fails_naming(named);
+    refused(&["--cascade", vertical], &["`--cascade`", "`draft`", "`--draft`"]);
+    refused(&["--draft", &draft, "--cascade", nested], &["`small_draft`", "`--small-draft`"]);
+    let of_adapter = "drafters = ['self_draft_2', 'max_gram'], lengths = [[2, 0], [0, 4]]";
+    refused(&["--draft", &draft, "--cascade", of_adapter], &["`self_draft_2`", "`--adapter`"]);
+    refused(&["--draft", &draft, "--cascade", "drafters = ['draft']"], &["--cascade", "lengths"]);
+    let short = ["--draft", &draft, "--cascade", vertical, "--candidate-length", "3"];
+    refused(&short, &["--cascade", "--candidate-length"]);
 }

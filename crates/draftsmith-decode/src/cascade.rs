@@ -73,6 +73,8 @@ pub struct Cascade<'m, T> {
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
     /// Behind them.
     lookup: Option<MaxGramDraft<'m>>,
+    /// Makes the rules of a sequence's chains.
+    init_rules: Box<dyn Fn() -> ChainRules + 'm>,
     /// By slot.
     rules: Vec<ChainRules>,
 }
@@ -100,17 +102,29 @@ impl<'m, T: Target> Cascade<'m, T> {
             let is_square = lengths.iter().all(|row| row.len() == num_drafters);
             assert!(is_square && lengths.len() == num_drafters, "a row and a column for each");
         }
-        let mut cascade = Self { id, config, models, lookup, rules: Vec::new() };
+        let rules = config.rules.clone();
+        let init_rules = Box::new(move || ChainRules::new(&rules).expect("the rules are valid"));
+        let mut cascade = Self { id, config, models, lookup, init_rules, rules: Vec::new() };
         cascade.begin_rules(0);
         cascade
     }
 
+    /// The same with rules that have no settings, and read no signals.
+    #[cfg(test)]
+    pub(crate) fn ending_chains_by(
+        mut self,
+        rules: impl Fn() -> Vec<Option<Box<dyn draftsmith_theory::StopRule>>> + 'm,
+    ) -> Self {
+        self.init_rules = Box::new(move || ChainRules::of(rules()));
+        self.begin_rules(0);
+        self
+    }
+
     /// Begins the rules of a slot's chains anew.
     fn begin_rules(&mut self, slot: usize) {
-        let new = || ChainRules::new(&self.config.rules).expect("the rules are valid");
         match self.rules.get_mut(slot) {
-            Some(rules) => *rules = new(),
-            None => self.rules.resize_with(slot + 1, new),
+            Some(rules) => *rules = (self.init_rules)(),
+            None => self.rules.resize_with(slot + 1, &self.init_rules),
         }
     }
 

@@ -9,6 +9,7 @@
 //! there.
 
 mod cascade;
+mod chain_rules;
 mod lookup_first;
 mod many;
 mod max_gram;

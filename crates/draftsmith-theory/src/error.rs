@@ -21,9 +21,20 @@ pub enum TheoryError {
     #[error(
         "a tree is written as its widths by depth, the nodes that a draft forward reads and the most \
          nodes beside the chain, as in `3-2-1x4x12`: at most eight widths, none of them 0, and a node \
-         to read"
+         to read; or as the children of every node, level by level, as in `3-2.0.1`: at most 64 nodes"
     )]
     TreeShape,
+    /// A path that belongs to no tree.
+    #[error(
+        "the path {path:?} of a tree {problem}: every path is a node's, by the ranks of children from 0 \
+         on, and its parent and the siblings before it are listed too"
+    )]
+    TreePaths {
+        /// The path.
+        path: Vec<u8>,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// What is no [`LookupFirst`](crate::LookupFirst).
     #[error(
         "`{0}` is not what a look-up must find, such as `2x4`: the fewest tokens of a match and the \

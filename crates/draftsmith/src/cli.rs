@@ -85,7 +85,7 @@ enum Command {
     Evaluate(RecipeArguments),
     /// Generate text with one model, with a target and its draft, with a model and its adapter, or
     /// with a model and prompt lookup.
-    Generate(GenerateArguments),
+    Generate(Box<GenerateArguments>),
     /// Tell whether speculation is worth it for a target and a draft, or for a target alone, before
     /// anything is trained.
     Survey(SurveyArguments),

@@ -76,10 +76,12 @@ impl Exports {
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<Self> {
-        let read = |_| Lookup::of_recipe(evaluate, workspace);
-        let lookup = evaluate.max_gram.as_ref().map(read).transpose()?;
+        let read = || Lookup::of_recipe(evaluate, workspace);
+        let lookup = evaluate.max_gram.as_ref().map(|_| read()).transpose()?;
         let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
-        let cascades = Cascades::read(evaluate, lookup.as_ref(), head, adapters, workspace)?;
+        let asked = (&evaluate.cascades[..], &evaluate.merged[..]);
+        let behind = || lookup.clone().map_or_else(read, Ok);
+        let cascades = Cascades::read(asked, behind, head, adapters, workspace)?;
         Ok(Self { lookup, cascades, ..self })
     }
 

@@ -18,12 +18,15 @@ impl ChainRules {
     /// # Errors
     /// If a rule's settings are not valid.
     pub(super) fn new(configs: &[Option<StopRuleConfig>]) -> Result<Self, TheoryError> {
-        let init = |config: &Option<StopRuleConfig>| {
-            let mut rule = config.as_ref().map(StopRuleConfig::init).transpose()?;
-            rule.iter_mut().for_each(|rule| rule.begin_sequence());
-            Ok(rule)
-        };
-        configs.iter().map(init).collect::<Result<_, _>>().map(Self)
+        let init =
+            |config: &Option<StopRuleConfig>| config.as_ref().map(StopRuleConfig::init).transpose();
+        configs.iter().map(init).collect::<Result<_, _>>().map(Self::of)
+    }
+
+    /// The same of rules.
+    pub(super) fn of(mut rules: Vec<Option<Box<dyn StopRule>>>) -> Self {
+        rules.iter_mut().flatten().for_each(|rule| rule.begin_sequence());
+        Self(rules)
     }
 
     /// Begins a chain for a reviewer.

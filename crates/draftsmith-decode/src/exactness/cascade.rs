@@ -10,7 +10,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
-use super::{Case, HEADS, STOPS, assert_same_distribution, penalised, rules, rules_with, warped};
+use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::StepDrafter;
@@ -22,7 +22,7 @@ use crate::target::Target;
 const ID: DrafterId = DrafterId::Cascade { number: 1 };
 
 /// Matrices for two models and prompt lookup, and for one of each.
-const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
+pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
     // The first reviews the second, which reviews what is looked up.
     [[2, 0, 0], [0, 1, 0], [0, 0, 2]],
     // They take turns.
@@ -34,9 +34,10 @@ const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
     // The first does not take part.
     [[0, 1, 1], [0, 0, 0], [0, 0, 1]],
 ];
-const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] = [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
+pub(super) const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] =
+    [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
 
-fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
+pub(super) fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
     rows.iter().map(|row| row.to_vec()).collect()
 }
 
@@ -64,12 +65,16 @@ fn cascade<T: Target>(
 }
 
 /// Both drafts, or the larger one, behind any target.
-fn of_drafts<T: Target>(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, T> {
+pub(super) fn of_drafts<T: Target>(
+    case: &Case,
+    lengths: &[Vec<usize>],
+    lenience: f64,
+) -> Cascade<'static, T> {
     of_drafts_by(case, lengths, lenience, &[])
 }
 
 /// The same with rules for the chains.
-fn of_drafts_by<T: Target>(
+pub(super) fn of_drafts_by<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
     lenience: f64,
@@ -81,12 +86,16 @@ fn of_drafts_by<T: Target>(
 }
 
 /// A self-draft in the place of the larger draft.
-fn of_self_draft(case: &Case, lengths: &[Vec<usize>], lenience: f64) -> Cascade<'static, Advanced> {
+pub(super) fn of_self_draft(
+    case: &Case,
+    lengths: &[Vec<usize>],
+    lenience: f64,
+) -> Cascade<'static, Advanced> {
     of_self_draft_by(case, lengths, lenience, &[])
 }
 
 /// The same with rules for the chains.
-fn of_self_draft_by(
+pub(super) fn of_self_draft_by(
     case: &Case,
     lengths: &[Vec<usize>],
     lenience: f64,
@@ -100,7 +109,7 @@ fn of_self_draft_by(
     cascade(models, lengths.to_vec(), lenience, rules)
 }
 
-fn run<T: Target>(
+pub(super) fn run<T: Target>(
     case: &Case,
     target: &mut T,
     mut drafter: Cascade<'static, T>,
@@ -112,7 +121,7 @@ fn run<T: Target>(
     decode_speculative(target, &mut drafter, rule, &decoding, &[0], &case.limits, draws, observe)
 }
 
-fn distribution<T: Target + Clone>(
+pub(super) fn distribution<T: Target + Clone>(
     case: &Case,
     target: &T,
     drafter: &dyn Fn() -> Cascade<'static, T>,
@@ -124,7 +133,7 @@ fn distribution<T: Target + Clone>(
     }))
 }
 
-fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
+pub(super) fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
     let rule = StopRuleConfig::from(FixedLengthConfig { candidate_length });
     rule.init().expect("a length")
 }
@@ -309,105 +318,4 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let refused =
         run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
     assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
-}
-
-/// Two models that review each other, the larger one in steps of one and of more.
-const VERTICAL: [[[usize; 3]; 3]; 2] =
-    [[[3, 0, 0], [0, 2, 0], [0, 0, 0]], [[0, 3, 0], [0, 0, 0], [0, 0, 0]]];
-
-/// A rule for each chain, and for both.
-fn for_chains(rule: &StopRuleConfig) -> [Vec<Option<StopRuleConfig>>; 3] {
-    let rule = || Some(rule.clone());
-    [vec![None, rule()], vec![rule()], vec![rule(), rule()]]
-}
-
-#[test]
-fn chains_that_rules_end_leave_the_targets_distribution_lenient_or_not() {
-    let penalised = (HEADS[1], penalised()[0]);
-    let plain = Case::new(2, 4, None, 0).decoding;
-    for (head, decoding) in HEADS.map(|head| (head, plain)).into_iter().chain([penalised]) {
-        let case = Case { decoding, ..Case::new(2, 4, Some(1), 2100) }.with_head(head);
-        let expected = case.target_distribution();
-        for rule in rules_with(head, 2) {
-            for (lengths, lenience) in [(VERTICAL[0], 1.0), (VERTICAL[0], 3.0), (VERTICAL[1], 1.0)]
-            {
-                let lengths = matrix(lengths);
-                for rules in for_chains(&rule) {
-                    let drafter = || of_drafts_by(&case, &lengths, lenience, &rules);
-                    let found = distribution(&case, &case.target, &drafter, &|| fixed(5));
-                    assert_same_distribution(&found, &expected);
-                    let advanced = Advanced::from(&case.target);
-                    let drafter = || of_self_draft_by(&case, &lengths, lenience, &rules);
-                    let found = distribution(&case, &advanced, &drafter, &|| fixed(5));
-                    assert_same_distribution(&found, &expected);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
-    let unused = &mut SeededDraws::new(0, &["unused"]);
-    let mut lengths = std::collections::BTreeSet::new();
-    for head in HEADS {
-        for seed in 0..10 {
-            let case = Case::new(3, 24, Some(2), 2200 + seed).with_head(head);
-            for rule in rules_with(head, 4) {
-                let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-                let alone = decode_speculative(
-                    &mut case.target.clone(),
-                    &mut Drafting::from(&case.draft),
-                    &mut *rule.init().expect("valid"),
-                    &Decoding::GREEDY,
-                    &[0],
-                    &case.limits,
-                    unused,
-                    observe,
-                )
-                .expect("tables do not fail");
-                let lone = matrix([[4, 0, 0], [0; 3], [0; 3]]);
-                let drafter = of_drafts_by(&case, &lone, 1.0, &[Some(rule.clone())]);
-                let target = &mut case.target.clone();
-                let unused = &mut SeededDraws::new(0, &["unused"]);
-                let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused)
-                    .expect("tables do not fail");
-                assert_eq!(found.token_ids, alone.token_ids, "{rule:?}");
-                assert_eq!(found.trace.counts(), alone.trace.counts(), "{rule:?}");
-                lengths.extend(found.trace.rounds.iter().map(|round| round.num_drafted));
-            }
-        }
-    }
-    assert!(lengths.len() > 3, "{lengths:?}");
-}
-
-#[test]
-fn greedy_output_with_rules_is_plain_greedy_output() {
-    let unused = &mut SeededDraws::new(0, &["unused"]);
-    let (mut found_forwards, mut fixed_forwards) = (0, 0);
-    for head in HEADS {
-        for seed in 0..6 {
-            let case = Case::new(3, 24, Some(2), 2300 + seed).with_head(head);
-            let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-            let target = &mut case.target.clone();
-            let plain =
-                decode_plain(target, &Decoding::GREEDY, &[0], &case.limits, unused, observe)
-                    .expect("tables do not fail");
-            for rule in rules_with(head, 3) {
-                for rules in for_chains(&rule).iter().map(|rules| &rules[..]).chain([&[][..]]) {
-                    let unused = &mut SeededDraws::new(0, &["unused"]);
-                    let drafter = of_drafts_by(&case, &matrix(VERTICAL[0]), 2.0, rules);
-                    let target = &mut case.target.clone();
-                    let own = &mut *fixed(9);
-                    let found = run(&case, target, drafter, own, Decoding::GREEDY, unused)
-                        .expect("tables do not fail");
-                    assert_eq!(found.token_ids, plain.token_ids, "{rule:?}");
-                    let counted =
-                        if rules.is_empty() { &mut fixed_forwards } else { &mut found_forwards };
-                    *counted += found.trace.counts().num_draft_forwards;
-                }
-            }
-        }
-    }
-    assert!(found_forwards / 3 < fixed_forwards, "rules end chains: {found_forwards}");
 }

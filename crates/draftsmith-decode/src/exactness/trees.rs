@@ -14,8 +14,8 @@ use crate::session::tests::{greedy, greedy_plain};
 use crate::tree_draft::TreeDraft;
 
 /// Chains with siblings, trees of which some nodes are read, and whole ones; with room for all and
-/// for little.
-const SHAPES: [&str; 10] = [
+/// for little; and those whose nodes are told one by one.
+const SHAPES: [&str; 14] = [
     "1x1x0",
     "2x1x9",
     "3-1x1x2",
@@ -26,6 +26,10 @@ const SHAPES: [&str; 10] = [
     "2x1x9-drawn",
     "2x2x2-drawn",
     "3-2x9x99-drawn",
+    "2-1.2",
+    "1-2-0.1",
+    "2-1.1-drawn",
+    "2-0.2-drawn",
 ];
 
 /// A drafter that is a table, with trees for proposals.
@@ -154,7 +158,8 @@ fn warped_distributions_and_stop_strings_stay_exact_in_every_shape() {
 
 #[test]
 fn larger_trees_leave_the_targets_distribution() {
-    for (seed, shape) in ["3-2x2x4", "2x2x4-drawn"].map(shape).into_iter().enumerate() {
+    let shapes = ["3-2x2x4", "2x2x4-drawn", "3-2.0.1-1", "2-2.1-0.1-drawn"];
+    for (seed, shape) in shapes.map(shape).into_iter().enumerate() {
         let case = tree_case(3, 3, Some(2), 60 + seed as u64);
         for bits in [0, 0b10, 0b101] {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, bits)));
@@ -167,7 +172,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution_in_trees() {
     for num_drawn in [1, 2] {
         let mut case = tree_case(3, 3, Some(1), 910);
         case.draft.num_drawn = num_drawn;
-        for shape in ["3x2x4", "3x2x4-drawn"].map(shape) {
+        for shape in ["3x2x4", "3x2x4-drawn", "3-1.1.1", "3-1.1.1-drawn"].map(shape) {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(3, 2, 0)));
         }
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Sampling, SeededDraws};
+use crate::{Sampling, SeededDraws, TheoryError};
 
 fn shape(text: &str) -> TreeShape {
     text.parse().expect("a shape")
@@ -61,12 +61,26 @@ fn shapes_are_read_as_they_are_written_and_nothing_else_is() {
         "1-2-3-4-5-6-7-8x1x5",
         "2x1x3-head",
         "2x1x3-drawn-head",
+        "1",
+        "3",
+        "2-1",
+        "2-0.3-0.1.2-drawn",
+        "64",
+        "10-10.7.3-2",
     ] {
         assert_eq!(shape(text).to_string(), text);
     }
     for text in [
         "",
-        "3",
+        "0",
+        "65",
+        "2-1.1.1",
+        "2-1.0",
+        "2-0",
+        "2-1-",
+        "03",
+        "2-1-head",
+        "32-2.2.2.2.2.2.2.2.2.2.2.2.2.2.2.2.3",
         "3x4",
         "x1x1",
         "0x1x1",
@@ -80,6 +94,81 @@ fn shapes_are_read_as_they_are_written_and_nothing_else_is() {
         "2x-1x1",
     ] {
         assert_eq!(text.parse::<TreeShape>(), Err(TheoryError::TreeShape), "{text}");
+    }
+}
+
+/// The paths of up to four steps along which ranks, counted from 1, have a product of at most `most`: a
+/// shape like those that are fitted to how often ranks stand.
+fn likely_paths(most: usize) -> Vec<Vec<u8>> {
+    let (mut paths, mut open) = (Vec::new(), vec![(Vec::new(), 1)]);
+    while let Some((path, product)) = open.pop() {
+        for rank in 0..most / product {
+            let longer: Vec<u8> = path.iter().copied().chain([rank as u8]).collect();
+            if longer.len() < 4 {
+                open.push((longer.clone(), product * (rank + 1)));
+            }
+            paths.push(longer);
+        }
+    }
+    paths
+}
+
+fn of_paths(paths: &[&[u8]]) -> Result<TreeShape, TheoryError> {
+    TreeShape::of_paths(&paths.iter().map(|path| path.to_vec()).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_list_of_paths_is_a_shape_in_any_order() {
+    let small = of_paths(&[&[1], &[0, 0], &[0], &[1, 0], &[0, 1], &[0, 0, 0]]).expect("a tree");
+    assert_eq!(small.to_string(), "2-2.1-1");
+    let (likely, too_many) = (likely_paths(5), likely_paths(6));
+    assert_eq!((likely.len(), too_many.len()), (54, 84));
+    let large = TreeShape::of_paths(&likely).expect("a tree");
+    assert_eq!(large, large.to_string().parse().expect("as it is written"));
+    assert!(large.to_string().starts_with("5-5.2.1.1.1-5.2.1.1.1.2.1.1.1.1-"), "{large}");
+    assert!(TreeShape::of_paths(&too_many).is_err());
+}
+
+#[test]
+fn paths_that_make_no_tree_are_told_of() {
+    for (paths, path, problem) in [
+        (&[][..], &[][..], "none"),
+        (&[&[0][..], &[][..]], &[], "empty"),
+        (&[&[0], &[0, 0], &[0]], &[0], "twice"),
+        (&[&[0], &[1, 0]], &[1, 0], "not there"),
+        (&[&[1]], &[1], "rank before it"),
+        (&[&[0], &[0, 1]], &[0, 1], "rank before it"),
+    ] {
+        let Err(TheoryError::TreePaths { path: found, problem: told }) = of_paths(paths) else {
+            panic!("refused")
+        };
+        assert_eq!(found, path);
+        assert!(told.contains(problem), "{told}");
+    }
+    let many: Vec<Vec<u8>> = (0..65).map(|rank| vec![rank]).collect();
+    assert!(TreeShape::of_paths(&many).is_err() && TreeShape::of_paths(&many[..64]).is_ok());
+}
+
+#[test]
+fn a_static_tree_is_what_its_paths_say_as_deep_as_the_chain_goes() {
+    let draws = &mut SeededDraws::new(1, &["tree"]);
+    // 1 is most probable, then 3, then 0.
+    let token = |rank: u8| [1, 3, 0][usize::from(rank)];
+    let listed: [&[u8]; 7] = [&[0], &[1], &[2], &[0, 0], &[0, 1], &[1, 0], &[1, 0, 0]];
+    let shape = of_paths(&listed).expect("a tree");
+    for chain_len in 1..=5 {
+        let (proposal, num_read) = grown(shape, &PROBS, chain_len, &Decoding::GREEDY, draws);
+        let mut found = paths(&proposal);
+        found.sort();
+        let within = listed.iter().filter(|path| path.len() <= chain_len);
+        let mut expected: Vec<Vec<u32>> =
+            within.map(|path| path.iter().map(|rank| token(*rank)).collect()).collect();
+        // The chain goes on where the paths end.
+        expected.extend((3..=chain_len).map(|depth| vec![1; depth]));
+        expected.sort();
+        assert_eq!(found, expected);
+        // Those that have children, and the chain's: 1 and 3, then 1 1 and 3 1, then the chain alone.
+        assert_eq!(num_read, [0, 2, 4, 5, 6][chain_len - 1]);
     }
 }
 

@@ -14,7 +14,7 @@ use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
 use draftsmith_decode::{Drafters, Generation, RoundTokens, decode_plain, decode_speculative};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
+use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
@@ -22,15 +22,20 @@ use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::ends::EndArguments;
+use crate::exports::cascades::Cascades;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
+use crate::recipe::CascadeRecipe;
 use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]))]
+#[command(
+    group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]),
+    group = ArgGroup::new("looks_up").args(["prompt_lookup", "cascade"])
+)]
 pub(crate) struct GenerateArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
     #[arg(long, value_name = "MODEL")]
@@ -63,12 +68,25 @@ pub(crate) struct GenerateArguments {
         conflicts_with_all = ["prompt_lookup", "tree"]
     )]
     lookup_first: Option<LookupFirst>,
-    /// With prompt lookup: the table of bigrams that goes on where the text says nothing, a
-    /// `bigrams.safetensors` of `train-bigram`.
-    #[arg(long, value_name = "FILE", requires = "prompt_lookup")]
+    /// Put drafters together, in the words of a recipe's `[[evaluate.cascades]]`:
+    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. Rounds are as long as the
+    /// matrix says.
+    #[arg(
+        long,
+        value_name = "KEYS",
+        conflicts_with_all = ["lookup_first", "tree", "threshold", "candidate_length"]
+    )]
+    cascade: Option<CascadeRecipe>,
+    /// A second, smaller draft for a cascade.
+    #[arg(long, value_name = "MODEL", requires = "cascade")]
+    small_draft: Option<PathBuf>,
+    /// With prompt lookup, alone or in a cascade: the table of bigrams that goes on where the text
+    /// says nothing, a `bigrams.safetensors` of `train-bigram`.
+    #[arg(long, value_name = "FILE", requires = "looks_up")]
     bigrams: Option<PathBuf>,
     /// Propose trees of candidates: `3-2x4x12` has three children behind the text and two behind each
-    /// node, of which a draft forward reads four, and twelve nodes at most beside the chain. With
+    /// node, of which a draft forward reads four, and twelve nodes at most beside the chain; `3-2.0.1`
+    /// has two behind the first of three, one behind the last, and nothing else. With
     /// `-drawn` behind it, children of sampled text are drawn without replacement; with `-head`, the
     /// predictions of a head that looks ahead say which are worth most.
     #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
@@ -166,11 +184,12 @@ fn generate(
             );
         }
     }
-    let rule = rule::asked_for(arguments)?;
+    let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
     let workspace =
         Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?
+            .with_small_draft(arguments.small_draft.as_deref())?
             .ending(arguments.ends.ends())
             .computing_in(dtype);
     let pair = workspace.pair()?;
@@ -183,17 +202,25 @@ fn generate(
     }
     let draft_tokens = arguments.draft_vocabulary.as_deref();
     let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
-    let lookup = arguments
-        .prompt_lookup
-        .then(|| Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace));
+    let read_lookup =
+        || Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace);
+    let lookup = arguments.prompt_lookup.then(read_lookup);
     let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades: None };
+    let cascades = match &arguments.cascade {
+        None => None,
+        Some(cascade) => {
+            check_named(cascade, arguments, &adapters)?;
+            let asked = (std::slice::from_ref(cascade), &[][..]);
+            Cascades::read(asked, read_lookup, head.as_ref(), &adapters, &workspace)?
+        }
+    };
+    let exports = Exports { head, draft_tokens, adapters, lookup, cascades };
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let (mut rule, tuned_first) = match rule {
         Some(rule) => (rule, None),
         None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
     };
-    // An adapter, or prompt lookup, serves instead of a draft.
+    // An adapter, prompt lookup, or a cascade serves instead of a draft.
     let drafter = drafters_of(pair, &exports).pop();
     let speculative = drafter.is_some();
     let prompt_ids = if arguments.raw {
@@ -289,6 +316,29 @@ fn generate(
     }
     console.note(summary(&generation, seconds, speculative));
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Checks that the drafters of a cascade were given.
+fn check_named(
+    cascade: &CascadeRecipe,
+    arguments: &GenerateArguments,
+    adapters: &[AdapterExport],
+) -> Result<()> {
+    for id in &cascade.drafters {
+        let (is_given, flag) = match id {
+            DrafterId::Draft => (arguments.draft.is_some(), "--draft"),
+            DrafterId::SmallDraft => (arguments.small_draft.is_some(), "--small-draft"),
+            id => {
+                let exit = id.exit_layer();
+                let is_it = |it: &AdapterExport| Some(it.config.exit_layer) == exit;
+                (exit.is_none() || adapters.iter().any(is_it), "--adapter")
+            }
+        };
+        if !is_given {
+            bail!("flag `--cascade` has the drafter `{id}`; hint: give it with `{flag}`");
+        }
+    }
+    Ok(())
 }
 
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {

@@ -10,7 +10,7 @@ use draftsmith_theory::{DrafterId, LookupFirst};
 use super::lookup::Lookup;
 use super::models::check_models;
 use super::{AdapterExport, HeadExport};
-use crate::recipe::{CascadeRecipe, ChainRuleRecipe, EvaluateRecipe, MergedRecipe};
+use crate::recipe::{CascadeRecipe, ChainRuleRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
 /// Cascades, and merged drafts, each numbered from 1 on.
@@ -24,30 +24,28 @@ pub(crate) struct Cascades {
 }
 
 impl Cascades {
-    /// Those of a recipe, if it has any. `lookup` is the recipe's prompt lookup, `head` its draft's.
+    /// Those that are asked for, if any are. `lookup` is the prompt lookup behind them, `head` the
+    /// draft's.
     ///
     /// # Errors
     /// If one names a drafter that is not there, or the small draft cannot be read or is of another
     /// tokenizer.
-    pub(super) fn read(
-        evaluate: &EvaluateRecipe,
-        lookup: Option<&Lookup>,
+    pub(crate) fn read(
+        (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
+        lookup: impl FnOnce() -> Result<Lookup>,
         head: Option<&HeadExport>,
         adapters: &[AdapterExport],
         workspace: &Workspace,
     ) -> Result<Option<Self>> {
-        let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
-        let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
+        let of_cascades = cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
+        let of_merged = merged.iter().map(|it| ("evaluate.merged", &it.drafters));
         let drafters = of_cascades.chain(of_merged);
         let named: Vec<(&str, DrafterId)> =
             drafters.flat_map(|(key, ids)| ids.iter().map(move |id| (key, *id))).collect();
         if named.is_empty() {
             return Ok(None);
         }
-        let lookup = match lookup {
-            Some(lookup) => lookup.clone(),
-            None => Lookup::of_recipe(evaluate, workspace)?,
-        };
+        let lookup = lookup()?;
         let names = |wanted: DrafterId| named.iter().find(|(_, id)| *id == wanted);
         let small_draft = match names(DrafterId::SmallDraft) {
             Some(_) => Some(workspace.small_draft()?),
@@ -77,7 +75,7 @@ impl Cascades {
             }),
         };
         let mut heads = Vec::new();
-        for (nth, cascade) in evaluate.cascades.iter().enumerate() {
+        for (nth, cascade) in cascades.iter().enumerate() {
             for rule in &cascade.rules {
                 let drafters = cascade.drafters_of(rule);
                 match (&rule.head, &drafters[..]) {
@@ -98,10 +96,9 @@ impl Cascades {
                 }
             }
         }
-        let all = evaluate.cascades.iter();
-        let all = all.map(|cascade| Ok((cascade.drafters.clone(), cascade.config()?)));
+        let all = cascades.iter().map(|cascade| Ok((cascade.drafters.clone(), cascade.config()?)));
         let small_draft = small_draft.cloned();
-        let merged = evaluate.merged.iter().map(|it| (it.drafters.clone(), it.lookup)).collect();
+        let merged = merged.iter().map(|it| (it.drafters.clone(), it.lookup)).collect();
         Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, small_draft, lookup }))
     }
 

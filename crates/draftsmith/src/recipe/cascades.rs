@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
@@ -11,7 +12,7 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::cascade_lengths::Lengths;
-use super::checks::require;
+use super::checks::{require, toml_error};
 use super::data::one;
 use crate::results::DecodingName;
 
@@ -127,8 +128,9 @@ impl CascadeRecipe {
         longest
     }
 
-    pub(super) fn check(&self) -> Result<()> {
-        let (key, drafters) = ("evaluate.cascades", &self.drafters);
+    /// Checks what `key` says.
+    pub(super) fn check(&self, key: &str) -> Result<()> {
+        let drafters = &self.drafters;
         let is_one =
             |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. } | DrafterId::Merged { .. });
         require(
@@ -242,6 +244,28 @@ impl CascadeRecipe {
     }
 }
 
+/// The keys of the table on one line, as a flag has them.
+impl FromStr for CascadeRecipe {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Line {
+            cascade: CascadeRecipe,
+        }
+        let line = toml::from_str(&format!("cascade = {{ {text} }}")).map_err(|e| toml_error(&e));
+        let Line { cascade } = line?;
+        cascade.check("--cascade")?;
+        if cascade.lengths.is_tuned() {
+            bail!(
+                "`lengths = \"tuned\"` is a recipe's, whose `tune` finds them; hint: give the matrix, \
+                 which is in `checkpoints/NAME/tuning/cascades.json`"
+            );
+        }
+        Ok(cascade)
+    }
+}
+
 /// As results and the report describe it.
 impl fmt::Display for CascadeRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -276,7 +300,7 @@ mod tests {
     fn the_longest_round_counts_what_a_last_step_lets_stand() {
         let longest = |names: &str, lengths: &str| {
             let cascade = read(&format!("drafters = {names}\nlengths = {lengths}"));
-            cascade.check().expect("a cascade");
+            cascade.check("evaluate.cascades").expect("a cascade");
             cascade.longest(DecodingName::Greedy)
         };
         let two = "['draft', 'max_gram']";
@@ -342,8 +366,25 @@ mod tests {
                 "two rules",
             ),
         ] {
-            let message = format!("{:#}", read(keys).check().expect_err("refused"));
+            let message =
+                format!("{:#}", read(keys).check("evaluate.cascades").expect_err("refused"));
             assert!(message.contains("`evaluate.cascades`"), "{message}");
+            assert!(message.contains(problem), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_flag_has_the_keys_on_one_line() {
+        let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
+        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
+        assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
+        for (keys, problem) in [
+            ("drafters = ['draft']", "lengths"),
+            ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),
+            ("drafters = ['draft', 'max_gram'], lengths = 'tuned'", "cascades.json"),
+            ("draft, max_gram", "cascade"),
+        ] {
+            let message = format!("{:#}", keys.parse::<CascadeRecipe>().expect_err("refused"));
             assert!(message.contains(problem), "{message}");
         }
     }

@@ -153,7 +153,7 @@ impl EvaluateRecipe {
         self.stop_rules.check()?;
         self.trees.iter().try_for_each(TreesRecipe::check)?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
-        self.cascades.iter().try_for_each(CascadeRecipe::check)?;
+        self.cascades.iter().try_for_each(|cascade| cascade.check("evaluate.cascades"))?;
         self.merged.iter().try_for_each(MergedRecipe::check)?;
         Bounds::new(1, self.max_self_draft_length)
             .context("key `evaluate.max_self_draft_length`")?;

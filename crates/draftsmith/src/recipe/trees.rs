@@ -30,3 +30,30 @@ fn default_shapes() -> Vec<TreeShape> {
     };
     vec![shape(2, 1, 4), shape(3, 2, 8)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<TreesRecipe, toml::de::Error> {
+        toml::from_str(&format!("shapes = {text}"))
+    }
+
+    #[test]
+    fn shapes_are_texts_or_lists_of_paths() {
+        let read_back = read("['2x1x4', [[0], [1], [0, 0], [0, 1], [1, 0]], '2-1-drawn']");
+        let TreesRecipe { shapes } = read_back.expect("shapes");
+        let texts: Vec<String> = shapes.iter().map(TreeShape::to_string).collect();
+        assert_eq!(texts, ["2x1x4", "2-2.1", "2-1-drawn"]);
+        for (text, told) in [
+            ("[[[0], [2]]]", "[2]"),
+            ("[[[0], [1, 0]]]", "is not there"),
+            ("[[]]", "of none"),
+            ("['2-1.1.1']", "`2-1.1.1`"),
+            ("[3]", "paths, such as"),
+        ] {
+            let message = read(text).expect_err("refused").to_string();
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

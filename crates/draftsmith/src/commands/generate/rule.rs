@@ -17,7 +17,14 @@ use crate::results::DecodingName;
 ///
 /// # Errors
 /// If a flag makes no sense.
-pub(super) fn asked_for(arguments: &GenerateArguments) -> Result<Option<Box<dyn StopRule>>> {
+pub(super) fn asked_for(
+    arguments: &GenerateArguments,
+    decoding: DecodingName,
+) -> Result<Option<Box<dyn StopRule>>> {
+    if let Some(cascade) = &arguments.cascade {
+        let longest = FixedLengthConfig { candidate_length: cascade.longest(decoding) };
+        return Ok(Some(StopRuleConfig::FixedLength(longest).init()?));
+    }
     let bounds = |most: usize| {
         Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
             .context("flag `--max-candidate-length`")
