@@ -76,7 +76,7 @@ fn adapters_that_do_not_belong_are_refused() {
     place.run(&["build-data", "road.toml"]).ok();
     place.run(&["evaluate", "road.toml"]).fails_naming(&["adapter/exit-1", "train-adapter"]);
     let exits = |layers: &str| format!("adapter.exit_layer={layers}");
-    for layers in ["0", "8", "[2, 9]", "[]", "[2, 2]"] {
+    for layers in ["-1", "8", "[2, 9]", "[]", "[2, 2]"] {
         place.run(&["train-adapter", "road.toml", "--set", &exits(layers)]).fails_naming(&["exit"]);
     }
     place

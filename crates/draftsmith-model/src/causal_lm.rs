@@ -574,7 +574,8 @@ impl CausalLm {
             Weights::Packed(packed) => {
                 let (shape, device) = (hidden.dims(), hidden.device());
                 let mut x = packed::values(hidden);
-                packed.run_sequences(layers, &mut x, wanted);
+                let are_last = layers.end == self.shape().num_layers;
+                packed.run_sequences(layers, &mut x, wanted, are_last);
                 packed::tensor(x, shape, &device)
             }
         }

@@ -193,15 +193,16 @@ impl PackedModel {
     }
 
     /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
-    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at).
+    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at). `are_last`: whether no layer of
+    /// the model is behind them, here or elsewhere.
     pub(super) fn run_sequences(
         &self,
         layers: Range<usize>,
         x: &mut [f32],
         wanted: &[Range<usize>],
+        are_last: bool,
     ) {
         let Weights { layers: all, reaches, .. } = &*self.weights;
-        let are_last = layers.end == all.len();
         packed::forward_sequences(&all[layers], x, wanted, are_last, reaches);
     }
 }

@@ -129,7 +129,9 @@ fn sampled_adapters_are_trained_recorded_and_tuned_too() {
     let (weights, _, tuned, replayed) = trained(&recipe);
     assert_eq!(weights.len(), 2);
     assert_eq!(tuned.as_array().map(Vec::len), Some(2), "{tuned}");
-    assert!(replayed["groups"].as_array().is_some_and(|groups| groups.len() == 2));
+    let groups = replayed["groups"].as_array().expect("a list");
+    let has_rows = |group: &Value| group["rows"].as_array().is_some_and(|rows| rows.len() > 2);
+    assert!(!groups.is_empty() && groups.iter().all(has_rows), "{replayed}");
 }
 
 #[test]
