@@ -93,6 +93,11 @@ impl<'a> Judging<'a> {
         Ok(judging)
     }
 
+    /// One behind the other, as estimates have them.
+    pub(crate) fn folds(&self) -> &[Fold<'a>] {
+        &self.folds
+    }
+
     /// What the target alone takes.
     pub(crate) fn plain(&self) -> &[Spending] {
         &self.plain

@@ -112,39 +112,58 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     });
     let exits: Vec<Exit> = exits.collect::<Result<_>>()?;
     let judged = exits.iter().map(|exit| exit.judge(surveyor.seed)).collect::<Result<Vec<_>>>()?;
-    let (best_exit_layer, best) = best_of(&exits, surveyor.seed)?;
-    let best_exit = judged.iter().find(|exit| exit.exit_layer == best_exit_layer);
+    let (best, promise) = best_of(&judged)?;
+    let best_exit_layer = best.exit.read_out.exit_layer;
+    let surveyed = judged.iter().map(|exit| exit.told(surveyor.seed));
+    let surveyed = surveyed.collect::<Result<Vec<_>>>()?;
+    let best_exit = surveyed.iter().find(|exit| exit.exit_layer == best_exit_layer);
     let best_exit = best_exit.context("the best exit is one of them")?;
     // Look-ups are the same beside every exit.
     let first = exits.first().context("there is an exit")?;
     let look_ups = LookUps::of(&first.halves, &first.costs, surveyor.seed)?;
-    let verdict = of_target(best_exit_layer, &best, best_exit.accepted, best_exit.break_even)
+    let verdict = of_target(best_exit_layer, &promise, best_exit.accepted, best_exit.break_even)
         .beside_look_ups(look_ups.look_ups, look_ups.speedup);
     Ok(TargetSurvey {
         cost_source,
         verify_seconds: (1..=MAX_LENGTH + 1).map(|rows| base.rounds.verify_seconds(rows)).collect(),
         best_exit_layer,
         verdict,
-        best,
+        best: promise,
         look_ups,
-        exits: judged,
+        exits: surveyed,
     })
 }
 
+/// An exit with the rules that were chosen for it.
+struct JudgedExit<'a> {
+    exit: &'a Exit,
+    /// Each half is judged by what the other chose.
+    judging: Judging<'a>,
+    /// The best rule on all answers.
+    choice: Choice,
+}
+
 impl Exit {
-    /// What each half is judged by: what the other chose.
-    fn folds(&self) -> Result<[Fold<'_>; 2]> {
+    fn judge(&self, seed: u64) -> Result<JudgedExit<'_>> {
         let [one, other] = &self.halves;
-        Ok([
+        let folds = vec![
             Fold::new(other, one, &self.costs, best_unread)?,
             Fold::new(one, other, &self.costs, best_unread)?,
-        ])
+        ];
+        Ok(JudgedExit {
+            exit: self,
+            judging: Judging::new(folds, &self.costs, seed)?,
+            choice: cheapest(&best_unread(&self.all, &self.costs)?)?.clone(),
+        })
     }
+}
 
-    fn judge(&self, seed: u64) -> Result<ExitSurvey> {
-        let judging = Judging::new(self.folds()?.into(), &self.costs, seed)?;
-        let speedup = judging.speedup(&judging.best(|_| true)?);
-        let verify = |rows| self.costs.rounds.verify_seconds(rows);
+impl JudgedExit<'_> {
+    /// As it is shown.
+    fn told(&self, seed: u64) -> Result<ExitSurvey> {
+        let Exit { read_out, costs, draft_share, .. } = self.exit;
+        let speedup = self.judging.speedup(&self.judging.best(|_| true)?);
+        let verify = |rows| costs.rounds.verify_seconds(rows);
         let share = |of: &[Vec<bool>]| -> Estimate {
             let share = |some: &[usize]| {
                 let answers = || some.iter().map(|nth| &of[*nth]);
@@ -154,29 +173,24 @@ impl Exit {
             shown_interval(of.len(), seed, share).into()
         };
         Ok(ExitSurvey {
-            exit_layer: self.read_out.exit_layer,
-            draft_share: self.draft_share,
-            break_even: self.draft_share + verify(2) / verify(1) - 1.0,
-            agreement: share(&self.read_out.agrees),
-            accepted: share(&self.read_out.accepted),
-            setting: label(&self.choice()?),
+            exit_layer: read_out.exit_layer,
+            draft_share: *draft_share,
+            break_even: draft_share + verify(2) / verify(1) - 1.0,
+            agreement: share(&read_out.agrees),
+            accepted: share(&read_out.accepted),
+            setting: label(&self.choice),
             speedup,
         })
-    }
-
-    /// The best rule on all answers.
-    fn choice(&self) -> Result<Choice> {
-        Ok(cheapest(&best_unread(&self.all, &self.costs)?)?.clone())
     }
 }
 
 /// The exit that is best, and what to expect of it: each half is judged by the exit and the rule that
 /// are best on the other.
-fn best_of(exits: &[Exit], seed: u64) -> Result<(usize, Promise)> {
+fn best_of<'a, 'b>(exits: &'b [JudgedExit<'a>]) -> Result<(&'b JudgedExit<'a>, Promise)> {
     let mut own: [Vec<Spending>; 2] = Default::default();
     let mut least = [f64::INFINITY; 2];
-    for exit in exits {
-        for (half, fold) in exit.folds()?.iter().enumerate() {
+    for JudgedExit { exit, judging, .. } in exits {
+        for (half, fold) in judging.folds().iter().enumerate() {
             let (choice, spent) = fold.best(&exit.costs, |_| true)?;
             if choice.seconds_per_token < least[half] {
                 (least[half], own[half]) = (choice.seconds_per_token, spent);
@@ -185,20 +199,23 @@ fn best_of(exits: &[Exit], seed: u64) -> Result<(usize, Promise)> {
     }
     // The target alone takes the same beside every exit.
     let first = exits.first().context("there is an exit")?;
-    let judging = Judging::new(first.folds()?.into(), &first.costs, seed)?;
-    let speedup = judging.speedup(&own.concat());
-    let mut best: Option<(f64, &Exit, Choice)> = None;
-    for exit in exits {
-        let choice = exit.choice()?;
+    let speedup = first.judging.speedup(&own.concat());
+    let seconds = |judged: &JudgedExit<'_>| -> Result<f64> {
+        let JudgedExit { exit, choice, .. } = judged;
         let spent = exit.all.replay(&choice.config, &exit.costs.of_rule(&choice.config))?;
-        let seconds = seconds_per_token(&spent);
-        if best.as_ref().is_none_or(|(least, ..)| seconds < *least) {
-            best = Some((seconds, exit, choice));
+        Ok(seconds_per_token(&spent))
+    };
+    let mut best = (seconds(first)?, first);
+    for judged in &exits[1..] {
+        let seconds = seconds(judged)?;
+        if seconds < best.0 {
+            best = (seconds, judged);
         }
     }
-    let (_, exit, choice) = best.context("there is an exit")?;
-    let promise = Promise { setting: label(&choice), config: choice.config, speedup };
-    Ok((exit.read_out.exit_layer, promise))
+    let (_, judged) = best;
+    let choice = &judged.choice;
+    let promise = Promise { setting: label(choice), config: choice.config.clone(), speedup };
+    Ok((judged, promise))
 }
 
 fn label(choice: &Choice) -> String {
