@@ -1,6 +1,8 @@
 //! A target of which the first layers are here, and of whose rest nothing is known but what it answered:
 //! enough to record a self-draft along the answers.
 
+use std::ops::Range;
+
 use draftsmith_model::{CausalLm, Rows};
 
 use crate::error::DecodeError;
@@ -21,7 +23,7 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
     /// A target whose first layers, `exit_layer` of them at least, are in `layers`.
     ///
     /// # Panics
-    /// Unless there are layers on both sides of the exit.
+    /// Unless there is a layer behind the exit.
     pub fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");
@@ -56,6 +58,15 @@ impl Target for ServedTarget<'_, '_> {
     /// If anything is proposed, or a sequence is not its answer so far.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         self.answers.verify(batch)
+    }
+
+    fn logits_along(
+        &mut self,
+        slot: usize,
+        text: &[u32],
+        lens: Range<usize>,
+    ) -> Result<Logits, DecodeError> {
+        self.answers.logits_along(slot, text, lens)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {

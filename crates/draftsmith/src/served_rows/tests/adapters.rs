@@ -124,14 +124,16 @@ fn sampled_adapters_are_trained_recorded_and_tuned_too() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
-    let recipe = of_adapter(dir.path(), "sampled", &target, &server(&loopback, ""), WITH_HEAD);
-    built(&recipe);
-    let (weights, _, tuned, replayed) = trained(&recipe);
-    assert_eq!(weights.len(), 2);
-    assert_eq!(tuned.as_array().map(Vec::len), Some(2), "{tuned}");
-    let groups = replayed["groups"].as_array().expect("a list");
-    let has_rows = |group: &Value| group["rows"].as_array().is_some_and(|rows| rows.len() > 2);
-    assert!(!groups.is_empty() && groups.iter().all(has_rows), "{replayed}");
+    for (name, more) in [("alone", ""), ("head", WITH_HEAD)] {
+        let recipe = of_adapter(dir.path(), name, &target, &server(&loopback, ""), more);
+        built(&recipe);
+        let (weights, _, tuned, replayed) = trained(&recipe);
+        assert_eq!(weights.len(), 1 + usize::from(!more.is_empty()));
+        assert_eq!(tuned.as_array().map(Vec::len), Some(2), "{tuned}");
+        let groups = replayed["groups"].as_array().expect("a list");
+        let has_rows = |group: &Value| group["rows"].as_array().is_some_and(|rows| rows.len() > 2);
+        assert!(!groups.is_empty() && groups.iter().all(has_rows), "{replayed}");
+    }
 }
 
 #[test]
