@@ -97,9 +97,9 @@ def ordinary_tokens(num_tokens):
     return [270 + i * 37 % 300 for i in range(num_tokens)]
 
 
-def read_prompts(path, num_prompts):
-    """The ids of the first prompts of a file, through the chat template: tensors `[1, seq]`."""
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+def read_prompts(path, num_prompts, model="target"):
+    """The ids of the first prompts of a file, through a model's chat template: tensors `[1, seq]`."""
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / model)
     with open(path) as file:
         records = [json.loads(line) for line, _ in zip(file, range(num_prompts))]
     prompts = []

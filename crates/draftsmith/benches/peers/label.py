@@ -7,9 +7,9 @@ import tempfile
 import torch
 from common import RECIPE, ROOT, arguments, load, read_prompts, serve
 
-args = arguments(num_prompts=32)
-prompts = read_prompts(ROOT / RECIPE["data"]["prompts"][0], args.num_prompts)
-target, draft = load("target"), load("draft")
+args = arguments(num_prompts=32, model="target", draft="draft")
+prompts = read_prompts(ROOT / RECIPE["data"]["prompts"][0], args.num_prompts, args.model)
+target, draft = load(args.model), load(args.draft)
 torch.manual_seed(RECIPE["seed"])
 
 

@@ -39,6 +39,8 @@ const EXIT_LAYER: usize = 2;
 const NUM_PROMPTS: usize = 12;
 /// Prompts to label: what both can do in seconds, and not too few for two threads to share.
 const NUM_LABEL_PROMPTS: usize = 24;
+/// The same with models of the user's: as many as one forward serves.
+const NUM_MODEL_LABEL_PROMPTS: usize = 16;
 /// Tokens of the long prompt that a model of the user's reads, of the short one that it decodes
 /// behind, and those that it decodes.
 const PROMPT_LEN: usize = 1000;
@@ -62,6 +64,9 @@ struct Arguments {
     /// works on the embedded pair.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// A draft for it, of the same tokenizer: responses are labelled with both, and nothing is trained.
+    #[arg(long, value_name = "DIR", requires = "model")]
+    draft: Option<PathBuf>,
     /// The same weights for llama.cpp to decode with; the Python needs `llama-cpp-python`.
     #[arg(long, value_name = "FILE", requires = "model")]
     gguf: Option<PathBuf>,
@@ -137,17 +142,29 @@ fn main() -> Result<()> {
     let rows = rayon::scope(|_| match &arguments.model {
         Some(dir) => {
             let model = CausalLm::from_model_dir(dir, &Device::flex())?;
-            let ours = [HEAD_TRAINING, ADAPTER_TRAINING]
+            let draft = arguments.draft.as_deref();
+            let (names, num_rows): (&[&str], _) = match draft {
+                Some(_) => (&[LABELLING], NUM_MODEL_LABEL_PROMPTS),
+                None => (&[HEAD_TRAINING, ADAPTER_TRAINING], NUM_MODEL_ROWS),
+            };
+            let ours = names
                 .iter()
                 .any(|name| name.contains(&arguments.only))
                 .then(|| {
-                    eprintln!("peers: building the data to train on");
-                    Ours::prepare(Models::Own(dir), NUM_MODEL_ROWS)
+                    eprintln!("peers: building data");
+                    Ours::prepare(Models::Own { target: dir, draft }, num_rows)
                 })
                 .transpose()?;
             let mut works = works_on(&model, dir, arguments.gguf.as_deref());
-            if let Some(ours) = &ours {
-                works.extend(trainings(ours, Some(dir), NUM_MODEL_ROWS, 1.2)?);
+            match (&ours, draft) {
+                (Some(ours), Some(draft)) => {
+                    let models = [("model", dir), ("draft", draft)];
+                    works.push(labelling(ours, NUM_MODEL_LABEL_PROMPTS, &models));
+                }
+                (Some(ours), None) => {
+                    works.extend(trainings(ours, Some(dir), NUM_MODEL_ROWS, 1.2)?);
+                }
+                (None, _) => {}
             }
             compare_all(works, &arguments, python)
         }
@@ -245,16 +262,26 @@ fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
             script: "decode.py",
             flags: assisted,
         },
-        Work {
-            name: "labelled responses",
-            bar: 4.0,
-            ours: Box::new(|| ours.label(NUM_LABEL_PROMPTS)),
-            script: "label.py",
-            flags: flags(&[("num-prompts", NUM_LABEL_PROMPTS.to_string())]),
-        },
+        labelling(ours, NUM_LABEL_PROMPTS, &[]),
     ];
     works.extend(trainings(ours, None, NUM_ADAPTER_ROWS, 1.0)?);
     Ok(works)
+}
+
+const LABELLING: &str = "labelled responses";
+
+/// Responses to the first prompts with their labels, of the embedded pair or of the models in some
+/// directories.
+fn labelling<'a>(ours: &'a Ours, num_prompts: usize, models: &[(&str, &Path)]) -> Work<'a> {
+    let dirs = models.iter().map(|(name, dir)| (*name, dir.display().to_string()));
+    let all = std::iter::once(("num-prompts", num_prompts.to_string())).chain(dirs);
+    Work {
+        name: LABELLING,
+        bar: 4.0,
+        ours: Box::new(move || ours.label(num_prompts)),
+        script: "label.py",
+        flags: flags(&all.collect::<Vec<_>>()),
+    }
 }
 
 const HEAD_TRAINING: &str = "head training";

@@ -33,8 +33,8 @@ const VALIDATION_FRACTION: f64 = 0.05;
 pub(crate) enum Models<'a> {
     /// The embedded pair, with prompts to answer and all the recipe's data.
     Embedded,
-    /// A model that is its own draft, with a row for each of the first prompts.
-    Own(&'a Path),
+    /// A model, and its draft or itself for one, with a row for each of the first prompts.
+    Own { target: &'a Path, draft: Option<&'a Path> },
 }
 
 /// A pair, prompts to answer and rows to train on.
@@ -69,12 +69,14 @@ impl Ours {
         let embedded = root.join("checkpoints/tiny");
         let (target_dir, draft_dir) = match models {
             Models::Embedded => (embedded.join("target"), embedded.join("draft")),
-            Models::Own(dir) => (dir.canonicalize()?, dir.canonicalize()?),
+            Models::Own { target, draft } => {
+                (target.canonicalize()?, draft.unwrap_or(target).canonicalize()?)
+            }
         };
         let target = CausalLm::from_model_dir(&target_dir, &Device::flex())?;
         let draft = match models {
-            Models::Embedded => CausalLm::from_model_dir(&draft_dir, &Device::flex())?,
-            Models::Own(_) => target.clone(),
+            Models::Own { draft: None, .. } => target.clone(),
+            _ => CausalLm::from_model_dir(&draft_dir, &Device::flex())?,
         };
         let evaluate = recipe.get("evaluate").context("the recipe has `[evaluate]`")?;
         let eos_token_ids = target.shape().eos_token_ids.clone();
@@ -100,7 +102,7 @@ impl Ours {
             rows,
             scratch,
         };
-        let num_rows = matches!(models, Models::Own(_)).then_some(num_prompts);
+        let num_rows = matches!(models, Models::Own { .. }).then_some(num_prompts);
         let (built, _) = ours.build_data(num_rows)?;
         ours.rows = read_dir(&built.data_dir, Incomplete::Refused)?.rows;
         ours.data_dir = built.data_dir;
