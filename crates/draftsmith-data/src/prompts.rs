@@ -10,6 +10,7 @@ mod content;
 mod file;
 mod forms;
 mod given_tokens;
+mod problem;
 mod record;
 mod table;
 
@@ -18,8 +19,8 @@ use std::path::{Path, PathBuf};
 pub use self::choice::{LengthBounds, SourceWeight};
 pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
-use self::forms::Problem;
 pub use self::given_tokens::GivenTokens;
+use self::problem::Problem;
 use self::record::Record;
 use crate::chat_template::Message;
 use crate::error::DataError;

@@ -1,12 +1,10 @@
 //! What the keys of a prompt record mean, form by form.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
-use crate::error::{DataError, Place};
+use super::problem::{Problem, kind};
 
 /// What a record says, before it has an id.
 #[derive(Debug)]
@@ -14,29 +12,6 @@ pub(super) struct Content {
     pub(super) category: Option<String>,
     pub(super) turns: Vec<Turn>,
     pub(super) system: Option<String>,
-}
-
-/// What is wrong with a record, before its place is known.
-#[derive(Debug)]
-pub(super) enum Problem {
-    /// In no known form; what was found.
-    Unknown(String),
-    /// A key's value cannot be used.
-    Key { key: String, problem: String },
-}
-
-impl Problem {
-    pub(super) fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Key { key: key.into(), problem: problem.into() }
-    }
-
-    pub(super) fn at(self, path: &Path, place: Place) -> DataError {
-        let path = path.to_path_buf();
-        match self {
-            Self::Unknown(found) => DataError::UnknownRecord { path, place, found },
-            Self::Key { key, problem } => DataError::BadRecord { path, place, key, problem },
-        }
-    }
 }
 
 /// Whose text a message is.
@@ -282,17 +257,6 @@ fn non_empty(text: String, key: &str) -> Result<String, Problem> {
         return Err(Problem::key(key, "is empty: a user text is needed"));
     }
     Ok(text)
-}
-
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
 }
 
 fn list_keys(record: &Map<String, Value>) -> String {
