@@ -30,14 +30,15 @@ pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Writt
         add_keys(&dir.path().join("generation_config.json"), keys)?;
     }
     dir.finish()?;
+    let num_layers = model.shape().num_layers;
+    let whose = match config.exit_layer {
+        0 => "all of the adapter".to_owned(),
+        first => format!("the target's first {first} and {} of the adapter", num_layers - first),
+    };
+    let num_parameters = model.config().num_parameters();
     Ok(Written {
         what: format!(
-            "a draft model of {} layers, the target's first {} and {} of the adapter, with {} \
-             parameters",
-            model.shape().num_layers,
-            config.exit_layer,
-            model.shape().num_layers - config.exit_layer,
-            model.config().num_parameters()
+            "a draft model of {num_layers} layers, {whose}, with {num_parameters} parameters"
         ),
         ignored: ignored(source, config, tuned.as_ref()),
         commands: commands(out, tuned.as_ref()),
