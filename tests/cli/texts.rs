@@ -88,7 +88,7 @@ fn errors() {
             &["build-data", "small.toml", "--strict", "--set", "data.prompts=['odd.jsonl']"],
         ),
         small("build-data", "models.target=nowhere"),
-        small("train-adapter", "adapter.exit_layer=0"),
+        small("train-adapter", "adapter.exit_layer=[2, 2]"),
         told(&place, &["check", "nowhere"]),
         told(&place, &["check", &draft]),
         told(&place, &["inspect", "notes.txt"]),

@@ -158,7 +158,7 @@ fn main() -> Result<()> {
             let mut works = works_on(&model, dir, arguments.gguf.as_deref());
             match (&ours, draft) {
                 (Some(ours), Some(draft)) => {
-                    let models = [("model", dir), ("draft", draft)];
+                    let models = [("model", dir.as_path()), ("draft", draft)];
                     works.push(labelling(ours, NUM_MODEL_LABEL_PROMPTS, &models));
                 }
                 (Some(ours), None) => {
