@@ -53,7 +53,7 @@ pub(crate) fn answer(bytes: &[u8]) -> Result<()> {
     if let Ok(Completion { tokens: Tokens::Ids(ids), known: Some(known), .. }) = &sampled {
         check_probs(ids, known.clone());
     }
-    greedy.and(sampled).map(drop).map_err(|problem| anyhow!(problem))
+    greedy.or(sampled).map(drop).map_err(|problem| anyhow!(problem))
 }
 
 /// Makes distributions of what is known, as labels do.
