@@ -6,7 +6,7 @@
 //! over arrays of [`STRANDS`] numbers: the closure of an iterator's `fold` or `map`, and what `zip`
 //! calls, may be compiled on their own, without those instructions.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use pulp::Arch;
 
 /// Sums that run side by side, so that they vectorise.
@@ -28,12 +28,14 @@ pub fn reach(device: &Device) -> bool {
     fuses && *device == Device::flex() && !device.is_autodiff()
 }
 
-/// The values of a tensor in host memory, row by row; without a copy where nobody else holds them.
+/// The values of a tensor in host memory, row by row, whatever it is computed in; without a copy where
+/// they are f32 on the CPU and nobody else holds them.
 ///
 /// # Panics
-/// If the tensor is not one of f32 on the CPU.
+/// If the device cannot deliver them.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().expect("tensors on the CPU are f32")
+    let data = tensor.cast(FloatDType::F32).into_data();
+    data.try_into_vec().expect("it was cast to f32")
 }
 
 /// A tensor of values in host memory.

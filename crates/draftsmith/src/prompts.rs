@@ -1,7 +1,8 @@
 //! Prompts: reading their files, and choosing those that are used. A file may be larger than the
-//! memory: only the prompts that are chosen are held. `prompts/for_data.rs` chooses those that data is
-//! built from, this file those that are measured with.
+//! memory. `prompts/for_data.rs` chooses those that data is built from, of which nothing but their places
+//! is held (`prompts/chosen.rs`), this file those that are measured with, which are held.
 
+pub(crate) mod chosen;
 pub(crate) mod for_data;
 pub(crate) mod reading;
 
@@ -155,9 +156,11 @@ impl PromptChoice {
         let chosen = spread(places, self.num_prompts);
         let mut prompts = Vec::with_capacity(chosen.len());
         for of_source in chosen.chunk_by(|one, next| one.0 == next.0) {
-            let places: Vec<usize> = of_source.iter().map(|(_, place)| *place).collect();
             let source = &sources[of_source[0].0];
-            prompts.extend(source.reading.pick(&source.path, &places)?);
+            let mut file = source.reading.open_at_places(&source.path)?;
+            for (_, place) in of_source {
+                prompts.push(file.at(*place)?);
+            }
         }
         for prompt in &prompts {
             text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;

@@ -4,6 +4,8 @@
 //! Every draw is seeded by its row's id: threads, order and restarts change nothing, and the same
 //! prompts give the same recordings wherever they are recorded.
 
+use std::borrow::Cow;
+
 use anyhow::Result;
 use draftsmith_data::FinishReason;
 use draftsmith_decode::{Finish, Generation};
@@ -130,11 +132,10 @@ impl Recorder<'_> {
         prompts: &[SetPrompt],
     ) -> Result<Vec<Answer>> {
         let all = prompts.iter().map(|prompt| match prompt {
-            SetPrompt::Conversation(prompt) => ToAnswer::Conversation(prompt),
+            SetPrompt::Conversation(prompt) => ToAnswer::Conversation(Cow::Borrowed(prompt)),
             SetPrompt::HeldOut { id, prompt_ids } => ToAnswer::Tokens { id, prompt_ids },
         });
-        let all: Vec<ToAnswer<'_>> = all.collect();
-        served.answer(&all, self.console, self.progress)?;
+        served.answer(all.map(Ok), self.console, self.progress)?;
         self.answer_by(text, prompts, |turns| {
             let answer = |(_, turn): (usize, Turn)| {
                 let Turn { id, prompt_ids, .. } = turn;

@@ -14,6 +14,7 @@ pub(crate) mod readers;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -55,7 +56,7 @@ pub(crate) struct Asking<'a> {
 /// What is to be answered.
 pub(crate) enum ToAnswer<'p> {
     /// All turns of a conversation, each behind the answers to those before.
-    Conversation(&'p Prompt),
+    Conversation(Cow<'p, Prompt>),
     /// Tokens, for a row.
     Tokens { id: &'p str, prompt_ids: &'p [u32] },
 }
@@ -137,15 +138,15 @@ impl Served {
         })
     }
 
-    /// Asks for all that was not answered yet, and writes it down. `progress` counts what is
-    /// answered to its end.
+    /// Asks for all that was not answered yet, and writes it down; what is to be answered is taken as
+    /// it is asked for. `progress` counts what is answered to its end.
     ///
     /// # Errors
-    /// If a prompt does not fit, a server gives nothing that can be used, however often it is asked,
+    /// If a prompt cannot be read or does not fit, a server gives nothing that can be used, however often it is asked,
     /// the journal cannot be written, or Ctrl-C is met.
-    pub(crate) fn answer(
+    pub(crate) fn answer<'p>(
         &mut self,
-        all: &[ToAnswer<'_>],
+        all: impl IntoIterator<Item = Result<ToAnswer<'p>>>,
         console: &Console,
         progress: &Progress,
     ) -> Result<()> {
@@ -153,12 +154,12 @@ impl Served {
         let (done, results) = channel::<Came>();
         let jobs = Arc::new(Mutex::new(jobs));
         // Left behind where they stand still: no request can be broken off.
-        for _ in 0..self.concurrency.min(all.len()) {
+        for _ in 0..self.concurrency {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, text) = (jobs.clone(), done.clone(), self.text.clone());
             std::thread::spawn(move || send(&servers, &terms, &text, &jobs, &done));
         }
-        let told = self.answer_through(all, &sender, &results, console, progress);
+        let told = self.answer_through(all.into_iter(), &sender, &results, console, progress);
         self.servers.give_up();
         let Told { num_new, num_texts, num_other_prompts } = told?;
         if num_texts > 0 {
@@ -177,20 +178,21 @@ impl Served {
         Ok(())
     }
 
-    fn answer_through(
+    fn answer_through<'p>(
         &mut self,
-        all: &[ToAnswer<'_>],
+        all: impl Iterator<Item = Result<ToAnswer<'p>>>,
         sender: &Sender<Sent>,
         results: &Receiver<Came>,
         console: &Console,
         progress: &Progress,
     ) -> Result<Told> {
         let mut told = Told::default();
-        let mut waiting = all.iter().map(|what| Walk { what, texts: Vec::new() }).enumerate();
+        let mut waiting = all.enumerate();
         let mut running: HashMap<usize, Walk<'_>> = HashMap::new();
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
-                let Some((number, mut walk)) = waiting.next() else { break };
+                let Some((number, what)) = waiting.next() else { break };
+                let mut walk = Walk { what: what?, texts: Vec::new() };
                 match self.next_ask(&mut walk)? {
                     Some(ask) => {
                         // They listen as long as this does.
@@ -344,7 +346,7 @@ fn probs_of(ids: &[u32], known: Vec<KnownTokens>, num_asked: usize) -> Vec<TopPr
 
 /// Who asks, and the answers so far.
 struct Walk<'p> {
-    what: &'p ToAnswer<'p>,
+    what: ToAnswer<'p>,
     texts: Vec<String>,
 }
 
@@ -352,7 +354,7 @@ impl Walk<'_> {
     /// The turn behind those that were answered, if there is one and it fits.
     fn turn(&self, text: &TextSide) -> Result<Option<Turn>> {
         let number = self.texts.len();
-        match self.what {
+        match &self.what {
             ToAnswer::Conversation(prompt) if number < prompt.turns.len() => {
                 next_turn(text, prompt, &self.texts)
             }

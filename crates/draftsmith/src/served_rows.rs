@@ -8,6 +8,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -28,23 +29,25 @@ use crate::workspace::Workspace;
 
 const HELD: &str = "nobody panics while holding it";
 
-/// Asks the recipe's servers for the responses to prompts, but for those that were asked for before.
+/// Asks the recipe's servers for the responses to so many prompts, but for those that were asked for
+/// before.
 ///
 /// # Errors
-/// If they cannot be had.
-pub(crate) fn ask_servers<'p>(
+/// If they cannot be had, or a prompt cannot be read.
+pub(crate) fn ask_servers(
     recipe: &Recipe,
     shard: Shard,
     workspace: &Workspace,
-    prompts: impl Iterator<Item = &'p Prompt>,
+    num_prompts: usize,
+    prompts: impl Iterator<Item = Result<Prompt>>,
     console: &Console,
 ) -> Result<Served> {
     let data = recipe.data.as_ref().context("there is a section `[data]`")?;
     let asker = Asker::of(recipe, shard)?;
     let mut served = asker.open(workspace, data.decoding(), data.max_new_tokens, console)?;
-    let all: Vec<ToAnswer<'_>> = prompts.map(ToAnswer::Conversation).collect();
-    let progress = Progress::new(console, "servers", "prompts", all.len() as u64);
-    served.answer(&all, console, &progress)?;
+    let progress = Progress::new(console, "servers", "prompts", num_prompts as u64);
+    let all = prompts.map(|prompt| Ok(ToAnswer::Conversation(Cow::Owned(prompt?))));
+    served.answer(all, console, &progress)?;
     progress.finish();
     Ok(served)
 }

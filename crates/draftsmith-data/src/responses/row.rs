@@ -11,6 +11,9 @@ use crate::values::{Numbers, unknown_id};
 
 /// Mantissa bits that stored floats keep.
 const STORED_MANTISSA_BITS: u32 = 15;
+/// Stored floats are multiples of 2 to the power of this: the spacing of floats from 8 to 16, as logits
+/// are. What a log-probability has behind that is what rounding left of its logits.
+const STORED_EXPONENT: i32 = -20;
 /// Explicit mantissa bits of an `f32`.
 const F32_MANTISSA_BITS: u32 = 23;
 
@@ -213,16 +216,24 @@ impl DraftColumns {
     }
 }
 
-/// Rounds to the nearest value with 15 explicit mantissa bits, ties to even: a relative error of at
-/// most 2⁻¹⁶, about 1.5e-5. Infinities, zeros and NaN stay; order and sign are kept, so a
-/// log-probability stays ≤ 0 and an overlap within [0, 1]. Rounding again changes nothing.
+/// Rounds to the nearest value with 15 explicit mantissa bits that is a multiple of 2⁻²⁰, ties to even:
+/// an error of at most 2⁻¹⁶ (1.5e-5) of the value, or of 2⁻²¹ (4.8e-7) where that is more, as it is below
+/// 2⁻⁵. Infinities, zeros and NaN stay; order and sign are kept, so a log-probability stays ≤ 0 and an
+/// overlap within [0, 1]. Rounding again changes nothing.
 ///
 /// The low byte of the result is zero, which byte-stream-split puts in a plane of its own that
-/// compresses to nothing: a float then takes about two bytes instead of three on the disk.
+/// compresses to nothing, and of small values, which are most, more: a float then takes two bytes or
+/// less instead of three on the disk.
 #[must_use]
 pub fn round_stored(value: f32) -> f32 {
     if !value.is_finite() {
         return value;
+    }
+    // From here on down, 15 bits of mantissa would be finer than the spacing.
+    if value.abs() < 2_f32.powi(STORED_EXPONENT + STORED_MANTISSA_BITS as i32) {
+        let unit = 2_f32.powi(STORED_EXPONENT);
+        // Powers of two scale without an error.
+        return (value / unit).round_ties_even() * unit;
     }
     let dropped = F32_MANTISSA_BITS - STORED_MANTISSA_BITS;
     let bits = value.to_bits();
@@ -378,10 +389,13 @@ mod tests {
     fn rounding_is_near_idempotent_and_monotone() {
         let mut previous = f32::NEG_INFINITY;
         for step in 0..200_000_u32 {
-            let value = -20.0 + step as f32 * 1e-4 + 1.7e-7;
+            // Ever finer around 0.
+            let value = (-20.0 + step as f32 * 1e-4 + 1.7e-7).powi(3) / 400.0;
             let rounded = round_stored(value);
             // Half a unit in the last kept place: 2^-16 of the value.
-            assert!((rounded - value).abs() <= value.abs() * 2_f32.powi(-16), "{value}");
+            let most = (value.abs() * 2_f32.powi(-16)).max(2_f32.powi(-21));
+            assert!((rounded - value).abs() <= most, "{value}");
+            assert_eq!((rounded * 2_f32.powi(20)).fract(), 0.0, "{value}");
             assert_eq!(round_stored(rounded), rounded);
             assert_eq!(rounded.to_bits() & 0xff, 0);
             assert!(rounded >= previous && rounded.is_sign_negative() == value.is_sign_negative());
@@ -400,6 +414,12 @@ mod tests {
         // Ties go to even.
         assert_eq!(round_stored(f32::from_bits(0x3f80_0080)), f32::from_bits(0x3f80_0000));
         assert_eq!(round_stored(f32::from_bits(0x3f80_0180)), f32::from_bits(0x3f80_0200));
+        let unit = 2_f32.powi(-20);
+        assert_eq!([0.5, 1.5, 2.5].map(|times| round_stored(times * unit) / unit), [0.0, 2.0, 2.0]);
+        // Below 2^-5 the spacing decides, from there on the mantissa.
+        for value in [2_f32.powi(-5), 2_f32.powi(-5) - unit, 2_f32.powi(-5) + unit] {
+            assert_eq!(round_stored(value + unit / 4.0), value);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! the final ones at the supervised positions. They depend on the rows alone, so that every epoch and
 //! every run that follows reads them, and runs no layer of the target.
 
-use burn::tensor::{FloatDType, Tensor};
+use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
 
 use crate::adapter::rows::{AdapterRow, Padded};
@@ -106,9 +106,9 @@ impl StoredStates {
         let last = self
             .last
             .as_ref()
-            .map(|file| (file, on_host(target.final_states_from(exit_layers, &exits, &wanted))));
+            .map(|file| (file, values(target.final_states_from(exit_layers, &exits, &wanted))));
         let width = target.shape().hidden_size;
-        let exits: Vec<Vec<f32>> = exits.into_iter().map(on_host).collect();
+        let exits: Vec<Vec<f32>> = exits.into_iter().map(values).collect();
         let of_row = |(nth, row): (usize, &&AdapterRow)| {
             let states = |all: &[f32], first: usize, num: usize| {
                 let first = (nth * seq + first) * width;
@@ -130,11 +130,4 @@ impl StoredStates {
         let files: Vec<&StateFile> = self.exits.iter().chain(&self.last).collect();
         problems(&files)
     }
-}
-
-/// The values of a tensor, row by row, whatever it is computed in. What a device cannot deliver, it
-/// could not train with either.
-fn on_host(states: Tensor<3>) -> Vec<f32> {
-    let data = states.cast(FloatDType::F32).into_data();
-    data.try_into_vec().expect("it was cast to f32")
 }

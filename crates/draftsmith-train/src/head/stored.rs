@@ -2,7 +2,8 @@
 //! what is drafted instead, and the target's, where heads read them. Nothing of them is mixed: they
 //! are one text in every epoch and every run, and so have one set of hidden states.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
+use draftsmith_model::vectors::values;
 use draftsmith_model::{DrafterModel, Lengths};
 
 use crate::error::TrainError;
@@ -75,10 +76,7 @@ impl StoredHidden {
 }
 
 fn read_or_keep(file: &StateFile, id: &str, compute: impl FnOnce() -> Tensor<2>) -> Vec<f32> {
-    file.read(id).unwrap_or_else(|| {
-        let data = compute().cast(FloatDType::F32).into_data();
-        file.keep(id, data.try_into_vec().expect("it was cast to f32"))
-    })
+    file.read(id).unwrap_or_else(|| file.keep(id, values(compute())))
 }
 
 /// The tokens that the draft reads of a row: its own, and those of its branches.

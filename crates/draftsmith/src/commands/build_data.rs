@@ -8,6 +8,8 @@
 mod existing;
 mod present;
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -31,7 +33,8 @@ use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
 use crate::labels::{self, DraftTokens, Labels};
 use crate::pair::Pair;
-use crate::prompts::for_data::data_prompts;
+use crate::prompts::chosen::ChosenPrompts;
+use crate::prompts::for_data::choose_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
 use crate::responses::Responder;
 use crate::served::{Served, ServedResponse};
@@ -90,8 +93,7 @@ pub(crate) fn run(
         .context("the recipe has no section `[data]`: it says which prompts to build data from")?;
     let store = data.store.as_deref().map(DataStore::open).transpose()?;
     let text = workspace.text_side()?;
-    let prompts = data_prompts(recipe, data, text, console)?;
-    let prompts: Vec<&Prompt> = prompts.iter().collect();
+    let prompts = choose_prompts(recipe, data, text, console)?;
     let pair = match data.target_elsewhere() {
         None => Some(workspace.pair()?),
         Some(_) => None,
@@ -106,35 +108,37 @@ pub(crate) fn run(
     if let Some(store) = &store {
         store.push_missing(&dir, present.iter().copied())?;
     }
-    check_prompts(text, &prompts, data)?;
-    let vocab_size = workspace.vocab_size()?;
-    prompts.iter().try_for_each(|prompt| check_known(prompt, vocab_size))?;
+    check_prompts(text, &prompts, data, workspace.vocab_size()?)?;
 
-    let own = prompts.chunks(PROMPTS_PER_SHARD).enumerate();
-    let own: Vec<(usize, &[&Prompt])> =
-        own.filter(|(index, _)| building.shard.builds(*index)).collect();
-    let num_own = own.iter().map(|(_, chunk)| chunk.len()).sum::<usize>();
-    let (there, missing): (Vec<_>, Vec<_>) =
-        own.into_iter().partition(|(index, _)| present.contains(index));
-    let num_missing: usize =
-        missing.iter().flat_map(|(_, chunk)| *chunk).map(|prompt| prompt.turns.len()).sum();
-    let most_tokens = num_missing as u64 * data.max_new_tokens.min(text.context) as u64;
+    let prompts_of = |index: usize| -> Range<usize> {
+        let begin = index * PROMPTS_PER_SHARD;
+        begin..(begin + PROMPTS_PER_SHARD).min(prompts.len())
+    };
+    let own = (0..num_shards).filter(|index| building.shard.builds(*index));
+    let (there, missing): (Vec<usize>, Vec<usize>) = own.partition(|index| present.contains(index));
+    let num_prompts = |shards: &[usize]| shards.iter().map(|index| prompts_of(*index).len()).sum();
+    let (num_there, num_missing): (usize, usize) = (num_prompts(&there), num_prompts(&missing));
+    let num_turns: usize = missing.iter().map(|index| prompts.num_turns(prompts_of(*index))).sum();
+    let most_tokens = num_turns as u64 * data.max_new_tokens.min(text.context) as u64;
     let most_bytes = most_tokens.saturating_mul(BYTES_A_TOKEN);
     check_room("the data", &dir, most_bytes)?;
-    if num_missing > 0 {
+    if num_turns > 0 {
         console.note(format!(
-            "build-data: {num_missing} responses to write, at most {most_tokens} tokens and {}",
+            "build-data: {num_turns} responses to write, at most {most_tokens} tokens and {}",
             in_bytes(most_bytes)
         ));
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     recipe.write_beside(&dir)?;
-    let missing_prompts = missing.iter().flat_map(|(_, chunk)| *chunk).copied();
     let served = match data.served_by() {
-        Some(_) => Some(ask_servers(recipe, building.shard, workspace, missing_prompts, console)?),
+        Some(_) => {
+            let missing = prompts.each(missing.iter().flat_map(|index| prompts_of(*index)));
+            Some(ask_servers(recipe, building.shard, workspace, num_missing, missing, console)?)
+        }
         None => None,
     };
-    let progress = Progress::new(console, "build-data", "prompts", num_own as u64);
+    let progress =
+        Progress::new(console, "build-data", "prompts", (num_there + num_missing) as u64);
     let (seed, decoding, served) = (recipe.seed, data.decoding(), served.as_ref());
     let rows = match (pair, served) {
         (None, Some(served)) => {
@@ -147,31 +151,37 @@ pub(crate) fn run(
             Rows::Own(Labeller { pair, data, seed, decoding, served, given, progress, console })
         }
     };
-    progress.skip_to(there.iter().map(|(_, chunk)| chunk.len() as u64).sum());
-    let build = |(index, chunk): &(usize, &[&Prompt])| -> Result<usize> {
+    progress.skip_to(num_there as u64);
+    let build = |index: usize, prompts: &[&Prompt]| -> Result<usize> {
         let rows = match &rows {
-            Rows::Own(labeller) => labeller.rows(chunk)?,
-            Rows::Served(served) => served.rows(chunk)?,
+            Rows::Own(labeller) => labeller.rows(prompts)?,
+            Rows::Served(served) => served.rows(prompts)?,
         };
-        let place = ShardPlace { index: *index, count: num_shards };
+        let place = ShardPlace { index, count: num_shards };
         workspace.forget(&dir);
-        write_shard(&shard_path(&dir, *index), &rows, &provenance, Some(place))?;
+        write_shard(&shard_path(&dir, index), &rows, &provenance, Some(place))?;
         if let Some(store) = &store {
-            store.push(&dir, *index, if building.repairs { Put::Over } else { Put::New })?;
+            store.push(&dir, index, if building.repairs { Put::Over } else { Put::New })?;
         }
         Ok(rows.iter().map(|row| row.response_ids.len()).sum())
     };
     // Each thread takes a shard after the other. One that is left without helps the others, a
     // forward at a time: so shards are no work of the pool's own, which whoever waits for half a
     // forward might pick up.
-    let waiting = Mutex::new(missing.iter());
+    let waiting = Mutex::new((missing.iter(), prompts.reader()));
+    let next_shard = || -> Result<Option<(usize, Vec<Prompt>)>> {
+        let mut waiting = waiting.lock().expect("nobody panics while holding it");
+        let (shards, reader) = &mut *waiting;
+        let Some(index) = shards.next() else { return Ok(None) };
+        let prompts = prompts_of(*index).map(|number| reader.get(number));
+        Ok(Some((*index, prompts.collect::<Result<_>>()?)))
+    };
     let build_some = |_| -> Result<usize> {
         let mut num_new_tokens = 0;
-        loop {
-            let next = waiting.lock().expect("nobody panics while holding it").next();
-            let Some(shard) = next else { return Ok(num_new_tokens) };
-            num_new_tokens += build(shard)?;
+        while let Some((index, prompts)) = next_shard()? {
+            num_new_tokens += build(index, &prompts.iter().collect::<Vec<_>>())?;
         }
+        Ok(num_new_tokens)
     };
     let num_threads =
         if DeviceChoice::is_cpu(workspace.device()) { rayon::current_num_threads() } else { 1 };
@@ -209,18 +219,38 @@ pub(crate) fn run(
     Ok(built)
 }
 
-/// Checks every prompt's first turn, so that one that cannot be used is an error before any work.
-fn check_prompts(text: &TextSide, prompts: &[&Prompt], data: &DataRecipe) -> Result<()> {
-    for prompt in prompts {
-        let lacks = !prompt.turns.iter().all(draftsmith_data::Turn::has_response);
-        if data.responses == Responses::Existing && lacks {
+/// Checks every prompt's first turn, so that one that cannot be used is an error before any work, and
+/// that no two have one id: those that came as tokens have their file's.
+fn check_prompts(
+    text: &TextSide,
+    prompts: &ChosenPrompts,
+    data: &DataRecipe,
+    vocab_size: usize,
+) -> Result<()> {
+    let takes_existing = data.responses == Responses::Existing;
+    let mut ids = HashSet::new();
+    for prompt in prompts.each(0..prompts.len()) {
+        let prompt = prompt?;
+        if takes_existing && !prompt.turns.iter().all(draftsmith_data::Turn::has_response) {
             bail!(
                 "prompt `{}` has no response in its file; \
                  hint: set `data.responses = \"generate\"` to let the target write them",
                 prompt.id
             );
         }
-        text.check_fits(&prompt.id, &text.prompt_ids(prompt, 0, &[])?)?;
+        text.check_fits(&prompt.id, &text.prompt_ids(&prompt, 0, &[])?)?;
+        check_known(&prompt, vocab_size)?;
+        if takes_existing && ids.contains(&prompt.id) {
+            bail!(
+                "two prompts have the id `{}`, the second in `{}`; hint: change one of them, or \
+                 remove it",
+                prompt.id,
+                prompt.source
+            );
+        }
+        if takes_existing {
+            ids.insert(prompt.id);
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
+use super::chosen::{ChosenPlace, ChosenPrompts};
 use super::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
@@ -18,17 +19,18 @@ struct Source<'a> {
     files: Vec<PathBuf>,
 }
 
-/// The prompts that the recipe's data is built from, in the order of the files and their records.
+/// The prompts that the recipe's data is built from, in the order of the files and their records. They
+/// are read through once to be chosen, and again when they are used.
 ///
 /// # Errors
 /// If a file cannot be read, a text cannot be encoded, two files would give the same row ids, or no
 /// prompt is left.
-pub(crate) fn data_prompts(
+pub(crate) fn choose_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
     text: &TextSide,
     console: &Console,
-) -> Result<Vec<Prompt>> {
+) -> Result<ChosenPrompts> {
     let source = |given| Ok(Source { given, files: files_of([&given.path])? });
     let sources = data.prompts.iter().map(source).collect::<Result<Vec<_>>>()?;
     let files: Vec<PathBuf> = sources.iter().flat_map(|source| source.files.clone()).collect();
@@ -46,32 +48,18 @@ pub(crate) fn data_prompts(
         console,
     };
     let is_weighted = data.prompts.iter().any(|source| source.weight.is_some());
-    let prompts = match data.num_prompts {
+    let places = match data.num_prompts {
         Some(num_prompts) if is_weighted => sieve.weighted(&sources, num_prompts, recipe.seed)?,
         limit => sieve.first(&files, limit)?,
     };
-    if prompts.is_empty() {
+    if places.is_empty() {
         bail!(
             "no prompt of {} is left; hint: see `data.split`, the bounds on tokens and the models' \
              context",
             told(&files)
         );
     }
-    check_ids(&prompts)?;
-    Ok(prompts)
-}
-
-/// Checks that no two prompts have one id: those that came as tokens have their file's.
-fn check_ids(prompts: &[Prompt]) -> Result<()> {
-    let mut seen = HashSet::with_capacity(prompts.len());
-    match prompts.iter().find(|prompt| !seen.insert(prompt.id.as_str())) {
-        None => Ok(()),
-        Some(prompt) => bail!(
-            "two prompts have the id `{}`, the second in `{}`; hint: change one of them, or remove it",
-            prompt.id,
-            prompt.source
-        ),
-    }
+    Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
 /// The first of many files, and how many more there are.
@@ -108,17 +96,18 @@ struct LeftOut {
 
 impl Sieve<'_> {
     /// The first prompts of each file.
-    fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<Prompt>> {
+    fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<ChosenPlace>> {
         let mut taken = Vec::new();
-        for path in files {
+        for (file, path) in files.iter().enumerate() {
             let mut prompts = self.reading.open(path)?;
+            let mut places = 0..;
             let end = limit.map(|limit| taken.len() + limit);
             while end != Some(taken.len())
-                && let Some(prompt) = prompts.next()
+                && let Some((prompt, place)) = prompts.next().zip(places.next())
             {
                 let prompt = prompt?;
                 if self.takes(&prompt)? {
-                    taken.push(prompt);
+                    taken.push(ChosenPlace::of(&prompt, file, place));
                 }
             }
             self.tell(path, prompts.malformed());
@@ -128,19 +117,26 @@ impl Sieve<'_> {
 
     /// So many prompts in all, shared out among the sources by their weights, of each those that come
     /// first in an order that depends on the seed.
-    fn weighted(&mut self, sources: &[Source<'_>], num: usize, seed: u64) -> Result<Vec<Prompt>> {
+    fn weighted(
+        &mut self,
+        sources: &[Source<'_>],
+        num: usize,
+        seed: u64,
+    ) -> Result<Vec<ChosenPlace>> {
         let weights: Vec<f64> =
             sources.iter().map(|source| source.given.weight.unwrap_or(1.0)).collect();
-        let mut chosen = Vec::with_capacity(sources.len());
+        let mut taken = Vec::new();
+        let mut files = 0..;
         for (source, share) in sources.iter().zip(shares(num, &weights)) {
             // The last in that order is the first to go where there are too many.
-            let mut first: BinaryHeap<(ContentHash, usize, usize)> = BinaryHeap::new();
-            for (file, path) in source.files.iter().enumerate() {
+            let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
+            for (path, file) in source.files.iter().zip(&mut files) {
                 let mut prompts = self.reading.open(path)?;
                 for (place, prompt) in prompts.by_ref().enumerate() {
                     let prompt = prompt?;
                     if self.takes(&prompt)? {
-                        first.push((prompt.content_hash(false).seeded(seed), file, place));
+                        let order = prompt.content_hash(false).seeded(seed);
+                        first.push((order, ChosenPlace::of(&prompt, file, place)));
                     }
                     if first.len() > share {
                         first.pop();
@@ -155,17 +151,9 @@ impl Sieve<'_> {
                     first.len()
                 ));
             }
-            chosen.push(first);
-        }
-        let mut taken = Vec::new();
-        for (source, first) in sources.iter().zip(chosen) {
-            let mut places: Vec<(usize, usize)> =
-                first.into_iter().map(|(_, file, place)| (file, place)).collect();
-            places.sort_unstable();
-            for of_file in places.chunk_by(|one, next| one.0 == next.0) {
-                let places: Vec<usize> = of_file.iter().map(|(_, place)| *place).collect();
-                taken.extend(self.reading.pick(&source.files[of_file[0].0], &places)?);
-            }
+            let begin = taken.len();
+            taken.extend(first.into_iter().map(|(_, place)| place));
+            taken[begin..].sort_unstable();
         }
         Ok(taken)
     }

@@ -43,21 +43,43 @@ impl Reading {
         self.split.as_ref().is_none_or(|split| split.contains(prompt))
     }
 
-    /// The prompts of a file at `places`, which are in order; places count those of all splits.
+    /// Opens a file whose prompts are picked by their places.
     ///
     /// # Errors
-    /// If the file cannot be read.
-    pub(crate) fn pick(&self, path: &Path, places: &[usize]) -> Result<Vec<Prompt>> {
-        let mut wanted = places.iter().peekable();
-        let mut prompts = self.open(path)?.enumerate();
-        let mut picked = Vec::with_capacity(places.len());
-        while wanted.peek().is_some()
-            && let Some((place, prompt)) = prompts.next()
-        {
-            let prompt = prompt?;
-            picked.extend(wanted.next_if_eq(&&place).map(|_| prompt));
+    /// If it cannot be read.
+    pub(crate) fn open_at_places(&self, path: &Path) -> Result<PromptFile> {
+        Ok(PromptFile { path: path.to_path_buf(), prompts: self.open(path)?, num_read: 0 })
+    }
+}
+
+/// A prompt file of which prompts are picked from the first on.
+#[derive(Debug)]
+pub(crate) struct PromptFile {
+    path: PathBuf,
+    prompts: Prompts,
+    num_read: usize,
+}
+
+impl PromptFile {
+    /// The prompt at a place behind those that were picked; places count those of all splits.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has no prompt there any more.
+    pub(crate) fn at(&mut self, place: usize) -> Result<Prompt> {
+        loop {
+            let Some(prompt) = self.prompts.next().transpose()? else {
+                bail!(
+                    "`{}` has {} prompts, and had more when this command began; hint: leave prompt \
+                     files alone while they are read, and begin again",
+                    self.path.display(),
+                    self.num_read
+                );
+            };
+            self.num_read += 1;
+            if self.num_read > place {
+                return Ok(prompt);
+            }
         }
-        Ok(picked)
     }
 }
 

@@ -67,10 +67,13 @@ fn served(recipe: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
 }
 
 fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
-    let all: Vec<ToAnswer<'_>> = prompts.iter().map(ToAnswer::Conversation).collect();
     let console = Console::silent();
-    let progress = Progress::new(&console, "servers", "prompts", all.len() as u64);
-    served.answer(&all, &console, &progress)
+    let progress = Progress::new(&console, "servers", "prompts", prompts.len() as u64);
+    served.answer(prompts.iter().map(conversation), &console, &progress)
+}
+
+fn conversation(prompt: &Prompt) -> Result<ToAnswer<'_>> {
+    Ok(ToAnswer::Conversation(Cow::Borrowed(prompt)))
 }
 
 /// The responses to first turns, which are the target's own.
@@ -253,7 +256,7 @@ fn nothing_is_asked_once_it_is_interrupted() {
     let console = Console::silent().stopping_after(Duration::ZERO);
     let progress = Progress::new(&console, "servers", "prompts", 1);
     let prompts = prompts(1);
-    let error = served.answer(&[ToAnswer::Conversation(&prompts[0])], &console, &progress);
+    let error = served.answer([conversation(&prompts[0])], &console, &progress);
     assert!(error.expect_err("stopped").is::<Interrupted>());
     assert!(loopback.requests().is_empty());
 }

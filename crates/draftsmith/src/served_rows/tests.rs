@@ -26,7 +26,7 @@ const TEXT_SIDE: [&str; 5] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-/// Stored numbers have 16 bits of mantissa, and those of a server came through f32.
+/// Stored numbers are rounded, and those of a server came through f32.
 const ROUNDING: f64 = 1e-4;
 
 fn model(name: &str) -> PathBuf {
