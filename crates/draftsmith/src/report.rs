@@ -159,6 +159,7 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
         acceptance => curves(&curves::ACCEPTANCE),
         unconditional => curves(&curves::UNCONDITIONAL),
         standard => standard::table(group),
+        against_chains => standard::beside_chains(group),
         expected => known.map(standard::expected).unwrap_or_default(),
         drafters => drafter_views(group),
         promises => known.map(sections::promises).unwrap_or_default(),

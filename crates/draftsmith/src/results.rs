@@ -3,13 +3,15 @@
 //!
 //! This file owns the rows: their schema, their order and their reading and writing as text.
 //! `results/names.rs` says what drafters and rules are called, `results/group.rs` puts together
-//! what may be compared, `results/summary.rs` owns the other schema. The rates come from the theory
+//! what may be compared, `results/summary.rs` owns the other schema,
+//! `results/against_chains.rs` says at which prices trees and cascades are worth it. The rates come from the theory
 //! crate's `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table`
 //! and `report` show these rows.
 //!
 //! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
 //! memory and `null` in the file, never NaN, which is not JSON.
 
+mod against_chains;
 pub(crate) mod answers;
 mod group;
 mod names;
@@ -27,6 +29,7 @@ use draftsmith_files::parse_json;
 use draftsmith_theory::{Counts, Decoding, Sampling, TokenChoice, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
+pub(crate) use against_chains::{WORTH, WorthAt, against_chains};
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};

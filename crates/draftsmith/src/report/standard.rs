@@ -1,10 +1,12 @@
 //! Drafters at standard costs: what each yields a round and is worth apart from this machine's kernels,
-//! and what CS-Drafting's formulas expect of it.
+//! at which prices trees and cascades pay, and what CS-Drafting's formulas expect of drafters.
 
 use minijinja::{Value, context};
 
-use super::text::{label, number, sentence_case, times};
-use crate::results::{CascadeForm, DrafterName, ExpectedRound, Group, GroupSummary};
+use super::text::{gain, label, number, percent, sentence_case, times};
+use crate::results::{
+    CascadeForm, DrafterName, ExpectedRound, Group, GroupSummary, WORTH, WorthAt, against_chains,
+};
 
 /// A row for each drafter and tree at its fastest setting; None where nothing was drafted.
 pub(super) fn table(group: &Group<'_>) -> Option<Vec<Value>> {
@@ -26,6 +28,42 @@ pub(super) fn table(group: &Group<'_>) -> Option<Vec<Value>> {
     };
     let rows: Vec<Value> = group.drafters().into_iter().filter_map(row).collect();
     (!rows.is_empty()).then_some(rows)
+}
+
+/// The best tree or cascade beside the best chain, for all prompts and for each category; None where
+/// only one of the two was measured.
+pub(super) fn beside_chains(group: &Group<'_>) -> Option<Value> {
+    let rows: Vec<Value> = against_chains(group)
+        .iter()
+        .map(|it| {
+            context! {
+                category => it.category,
+                chain => label(it.chain),
+                other => label(it.other),
+                gain => gain(1.0 + it.gain),
+                free_rows => gain(1.0 + it.gain_with_free_rows),
+                worth => prices(it.worth),
+            }
+        })
+        .collect();
+    (!rows.is_empty()).then(|| context! { rows, worth => percent(WORTH) })
+}
+
+fn prices(worth: WorthAt) -> String {
+    match worth {
+        WorthAt::RowPrices(from, to) if from == 0.0 && to >= 1.0 => "whatever a row takes".into(),
+        WorthAt::RowPrices(0.0, to) => format!("a row takes {} or less", percent(to)),
+        WorthAt::RowPrices(from, to) if to >= 1.0 => {
+            format!("a row takes {} or more", percent(from))
+        }
+        WorthAt::RowPrices(from, to) => {
+            format!("a row takes {} to {}", percent(from), percent(to))
+        }
+        WorthAt::DraftPrices(times) => {
+            format!("rows are free, drafts {}\u{d7} as dear", number(times, 2))
+        }
+        WorthAt::Nowhere => "at no prices tried".into(),
+    }
 }
 
 /// The formulas' best rounds, the best of each costs first.

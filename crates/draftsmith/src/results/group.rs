@@ -141,9 +141,14 @@ impl<'a> Group<'a> {
         in_order(rows.filter(|row| !row.is_pooled()).map(|row| row.category.as_str()))
     }
 
+    /// The rows of `category`, which may be that of all prompts.
+    pub(crate) fn of_category(&self, category: &str) -> impl Iterator<Item = &'a ResultRow> {
+        self.rows.iter().copied().filter(move |row| row.category == category)
+    }
+
     /// The row of `category` under the setting of `like`.
     pub(crate) fn in_category(&self, category: &str, like: &ResultRow) -> Option<&'a ResultRow> {
-        self.rows.iter().copied().find(|row| row.category == category && row.same_setting(like))
+        self.of_category(category).find(|row| row.same_setting(like))
     }
 
     /// How the group decodes, in words: `greedy`, `sampled at T = 0.7`.
@@ -169,7 +174,7 @@ impl<'a> Group<'a> {
 
 // Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and
 // there is a fastest also where the target alone was not measured.
-fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
+pub(super) fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
     rows.filter(|row| row.tokens_per_second.is_finite())
         .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })
 }
