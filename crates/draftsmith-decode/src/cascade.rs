@@ -15,12 +15,16 @@
 //! A chain may have a stop rule, which ends it before its length: an inner drafter then hands over to
 //! its reviewer where its head, its confidence or its entropy says so, as SpecDec++ does to the target.
 //! The first row's may also be ended by the round's own rule.
+//!
+//! The leading node may have other children beside the chain's first token, each with look-ups behind
+//! it: the authors' tree attention.
 
 mod chain_rules;
+mod leading;
 
 use draftsmith_theory::{
-    CascadeCandidate, Decoding, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience, RoundEnd,
-    SoftmaxSummary, StopRuleConfig, TokenChoice, review_greedy, review_sampled,
+    CascadeCandidate, Children, Decoding, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience,
+    RoundEnd, SoftmaxSummary, StopRuleConfig, TokenChoice, review_greedy, review_sampled,
 };
 
 use chain_rules::{ChainRule, ChainRules};
@@ -47,13 +51,17 @@ pub struct CascadeConfig {
     /// What ends the chain that each reviewer reads before its length, from the target's on; none
     /// where there are fewer. A rule that reads signals is for a chain of models' tokens alone.
     pub rules: Vec<Option<StopRuleConfig>>,
+    /// Children of the sequence that stands, the chain's first token among them: 1 is the chain alone.
+    /// The others are the same drafter's, and behind each is looked up what the first row leaves to
+    /// prompt lookup. Where the chain's first token is looked up, it has no siblings.
+    pub leading: usize,
 }
 
 impl CascadeConfig {
-    /// A cascade of one matrix, that forgives nothing and has no rules.
+    /// A cascade of one matrix, that forgives nothing, has no rules and proposes a chain.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
-        Self { greedy: lengths, sampled, lenience, rules }
+        Self { greedy: lengths, sampled, lenience, rules, leading: 1 }
     }
 
     /// K under a way of decoding.
@@ -83,14 +91,19 @@ pub struct Cascade<'m, T> {
 struct Chain<'c, 'r, T> {
     target: &'c mut T,
     round: &'c mut DraftRound<'r>,
+    /// The tokens that stand before it.
+    num_standing: usize,
     forwards: Forwards,
+    /// What its first token's drafter may say in that one's place, where it is asked for.
+    siblings: Option<Children>,
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
     /// A cascade of drafters with models, from the largest on, and of prompt lookup behind them.
     ///
     /// # Panics
-    /// Unless matrices have a row and a column for each, and rules are valid.
+    /// Unless matrices have a row and a column for each, rules are valid, and the leading node has a
+    /// child.
     pub fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -102,6 +115,7 @@ impl<'m, T: Target> Cascade<'m, T> {
             let is_square = lengths.iter().all(|row| row.len() == num_drafters);
             assert!(is_square && lengths.len() == num_drafters, "a row and a column for each");
         }
+        assert!(config.leading > 0, "the chain begins with a child of the leading node");
         let rules = config.rules.clone();
         let init_rules = Box::new(move || ChainRules::new(&rules).expect("the rules are valid"));
         let mut cascade = Self { id, config, models, lookup, init_rules, rules: Vec::new() };
@@ -117,6 +131,13 @@ impl<'m, T: Target> Cascade<'m, T> {
     ) -> Self {
         self.init_rules = Box::new(move || ChainRules::of(rules()));
         self.begin_rules(0);
+        self
+    }
+
+    /// The same with so many children of the leading node.
+    #[cfg(test)]
+    pub(crate) fn branching(mut self, leading: usize) -> Self {
+        self.config.leading = leading;
         self
     }
 
@@ -137,6 +158,12 @@ impl<'m, T: Target> Cascade<'m, T> {
             let lengths = matrix.get(row).map_or(&[][..], |lengths| lengths);
             needs && lengths.iter().skip(self.models.len()).any(|length| *length > 0)
         })
+    }
+
+    /// How much is looked up behind each sibling of a chain's first token.
+    fn num_behind_siblings(&self, decoding: &Decoding) -> usize {
+        let first_row = self.config.lengths(decoding).first();
+        first_row.and_then(|row| row.get(self.models.len())).copied().unwrap_or(0)
     }
 
     /// Where its target must let its shallow layers run ahead, if it must.
@@ -185,7 +212,7 @@ impl<'m, T: Target> Cascade<'m, T> {
                 let step = if drafter == self.models.len() {
                     self.look_up(chain, most.min(room) - drafted.len(), rule)?
                 } else {
-                    self.step(chain, drafter, room - drafted.len(), rule)?
+                    self.step(chain, (row, drafter), room - drafted.len(), rule)?
                 };
                 let has_more = !step.is_empty();
                 drafted.extend(step);
@@ -200,11 +227,12 @@ impl<'m, T: Target> Cascade<'m, T> {
         Ok(drafted)
     }
 
-    /// Appends what a drafter lets stand of a smaller one's chain, and its own token behind it.
+    /// Appends to the chain of row `row` what a drafter lets stand of a smaller one's, and its own
+    /// token behind it.
     fn step(
         &mut self,
         chain: &mut Chain<'_, '_, T>,
-        drafter: usize,
+        (row, drafter): (usize, usize),
         room: usize,
         rule: &mut ChainRule,
     ) -> Result<Vec<CascadeCandidate>, DecodeError> {
@@ -233,6 +261,14 @@ impl<'m, T: Target> Cascade<'m, T> {
                 review_sampled(&proposed, probs_after, lenience, &mut *chain.round.draws)
             }
         };
+        let num_siblings = self.config.leading - 1;
+        if let Some(CascadeCandidate { token_id, drawn_from, .. }) = stands.first()
+            && (row, num_standing) == (0, chain.num_standing)
+            && num_siblings > 0
+        {
+            let logits = rows[0].logits();
+            chain.siblings = Some(Children::beside(*token_id, drawn_from, logits, num_siblings));
+        }
         let num_accepted = stands.len().saturating_sub(1);
         chain.round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(&rows).enumerate() {
@@ -340,19 +376,28 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
             rule.begin_round();
             let most = if rule.skips_drafting() { 0 } else { rule.bounds().max };
             let room = most.min(limits.room);
-            let mut chain = Chain { target, round, forwards: Forwards::default() };
+            let (num_standing, forwards) = (round.tokens.len(), Forwards::default());
+            let mut chain = Chain { target, round, num_standing, forwards, siblings: None };
             let drafted = self.draft(&mut chain, 0, room)?;
-            let forwards = chain.forwards;
+            let Chain { forwards, siblings, .. } = chain;
             let proposal = &mut round.proposal;
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;
+            if let Some(siblings) = siblings {
+                let num_behind = self.num_behind_siblings(round.decoding).min(room - 1);
+                let num = self.config.leading - 1;
+                leading::branch(siblings, [num, num_behind], self.lookup.as_mut(), round);
+            }
         }
         Ok(())
     }
 
+    /// Drafters keep what stands of their chain; of a sibling's look-ups they have read nothing.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.forget(slot, num_standing, path);
-        let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };
+        let in_chain = path.iter().enumerate().take_while(|(at, node)| at == *node);
+        let own: Vec<usize> = in_chain.map(|(at, _)| at).collect();
+        self.forget(slot, num_standing, &own);
+        let end = RoundEnd { num_accepted: own.len(), num_kept: path.len() + 1 };
         self.rules[slot].reviewed(0, end);
     }
 

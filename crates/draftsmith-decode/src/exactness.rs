@@ -10,6 +10,7 @@
 
 mod cascade;
 mod chain_rules;
+mod leading;
 mod lookup_first;
 mod many;
 mod max_gram;

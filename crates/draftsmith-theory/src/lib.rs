@@ -119,5 +119,5 @@ pub use stop_rule::{
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
-pub use tree::{GrownBy, TreeChildren, TreeGrowth, TreeShape};
+pub use tree::{Children, GrownBy, TreeChildren, TreeGrowth, TreeShape};
 pub use verify::{Commit, verify_greedy, verify_sampled};

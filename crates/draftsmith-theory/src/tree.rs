@@ -15,13 +15,14 @@
 //! without replacement. What was drawn always goes to the target: leaving it out because of what it
 //! is would bias the output.
 
+mod children;
 mod shape;
 #[cfg(test)]
 mod tests;
 
-use crate::select::largest;
-use crate::{Decoding, DrawnFrom, Draws, Node, Proposal, SoftmaxSummary};
+use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
+pub use children::Children;
 use shape::Place;
 pub use shape::{GrownBy, TreeChildren, TreeShape};
 
@@ -69,7 +70,10 @@ impl TreeGrowth {
             TreeChildren::Top => None,
             TreeChildren::Drawn => decoding.sampled_probs(logits),
         };
-        Children::new(logits, probs, self.shape.width(place).max(1))
+        match probs {
+            Some(probs) => Children::drawn(probs),
+            None => Children::top(logits, self.shape.width(place).max(1)),
+        }
     }
 
     /// Adds the next of the chain: the first child of its last token, or of the sequence that stands,
@@ -152,7 +156,7 @@ impl TreeGrowth {
         draws: &mut dyn Draws,
     ) {
         for rank in first..self.shape.width(place) {
-            if matches!(children, Children::Drawn(_)) {
+            if children.are_drawn() {
                 if self.num_beside == usize::from(self.shape.num_beside) {
                     return;
                 }
@@ -240,46 +244,5 @@ impl TreeGrowth {
         let drawn_from = std::mem::replace(&mut candidate.drawn_from, DrawnFrom::OneHot);
         tokens.push(token_id);
         candidate.node = Some(proposal.push(Node { parent, token_id, drawn_from, rank }));
-    }
-}
-
-/// The children of one node, one after the other, each with what it was drawn from and its
-/// probability given its parent.
-enum Children {
-    /// The most probable tokens.
-    Top(std::vec::IntoIter<(u32, f64)>),
-    /// What is left of the distribution, as served.
-    Drawn(Vec<f64>),
-}
-
-impl Children {
-    /// Up to `num` of them, or any number that is drawn from `probs`.
-    fn new(logits: &[f32], probs: Option<Vec<f64>>, num: usize) -> Self {
-        if let Some(probs) = probs {
-            return Self::Drawn(probs);
-        }
-        let softmax = SoftmaxSummary::of(logits);
-        let prob = |token: u32| (token, softmax.log_prob(logits[token as usize]).exp());
-        let tokens: Vec<(u32, f64)> = largest(logits, num).into_iter().map(prob).collect();
-        Self::Top(tokens.into_iter())
-    }
-
-    fn next(&mut self, draws: &mut dyn Draws) -> Option<(u32, DrawnFrom, f64)> {
-        match self {
-            Self::Top(tokens) => {
-                let (token, prob) = tokens.next()?;
-                Some((token, DrawnFrom::OneHot, prob))
-            }
-            Self::Drawn(left) => {
-                let total: f64 = left.iter().sum();
-                if total <= 0.0 {
-                    return None;
-                }
-                let q: Vec<f64> = left.iter().map(|weight| weight / total).collect();
-                let token = draws.categorical(&q);
-                let prob = std::mem::take(&mut left[token]);
-                Some((token as u32, DrawnFrom::Probs(q), prob))
-            }
-        }
     }
 }

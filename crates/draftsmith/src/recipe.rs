@@ -4,6 +4,7 @@
 //! Paths are relative to the directory that draftsmith is run in.
 
 mod cascade_lengths;
+mod cascade_rules;
 mod cascades;
 mod checks;
 mod costs;
@@ -32,7 +33,8 @@ use draftsmith_train::{
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cascade_lengths::{Lengths, LengthsOfEach};
-pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
+pub(crate) use self::cascade_rules::ChainRuleRecipe;
+pub(crate) use self::cascades::CascadeRecipe;
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};

@@ -64,8 +64,21 @@ fn every_stop_map_of_every_chain_leaves_the_targets_distribution_lenient_or_not(
     // A model reviews another, and look-ups; it does both; and look-ups follow its candidates.
     let two = [VERTICAL[0], TWO_AND_LOOKUP[0], TWO_AND_LOOKUP[2], TWO_AND_LOOKUP[3]].map(matrix);
     let one = [ONE_AND_LOOKUP[0], ONE_AND_LOOKUP[1]].map(matrix);
+    assert_every_stop_map_is_exact(&[&two[..], &one].concat(), 1);
+}
+
+#[test]
+fn every_stop_map_of_every_chain_leaves_it_beside_other_first_tokens() {
+    let two = [VERTICAL[0], TWO_AND_LOOKUP[2]].map(matrix);
+    let one = [ONE_AND_LOOKUP[0], ONE_AND_LOOKUP[1]].map(matrix);
+    assert_every_stop_map_is_exact(&[&two[..], &one].concat(), 2);
+}
+
+/// Compares cascades with so many children of the leading node under every stop map of one chain, and
+/// of two.
+fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], leading: usize) {
     for (lengths, lenience) in
-        two.iter().chain(&one).flat_map(|lengths| [1.0, 3.0].map(|lenience| (lengths, lenience)))
+        matrices.iter().flat_map(|lengths| [1.0, 3.0].map(|lenience| (lengths, lenience)))
     {
         let case = Case::new(2, 4, [None, Some(1)][usize::from(lenience > 1.0)], 2400);
         let (expected, advanced) = (case.target_distribution(), Advanced::from(&case.target));
@@ -81,10 +94,12 @@ fn every_stop_map_of_every_chain_leaves_the_targets_distribution_lenient_or_not(
                     (0..num_chains).map(|row| of(row).map(boxed)).collect()
                 }
             };
-            let drafter = || of_drafts(&case, lengths, lenience).ending_chains_by(of_chains());
+            let drafts = || of_drafts(&case, lengths, lenience).branching(leading);
+            let drafter = || drafts().ending_chains_by(of_chains());
             let found = distribution(&case, &case.target, &drafter, &|| fixed(5));
             assert_same_distribution(&found, &expected);
-            let drafter = || of_self_draft(&case, lengths, lenience).ending_chains_by(of_chains());
+            let drafts = || of_self_draft(&case, lengths, lenience).branching(leading);
+            let drafter = || drafts().ending_chains_by(of_chains());
             let found = distribution(&case, &advanced, &drafter, &|| fixed(5));
             assert_same_distribution(&found, &expected);
         };

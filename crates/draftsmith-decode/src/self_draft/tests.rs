@@ -1,6 +1,7 @@
 //! Self-drafts of the fixture model with random adapters, against plain decoding and against whole
 //! sequences without any cache.
 
+mod cascades;
 mod in_bf16;
 mod lookup_first;
 mod trees;

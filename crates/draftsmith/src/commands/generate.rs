@@ -70,7 +70,7 @@ pub(crate) struct GenerateArguments {
     lookup_first: Option<LookupFirst>,
     /// Put drafters together, in the words of a recipe's `[[evaluate.cascades]]`:
     /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. Rounds are as long as the
-    /// matrix says.
+    /// matrix says; with `leading = 8` they begin with eight first tokens beside each other.
     #[arg(
         long,
         value_name = "KEYS",

@@ -28,8 +28,8 @@ impl Cascades {
     /// draft's.
     ///
     /// # Errors
-    /// If one names a drafter that is not there, or the small draft cannot be read or is of another
-    /// tokenizer.
+    /// If one names a drafter that is not there or more first tokens than there are, or the small draft
+    /// cannot be read or is of another tokenizer.
     pub(crate) fn read(
         (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
         lookup: impl FnOnce() -> Result<Lookup>,
@@ -74,6 +74,8 @@ impl Cascades {
                 Some(adapter.config.exit_layer) == id.exit_layer() && adapter.head.is_some()
             }),
         };
+        let vocab_size = workspace.vocab_size()?;
+        cascades.iter().try_for_each(|cascade| cascade.check_fits(vocab_size))?;
         let mut heads = Vec::new();
         for (nth, cascade) in cascades.iter().enumerate() {
             for rule in &cascade.rules {

@@ -1,17 +1,15 @@
 //! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
-use draftsmith_theory::{
-    Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
-};
+use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
 use serde::{Deserialize, Serialize};
 
 use super::cascade_lengths::Lengths;
+use super::cascade_rules::ChainRuleRecipe;
 use super::checks::{require, toml_error};
 use super::data::one;
 use crate::results::DecodingName;
@@ -31,41 +29,9 @@ pub(crate) struct CascadeRecipe {
     /// What ends chains before their lengths, one at the most for who reads a chain.
     #[serde(default)]
     pub(crate) rules: Vec<ChainRuleRecipe>,
-}
-
-/// What ends the chain that one of a cascade reads before its length.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ChainRuleRecipe {
-    /// The drafter that reads the chain; the target if absent.
+    /// How many first tokens a proposal has, of which the chain's is one; that one alone if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reviewer: Option<DrafterId>,
-    /// The rule, by its name in results.
-    pub(crate) stop_rule: StopRuleName,
-    /// Its number, as in results.
-    pub(crate) setting: f64,
-    /// The directory of the head that it reads, of the chain's drafter; the drafter's own if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) head: Option<PathBuf>,
-}
-
-impl ChainRuleRecipe {
-    /// The rule, for chains of up to `max` tokens.
-    ///
-    /// # Errors
-    /// If it has no number, or another.
-    fn config(&self, max: usize) -> Result<StopRuleConfig> {
-        let entry = self.stop_rule.entry();
-        let Some(RuleSettings::Grid(grid)) = entry.map(|entry| &entry.settings) else {
-            bail!("has a cascade with a rule that is fitted to rollouts: name one with a threshold")
-        };
-        if let Some(problem) = grid.key.values.problem(self.setting) {
-            bail!("has a cascade with a rule whose `setting` {problem}");
-        }
-        let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });
-        config.init()?;
-        Ok(config)
-    }
+    pub(crate) leading: Option<usize>,
 }
 
 impl CascadeRecipe {
@@ -86,7 +52,7 @@ impl CascadeRecipe {
             found.context("the lengths of a cascade are not known before `tune` has found them")
         };
         let (greedy, sampled) = (lengths(DecodingName::Greedy)?, lengths(DecodingName::Sampled)?);
-        Ok(CascadeConfig { greedy, sampled, lenience, rules })
+        Ok(CascadeConfig { greedy, sampled, lenience, rules, leading: self.leading.unwrap_or(1) })
     }
 
     /// The row of the chain that a rule ends; None where its reviewer reads none.
@@ -164,6 +130,7 @@ impl CascadeRecipe {
         if self.lengths.is_tuned() {
             return self.check_tuned(key);
         }
+        self.check_leading(key)?;
         self.check_rules(key)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
     }
@@ -200,11 +167,47 @@ impl CascadeRecipe {
              `self_draft_N` and `max_gram` behind it: give their matrix",
         )?;
         require(
-            self.lenience == 1.0 && self.rules.is_empty(),
+            self.lenience == 1.0 && self.rules.is_empty() && self.leading.is_none(),
             key,
-            "has a cascade with `lengths = \"tuned\"` and `lenience` or `rules`, with which it \
-             cannot be replayed: leave them out, or give its matrix",
+            "has a cascade with `lengths = \"tuned\"` and `lenience`, `rules` or `leading`, with \
+             which it cannot be replayed: leave them out, or give its matrix",
         )
+    }
+
+    /// Of what begins a proposal there are several where a model says it.
+    fn check_leading(&self, key: &str) -> Result<()> {
+        let Some(leading) = self.leading else { return Ok(()) };
+        require(
+            leading > 1,
+            key,
+            "has a cascade whose `leading` is 0 or 1, which branches nothing: give the number of \
+             first tokens, such as 8, or leave it out",
+        )?;
+        let has_model = |id: &DrafterId| *id != DrafterId::MaxGram;
+        let first_of = |lengths: &CascadeLengths| {
+            let first = lengths[0].iter().position(|length| *length > 0);
+            first.is_some_and(|drafter| has_model(&self.drafters[drafter]))
+        };
+        require(
+            self.lengths.all().all(first_of),
+            key,
+            "has a cascade with `leading` whose first candidate is looked up, and that is one token: \
+             give a drafter with a model a length in the first row",
+        )
+    }
+
+    /// Checks that there are so many first tokens.
+    ///
+    /// # Errors
+    /// If there are `vocab_size` tokens, and those are fewer.
+    pub(crate) fn check_fits(&self, vocab_size: usize) -> Result<()> {
+        match self.leading.filter(|leading| *leading > vocab_size) {
+            Some(leading) => bail!(
+                "a cascade has `leading = {leading}`, and there are {vocab_size} tokens; hint: give \
+                 fewer, such as 8"
+            ),
+            None => Ok(()),
+        }
     }
 
     fn check_rules(&self, key: &str) -> Result<()> {
@@ -284,7 +287,10 @@ impl fmt::Display for CascadeRecipe {
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
         }
-        Ok(())
+        match self.leading {
+            Some(leading) => write!(formatter, ", {leading} first tokens"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -329,6 +335,18 @@ mod tests {
             ("drafters = ['draft', 'small_draft']\nlengths = 'tuned'", "give their matrix"),
             ("drafters = ['small_draft', 'max_gram']\nlengths = 'tuned'", "give their matrix"),
             ("drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 2.0", "replayed"),
+            ("drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nleading = 8", "replayed"),
+            ("drafters = ['draft']\nlengths = [[2]]\nleading = 0", "branches nothing"),
+            ("drafters = ['draft']\nlengths = [[2]]\nleading = 1", "branches nothing"),
+            (
+                "drafters = ['draft', 'max_gram']\nlengths = [[0, 4], [0, 0]]\nleading = 8",
+                "is looked up",
+            ),
+            (
+                "drafters = ['draft', 'max_gram']\nleading = 8\n\
+                 lengths = { greedy = [[1, 3], [0, 1]], sampled = [[0, 4], [0, 0]] }",
+                "is looked up",
+            ),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
@@ -378,6 +396,13 @@ mod tests {
         let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
+        let keys = "drafters = ['draft', 'max_gram'], lengths = [[1, 3], [0, 1]], leading = 8";
+        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
+        assert!(cascade.to_string().ends_with(", lenience 1, 8 first tokens"), "{cascade}");
+        assert_eq!(cascade.config().expect("valid").leading, 8);
+        cascade.check_fits(8).expect("every token may be first");
+        let message = cascade.check_fits(7).expect_err("there are fewer").to_string();
+        assert!(message.contains("`leading = 8`") && message.contains("7 tokens"), "{message}");
         for (keys, problem) in [
             ("drafters = ['draft']", "lengths"),
             ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),

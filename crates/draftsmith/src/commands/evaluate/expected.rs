@@ -126,8 +126,9 @@ pub(super) fn expected(
             else {
                 return None;
             };
-            // Who the target reviews is one alone.
-            if from_outer[1] > 0 || from_inner[1] == 0 || cascade.lenience > 1.0 {
+            // Who the target reviews is one alone, and it reviews a chain.
+            let reviews_one = from_outer[1] == 0 && from_inner[1] > 0;
+            if !reviews_one || cascade.lenience > 1.0 || cascade.leading.is_some() {
                 return None;
             }
             let traces = traces_of(id);

@@ -1,0 +1,50 @@
+//! Cascades of models: greedy output is plain, with a chain alone and with other first tokens beside it.
+
+use draftsmith_theory::{DrafterId, MaxGramConfig};
+
+use super::*;
+use crate::cascade::{Cascade, CascadeConfig};
+use crate::max_gram::MaxGramDraft;
+
+#[test]
+fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
+    let mut num_rounds = [0; 2];
+    for name in FAMILIES {
+        let model = target_of(name);
+        let exit_layer = exit_layer_of(&model);
+        let name = format!("cascade-{name}");
+        let own = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, &name);
+        for (prompt, max_new_tokens) in prompts().iter().zip([3, 40, 40, 80]) {
+            let limits = Limits::new(max_new_tokens, vec![]);
+            let context = prompt.len() + 44;
+            let session = &mut ModelSession::new(&model, context, "target");
+            let plain = greedy_plain(session, prompt, &limits);
+            let mut session = session_with_exit(&model, exit_layer, context);
+            for lengths in [
+                vec![vec![1, 3], vec![0, 1]],
+                vec![vec![2, 0], vec![0, 3]],
+                vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
+            ] {
+                for leading in [1, 8] {
+                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context);
+                    let separate = SeparateDraft::new(&model, None, 96, context);
+                    let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
+                        vec![Box::new(self_draft)];
+                    if lengths.len() > 2 {
+                        models.push(Box::new(separate));
+                    }
+                    let config = CascadeConfig { leading, ..CascadeConfig::new(lengths.clone()) };
+                    let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                    let id = DrafterId::Cascade { number: 1 };
+                    let drafter = &mut Cascade::new(id, config, models, Some(lookup));
+                    let rule = &mut FixedLength::new(9).expect("a valid length");
+                    let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                    assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?} {leading}");
+                    num_rounds[usize::from(leading > 1)] += found.trace.rounds.len();
+                }
+            }
+        }
+    }
+    // The target's token is among its drafter's first eight where it is not the first.
+    assert!(10 * num_rounds[1] < 9 * num_rounds[0], "{num_rounds:?}");
+}
