@@ -4,7 +4,7 @@
 //! This file owns the rows: their schema, their order and their reading and writing as text.
 //! `results/names.rs` says what drafters and rules are called, `results/group.rs` puts together
 //! what may be compared, `results/summary.rs` owns the other schema,
-//! `results/against_chains.rs` says at which prices trees and cascades are worth it. The rates come from the theory
+//! `results/against_chains.rs` says at which costs trees and cascades are worth it. The rates come from the theory
 //! crate's `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table`
 //! and `report` show these rows.
 //!

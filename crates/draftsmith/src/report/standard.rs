@@ -1,5 +1,5 @@
 //! Drafters at standard costs: what each yields a round and is worth apart from this machine's kernels,
-//! at which prices trees and cascades pay, and what CS-Drafting's formulas expect of drafters.
+//! at which costs trees and cascades pay, and what CS-Drafting's formulas expect of drafters.
 
 use minijinja::{Value, context};
 
@@ -42,27 +42,27 @@ pub(super) fn beside_chains(group: &Group<'_>) -> Option<Value> {
                 other => label(it.other),
                 gain => gain(1.0 + it.gain),
                 free_rows => gain(1.0 + it.gain_with_free_rows),
-                worth => prices(it.worth),
+                worth => costs(it.worth),
             }
         })
         .collect();
     (!rows.is_empty()).then(|| context! { rows, worth => percent(WORTH) })
 }
 
-fn prices(worth: WorthAt) -> String {
+fn costs(worth: WorthAt) -> String {
     match worth {
-        WorthAt::RowPrices(from, to) if from == 0.0 && to >= 1.0 => "whatever a row takes".into(),
-        WorthAt::RowPrices(0.0, to) => format!("a row takes {} or less", percent(to)),
-        WorthAt::RowPrices(from, to) if to >= 1.0 => {
+        WorthAt::RowCosts(from, to) if from == 0.0 && to >= 1.0 => "whatever a row takes".into(),
+        WorthAt::RowCosts(0.0, to) => format!("a row takes {} or less", percent(to)),
+        WorthAt::RowCosts(from, to) if to >= 1.0 => {
             format!("a row takes {} or more", percent(from))
         }
-        WorthAt::RowPrices(from, to) => {
+        WorthAt::RowCosts(from, to) => {
             format!("a row takes {} to {}", percent(from), percent(to))
         }
-        WorthAt::DraftPrices(times) => {
+        WorthAt::DraftCosts(times) => {
             format!("rows are free, drafts {}\u{d7} as dear", number(times, 2))
         }
-        WorthAt::Nowhere => "at no prices tried".into(),
+        WorthAt::Nowhere => "at no costs tried".into(),
     }
 }
 

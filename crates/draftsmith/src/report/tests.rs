@@ -366,7 +366,7 @@ fn numbers_are_set_for_reading() {
 }
 
 #[test]
-fn trees_stand_beside_chains_with_the_prices_at_which_they_pay() {
+fn trees_stand_beside_chains_with_the_costs_at_which_they_pay() {
     let heading = "Trees and cascades beside chains";
     assert!(!page().contains(heading), "there are none");
     let shape = "2x1x3".parse().expect("it is a shape");

@@ -2,8 +2,8 @@
 //! this machine's costs and at others.
 //!
 //! What a setting takes a token is a number of target forwards, further rows of those, and draft
-//! forwards. The counts were measured; a row's price and that of draft forwards may be others elsewhere,
-//! so each side goes by the setting that is best at the prices.
+//! forwards. The counts were measured; what rows and draft forwards cost may differ elsewhere, and
+//! each side then goes by the setting that is best there.
 
 use draftsmith_theory::DrafterId;
 
@@ -12,10 +12,10 @@ use super::{ALL_CATEGORIES, DrafterName, Group, ResultRow};
 
 /// What trees and cascades are asked to gain.
 pub(crate) const WORTH: f64 = 0.1;
-/// Prices of a row that are tried: thousandths of a target forward, up to a whole one.
-const ROW_PRICES: u32 = 1000;
+/// Costs of a row that are tried: thousandths of a target forward, up to a whole one.
+const ROW_COSTS: u32 = 1000;
 /// How far draft forwards are made cheaper and dearer: 4 doublings either way, in sixteenths.
-const DRAFT_PRICES: i32 = 4 * 16;
+const DRAFT_COSTS: i32 = 4 * 16;
 
 /// The best tree or cascade beside the best chain, for the prompts of a category or all.
 #[derive(Debug)]
@@ -34,14 +34,14 @@ pub(crate) struct AgainstChains<'a> {
     pub(crate) worth: WorthAt,
 }
 
-/// At which prices something is worth it.
+/// At which costs something is worth it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum WorthAt {
     /// Where a further row takes from one to the other of these shares of a target forward, and draft
     /// forwards what they take here. The second is 1 where it was not tried further.
-    RowPrices(f64, f64),
+    RowCosts(f64, f64),
     /// Where rows cost nothing and draft forwards so many times what they take here: the nearest.
-    DraftPrices(f64),
+    DraftCosts(f64),
     /// At none that was tried.
     Nowhere,
 }
@@ -67,8 +67,8 @@ impl Taken {
         })
     }
 
-    fn at(&self, row_price: f64, draft_price: f64) -> f64 {
-        self.forwards + row_price * self.rows + draft_price * self.drafting
+    fn at(&self, row_cost: f64, draft_cost: f64) -> f64 {
+        self.forwards + row_cost * self.rows + draft_cost * self.drafting
     }
 }
 
@@ -95,10 +95,10 @@ fn of_category<'a>(category: &'a str, group: &Group<'a>) -> Option<AgainstChains
         |chains: bool| fastest(rows().filter(move |row| is_chain(row.drafter) == Some(chains)));
     let (chain, other) = (best(true)?, best(false)?);
     let taken: Vec<Taken> = rows().filter_map(Taken::of).collect();
-    let gain_at = |row_price: f64, draft_price: f64| {
+    let gain_at = |row_cost: f64, draft_cost: f64| {
         let least = |chains: bool| {
             let of_side = taken.iter().filter(|taken| taken.is_chain == chains);
-            of_side.map(|taken| taken.at(row_price, draft_price)).fold(f64::INFINITY, f64::min)
+            of_side.map(|taken| taken.at(row_cost, draft_cost)).fold(f64::INFINITY, f64::min)
         };
         least(true) / least(false) - 1.0
     };
@@ -113,17 +113,17 @@ fn of_category<'a>(category: &'a str, group: &Group<'a>) -> Option<AgainstChains
 }
 
 fn worth_at(gain_at: impl Fn(f64, f64) -> f64) -> WorthAt {
-    let price = |step: u32| f64::from(step) / f64::from(ROW_PRICES);
-    let is_worth = |step: &u32| gain_at(price(*step), 1.0) >= WORTH;
-    if let Some(first) = (0..=ROW_PRICES).find(is_worth) {
-        let last = (first..=ROW_PRICES).take_while(is_worth).last().unwrap_or(first);
-        return WorthAt::RowPrices(price(first), price(last));
+    let cost = |step: u32| f64::from(step) / f64::from(ROW_COSTS);
+    let is_worth = |step: &u32| gain_at(cost(*step), 1.0) >= WORTH;
+    if let Some(first) = (0..=ROW_COSTS).find(is_worth) {
+        let last = (first..=ROW_COSTS).take_while(is_worth).last().unwrap_or(first);
+        return WorthAt::RowCosts(cost(first), cost(last));
     }
     let scale = |step: i32| 2_f64.powf(f64::from(step) / 16.0);
     // The nearest first, cheaper ones ahead of dearer ones.
-    let nearest = (1..=DRAFT_PRICES).flat_map(|step| [-step, step]);
+    let nearest = (1..=DRAFT_COSTS).flat_map(|step| [-step, step]);
     let found = nearest.map(scale).find(|scale| gain_at(0.0, *scale) >= WORTH);
-    found.map_or(WorthAt::Nowhere, WorthAt::DraftPrices)
+    found.map_or(WorthAt::Nowhere, WorthAt::DraftCosts)
 }
 
 #[cfg(test)]
@@ -132,30 +132,30 @@ mod tests {
 
     /// A chain and something else, each told as forwards, rows and drafting of a token.
     fn found(chain: [f64; 3], other: [f64; 3]) -> WorthAt {
-        let at = |[forwards, rows, drafting]: [f64; 3], row_price: f64, draft_price: f64| {
-            Taken { is_chain: true, forwards, rows, drafting }.at(row_price, draft_price)
+        let at = |[forwards, rows, drafting]: [f64; 3], row_cost: f64, draft_cost: f64| {
+            Taken { is_chain: true, forwards, rows, drafting }.at(row_cost, draft_cost)
         };
         worth_at(|rows, drafts| at(chain, rows, drafts) / at(other, rows, drafts) - 1.0)
     }
 
     #[test]
-    fn prices_are_found_at_which_the_gain_is_a_tenth() {
+    fn costs_are_found_at_which_the_gain_is_a_tenth() {
         // 0.5 + r over 0.4 + 2 r is 1.1 at r = 0.05.
-        let WorthAt::RowPrices(from, to) = found([0.5, 1.0, 0.0], [0.4, 2.0, 0.0]) else {
+        let WorthAt::RowCosts(from, to) = found([0.5, 1.0, 0.0], [0.4, 2.0, 0.0]) else {
             panic!("it is worth it with free rows")
         };
         assert!(from == 0.0 && (0.049..=0.05).contains(&to), "{from} to {to}");
         // Fewer rows: the dearer they are, the better; 0.5 + r over 0.5 + 0.5 r is 1.1 at r = 0.111.
-        let WorthAt::RowPrices(from, to) = found([0.5, 1.0, 0.0], [0.5, 0.5, 0.0]) else {
+        let WorthAt::RowCosts(from, to) = found([0.5, 1.0, 0.0], [0.5, 0.5, 0.0]) else {
             panic!("it is worth it with dear rows")
         };
         assert!((0.111..=0.112).contains(&from) && to == 1.0, "{from} to {to}");
         // Less drafting and as many rows: 0.5 + 0.1 s over 0.5 + 0.02 s is 1.1 at s = 0.641; and more of it.
-        let WorthAt::RowPrices(from, to) = found([0.5, 0.0, 0.1], [0.5, 0.0, 0.02]) else {
+        let WorthAt::RowCosts(from, to) = found([0.5, 0.0, 0.1], [0.5, 0.0, 0.02]) else {
             panic!("it is worth it here")
         };
         assert_eq!((from, to), (0.0, 1.0));
-        let WorthAt::DraftPrices(times) = found([0.5, 0.0, 0.1], [0.5, 0.0, 0.06]) else {
+        let WorthAt::DraftCosts(times) = found([0.5, 0.0, 0.1], [0.5, 0.0, 0.06]) else {
             panic!("it would be, were drafting dearer")
         };
         // 0.5 + 0.1 s over 0.5 + 0.06 s is 1.1 at s = 1.47; a sixteenth of a doubling is 4 %.
