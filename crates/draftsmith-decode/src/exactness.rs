@@ -16,6 +16,7 @@ mod many;
 mod max_gram;
 mod merged;
 mod replay;
+mod static_trees;
 mod tables;
 mod trees;
 
@@ -72,6 +73,7 @@ impl Case {
             head: HeadTiming::AfterRead,
             head_reads_round: false,
             num_drawn: u32::MAX,
+            never: 0.2,
         };
         Self {
             target: table(2 * seed),

@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice,
+    Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice, child_rank,
 };
 
 use crate::drafter::StepDrafter;
@@ -236,7 +236,9 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 first.target_log_prob = self.target_log_prob(first, target_logits.as_deref());
                 rollouts.push(rollout);
             }
-            along.places.push(RecordedPlace { candidate, rollout: None });
+            let is_greedy = self.options.decoding.choice == TokenChoice::Greedy;
+            let draft_rank = is_greedy.then(|| child_rank(step.row.logits(), token_id));
+            along.places.push(RecordedPlace { candidate, rollout: None, draft_rank });
         }
         if !rollouts.is_empty() {
             self.roll_out(&mut rollouts, running)?;

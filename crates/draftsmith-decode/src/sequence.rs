@@ -73,7 +73,7 @@ pub struct RoundTokens<'a> {
     pub kept: &'a [u32],
     /// Candidates drafted.
     pub num_drafted: usize,
-    /// Candidates accepted, before any cut.
+    /// Candidates accepted, up to where the text ends.
     pub num_accepted: usize,
     /// The target's own logits where each token was verified or drawn, `[kept, vocab]`; none
     /// where the candidates that stand were not proposed as the first ones, one behind the other.
@@ -261,7 +261,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Cuts what a round yielded behind the first `num_standing` tokens, and tells the rule.
-    fn keep(&mut self, num_standing: usize, round: Round) {
+    fn keep(&mut self, num_standing: usize, mut round: Round) {
         let limits = self.limits.of_drafts(0);
         let is_end = |len: &usize| limits.is_end(&self.tokens[..*len]);
         let end = (num_standing + 1..=self.tokens.len()).find(is_end);
@@ -270,6 +270,8 @@ impl<'a> Sequence<'a> {
         self.num_kept = num_yielded.min(self.max_len - num_standing);
         self.tokens.truncate(num_standing + self.num_kept);
         self.trace.num_tokens += self.num_kept;
+        // Look-ups, and what grows beside a tree's chain, may run past the text's end.
+        round.num_accepted = round.num_accepted.min(num_yielded);
         self.trace.rounds.push(round);
         if let Some(rule) = &mut self.rule {
             rule.end_round(RoundEnd { num_accepted: round.num_accepted, num_kept: self.num_kept });

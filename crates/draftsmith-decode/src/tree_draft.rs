@@ -52,7 +52,7 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
-    /// The candidates of the chain, which the stop rule sees.
+    /// What stands and the candidates of the chain, which the stop rule sees.
     chain: Vec<u32>,
     /// What each node follows.
     parents: Vec<Option<usize>>,
@@ -89,20 +89,16 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    for round in &mut *rounds {
-        // A chain is told of without the text before it. What stands is cut behind the text's end.
-        round.limits.text_end = None;
-    }
-    let begin = |phase: DraftPhase| Growing {
+    let by_head = shape.grown_by == GrownBy::Head;
+    let phases = begin_phases(drafter, target, rounds, by_head);
+    let begin = |(phase, round): (DraftPhase, &DraftRound<'_>)| Growing {
         phase,
         growth: TreeGrowth::new(shape),
-        chain: Vec::new(),
+        chain: round.tokens.clone(),
         parents: Vec::new(),
         num_unread: 0,
     };
-    let by_head = shape.grown_by == GrownBy::Head;
-    let phases = begin_phases(drafter, target, rounds, by_head).into_iter();
-    let mut trees: Vec<Growing> = phases.map(begin).collect();
+    let mut trees: Vec<Growing> = phases.into_iter().zip(&*rounds).map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
         let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();

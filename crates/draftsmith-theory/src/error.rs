@@ -92,6 +92,18 @@ pub enum TheoryError {
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
     NoHeadRecorded,
+    /// A replay of a tree of which what is read or proposed depends on more than its shape.
+    #[error(
+        "the tree `{0}` is not replayed: what is proposed of it depends on probabilities that are not \
+         recorded; list its nodes, as in `2-1.1`"
+    )]
+    NoStaticTree(String),
+    /// A replay of a static tree along responses without the ranks of their tokens.
+    #[error(
+        "a static tree is replayed by the ranks of a response's tokens among the drafter's, which were \
+         not recorded: record greedy responses again; sampled ones are not replayed in trees"
+    )]
+    NoRanksRecorded,
     /// Nothing to fit a rule to.
     #[error("no candidate was recorded: there is nothing to fit a rule to")]
     NothingRecorded,

@@ -23,6 +23,7 @@ mod judged;
 mod look_ups;
 mod predicted;
 mod recorded_steps;
+mod static_trees;
 mod step_function;
 #[cfg(test)]
 pub(crate) mod test_recordings;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 
 use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
-    RoundEnd, StopRule, StopRuleConfig, TheoryError, Trace, acceptance_prob, trace::RoundCounts,
+    StopRule, StopRuleConfig, TheoryError, Trace, acceptance_prob, trace::RoundCounts,
 };
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
@@ -82,6 +83,9 @@ pub struct RecordedPlace {
     /// response's token is drafted and accepted; also at the last place the limit allows, where
     /// nothing is drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
+    /// Which of the drafter's tokens the response's is there ([`child_rank`](crate::child_rank)). None of
+    /// sampled responses, and where it was not recorded.
+    pub draft_rank: Option<u32>,
 }
 
 /// A response, recorded.
@@ -313,8 +317,7 @@ impl Recordings {
             };
             observe(drafter, round);
             counts.add_round(round);
-            let RoundCounts { num_accepted, num_kept, .. } = round;
-            rule.end_round(RoundEnd { num_accepted, num_kept });
+            rule.end_round(round.end());
         }
         Spending { counts, seconds }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DrafterId, Forwards, TheoryError};
+use crate::{DrafterId, Forwards, RoundEnd, TheoryError};
 
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Round {
     /// forward is the target's shallow layers, the adapter and the LM head; a drafter that looks
     /// tokens up has none.
     pub forwards: Forwards,
-    /// Candidates the target accepted.
+    /// Candidates the target accepted, up to where the text ends.
     pub num_accepted: usize,
     /// Time drafting took.
     pub draft_time: Duration,
@@ -138,7 +138,7 @@ pub struct Counts {
     pub num_draft_forwards: usize,
     /// Candidates drafted.
     pub num_drafted: usize,
-    /// Candidates accepted, later cuts not considered.
+    /// Candidates accepted, up to where the text ends.
     pub num_accepted: usize,
     /// N_discarded: candidates rejected, and tokens cut by an end-of-sequence token or the token
     /// limit.
@@ -153,6 +153,13 @@ pub(crate) struct RoundCounts {
     pub(crate) num_accepted: usize,
     /// Tokens kept of the accepted candidates and the target's own.
     pub(crate) num_kept: usize,
+}
+
+impl RoundCounts {
+    /// What a rule is told of the round.
+    pub(crate) fn end(self) -> RoundEnd {
+        RoundEnd { num_accepted: self.num_accepted, num_kept: self.num_kept }
+    }
 }
 
 impl Counts {

@@ -9,7 +9,7 @@
 //! section 3); where a few nodes are, EAGLE-2's (Li et al. 2024, section 4): those of the greatest
 //! products of probabilities are expanded, and of what is left the greatest fill the proposal. Where a
 //! shape tells the children of every node, it is Medusa's (Cai et al. 2024, section 2.3.1): all of them
-//! are proposed, and those are read that have some.
+//! are proposed, and those are read that have some, whatever tokens they are.
 //!
 //! A node's children are either its drafter's most probable tokens, which are certain, or drawn
 //! without replacement. What was drawn always goes to the target: leaving it out because of what it
@@ -22,9 +22,9 @@ mod tests;
 
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
-pub use children::Children;
-use shape::Place;
-pub use shape::{GrownBy, TreeChildren, TreeShape};
+pub use children::{Children, child_rank};
+pub use shape::{GrownBy, MAX_CHILDREN, TreeChildren, TreeShape};
+pub(crate) use shape::{Level, Place};
 
 /// The tree of one round on its way.
 #[derive(Debug, Clone)]
@@ -182,8 +182,9 @@ impl TreeGrowth {
     }
 
     /// Makes nodes of what the drafter is to read next, the chain's last token first and behind it
-    /// the most probable that do not end a response and may have children, and appends their tokens to
-    /// `tokens`. Returns their number.
+    /// the most probable that may have children, and appends their tokens to `tokens`. Of a static shape
+    /// that is all of them; of others none that ends a response, in whose place another is worth more.
+    /// Returns their number.
     pub fn read_next(
         &mut self,
         eos_token_ids: &[u32],
@@ -194,7 +195,8 @@ impl TreeGrowth {
         self.propose_tip(proposal, tokens);
         while proposal.len() - first < usize::from(self.shape.num_read)
             && let Some(next) = self.next_beside(|shape, candidate| {
-                shape.width(candidate.place) > 0 && !eos_token_ids.contains(&candidate.token_id)
+                let is_end = || eos_token_ids.contains(&candidate.token_id);
+                shape.width(candidate.place) > 0 && (shape.is_static() || !is_end())
             })
         {
             self.propose(next, proposal, tokens);

@@ -212,6 +212,11 @@ impl TableRow<'_> {
         self.list::<UInt32Type>(column)
     }
 
+    /// The list where it is not null.
+    pub(crate) fn ids_if_any(&self, column: &'static str) -> Result<Option<Vec<u32>>, DataError> {
+        if self.is_null(column) { Ok(None) } else { self.ids(column).map(Some) }
+    }
+
     pub(crate) fn floats(&self, column: &'static str) -> Result<Vec<f32>, DataError> {
         self.list::<Float32Type>(column)
     }

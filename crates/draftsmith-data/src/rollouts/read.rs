@@ -64,6 +64,7 @@ fn rollout(row: &TableRow<'_>) -> Result<RolloutRow, DataError> {
             predicted_acceptance_prob: predicted(row)?,
             draft_log_prob: row.doubles("draft_log_prob")?,
             target_log_prob: row.doubles("target_log_prob")?,
+            draft_rank: row.ids_if_any("draft_rank")?,
         },
         is_response: row.flag("is_response")?,
     })

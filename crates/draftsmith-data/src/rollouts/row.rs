@@ -54,10 +54,16 @@ pub struct RolloutCandidates {
     /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
     /// allowed. NaN where the target was not asked: behind a rollout's first candidate, of all or none.
     pub target_log_prob: Vec<f64>,
+    /// Of a greedy response's own tokens: which of the drafter's most probable each is, from 0 on, as a
+    /// tree has children; 64 stands for that or more. `None` of others, and in files of versions that did
+    /// not record it.
+    pub draft_rank: Option<Vec<u32>>,
 }
 
 /// The one column of which the last number may be missing.
 const PREDICTED: &str = "predicted_acceptance_prob";
+/// Which of the drafter's tokens a greedy response's are.
+pub(super) const DRAFT_RANK: &str = "draft_rank";
 /// The one of which a rollout may have the first alone.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
@@ -83,6 +89,10 @@ impl RolloutRow {
                 false => "is not empty, but only the response's row has the prompt",
             };
             return Err(self.error("prompt_ids", problem));
+        }
+        if !self.is_response && self.candidates.draft_rank.is_some() {
+            let problem = "is not null, but only the response's tokens have ranks";
+            return Err(self.error(DRAFT_RANK, problem));
         }
         if self.is_response && self.start != 0 {
             return Err(self.error("start", "is not 0, where the response begins"));
@@ -133,10 +143,12 @@ impl RolloutRow {
             PREDICTED => found == 0 || !found.is_multiple_of(expected.max(1)),
             _ => found != expected,
         };
-        match self.numbers().find(|(column, _, values)| is_wrong(column, values.len())) {
+        let ranks = self.candidates.draft_rank.iter().map(|ranks| (DRAFT_RANK, ranks.len()));
+        let mut lists =
+            self.numbers().map(|(column, _, values)| (column, values.len())).chain(ranks);
+        match lists.find(|(column, found)| is_wrong(column, *found)) {
             None => Ok(()),
-            Some((column, _, values)) => {
-                let found = values.len();
+            Some((column, found)) => {
                 let problem = format!("has {found} values, `candidate_ids` has {expected}");
                 Err(self.error(column, problem))
             }

@@ -3,7 +3,7 @@
 use crate::columns::{Column, Kind};
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 13] = [
+pub(super) const COLUMNS: [Column; 14] = [
     Column::new("id", Kind::Text),
     Column::new("prompt_ids", Kind::Ids),
     Column::new("start", Kind::Number),
@@ -17,4 +17,5 @@ pub(super) const COLUMNS: [Column; 13] = [
     Column::part_of("the acceptance head", "predicted_acceptance_prob", Kind::Doubles),
     Column::new("draft_log_prob", Kind::Doubles),
     Column::new("target_log_prob", Kind::Doubles),
+    Column::optional("a greedy response", "draft_rank", Kind::Ids),
 ];

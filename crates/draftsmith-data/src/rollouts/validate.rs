@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 
 use super::provenance::{RolloutDecoding, RolloutProvenance};
-use super::row::{RolloutRow, TARGET_LOG_PROB};
+use super::row::{DRAFT_RANK, RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
 /// Checks every row ([`RolloutRow::validate`]), and the rules that the rows of one id keep
 /// together.
 ///
 /// They follow one another: first the response's, then the others by ascending `start`, at most one
-/// a position, and none begins with the response's token.
+/// a position, and none begins with the response's token, whose rank is 0 where there is none.
 ///
 /// # Errors
 /// [`DataError::Rollout`] with the first row and column that break a rule.
@@ -50,12 +50,13 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         }
         (None, None) | (Some(_), Some(_)) => (),
     }
+    let is_sampled = provenance.decoding() == RolloutDecoding::Sampled;
     // What a served target would say behind a candidate that it rejected nobody knows.
     let is_served = provenance.responses.served_model.is_some();
     if !is_served && !row.is_judged() {
         let needed_by = if provenance.head.is_some() || provenance.data.is_some() {
             Some("a head is judged by it or trained on it")
-        } else if row.is_response && provenance.decoding() == RolloutDecoding::Sampled {
+        } else if row.is_response && is_sampled {
             Some("a look-up along a sampled response stands by it")
         } else {
             None
@@ -63,6 +64,9 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         if let Some(why) = needed_by {
             return Err(row.error(TARGET_LOG_PROB, format!("is NaN, but {why}")));
         }
+    }
+    if is_sampled && row.candidates.draft_rank.is_some() {
+        return Err(row.error(DRAFT_RANK, "is not null, but only greedy responses have ranks"));
     }
     let ids = &row.candidates.candidate_ids;
     let max_length = provenance.max_length as usize;
@@ -107,6 +111,22 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
             return Err(rollout.error("candidate_ids", problem));
         }
         next = start + 1;
+    }
+    validate_ranks(first, rollouts)
+}
+
+/// Checks that ranks say of the same positions as rollouts that the drafter has the response's token:
+/// of all but the last that the limit allows, where nothing is drafted.
+fn validate_ranks(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
+    let mut starts = rollouts.iter().map(|rollout| rollout.start as usize).peekable();
+    let ranks = first.candidates.draft_rank.iter().flatten().enumerate();
+    for (at, rank) in ranks.take(first.limit as usize - 1) {
+        let problem = match (rank, starts.next_if_eq(&at)) {
+            (0, Some(_)) => format!("is 0 at {at}, where a rollout has another token"),
+            (rank, None) if *rank > 0 => format!("is {rank} at {at}, where there is no rollout"),
+            _ => continue,
+        };
+        return Err(first.error(DRAFT_RANK, problem));
     }
     Ok(())
 }

@@ -55,6 +55,10 @@ pub(super) fn to_array(rows: &[RolloutRow], column: Column) -> Result<ArrayRef, 
             let predicted = candidates.map(|row| row.predicted_acceptance_prob.as_ref());
             lists::<Float64Type>(column, predicted)
         }
+        "draft_rank" => {
+            let ranks = candidates.map(|row| row.draft_rank.as_ref());
+            lists::<UInt32Type>(column, ranks)
+        }
         "draft_log_prob" => doubles(|row| &row.draft_log_prob),
         "target_log_prob" => doubles(|row| &row.target_log_prob),
         name => unreachable!("`{name}` is in the schema, so it has a list in the row"),

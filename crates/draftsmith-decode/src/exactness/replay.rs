@@ -22,15 +22,15 @@ use crate::sequence::RoundTokens;
 use crate::target::Target;
 
 /// The greatest number of candidates that is recorded.
-const MAX_LENGTH: usize = 3;
+pub(super) const MAX_LENGTH: usize = 3;
 
 /// A target and what drafts for it.
-struct Models<'a, T, D> {
+pub(super) struct Models<'a, T, D> {
     case: &'a Case,
-    head: Head,
+    pub(super) head: Head,
     decoding: Decoding,
     target: T,
-    drafter: D,
+    pub(super) drafter: D,
 }
 
 impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
@@ -39,7 +39,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         self.decode_with(&mut self.drafter.clone(), rule, draws)
     }
 
-    fn decode_with(
+    pub(super) fn decode_with(
         &self,
         drafter: &mut dyn Drafter<T>,
         rule: &mut dyn StopRule,
@@ -61,7 +61,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     }
 
     /// The target's own tokens, recorded.
-    fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
+    pub(super) fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
         self.record_with(true, draws)
     }
 
@@ -289,7 +289,7 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Drafting> {
+pub(super) fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Drafting> {
     Models {
         case,
         head,
@@ -299,7 +299,11 @@ fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Dr
     }
 }
 
-fn self_draft(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Advanced, Advancing> {
+pub(super) fn self_draft(
+    case: &Case,
+    head: Head,
+    decoding: Decoding,
+) -> Models<'_, Advanced, Advancing> {
     let (target, drafter) = (Advanced::from(&case.target), Advancing::from(&case.draft));
     Models { case, head, decoding, target, drafter }
 }

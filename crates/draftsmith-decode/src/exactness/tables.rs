@@ -26,6 +26,8 @@ pub(super) struct Table {
     pub(super) head_reads_round: bool,
     /// The tokens that it draws, as a draft of a small vocabulary: those below.
     pub(super) num_drawn: u32,
+    /// How often a token has no chance.
+    pub(super) never: f64,
 }
 
 impl Table {
@@ -84,7 +86,7 @@ impl Table {
         (0..self.vocab_size)
             .map(|id| {
                 let logit = (draws.uniform() * 4.0 - 2.0) as f32;
-                let is_never = id > 0 && draws.bernoulli(0.2);
+                let is_never = id > 0 && draws.bernoulli(self.never);
                 match id as u32 >= self.num_drawn {
                     // What models give to the tokens outside a draft vocabulary.
                     true => -1e30,
@@ -198,12 +200,12 @@ pub(super) struct Drafting {
 fn drafted<'a>(
     table: &Table,
     starts: [usize; NUM_SLOTS],
-    rows: impl Iterator<Item = (&'a DraftStep<'a>, Vec<u32>)>,
+    rows: impl Iterator<Item = (&'a DraftStep<'a>, usize, Vec<u32>)>,
 ) -> Vec<Drafted> {
-    let drafted = |(step, prefix): (&DraftStep<'_>, Vec<u32>)| {
+    let drafted = |(step, row, prefix): (&DraftStep<'_>, usize, Vec<u32>)| {
         let logits = table.row(&prefix);
         let signals = table.signals(&prefix, &logits, step.needs, starts[step.slot]);
-        Drafted { logits, signals, num_forwards: 1 }
+        Drafted { logits, signals, num_forwards: usize::from(row == 0) }
     };
     rows.map(drafted).collect()
 }
@@ -249,10 +251,10 @@ impl<T> StepDrafter<T> for Drafting {
             read.advance(step.tokens, step.parents);
             self.read[step.slot] = read.last_prefixes(step.num_rows).collect();
         }
-        let of_step = |step: &&DraftStep<'_>| self.read[step.slot].clone();
-        let rows = steps
-            .iter()
-            .flat_map(|step| of_step(&step).into_iter().map(move |prefix| (step, prefix)));
+        let rows = steps.iter().flat_map(|step| {
+            let prefixes = self.read[step.slot].clone().into_iter();
+            prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
+        });
         Ok(drafted(&self.table, self.starts, rows))
     }
 
@@ -403,7 +405,7 @@ impl StepDrafter<Advanced> for Advancing {
         }
         let rows = steps.iter().flat_map(|step| {
             let prefixes = self.read[step.slot].last_prefixes(step.num_rows);
-            prefixes.map(move |prefix| (step, prefix))
+            prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
         });
         Ok(drafted(&self.table, self.starts, rows))
     }

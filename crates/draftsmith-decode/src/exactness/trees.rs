@@ -34,7 +34,7 @@ const SHAPES: [&str; 14] = [
 
 /// A drafter that is a table, with trees for proposals.
 #[derive(Clone)]
-struct Trees<D>(D, TreeShape);
+pub(super) struct Trees<D>(pub(super) D, pub(super) TreeShape);
 
 impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {

@@ -180,6 +180,43 @@ fn a_perfect_head_predicts_what_is_true() {
 }
 
 #[test]
+fn a_static_tree_that_is_a_chain_replays_as_its_chain_and_pays_for_what_it_reads() {
+    let recordings = random(7, 30, 0.6);
+    let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
+    let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
+    let tree = |text: &str, length| {
+        let shape = text.parse().expect("a shape");
+        let seconds = |num_read: usize| 0.02 * num_read as f64;
+        recordings.replay_tree(shape, &fixed(length), seconds, &costs).expect("replays")
+    };
+    let close = |one: Vec<Spending>, other: Vec<Spending>| {
+        for (one, other) in one.into_iter().zip(other) {
+            assert_eq!(one.counts, other.counts);
+            // Sums of some tens of rounds, in another order.
+            assert!((one.seconds - other.seconds).abs() < 1e-9);
+        }
+    };
+    // A chain may be all of its shape, or go on behind it.
+    close(tree("1-1-1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
+    close(tree("1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
+    close(tree("1-1-1", 2), recordings.replay(&fixed(2), &costs).expect("replays"));
+    // Three nodes behind what stands and one behind each: forwards of one node and of three.
+    let spent = tree("3-1.1.1", 2);
+    let rows = CostModel { draft_seconds: 0.0, ..model };
+    for Spending { counts, seconds } in &spent {
+        let verified = rows.seconds(&crate::Observation::new(counts, 0.0));
+        let (rounds, forwards) =
+            (counts.num_target_forwards as f64, counts.num_draft_forwards as f64);
+        // Rounds of two forwards are forwards - rounds, but for one that the limit leaves none.
+        let without = (seconds - verified) / 0.02 - (rounds + 3.0 * (forwards - rounds));
+        assert!([0.0, 2.0].iter().any(|of| (without - of).abs() < 1e-6), "{without}");
+    }
+    let (tree, chain) = (of(spent), total(recordings.replay_counts(&fixed(2)).expect("replays")));
+    assert!(tree.num_accepted > chain.num_accepted);
+    assert!(tree.num_target_forwards < chain.num_target_forwards);
+}
+
+#[test]
 fn what_was_not_recorded_is_refused() {
     let mut recordings = random(6, 2, 0.5);
     let refused = recordings.replay_counts(&fixed(9));

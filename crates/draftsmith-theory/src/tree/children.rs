@@ -1,8 +1,23 @@
 //! The children of one node, one after the other: the drafter's most probable tokens, which are
 //! certain, or tokens drawn without replacement.
 
+use super::shape::MAX_CHILDREN;
 use crate::select::largest;
 use crate::{DrawnFrom, Draws, SoftmaxSummary};
+
+/// Which of a node's children a token would be, by the logits that candidates are chosen by there: 0 is
+/// the most probable, of equals the first. [`MAX_CHILDREN`] is that or more, or a token without a chance,
+/// which is nobody's child.
+pub fn child_rank(logits: &[f32], token_id: u32) -> u32 {
+    let own = logits[token_id as usize];
+    if own == f32::NEG_INFINITY {
+        return MAX_CHILDREN;
+    }
+    let (before, behind) = logits.split_at(token_id as usize);
+    let num_before = before.iter().filter(|logit| **logit >= own).count()
+        + behind.iter().filter(|logit| **logit > own).count();
+    MAX_CHILDREN.min(num_before as u32)
+}
 
 /// What is left of a node's children.
 #[derive(Debug, Clone)]

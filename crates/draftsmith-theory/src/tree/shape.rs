@@ -13,6 +13,8 @@ const MAX_DEPTHS: usize = 8;
 /// The most nodes that are told one by one: a verification of as many rows is what packed weights are
 /// quick at, and Medusa's largest has 63.
 const MAX_STATIC_NODES: usize = 64;
+/// The most children that a node of a static shape can have.
+pub const MAX_CHILDREN: u32 = MAX_STATIC_NODES as u32;
 
 /// How a tree grows. In names and settings either widths by depth, `3-2-1x4x16`, of which forwards read
 /// the most probable nodes; or the children of every node, `3-2.0.1-1`, of which forwards read those
@@ -44,16 +46,25 @@ enum Branching {
 
 /// A place in a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Tokens of the round up to it; the sequence that stands is at 0.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
     /// Its number among the nodes of a shape that tells them one by one, from 1 on; None behind those.
     number: Option<usize>,
 }
 
 impl Place {
     /// The sequence that stands.
-    pub(super) const ROOT: Self = Self { depth: 0, number: Some(0) };
+    pub(crate) const ROOT: Self = Self { depth: 0, number: Some(0) };
+}
+
+/// The nodes of one depth of a static shape, or the sequence that stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Level {
+    /// Those that have children.
+    pub(crate) num_parents: usize,
+    /// The children of all of them.
+    pub(crate) num_children: usize,
 }
 
 /// By what a tree's nodes are compared, in products along their paths.
@@ -153,8 +164,29 @@ impl TreeShape {
         Self { grown_by: GrownBy::Head, ..self }
     }
 
+    /// Whether the children of every node are told, all of which are proposed.
+    pub fn is_static(&self) -> bool {
+        matches!(self.branching, Branching::OfEach(_))
+    }
+
+    /// What a static shape has behind the sequence that stands and behind the nodes of each depth, as
+    /// far as nodes have children; None of others.
+    pub(crate) fn levels(&self) -> Option<Vec<Level>> {
+        let Branching::OfEach(counts) = &self.branching else { return None };
+        let of_level = |own: Vec<u8>| Level {
+            num_parents: own.iter().filter(|count| **count > 0).count(),
+            num_children: own.iter().map(|count| usize::from(*count)).sum(),
+        };
+        Some(levels(counts).into_iter().map(of_level).collect())
+    }
+
+    /// How deep a static shape is; None of others.
+    pub fn depth(&self) -> Option<usize> {
+        self.levels().map(|levels| levels.len())
+    }
+
     /// The children of a node.
-    pub(super) fn width(&self, place: Place) -> usize {
+    pub(crate) fn width(&self, place: Place) -> usize {
         match &self.branching {
             Branching::ByDepth(widths) => {
                 let len = num_told(widths);
@@ -167,7 +199,7 @@ impl TreeShape {
     }
 
     /// Where a child is. A chain may go on where a shape has no child.
-    pub(super) fn child(&self, parent: Place, rank: usize) -> Place {
+    pub(crate) fn child(&self, parent: Place, rank: usize) -> Place {
         let number = match &self.branching {
             Branching::ByDepth(_) => None,
             Branching::OfEach(counts) => {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::select::largest;
 use crate::{Sampling, SeededDraws, TheoryError};
 
 fn shape(text: &str) -> TreeShape {
@@ -210,6 +211,31 @@ fn an_end_token_is_proposed_and_never_read() {
     let (proposal, _) = grown(shape("2x2x3"), &probs, 2, &Decoding::GREEDY, draws);
     let paths = paths(&proposal);
     assert!(paths.contains(&vec![9]) && paths.iter().all(|path| path[0] != 9 || path.len() == 1));
+}
+
+#[test]
+fn a_static_tree_reads_what_its_shape_says_whatever_tokens_those_are() {
+    let draws = &mut SeededDraws::new(1, &["tree"]);
+    let mut probs = [0.02; 10];
+    (probs[1], probs[9]) = (0.5, 0.34);
+    let (proposal, num_read) = grown(shape("2-1.1"), &probs, 2, &Decoding::GREEDY, draws);
+    assert_eq!((paths(&proposal).len(), num_read), (4, 2));
+    assert!(paths(&proposal).contains(&vec![9, 1]));
+}
+
+#[test]
+fn a_token_has_the_rank_of_the_child_that_it_would_be() {
+    let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, -1e30, 1.0, f32::NEG_INFINITY];
+    let all = largest(&logits, logits.len());
+    assert_eq!(all, [1, 3, 0, 5, 4]);
+    for (rank, token) in all.into_iter().enumerate() {
+        assert_eq!(child_rank(&logits, token), rank as u32);
+    }
+    // Nobody's child, and one behind the last that a shape can have.
+    assert_eq!([2, 6].map(|token| child_rank(&logits, token)), [MAX_CHILDREN; 2]);
+    let descending: Vec<f32> = (0..100).map(|token| -(token as f32)).collect();
+    let ranks = [0, 63, 64, 99].map(|token| child_rank(&descending, token));
+    assert_eq!(ranks, [0, 63, 64, MAX_CHILDREN]);
 }
 
 #[test]

@@ -14,7 +14,10 @@ pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<Ro
         is_response,
     };
     let tokens: Vec<_> = recording.places.iter().map(|place| &place.candidate).collect();
-    let mut rows = vec![row(0, true, &tokens)];
+    let mut response = row(0, true, &tokens);
+    response.candidates.draft_rank =
+        recording.places.iter().map(|place| place.draft_rank).collect();
+    let mut rows = vec![response];
     for (start, place) in recording.places.iter().enumerate() {
         if let Some(rollout) = &place.rollout {
             rows.push(row(start, false, &rollout.iter().collect::<Vec<_>>()));
@@ -27,9 +30,12 @@ pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<Ro
 pub(super) fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");
-        let mut places: Vec<RecordedPlace> = candidates(&response.candidates)
-            .map(|candidate| RecordedPlace { candidate, rollout: None })
-            .collect();
+        let ranks = &response.candidates.draft_rank;
+        let rank = |at: usize| ranks.as_ref().map(|ranks| ranks[at]);
+        let places = candidates(&response.candidates).enumerate().map(|(at, candidate)| {
+            RecordedPlace { candidate, rollout: None, draft_rank: rank(at) }
+        });
+        let mut places: Vec<RecordedPlace> = places.collect();
         for rollout in rollouts {
             places[rollout.start as usize].rollout =
                 Some(candidates(&rollout.candidates).collect());
@@ -60,6 +66,7 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
         predicted_acceptance_prob: has_head.then(predicted),
         draft_log_prob: list(|candidate| candidate.draft_log_prob),
         target_log_prob: list(|candidate| candidate.target_log_prob),
+        draft_rank: None,
     }
 }
 
@@ -102,13 +109,18 @@ mod tests {
         }
     }
 
-    fn recording(has_head: bool) -> Recording {
+    fn recording(has_head: bool, is_greedy: bool) -> Recording {
         let predicted = |prob: f64| PredictedProb::from(has_head.then_some(prob));
         let rollout = vec![candidate(9, predicted(0.25)), candidate(8, PredictedProb::Nothing)];
+        let place = |candidate, rollout, rank| RecordedPlace {
+            candidate,
+            rollout,
+            draft_rank: is_greedy.then_some(rank),
+        };
         let places = vec![
-            RecordedPlace { candidate: candidate(3, predicted(0.5)), rollout: None },
-            RecordedPlace { candidate: candidate(4, predicted(0.75)), rollout: Some(rollout) },
-            RecordedPlace { candidate: candidate(5, PredictedProb::Nothing), rollout: None },
+            place(candidate(3, predicted(0.5)), None, 0),
+            place(candidate(4, predicted(0.75)), Some(rollout), 2),
+            place(candidate(5, PredictedProb::Nothing), None, 0),
         ];
         Recording::new(vec![6, 7], places, 4)
     }
@@ -119,6 +131,7 @@ mod tests {
         let place = |token_id, probs: &[f64], rollout| RecordedPlace {
             candidate: candidate(token_id, by_round(probs)),
             rollout,
+            draft_rank: None,
         };
         let rollout = vec![candidate(9, by_round(&[0.25, 0.5, 0.75])), candidate(8, by_round(&[]))];
         let places = vec![
@@ -137,8 +150,8 @@ mod tests {
 
     #[test]
     fn recordings_come_back_from_rows() {
-        for has_head in [false, true] {
-            let one = recording(has_head);
+        for (has_head, is_greedy) in [(false, false), (true, false), (false, true)] {
+            let one = recording(has_head, is_greedy);
             let other = Recording::new(vec![6], one.places.to_vec(), 7);
             let mut rows = rows_of("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =
