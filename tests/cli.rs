@@ -44,5 +44,7 @@ mod survey;
 mod sweep;
 #[path = "cli/texts.rs"]
 mod texts;
+#[path = "cli/tree.rs"]
+mod tree;
 #[path = "cli/tune.rs"]
 mod tune;

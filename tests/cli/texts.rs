@@ -55,6 +55,11 @@ fn errors() {
     place.write("notes.txt", "text");
     place.write("odd.jsonl", "{\"prompt\": \"fine\"}\n{\"nothing\": \"known\"}\n");
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let trees = format!(
+        "[models]\ntarget = '{target}'\ndraft = '{draft}'\n\
+         [evaluate]\nprompts = ['train.jsonl']\n[evaluate.trees]\nshapes = ['tuned']\n"
+    );
+    place.write("trees.toml", trees);
     let cut = place.copy_model("draft-small", "cut").join("model.safetensors");
     let weights = std::fs::read(&cut).unwrap();
     std::fs::write(&cut, &weights[..weights.len() - 100]).unwrap();
@@ -92,6 +97,9 @@ fn errors() {
         told(&place, &["check", "nowhere"]),
         told(&place, &["check", &draft]),
         told(&place, &["inspect", "notes.txt"]),
+        told(&place, &["evaluate", "trees.toml"]),
+        told(&place, &["evaluate", "trees.toml", "--set", "evaluate.decodings=['sampled']"]),
+        told(&place, &["evaluate", "trees.toml", "--set", "evaluate.trees.shapes=['best']"]),
         generate(&["--head", "head"]),
         generate(&["--draft", &draft, "--head", &draft]),
         generate(&["--draft", "cut"]),

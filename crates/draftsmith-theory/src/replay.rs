@@ -20,6 +20,7 @@
 mod cascades;
 mod cost_optimal;
 mod judged;
+mod likely_shapes;
 mod look_ups;
 mod predicted;
 mod recorded_steps;

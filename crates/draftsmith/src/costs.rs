@@ -4,6 +4,7 @@
 mod measure;
 mod mixed;
 mod reviewing;
+mod wide;
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -16,6 +17,7 @@ use crate::recipe::GivenCosts;
 
 pub(crate) use measure::{Measurement, measure};
 pub(crate) use reviewing::measure_reviewing;
+pub(crate) use wide::measure_wide;
 
 /// The round lengths that are timed; the target reads one row more than a round has candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
@@ -39,8 +41,8 @@ pub(crate) struct Costs {
     pub(crate) confidence_seconds: f64,
     /// What a draft forward costs more with its entropy.
     pub(crate) entropy_seconds: f64,
-    /// The drafter's own forwards of 1, 2, … rows, as it reviews in a cascade; none where that was not
-    /// measured, and rows are taken to cost it as much more as they cost the target.
+    /// The drafter's own forwards of 1, 2, … rows, as it reviews in a cascade or reads a tree's nodes;
+    /// none where that was not measured, and rows are taken to cost it as much more as they cost the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reviewing: Option<RoundCosts>,
 }
@@ -100,8 +102,18 @@ impl Costs {
     /// # Errors
     /// If there is no price of a draft forward.
     pub(crate) fn review_seconds(&self) -> Result<impl Fn(usize) -> f64, TheoryError> {
-        let one = self.mixed_rounds.draft_seconds(self.drafter)?;
-        let (own, target) = (self.reviewing.as_ref(), &self.mixed_rounds);
+        self.forward_seconds(&self.mixed_rounds)
+    }
+
+    /// Seconds of a forward of the drafter, by its rows, in rounds that cost so much.
+    ///
+    /// # Errors
+    /// If there is no price of a draft forward.
+    pub(crate) fn forward_seconds(
+        &self,
+        target: &RoundCosts,
+    ) -> Result<impl Fn(usize) -> f64, TheoryError> {
+        let (one, own) = (target.draft_seconds(self.drafter)?, self.reviewing.as_ref());
         Ok(move |rows| match own {
             // Its forwards within rounds cost otherwise than those that were timed alone: rows add to them.
             Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),

@@ -12,6 +12,7 @@ mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
+mod found;
 mod max_gram;
 mod merged;
 mod overrides;
@@ -47,6 +48,7 @@ pub(crate) use self::prompts::{PromptSource, Split, Splits};
 pub(crate) use self::server::ServerLabels;
 pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
+pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::ends::Ends;
 use crate::prompts::reading::Reading;

@@ -34,7 +34,7 @@ pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use replay::{
-    ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
+    ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
 };
 pub(crate) use standard::{
     CascadeForm, CostBasis, CostRatios, ExpectedRound, Profiled, ProfiledPair, acceptance_prob,

@@ -1,12 +1,12 @@
-//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json`, `cascades.json`
-//! and `replay.json`.
+//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json`, `cascades.json`,
+//! `trees.json` and `replay.json`.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, TreeShape};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -75,19 +75,10 @@ pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()>
     Ok(write_whole(&recipe.tuning_dir().join(COSTS), text + "\n")?)
 }
 
-/// An entry of `cascades.json`: the lengths of a drafter over look-ups that are fastest by replay.
+/// What replay promises of a cascade or a tree that was tuned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct TunedCascade {
-    /// Who reviews, and who is reviewed.
-    pub(crate) drafters: Vec<DrafterId>,
-    pub(crate) decoding: DecodingName,
-    /// What the models computed in.
-    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
-    pub(crate) dtype: WeightDtype,
-    /// K.
-    pub(crate) lengths: Vec<Vec<usize>>,
-    /// Of how many matrices it is the best.
+pub(crate) struct ReplayedPromise {
+    /// Of how many it is the best.
     pub(crate) num_tried: usize,
     /// Prompts it was tuned on.
     pub(crate) num_prompts: usize,
@@ -101,8 +92,36 @@ pub(crate) struct TunedCascade {
     pub(crate) discard_rate: f64,
     /// The best fixed length of the drafter alone.
     pub(crate) best_fixed_length: usize,
-    /// Modelled speed over that, minus 1: below 0 where a cascade does not pay.
+    /// Modelled speed over that, minus 1: below 0 where the drafter's chains are faster.
     pub(crate) expected_gain: Estimate,
+}
+
+/// An entry of `trees.json`: the static tree of a drafter that is fastest by replay, greedy, with a chain
+/// as long as it is deep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TunedTree {
+    pub(crate) drafter: DrafterId,
+    /// What the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
+    pub(crate) shape: TreeShape,
+    #[serde(flatten)]
+    pub(crate) promise: ReplayedPromise,
+}
+
+/// An entry of `cascades.json`: the lengths of a drafter over look-ups that are fastest by replay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TunedCascade {
+    /// Who reviews, and who is reviewed.
+    pub(crate) drafters: Vec<DrafterId>,
+    pub(crate) decoding: DecodingName,
+    /// What the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
+    /// K.
+    pub(crate) lengths: Vec<Vec<usize>>,
+    #[serde(flatten)]
+    pub(crate) promise: ReplayedPromise,
     /// What CS-Drafting's closed form would choose.
     pub(crate) closed_form: ClosedFormCascade,
 }
@@ -127,6 +146,26 @@ pub(crate) fn write_cascades(recipe: &Recipe, entries: &[TunedCascade]) -> Resul
     Ok(write_whole(&recipe.tuning_dir().join(CASCADES), text + "\n")?)
 }
 
+/// The static trees that `tune` chose for the recipe with models that compute in `dtype`; none where it has
+/// not run with such, or was not asked for any.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn read_trees(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<TunedTree>> {
+    let mut all: Vec<TunedTree> = read_written(&recipe.tuning_dir().join(TREES), "tune")?;
+    all.retain(|entry| entry.dtype == dtype);
+    Ok(all)
+}
+
+/// Writes `trees.json`.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_trees(recipe: &Recipe, entries: &[TunedTree]) -> Result<()> {
+    let text = serde_json::to_string_pretty(entries).context("shapes are texts")?;
+    Ok(write_whole(&recipe.tuning_dir().join(TREES), text + "\n")?)
+}
+
 /// What `replay` found for the recipe of models that compute in `dtype`; nothing where it has not run
 /// for such.
 ///
@@ -148,6 +187,7 @@ pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
 
 const COSTS: &str = "costs.json";
 const CASCADES: &str = "cascades.json";
+const TREES: &str = "trees.json";
 const REPLAY: &str = "replay.json";
 
 /// Reads what `command` wrote; nothing where it has not run.

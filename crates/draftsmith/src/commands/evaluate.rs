@@ -6,8 +6,10 @@ mod machine;
 mod measure;
 mod promise;
 mod promised;
+mod resolved;
 mod settings;
 mod tuned_cascades;
+mod tuned_trees;
 mod write;
 
 use std::iter;
@@ -22,8 +24,8 @@ use serde::Serialize;
 use self::group::{Evaluated, Group};
 use self::measure::Bench;
 use self::promised::Promise;
+use self::resolved::Resolved;
 use self::settings::Setting;
-use self::tuned_cascades::Resolved;
 use self::write::write;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
@@ -65,9 +67,16 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, console)?;
-    let resolved = Resolved::read(recipe, evaluate, workspace.dtype())?;
+    let exports = Exports::read(recipe, evaluate, workspace)?;
+    let self_drafts = exports
+        .adapters
+        .iter()
+        .map(|adapter| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
+    let draft = pair.draft.as_ref().map(|_| DrafterId::Draft);
+    let drafters: Vec<DrafterId> = draft.into_iter().chain(self_drafts).collect();
+    let resolved = Resolved::read(recipe, evaluate, &drafters, workspace.dtype())?;
     let evaluate = &resolved.evaluate;
-    let exports = Exports::read(recipe, evaluate, workspace)?.with_others(evaluate, workspace)?;
+    let exports = exports.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let decoding = evaluate.decoding(*name);
         let tuned = tuned_rules(&exports, &decoding, workspace.dtype(), console)?;

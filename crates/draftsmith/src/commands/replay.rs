@@ -6,18 +6,19 @@
 //! and are judged themselves too: before and after, on the test prompts.
 
 use anyhow::Result;
-use draftsmith_theory::{Decoding, HeadMetrics, Recordings};
+use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
 
 use crate::console::Console;
 use crate::costs::Costs;
 use crate::exports::calibration::{FittedCalibration, HeadCalibration};
-use crate::judging::{Fold, Judging};
+use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
 use crate::results::{
     ClosedForm, CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay,
-    ReplayGroup,
+    ReplayGroup, ReplayedTree,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::sweep::{best_fixed, best_of_all};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{given_costs, read_costs, write_replay};
@@ -68,6 +69,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
                     share_accepted,
                     costs,
                     seed: recipe.seed,
+                    in_trees: evaluate.tunes_trees(*decoding),
                 };
                 replay.groups.push(sets.group(drafter, *decoding, source)?);
             }
@@ -113,6 +115,8 @@ struct Sets<'a> {
     share_accepted: Option<f64>,
     costs: Costs,
     seed: u64,
+    /// Whether a static tree is chosen too.
+    in_trees: bool,
 }
 
 impl Sets<'_> {
@@ -143,6 +147,23 @@ impl Sets<'_> {
             closed_form,
             rows: judging.rows(choices)?,
             oracle,
+            tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
+        })
+    }
+
+    fn tree(&self, judging: &Judging<'_>) -> Result<ReplayedTree> {
+        let judged = judge_trees(self.validation, &self.costs)?;
+        let shape = fastest_tree(&judged)?.shape;
+        let spent = replay_tree(shape, self.test, &self.costs)?;
+        let counts: Counts = spent.iter().map(|spent| spent.counts).sum();
+        Ok(ReplayedTree {
+            shape,
+            candidate_length: rule_of(shape).candidate_length,
+            num_tried: judged.len(),
+            speedup: judging.speedup(&spent),
+            gain: judging.estimate(&|some| over(judging.fixed(), &spent, some)),
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
         })
     }
 }

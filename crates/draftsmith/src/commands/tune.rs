@@ -5,14 +5,17 @@
 //! promises over the best fixed length; `evaluate` and `check` say whether the promise holds. A
 //! head's predictions are first calibrated on the same rollouts, where that makes them better;
 //! rules are then replayed, and later decode, with calibrated ones. Cascades over look-ups whose
-//! lengths the recipe leaves open get theirs from the same rollouts.
+//! lengths the recipe leaves open, and static trees whose shape it does, get theirs from the same
+//! rollouts.
 
 mod calibrate;
 mod cascades;
 mod draft_model;
+mod judged;
 mod measuring;
 mod runtimes;
 mod show;
+mod trees;
 
 use std::path::PathBuf;
 
@@ -26,9 +29,11 @@ use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
 use self::cascades::TriedCascade;
+use self::judged::Judged;
 use self::measuring::{cost_prompts, given_or_measured};
+use self::trees::TriedTree;
 use crate::console::Console;
-use crate::costs::{self, Costs, Measurement, measure_reviewing};
+use crate::costs::{self, Costs, Measurement, measure_reviewing, measure_wide};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
 use crate::exports::Exports;
@@ -45,7 +50,8 @@ use crate::sweep::{
     Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under, per_token,
 };
 use crate::tuning::{
-    CostsEntry, MeasuredCosts, TunedCascade, given_costs, write_cascades, write_costs,
+    CostsEntry, MeasuredCosts, TunedCascade, TunedTree, given_costs, write_cascades, write_costs,
+    write_trees,
 };
 use crate::workspace::Workspace;
 
@@ -75,6 +81,12 @@ pub(crate) struct Tuning {
     /// Of how many it is the best.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) cascades_tried: Vec<TriedCascade>,
+    /// The static tree that is fastest, where the recipe leaves one open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tree: Option<TunedTree>,
+    /// Of how many it is the best.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) trees_tried: Vec<TriedTree>,
     /// The export whose config was written, if there is one.
     pub(crate) export: Option<PathBuf>,
 }
@@ -142,6 +154,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             };
             let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
             let over_look_ups = cascades::is_asked_for(evaluate, recordings.drafter);
+            let in_trees = evaluate.tunes_trees(*name);
             let (source, measured) = given_or_measured(&given, drafter.id(), || {
                 let (decoders, prompts) = measuring.as_mut().context(
                     "costs are not measured where the target is served; hint: give the table \
@@ -151,9 +164,13 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
                 let mut measured =
                     costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)?;
-                if over_look_ups {
+                if over_look_ups || in_trees {
                     let reviewing = measure_reviewing(decoders, drafter, prompts)?;
                     measured.costs.reviewing = Some(reviewing);
+                }
+                if in_trees {
+                    let Costs { drafter, rounds, .. } = &mut measured.costs;
+                    *rounds = measure_wide(decoders, *drafter, prompts, rounds)?;
                 }
                 Ok(measured)
             })?;
@@ -170,12 +187,11 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
             tuning.calibration = calibrating;
             tuning.cost_source = source;
-            if over_look_ups {
-                let lookup = Lookup::of_recipe(evaluate, workspace)?;
+            if over_look_ups || in_trees {
                 let costs = &tuning.costs.costs;
                 let fixed = FixedLengthConfig { candidate_length: rule.best_fixed_length }.into();
                 let spent = recordings.replay(&fixed, &costs.of_rule(&fixed))?;
-                let judged = cascades::Judged {
+                let by = Judged {
                     recordings: &recordings,
                     costs,
                     cost_source: source,
@@ -183,8 +199,15 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                     seed: recipe.seed,
                     fixed: (rule.best_fixed_length, spent),
                 };
-                let (best, tried) = judged.best(*name, lookup.look_ups())?;
-                (tuning.cascade, tuning.cascades_tried) = (Some(best), tried);
+                if over_look_ups {
+                    let lookup = Lookup::of_recipe(evaluate, workspace)?;
+                    let (best, tried) = cascades::best(&by, *name, lookup.look_ups())?;
+                    (tuning.cascade, tuning.cascades_tried) = (Some(best), tried);
+                }
+                if in_trees {
+                    let (best, tried) = trees::best(&by)?;
+                    (tuning.tree, tuning.trees_tried) = (Some(best), tried);
+                }
             }
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
@@ -217,6 +240,10 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         tunings.iter().filter_map(|tuning| tuning.cascade.clone()).collect();
     if !cascades.is_empty() {
         write_cascades(recipe, &cascades)?;
+    }
+    let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
+    if !trees.is_empty() {
+        write_trees(recipe, &trees)?;
     }
     recipe.write_beside(&recipe.tuning_dir())?;
     console.document(&tunings)?;
@@ -323,6 +350,8 @@ fn choose(
         },
         cascade: None,
         cascades_tried: Vec::new(),
+        tree: None,
+        trees_tried: Vec::new(),
         export,
     };
     Ok((tuning, rule))

@@ -1,5 +1,5 @@
 //! What a drafter's own forwards cost that read several tokens: those with which it reviews, in a
-//! cascade, what was looked up.
+//! cascade, what was looked up, and those that read a tree's nodes.
 
 use std::collections::BTreeMap;
 

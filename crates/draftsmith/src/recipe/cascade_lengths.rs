@@ -3,6 +3,7 @@
 use draftsmith_decode::CascadeLengths;
 use serde::{Deserialize, Serialize};
 
+use super::found::Found;
 use crate::results::DecodingName;
 
 /// K, a row for who reviews and a column for who drafts.
@@ -29,14 +30,6 @@ pub(crate) struct LengthsOfEach {
     pub(crate) greedy: CascadeLengths,
     /// Of sampled ones.
     pub(crate) sampled: CascadeLengths,
-}
-
-/// Where a matrix is found that the recipe leaves open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Found {
-    /// By `tune`.
-    Tuned,
 }
 
 impl Lengths {

@@ -135,6 +135,11 @@ impl EvaluateRecipe {
         decoding.penalising(self.repetition_penalty)
     }
 
+    /// Whether `tune` is to find a static tree of each drafter under a way of decoding.
+    pub(crate) fn tunes_trees(&self, decoding: DecodingName) -> bool {
+        self.trees.as_ref().is_some_and(|trees| trees.is_tuned(decoding))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
@@ -151,7 +156,7 @@ impl EvaluateRecipe {
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.stop_rules.check()?;
-        self.trees.iter().try_for_each(TreesRecipe::check)?;
+        self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         self.cascades.iter().try_for_each(|cascade| cascade.check("evaluate.cascades"))?;
         self.merged.iter().try_for_each(MergedRecipe::check)?;

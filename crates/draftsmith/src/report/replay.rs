@@ -9,7 +9,8 @@ use super::key::Look;
 use super::text::{counted, gain, number, on_a_page, percent, sentence_case, times};
 use super::{FRAMES, Frame};
 use crate::results::{
-    ClosedForm, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, StopRuleName,
+    ClosedForm, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree,
+    StopRuleName,
 };
 
 const TOP: f64 = 10.0;
@@ -81,6 +82,7 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
             counted(replay.num_test_tokens, "token"),
         ),
         closed_form => replay.closed_form.as_ref().map(closed_form),
+        tree => replay.tree.as_ref().map(tree),
         fixed => fixed(replay).map(label),
         best => best.map(|row| context! {
             setting => label(row),
@@ -111,6 +113,18 @@ fn closed_form(closed_form: &ClosedForm) -> String {
         times(Some(closed_form.ewif)),
         closed_form.best_candidate_length,
         times(Some(closed_form.best_ewif)),
+    )
+}
+
+/// The static tree that is fastest.
+fn tree(tree: &ReplayedTree) -> String {
+    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain: over, .. } = *tree;
+    format!(
+        "static tree {shape} with K = {candidate_length}, the best of {num_tried} shapes: {}, {} over the \
+         fixed length ({})",
+        times(Some(speedup.value)),
+        gain(1.0 + over.value),
+        range(over, signed),
     )
 }
 

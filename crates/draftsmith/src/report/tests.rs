@@ -264,6 +264,10 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     assert!(page.contains(closed_form));
     let older = ReplayGroup { closed_form: None, ..replays[0].clone() };
     assert!(!page_of(&[older]).contains("EWIF"));
+    let tree = Some(fixture::static_tree());
+    let in_trees = page_of(&[ReplayGroup { tree, ..replays[0].clone() }]);
+    let told = "static tree 3-2.1 with K = 2, the best of 410 shapes: 2.52\u{d7}, +4.5\u{a0}% over";
+    assert!(in_trees.contains(told) && !page.contains("static tree"), "{in_trees}");
     // Three rules read the head, in two sizes of one picture.
     assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);
     assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);

@@ -6,7 +6,7 @@
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
+    CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName, TreeShape,
     expected_walltime_improvement,
 };
 use serde::{Deserialize, Serialize};
@@ -83,6 +83,29 @@ pub(crate) struct ReplayGroup {
     pub(crate) rows: Vec<ReplayRow>,
     /// What a rule could gain that knew the answers (Lemma 2.1); greedy only.
     pub(crate) oracle: Option<Estimate>,
+    /// The static tree that was fastest on validation prompts, where the recipe leaves one open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tree: Option<ReplayedTree>,
+}
+
+/// A static tree on the test prompts, with a chain as long as it is deep.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReplayedTree {
+    /// Its shape.
+    pub(crate) shape: TreeShape,
+    /// Its depth.
+    pub(crate) candidate_length: usize,
+    /// Of how many it was the fastest.
+    pub(crate) num_tried: usize,
+    /// Modelled speed over the target alone.
+    pub(crate) speedup: Estimate,
+    /// Modelled speed over the best fixed length, minus 1.
+    pub(crate) gain: Estimate,
+    /// Target forwards a token.
+    pub(crate) verification_rate: f64,
+    /// Discarded candidates a token.
+    pub(crate) discard_rate: f64,
 }
 
 /// Speed over the target alone at fixed lengths, if every candidate were accepted with the same

@@ -129,14 +129,18 @@ impl<'a> RolloutFiles<'a> {
             Err(error) => return Ok(FileState::Stale(error.to_string())),
         };
         let differences = provenance.differences(&expected);
-        Ok(if differences.is_empty() {
-            FileState::Whole(RecordedSet::new(&rows, &provenance)?)
-        } else {
-            FileState::Stale(format!(
-                "`{}` was recorded with {}",
-                path.display(),
-                told(&differences)
-            ))
+        if !differences.is_empty() {
+            let why = format!("`{}` was recorded with {}", path.display(), told(&differences));
+            return Ok(FileState::Stale(why));
+        }
+        let set = RecordedSet::new(&rows, &provenance)?;
+        let needs_ranks = self.evaluate.tunes_trees(key.decoding);
+        Ok(match needs_ranks && !set.recordings.has_ranks() {
+            true => FileState::Stale(format!(
+                "`{}` was recorded without the ranks that trees are tuned by",
+                path.display()
+            )),
+            false => FileState::Whole(set),
         })
     }
 

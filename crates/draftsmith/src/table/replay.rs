@@ -3,7 +3,7 @@
 use draftsmith_theory::setting_text;
 
 use super::{Column, Line, counted, fitted, number, times, width_of};
-use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow};
+use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow, ReplayedTree};
 
 /// What a line is about.
 enum Judged<'a> {
@@ -40,6 +40,7 @@ pub(crate) fn render_replay_table(
         ];
         let heading =
             heading.into_iter().chain(group.closed_form.as_ref().map(|it| closed_form(it, group)));
+        let heading = heading.chain(group.tree.as_ref().map(tree));
         let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
         lines.extend(rule_lines(&group.rows, group.oracle, width, colour));
         lines.join("\n") + "\n"
@@ -106,6 +107,18 @@ fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
         times(Some(ewif)),
         setting_text(fixed.map(|row| row.config.parameter())),
         times(Some(best_ewif)),
+    )
+}
+
+/// `static tree 3-2.1, K = 2, the best of 410 shapes: 1.31x, +5.0% over the best K (+3.1..+6.9)`.
+fn tree(tree: &ReplayedTree) -> String {
+    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain, .. } = *tree;
+    format!(
+        "static tree {shape}, K = {candidate_length}, the best of {num_tried} shapes: {}, {} over the \
+         best K ({})",
+        times(Some(speedup.value)),
+        marked(gain.value, signed),
+        interval(gain, signed),
     )
 }
 
@@ -291,6 +304,15 @@ mod tests {
         replayed counts times the costs, without prefill; ceiling: the gain with a
         perfect head, reached: the share of it
         "#);
+    }
+
+    #[test]
+    fn a_static_tree_is_told_before_the_rules() {
+        let mut group = fixture::replays().remove(0);
+        group.tree = Some(fixture::static_tree());
+        let text = render_replay_table(&[group], None, false).replace('\n', " ");
+        let told = "static tree 3-2.1, K = 2, the best of 410 shapes: 2.52x, +4.5% over the best K";
+        assert!(text.contains(told) && text.contains("(+3.1..+5.9)"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whether what tuning promised came true: the tuned rule, or cascade, against the best fixed length,
+//! Whether what tuning promised came true: the tuned rule, cascade or tree, against the best fixed length,
 //! as measured here.
 
 use draftsmith_theory::{FixedLengthConfig, Interval, StopRuleConfig, Trace};

@@ -1,9 +1,10 @@
-//! What tuning promised: a rule or a cascade, and its gain over a fixed length.
+//! What tuning promised: a rule, a cascade or a tree, and its gain over a fixed length.
 
-use draftsmith_theory::{DrafterId, StopRuleConfig};
+use draftsmith_theory::{DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate};
+use crate::tuning::ReplayedPromise;
 
 /// A setting that was tuned, and its gain.
 #[derive(Debug, Clone)]
@@ -19,6 +20,23 @@ pub(super) struct Promise {
 }
 
 impl Promise {
+    /// What replay promised of a cascade or a tree `over` a drafter's chains.
+    pub(super) fn of_replay(
+        drafter: DrafterName,
+        rule: FixedLengthConfig,
+        over: DrafterId,
+        promise: &ReplayedPromise,
+    ) -> Self {
+        Self {
+            drafter,
+            config: rule.into(),
+            over,
+            best_fixed_length: promise.best_fixed_length,
+            expected_gain: promise.expected_gain,
+            is_of_this_machine: promise.cost_source.is_machine(),
+        }
+    }
+
     /// What tuning promised of a rule; None of the target alone.
     pub(super) fn of_rule(tuned: &TunedRule) -> Option<Self> {
         Some(Self {

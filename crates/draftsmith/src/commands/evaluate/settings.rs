@@ -9,7 +9,7 @@ use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, GrownBy, StopRuleC
 use super::promised::Promise;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::exports::{Exports, HeadExport};
-use crate::recipe::EvaluateRecipe;
+use crate::recipe::{EvaluateRecipe, TreesRecipe};
 use crate::results::{DecodingName, DrafterName, Road, StopRuleName};
 
 /// One way of decoding.
@@ -51,9 +51,9 @@ impl Setting {
                     }
                 }
             }
-            let trees = evaluate.trees.iter().flat_map(|trees| &trees.shapes);
+            let trees = evaluate.trees.iter().flat_map(TreesRecipe::given);
             let trees = trees.filter(|shape| looks_ahead || shape.grown_by == GrownBy::Draft);
-            let trees = trees.map(|shape| DrafterName::Tree(id, *shape));
+            let trees = trees.map(|shape| DrafterName::Tree(id, shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             for drafter in iter::once(drafter).chain(after).chain(trees) {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };

@@ -7,8 +7,9 @@ use draftsmith_theory::DrafterId;
 use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
+use crate::sweep::static_trees::rule_of;
 use crate::table::{calibration_text, kind_text, render_scores};
-use crate::tuning::{MeasuredCosts, TunedCascade};
+use crate::tuning::{MeasuredCosts, ReplayedPromise, TunedCascade, TunedTree};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 ///
@@ -86,6 +87,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         }
     }
     text += &tuning.cascade.as_ref().map(cascade).unwrap_or_default();
+    text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
     match &tuning.export {
         Some(dir) => {
             text += &format!("\nwritten to {}\n\n", dir.join("config.json").display());
@@ -97,8 +99,9 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
 
 /// The lengths of a cascade over look-ups, and those that the closed form would choose.
 fn cascade(tuned: &TunedCascade) -> String {
-    let TunedCascade { drafters, lengths, num_tried, speedup, best_fixed_length, .. } = tuned;
-    let (gain, closed_form) = (&tuned.expected_gain, &tuned.closed_form);
+    let TunedCascade { drafters, lengths, promise, closed_form, .. } = tuned;
+    let ReplayedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } =
+        promise;
     let drafters: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
     format!(
         "\ncascade of {}, the best of {num_tried} matrices by replay:\n  \
@@ -114,6 +117,20 @@ fn cascade(tuned: &TunedCascade) -> String {
         closed_form.lengths,
         closed_form.ewif,
         closed_form.replayed,
+    )
+}
+
+/// A static tree, whose chain is as long as it is deep.
+fn tree(tuned: &TunedTree) -> String {
+    let TunedTree { shape, promise, .. } = tuned;
+    let ReplayedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } =
+        promise;
+    format!(
+        "\nstatic tree, the best of {num_tried} shapes by replay:\n  \
+         {shape}, K = {}  {speedup:.3}x, {} over K = {best_fixed_length} alone ({})\n",
+        rule_of(*shape).candidate_length,
+        percent(gain.value),
+        interval(gain),
     )
 }
 
