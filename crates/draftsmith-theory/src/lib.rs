@@ -119,7 +119,5 @@ pub use stop_rule::{
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
-pub use tree::{
-    Children, GrownBy, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank,
-};
+pub use tree::{Children, GrownBy, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
 pub use verify::{Commit, verify_greedy, verify_sampled};
