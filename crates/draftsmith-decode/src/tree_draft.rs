@@ -52,7 +52,8 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
-    /// What stands and the candidates of the chain, which the stop rule sees.
+    /// The candidates of the chain, which the stop rule sees, behind what stands where stop strings
+    /// are looked for in it.
     chain: Vec<u32>,
     /// What each node follows.
     parents: Vec<Option<usize>>,
@@ -94,7 +95,7 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     let begin = |(phase, round): (DraftPhase, &DraftRound<'_>)| Growing {
         phase,
         growth: TreeGrowth::new(shape),
-        chain: round.tokens.clone(),
+        chain: round.limits.text_end.map(|_| round.tokens.clone()).unwrap_or_default(),
         parents: Vec::new(),
         num_unread: 0,
     };
