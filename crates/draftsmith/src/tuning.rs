@@ -41,17 +41,6 @@ pub(crate) struct CostsEntry {
     pub(crate) measured: MeasuredCosts,
 }
 
-/// The costs that `tune` measured for the recipe with models that compute in `dtype`; none where it
-/// has not run with such.
-///
-/// # Errors
-/// If the file is there and cannot be read.
-pub(crate) fn read_costs(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<CostsEntry>> {
-    let mut costs: Vec<CostsEntry> = read_written(&recipe.tuning_dir().join(COSTS), "tune")?;
-    costs.retain(|entry| entry.dtype == dtype);
-    Ok(costs)
-}
-
 /// The costs that are given, of those of a recipe's drafters that any are given for.
 ///
 /// # Errors
@@ -64,15 +53,6 @@ pub(crate) fn given_costs(
     let ids = drafters.iter().filter_map(|drafter| drafter.id());
     let of_each = ids.map(|id| Costs::given(given, id, drafters.len()));
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
-}
-
-/// Writes `costs.json`.
-///
-/// # Errors
-/// If it cannot be written.
-pub(crate) fn write_costs(recipe: &Recipe, entries: &[CostsEntry]) -> Result<()> {
-    let text = serde_json::to_string_pretty(entries).context("costs are plain numbers")?;
-    Ok(write_whole(&recipe.tuning_dir().join(COSTS), text + "\n")?)
 }
 
 /// What replay promises of a cascade or a tree that was tuned.
@@ -126,44 +106,53 @@ pub(crate) struct TunedCascade {
     pub(crate) closed_form: ClosedFormCascade,
 }
 
-/// The cascades that `tune` chose for the recipe with models that compute in `dtype`; none where it has
-/// not run with such, or was not asked for any.
+/// What `tune` leaves of each drafter and decoding, of models of one dtype: a list in a file of its own.
+pub(crate) trait Tuned: Serialize + DeserializeOwned {
+    /// The file's name.
+    const FILE: &'static str;
+    /// What the models computed in.
+    fn dtype(&self) -> WeightDtype;
+}
+
+impl Tuned for CostsEntry {
+    const FILE: &'static str = "costs.json";
+    fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+}
+
+impl Tuned for TunedCascade {
+    const FILE: &'static str = "cascades.json";
+    fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+}
+
+impl Tuned for TunedTree {
+    const FILE: &'static str = "trees.json";
+    fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+}
+
+/// What `tune` left for the recipe with models that compute in `dtype`; nothing where it has not run with
+/// such, or was not asked for any.
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub(crate) fn read_cascades(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<TunedCascade>> {
-    let mut all: Vec<TunedCascade> = read_written(&recipe.tuning_dir().join(CASCADES), "tune")?;
-    all.retain(|entry| entry.dtype == dtype);
+pub(crate) fn read_tuned<T: Tuned>(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<T>> {
+    let mut all: Vec<T> = read_written(&recipe.tuning_dir().join(T::FILE), "tune")?;
+    all.retain(|entry| entry.dtype() == dtype);
     Ok(all)
 }
 
-/// Writes `cascades.json`.
+/// Writes what `tune` leaves.
 ///
 /// # Errors
 /// If it cannot be written.
-pub(crate) fn write_cascades(recipe: &Recipe, entries: &[TunedCascade]) -> Result<()> {
-    let text = serde_json::to_string_pretty(entries).context("lengths are plain numbers")?;
-    Ok(write_whole(&recipe.tuning_dir().join(CASCADES), text + "\n")?)
-}
-
-/// The static trees that `tune` chose for the recipe with models that compute in `dtype`; none where it has
-/// not run with such, or was not asked for any.
-///
-/// # Errors
-/// If the file is there and cannot be read.
-pub(crate) fn read_trees(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<TunedTree>> {
-    let mut all: Vec<TunedTree> = read_written(&recipe.tuning_dir().join(TREES), "tune")?;
-    all.retain(|entry| entry.dtype == dtype);
-    Ok(all)
-}
-
-/// Writes `trees.json`.
-///
-/// # Errors
-/// If it cannot be written.
-pub(crate) fn write_trees(recipe: &Recipe, entries: &[TunedTree]) -> Result<()> {
-    let text = serde_json::to_string_pretty(entries).context("shapes are texts")?;
-    Ok(write_whole(&recipe.tuning_dir().join(TREES), text + "\n")?)
+pub(crate) fn write_tuned<T: Tuned>(recipe: &Recipe, entries: &[T]) -> Result<()> {
+    let text = serde_json::to_string_pretty(entries).context("entries are plain numbers")?;
+    Ok(write_whole(&recipe.tuning_dir().join(T::FILE), text + "\n")?)
 }
 
 /// What `replay` found for the recipe of models that compute in `dtype`; nothing where it has not run
@@ -185,9 +174,6 @@ pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
     Ok(write_whole(&recipe.tuning_dir().join(REPLAY), text + "\n")?)
 }
 
-const COSTS: &str = "costs.json";
-const CASCADES: &str = "cascades.json";
-const TREES: &str = "trees.json";
 const REPLAY: &str = "replay.json";
 
 /// Reads what `command` wrote; nothing where it has not run.

@@ -21,7 +21,7 @@ use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::sweep::{best_fixed, best_of_all};
 use crate::table::{render_predictions, render_replay_table};
-use crate::tuning::{given_costs, read_costs, write_replay};
+use crate::tuning::{CostsEntry, given_costs, read_tuned, write_replay};
 use crate::workspace::Workspace;
 
 /// Runs the stage.
@@ -29,7 +29,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let measured = read_costs(recipe, workspace.dtype())?;
+    let measured: Vec<CostsEntry> = read_tuned(recipe, workspace.dtype())?;
     if measured.is_empty() && given.is_empty() {
         console.note(
             "replay: this machine's costs are not known, so only the paper's are used; \

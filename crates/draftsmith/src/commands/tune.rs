@@ -49,10 +49,7 @@ use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{
     Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under, per_token,
 };
-use crate::tuning::{
-    CostsEntry, MeasuredCosts, TunedCascade, TunedTree, given_costs, write_cascades, write_costs,
-    write_trees,
-};
+use crate::tuning::{CostsEntry, MeasuredCosts, TunedCascade, TunedTree, given_costs, write_tuned};
 use crate::workspace::Workspace;
 
 /// What was found for one drafter and decoding.
@@ -235,15 +232,15 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             measured: tuning.costs.clone(),
         })
         .collect();
-    write_costs(recipe, &entries)?;
+    write_tuned(recipe, &entries)?;
     let cascades: Vec<TunedCascade> =
         tunings.iter().filter_map(|tuning| tuning.cascade.clone()).collect();
     if !cascades.is_empty() {
-        write_cascades(recipe, &cascades)?;
+        write_tuned(recipe, &cascades)?;
     }
     let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
     if !trees.is_empty() {
-        write_trees(recipe, &trees)?;
+        write_tuned(recipe, &trees)?;
     }
     recipe.write_beside(&recipe.tuning_dir())?;
     console.document(&tunings)?;

@@ -8,7 +8,7 @@ use super::promised::Promise;
 use crate::exports::cascades::numbered;
 use crate::recipe::{EvaluateRecipe, Lengths, LengthsOfEach, Recipe};
 use crate::results::{DecodingName, DrafterName};
-use crate::tuning::{TunedCascade, read_cascades};
+use crate::tuning::{TunedCascade, read_tuned};
 
 /// Puts the lengths that were tuned into the recipe, and returns what tuning promised of them.
 ///
@@ -23,7 +23,7 @@ pub(super) fn resolve(
     if evaluate.cascades.iter().all(|cascade| !cascade.lengths.is_tuned()) {
         return Ok(promised);
     }
-    let known = read_cascades(recipe, dtype)?;
+    let known: Vec<TunedCascade> = read_tuned(recipe, dtype)?;
     let asked = evaluate.cascades.clone();
     let tuned = numbered(&asked).zip(&mut evaluate.cascades);
     for ((id, asked), cascade) in tuned.filter(|((_, asked), _)| asked.lengths.is_tuned()) {

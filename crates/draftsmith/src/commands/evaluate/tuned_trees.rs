@@ -8,7 +8,7 @@ use super::promised::Promise;
 use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::sweep::static_trees::rule_of;
-use crate::tuning::read_trees;
+use crate::tuning::{TunedTree, read_tuned};
 
 /// Leaves the shapes in the recipe that it gives, and returns those that were tuned for these drafters
 /// with what tuning promised of them.
@@ -28,7 +28,7 @@ pub(super) fn resolve(
     if let Some(trees) = &mut evaluate.trees {
         trees.shapes = trees.given().map(AskedShape::Given).collect();
     }
-    let known = read_trees(recipe, dtype)?;
+    let known: Vec<TunedTree> = read_tuned(recipe, dtype)?;
     let promise = |drafter: &DrafterId| {
         let tuned = known.iter().find(|it| it.drafter == *drafter).with_context(|| {
             format!(
