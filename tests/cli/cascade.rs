@@ -107,7 +107,7 @@ fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
     evaluate(&drafts(), drafters, "'tuned'\nleading = 8").fails_naming(&[
         "`evaluate.cascades`",
         "`leading`",
-        "replayed",
+        "leave them out",
     ]);
 }
 
@@ -127,7 +127,7 @@ fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted()
     ]);
     place.run(&["record", &recipe]).ok();
     let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
-    let (cascade, tried) = (&tuned["cascade"], tuned["cascades_tried"].as_array().unwrap());
+    let (cascade, tried) = (&tuned["cascades"][0], tuned["cascades_tried"].as_array().unwrap());
     // The one of the greatest predicted gain, of all that fit what was recorded.
     assert_eq!(cascade["num_tried"].as_u64().unwrap() as usize, tried.len());
     assert!(tried.len() > 100, "{}", tried.len());
@@ -156,4 +156,80 @@ fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted()
     assert!(summary["models"].to_string().contains(&lengths), "{lengths}");
     // Costs of another machine promise nothing here.
     assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
+}
+
+#[test]
+fn tune_finds_the_lengths_of_several_models_by_how_often_they_agree() {
+    let place = Place::new();
+    let three = "[[evaluate.cascades]]\nlengths = 'tuned'\n\
+        drafters = ['draft', 'small_draft', 'max_gram']\n";
+    let all = format!(
+        "[[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
+         {three}{three}lenience = 4.0\n\
+         [tune]\nprompts = ['test.jsonl']\nmax_length = 6\n"
+    );
+    let with_costs = |draft_ms: &str| {
+        format!("{all}[tune.costs]\ndraft_ms = {draft_ms}\nrows_ms = [9.0, 9.05, 9.1]\n")
+    };
+    let tune = |draft_ms: &str| {
+        let recipe = write_recipe(&place, &drafts(), &with_costs(draft_ms));
+        place.run(&["record", &recipe]).ok();
+        (place.run(&["tune", &recipe, "--json"]), recipe)
+    };
+    tune("3.0").0.fails_naming(&["`draft_ms`", "3 drafters", "small_draft"]);
+    tune("{ draft = 3.0 }").0.fails_naming(&["`tune.costs.draft_ms`", "`small_draft`"]);
+    let (tuned, recipe) = tune("{ draft = 3.0, small_draft = 0.4 }");
+    let tuned = tuned.json();
+    for (tuning, decoding) in tuned.as_array().unwrap().iter().zip(["greedy", "sampled"]) {
+        let [replayed, strict, lenient] = [0, 1, 2].map(|nth| &tuning["cascades"][nth]);
+        let prob = |cascade: &Value, reviewer: Option<&str>, drafter: &str| {
+            let of = cascade["closed_form"]["acceptance"].as_array().unwrap();
+            let is_it = |it: &&Value| {
+                (it["reviewer"].as_str(), it["drafter"].as_str()) == (reviewer, Some(drafter))
+                    && it["instead_of"].is_null()
+            };
+            of.iter().find(is_it).unwrap()["prob"].as_f64().unwrap()
+        };
+        assert_eq!(replayed["promised_by"], "replay", "{decoding}");
+        for cascade in [strict, lenient] {
+            assert_eq!(cascade["promised_by"], "closed_form");
+            assert!(cascade["closed_form"]["replayed"].is_null());
+            assert_eq!(cascade["closed_form"]["ewif"], cascade["speedup"]);
+            assert!(cascade["num_tried"].as_u64() > Some(500), "{cascade}");
+            // A chain of the draft alone is among those that were tried.
+            assert!(cascade["expected_gain"]["value"].as_f64() >= Some(0.0), "{cascade}");
+            for (reviewer, drafter) in
+                [(None, "draft"), (None, "max_gram"), (Some("draft"), "max_gram")]
+            {
+                // What models say at every place, and what was recorded there: drawn, where sampled.
+                let close = if decoding == "greedy" { 1e-12 } else { 0.15 };
+                if (reviewer, lenient == cascade) != (Some("draft"), true) {
+                    let both = [replayed, cascade].map(|it| prob(it, reviewer, drafter));
+                    assert!((both[0] - both[1]).abs() < close, "{decoding} {drafter}: {both:?}");
+                }
+            }
+        }
+        let by_draft = [strict, lenient].map(|it| prob(it, Some("draft"), "small_draft"));
+        assert!(by_draft[0] < by_draft[1], "what is forgiven stands more often: {by_draft:?}");
+        assert_eq!(lenient["lenience"], 4.0);
+    }
+    let shown = place.run(&["tune", &recipe]).ok();
+    assert!(
+        shown.contains("cascade of draft over small_draft over max_gram, lenience 4, the best")
+    );
+
+    // What is decoded has those lengths, and each its own.
+    place.run(&["evaluate", &recipe]).ok();
+    let rows = place.json("checkpoints/mine/evaluation/results.json");
+    let rows = rows.as_array().unwrap();
+    let mut greedy = rows.iter().filter(|row| row["decoding"] == "greedy");
+    assert!(greedy.clone().all(|row| row["lossless"] == true));
+    assert!(greedy.any(|row| row["drafter"] == "cascade_3"));
+    let summary = place.json("checkpoints/mine/evaluation/summary.json")["models"].to_string();
+    for (nth, decoding) in ["greedy", "sampled"].iter().enumerate() {
+        for cascade in [1, 2] {
+            let lengths = tuned[nth]["cascades"][cascade]["lengths"].to_string().replace(',', ", ");
+            assert!(summary.contains(&format!("{lengths} {decoding}")), "{lengths}: {summary}");
+        }
+    }
 }

@@ -5,7 +5,12 @@
 //! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
 //! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
 
+mod acceptance;
+mod rounds;
+
 use crate::expected_tokens_per_round;
+pub use acceptance::{CascadeAcceptance, DrafterSays, TargetSays};
+pub use rounds::{Emitted, ExpectedRound, expected_cascade_round};
 
 /// A draft as the formulas see it: how often it is right, and what it costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,17 +20,6 @@ pub struct DraftProfile {
     /// c: seconds of one forward of this draft over seconds of one forward of the *target*, whoever
     /// reviews it.
     pub cost_ratio: f64,
-}
-
-/// What a round comes to on average.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ExpectedRound {
-    /// Tokens, the target's own among them.
-    pub num_tokens: f64,
-    /// Forwards of the drafter.
-    pub num_forwards: f64,
-    /// The chance of a chain of 0, 1, 2, … candidates.
-    pub length_probs: Vec<f64>,
 }
 
 /// A vertical cascade, and what it yields.
@@ -100,45 +94,6 @@ pub fn horizontal_cascade_improvement(
     candidate_drafts: impl IntoIterator<Item = DraftProfile>,
 ) -> f64 {
     candidate_drafts.into_iter().fold(HorizontalRound::EMPTY, HorizontalRound::with).improvement()
-}
-
-/// What a round of a drafter over look-ups comes to, as this engine drafts it, if every candidate is
-/// accepted independently and look-ups always find as many tokens as are asked for.
-///
-/// The drafter takes steps until it has `drafted` candidates at least. Each reviews `reviewed`
-/// looked-up ones, of which it accepts one with the chance `acceptance_probs[1]`, and gives 1 to
-/// `reviewed` + 1 tokens; the target accepts those with `acceptance_probs[0]`. As many more are looked
-/// up behind them as there are to be `drafted` + `behind`, which the target accepts with
-/// `acceptance_probs[2]`.
-pub fn expected_look_up_round(
-    acceptance_probs: [f64; 3],
-    [drafted, behind, reviewed]: [usize; 3],
-) -> ExpectedRound {
-    let [of_drafter, by_drafter, by_target] = acceptance_probs;
-    let mut reached = vec![0.0; drafted + reviewed + 1];
-    reached[0] = 1.0;
-    let mut num_forwards = 0.0;
-    for length in 0..drafted {
-        let prob = std::mem::take(&mut reached[length]);
-        num_forwards += prob;
-        let mut left = prob;
-        for num_tokens in 1..=reviewed {
-            let stands = left * by_drafter;
-            reached[length + num_tokens] += left - stands;
-            left = stands;
-        }
-        reached[length + reviewed + 1] += left;
-    }
-    let mut length_probs = vec![0.0; reached.len().max(drafted + behind + 1)];
-    let mut num_tokens = 0.0;
-    for (length, prob) in reached.into_iter().enumerate() {
-        let num_behind = (drafted + behind).saturating_sub(length);
-        let own = expected_tokens_per_round(of_drafter, length);
-        let more = expected_tokens_per_round(by_target, num_behind) - 1.0;
-        num_tokens += prob * (own + of_drafter.powi(length as i32) * more);
-        length_probs[length + num_behind] += prob;
-    }
-    ExpectedRound { num_tokens, num_forwards, length_probs }
 }
 
 /// The vertical cascade of greatest improvement with at most `max_steps` steps of at most

@@ -78,9 +78,10 @@ pub use calibration::{
     preferred_calibration, try_calibrations,
 };
 pub use cascade::{
-    DraftProfile, ExpectedRound, HorizontalPlan, VerticalPlan, best_horizontal_cascade,
-    best_vertical_cascade, expected_look_up_round, horizontal_cascade_improvement,
-    step_tokens_generating_function, vertical_cascade_improvement,
+    CascadeAcceptance, DraftProfile, DrafterSays, Emitted, ExpectedRound, HorizontalPlan,
+    TargetSays, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
+    expected_cascade_round, horizontal_cascade_improvement, step_tokens_generating_function,
+    vertical_cascade_improvement,
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};

@@ -123,13 +123,41 @@ pub fn review_sampled(
     stands
 }
 
+/// The chance that a reviewer of distribution `own` lets a candidate stand, over what it may have been:
+/// Σ min(d, l·r).
+pub(crate) fn expected_acceptance(
+    candidate: &CascadeCandidate,
+    own: &[f64],
+    Lenience(lenience): Lenience,
+) -> f64 {
+    match &candidate.drawn_from {
+        DrawnFrom::OneHot => (lenience * own[candidate.token_id as usize]).min(1.0),
+        DrawnFrom::Probs(d) => {
+            assert_eq!(d.len(), own.len(), "distributions must be over one vocabulary");
+            d.iter().zip(own).map(|(d, own)| d.min(lenience * own)).sum()
+        }
+    }
+}
+
+/// What a reviewer of distribution `own` emits in the place of a candidate: a token of it, and the
+/// distribution that it is emitted with.
+pub(crate) fn emitted_instead_of(
+    candidate: &CascadeCandidate,
+    own: Vec<f64>,
+    lenience: Lenience,
+) -> CascadeCandidate {
+    let token_id = candidate.token_id;
+    let Review { emitted, .. } = Review::new(&candidate.drawn_from, token_id, lenience, || own);
+    CascadeCandidate::drawn(token_id, emitted)
+}
+
 impl CascadeCandidate {
     /// A token that was looked up.
     pub fn certain(token_id: u32) -> Self {
         Self { token_id, drawn_from: DrawnFrom::OneHot, prob: 1.0 }
     }
 
-    fn drawn(token_id: u32, probs: Vec<f64>) -> Self {
+    pub(crate) fn drawn(token_id: u32, probs: Vec<f64>) -> Self {
         Self { token_id, prob: probs[token_id as usize], drawn_from: DrawnFrom::Probs(probs) }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) mod tuned;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
@@ -35,6 +35,8 @@ pub(crate) struct Exports {
     pub(crate) draft_tokens: Option<DraftTokens>,
     /// By exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
+    /// The second, smaller draft, where a cascade has it.
+    pub(crate) small_draft: Option<CausalLm>,
     /// Prompt lookup, where it is asked for.
     pub(crate) lookup: Option<Lookup>,
     /// Cascades, where they are asked for.
@@ -44,7 +46,8 @@ pub(crate) struct Exports {
 impl Exports {
     /// Nothing was trained.
     pub(crate) fn none() -> Self {
-        Self { head: None, draft_tokens: None, adapters: Vec::new(), lookup: None, cascades: None }
+        let (adapters, small_draft, lookup) = (Vec::new(), None, None);
+        Self { head: None, draft_tokens: None, adapters, small_draft, lookup, cascades: None }
     }
 
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
@@ -82,7 +85,23 @@ impl Exports {
         let asked = (&evaluate.cascades[..], &evaluate.merged[..]);
         let behind = || lookup.clone().map_or_else(read, Ok);
         let cascades = Cascades::read(asked, behind, head, adapters, workspace)?;
-        Ok(Self { lookup, cascades, ..self })
+        let merged = evaluate.merged.iter().flat_map(|it| &it.drafters);
+        let drafters = evaluate.cascades.iter().flat_map(|it| &it.drafters).chain(merged);
+        Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
+    }
+
+    /// The same with the small draft, if it is among these drafters.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is of another tokenizer.
+    pub(crate) fn with_small_draft<'d>(
+        self,
+        mut drafters: impl Iterator<Item = &'d DrafterId>,
+        workspace: &Workspace,
+    ) -> Result<Self> {
+        let takes_part = drafters.any(|id| *id == DrafterId::SmallDraft);
+        let small_draft = takes_part.then(|| workspace.small_draft().cloned()).transpose()?;
+        Ok(Self { small_draft, ..self })
     }
 
     /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::costs::{Costs, Measurement};
 use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, Replay};
-use crate::sweep::cascades::ClosedFormCascade;
+use crate::sweep::expected_cascades::ClosedFormCascade;
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,9 +55,12 @@ pub(crate) fn given_costs(
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// What replay promises of a cascade or a tree that was tuned.
+/// What is promised of a cascade or a tree that was tuned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ReplayedPromise {
+pub(crate) struct TunedPromise {
+    /// What promises it.
+    #[serde(default)]
+    pub(crate) promised_by: PromisedBy,
     /// Of how many it is the best.
     pub(crate) num_tried: usize,
     /// Prompts it was tuned on.
@@ -76,6 +79,17 @@ pub(crate) struct ReplayedPromise {
     pub(crate) expected_gain: Estimate,
 }
 
+/// What says how fast something would be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PromisedBy {
+    /// Replay, which decodes along recordings.
+    #[default]
+    Replay,
+    /// CS-Drafting's closed form, by how often candidates stand along them.
+    ClosedForm,
+}
+
 /// An entry of `trees.json`: the static tree of a drafter that is fastest by replay, greedy, with a chain
 /// as long as it is deep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,14 +100,18 @@ pub(crate) struct TunedTree {
     pub(crate) dtype: WeightDtype,
     pub(crate) shape: TreeShape,
     #[serde(flatten)]
-    pub(crate) promise: ReplayedPromise,
+    pub(crate) promise: TunedPromise,
 }
 
-/// An entry of `cascades.json`: the lengths of a drafter over look-ups that are fastest by replay.
+/// An entry of `cascades.json`: the lengths that are fastest, by replay of a drafter over look-ups, and
+/// else by the closed form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedCascade {
-    /// Who reviews, and who is reviewed.
+    /// From the largest on.
     pub(crate) drafters: Vec<DrafterId>,
+    /// What reviewers other than the target forgive; 1 is nothing.
+    #[serde(default = "forgives_nothing", skip_serializing_if = "is_one")]
+    pub(crate) lenience: f64,
     pub(crate) decoding: DecodingName,
     /// What the models computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
@@ -101,9 +119,17 @@ pub(crate) struct TunedCascade {
     /// K.
     pub(crate) lengths: Vec<Vec<usize>>,
     #[serde(flatten)]
-    pub(crate) promise: ReplayedPromise,
-    /// What CS-Drafting's closed form would choose.
+    pub(crate) promise: TunedPromise,
+    /// What CS-Drafting's closed form would choose, or has chosen.
     pub(crate) closed_form: ClosedFormCascade,
+}
+
+fn forgives_nothing() -> f64 {
+    1.0
+}
+
+fn is_one(lenience: &f64) -> bool {
+    *lenience == 1.0
 }
 
 /// What `tune` leaves of each drafter and decoding, of models of one dtype: a list in a file of its own.

@@ -7,13 +7,9 @@ use super::cascade::{
     ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, matrix, of_drafts, of_self_draft, run,
 };
 use super::many::{assert_each_as_alone, members};
-use super::tables::{Advanced, Asked, StopMap};
+use super::tables::{Advanced, Anew, Asked, StopMap};
 use super::{Case, STOPS, assert_same_distribution, penalised, warped};
-use crate::cascade::Cascade;
-use crate::drafter::{DraftRound, Drafter};
-use crate::error::DecodeError;
 use crate::session::tests::greedy_plain;
-use crate::target::Target;
 
 /// The paper's: a candidate of the draft, which reviews a look-up, then look-ups.
 const PAPERS: [[usize; 2]; 2] = [[1, 3], [0, 1]];
@@ -149,54 +145,16 @@ fn greedy_output_is_plain_and_children_find_more_at_no_draft_forward() {
     assert!(10 * two < 9 * one && 10 * three < 9 * two, "{num_rounds:?}");
 }
 
-/// A cascade that is made anew for each run.
-struct Branching<'c, T>(&'c Case, fn(&Case) -> Cascade<'static, T>, Cascade<'static, T>);
-
-impl<'c, T> Branching<'c, T> {
-    fn new(case: &'c Case, of: fn(&Case) -> Cascade<'static, T>) -> Self {
-        Self(case, of, of(case))
-    }
-}
-
-impl<T> Clone for Branching<'_, T> {
-    fn clone(&self) -> Self {
-        Self::new(self.0, self.1)
-    }
-}
-
-impl<T: Target> Drafter<T> for Branching<'_, T> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.2.begin(target, slot, prompt)
-    }
-
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        self.2.propose(target, rounds)
-    }
-
-    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.2.commit(slot, num_standing, path);
-    }
-
-    fn context(&self) -> usize {
-        Drafter::<T>::context(&self.2)
-    }
-}
-
 #[test]
 fn branching_cascades_side_by_side_are_each_what_they_are_alone() {
     let case = Case::new(3, 9, Some(2), 3500);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
-        let drafts = Branching::new(&case, |case| {
-            of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), 2.0).branching(2)
-        });
+        let drafts =
+            Anew::new(&case, |case| of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), 2.0).branching(2));
         assert_each_as_alone(&case.target, &drafts, &members);
         let drafts =
-            Branching::new(&case, |case| of_self_draft(case, &matrix(PAPERS), 1.0).branching(3));
+            Anew::new(&case, |case| of_self_draft(case, &matrix(PAPERS), 1.0).branching(3));
         assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
     }
 }

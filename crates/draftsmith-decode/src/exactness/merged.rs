@@ -4,62 +4,28 @@
 use draftsmith_theory::{Counts, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
-use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap, Table};
+use super::tables::{Advanced, Advancing, Anew, Asked, Drafting, NUM_SLOTS, StopMap, Table};
 use super::{Case, STOPS, assert_same_distribution, rules, warped};
-use crate::drafter::{DraftRound, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::drafter::StepDrafter;
 use crate::merged::MergedDraft;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 
-/// Drafters that are tables, made anew for each run.
-struct Merged<'c, T>(&'c Case, fn(&Case) -> Vec<Box<dyn StepDrafter<T>>>, MergedDraft<'static, T>);
-
-impl<'c, T: Target> Merged<'c, T> {
-    fn new(case: &'c Case, models: fn(&Case) -> Vec<Box<dyn StepDrafter<T>>>) -> Self {
-        let lookup = LookupFirst { min_match: 1, most: 2 };
-        Self(case, models, MergedDraft::new(models(case), Some(lookup), NUM_SLOTS))
-    }
-}
-
-impl<T: Target> Clone for Merged<'_, T> {
-    fn clone(&self) -> Self {
-        Self::new(self.0, self.1)
-    }
-}
-
-impl<T: Target> Drafter<T> for Merged<'_, T> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        self.2.begin(target, slot, prompt)
-    }
-
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        self.2.propose(target, rounds)
-    }
-
-    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.2.commit(slot, num_standing, path);
-    }
-
-    fn context(&self) -> usize {
-        self.2.context()
-    }
+/// The chains of these and of look-ups, in one tree.
+fn merged<T: Target>(models: Vec<Box<dyn StepDrafter<T>>>) -> MergedDraft<'static, T> {
+    MergedDraft::new(models, Some(LookupFirst { min_match: 1, most: 2 }), NUM_SLOTS)
 }
 
 fn small(case: &Case) -> Table {
     Table { seed: case.draft.seed + 7000, ..case.draft.clone() }
 }
 
-fn two_drafts<T: Target>(case: &Case) -> Vec<Box<dyn StepDrafter<T>>> {
-    vec![Box::new(Drafting::from(&case.draft)), Box::new(Drafting::from(&small(case)))]
+fn two_drafts<T: Target>(case: &Case) -> MergedDraft<'static, T> {
+    merged(vec![Box::new(Drafting::from(&case.draft)), Box::new(Drafting::from(&small(case)))])
 }
 
-fn self_draft_and_draft(case: &Case) -> Vec<Box<dyn StepDrafter<Advanced>>> {
-    vec![Box::new(Advancing::from(&case.draft)), Box::new(Drafting::from(&small(case)))]
+fn self_draft_and_draft(case: &Case) -> MergedDraft<'static, Advanced> {
+    merged(vec![Box::new(Advancing::from(&case.draft)), Box::new(Drafting::from(&small(case)))])
 }
 
 fn case_of(vocab_size: usize, max_new_tokens: usize, eos: Option<u32>, seed: u64) -> Case {
@@ -68,10 +34,9 @@ fn case_of(vocab_size: usize, max_new_tokens: usize, eos: Option<u32>, seed: u64
 
 fn assert_exact(case: &Case, rule: &dyn Fn() -> Box<dyn StopRule>) {
     let expected = case.target_distribution();
-    let drafts = Merged::new(case, two_drafts);
+    let drafts = Anew::new(case, two_drafts);
     assert_same_distribution(&case.output_distribution(&case.target, &drafts, rule), &expected);
-    let (advanced, drafts) =
-        (Advanced::from(&case.target), Merged::new(case, self_draft_and_draft));
+    let (advanced, drafts) = (Advanced::from(&case.target), Anew::new(case, self_draft_and_draft));
     assert_same_distribution(&case.output_distribution(&advanced, &drafts, rule), &expected);
 }
 
@@ -120,7 +85,7 @@ fn greedy_output_is_plain_and_agreement_is_proposed_once() {
             for bits in (0..1 << 12).step_by(401) {
                 let found = greedy(
                     &mut Advanced::from(&case.target),
-                    &mut Merged::new(&case, self_draft_and_draft),
+                    &mut Anew::new(&case, self_draft_and_draft),
                     &mut StopMap::new(3, 3, bits),
                     &[0, 1],
                     &case.limits,
@@ -143,8 +108,8 @@ fn trees_side_by_side_are_each_what_they_are_alone() {
     let case = case_of(3, 9, Some(2), 2900);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
-        assert_each_as_alone(&case.target, &Merged::new(&case, two_drafts), &members);
-        let drafts = Merged::new(&case, self_draft_and_draft);
+        assert_each_as_alone(&case.target, &Anew::new(&case, two_drafts), &members);
+        let drafts = Anew::new(&case, self_draft_and_draft);
         assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
     }
 }

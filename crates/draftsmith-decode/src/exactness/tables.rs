@@ -5,6 +5,7 @@ use draftsmith_theory::{
     SeededDraws, SignalNeeds, StopRule, TextEnd,
 };
 
+use super::Case;
 use crate::chain::propose_chain;
 use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
@@ -459,6 +460,47 @@ pub(super) struct EndsWith(pub(super) &'static [u32]);
 impl TextEnd for EndsWith {
     fn is_reached(&self, tokens: &[u32]) -> bool {
         tokens.ends_with(self.0)
+    }
+}
+
+/// A drafter that is made anew for each run.
+pub(super) struct Anew<'c, D> {
+    case: &'c Case,
+    init: fn(&Case) -> D,
+    drafter: D,
+}
+
+impl<'c, D> Anew<'c, D> {
+    pub(super) fn new(case: &'c Case, init: fn(&Case) -> D) -> Self {
+        Self { case, init, drafter: init(case) }
+    }
+}
+
+impl<D> Clone for Anew<'_, D> {
+    fn clone(&self) -> Self {
+        Self::new(self.case, self.init)
+    }
+}
+
+impl<T, D: Drafter<T>> Drafter<T> for Anew<'_, D> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.drafter.begin(target, slot, prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        self.drafter.propose(target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.drafter.commit(slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        self.drafter.context()
     }
 }
 

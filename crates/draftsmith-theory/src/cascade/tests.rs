@@ -264,35 +264,94 @@ fn a_draft_that_does_not_pay_is_not_used() {
     );
 }
 
-#[test]
-fn a_round_over_look_ups_yields_what_its_enumerated_rounds_do() {
-    for probs in [[0.8, 0.5, 0.3], [0.5, 0.9, 0.6], [1.0, 0.0, 1.0], [0.0, 1.0, 0.4]] {
-        for lengths in [[1, 0, 2], [2, 0, 1], [3, 2, 0], [2, 3, 2], [0, 2, 0], [1, 1, 3]] {
-            let ([of_drafter, by_drafter, by_target], [drafted, behind, reviewed]) =
-                (probs, lengths);
-            let (mut num_forwards, mut num_candidates) = (0.0, 0.0);
-            let outcomes = enumerate(|draws| {
-                let (mut length, mut steps) = (0, 0);
-                while length < drafted {
-                    length += review(&vec![by_drafter; reviewed], draws);
-                    steps += 1;
-                }
-                let num_behind = (drafted + behind).saturating_sub(length);
-                let chain = [vec![of_drafter; length], vec![by_target; num_behind]].concat();
-                (review(&chain, draws), steps, chain.len())
-            });
-            let mut num_tokens = 0.0;
-            for ((tokens, steps, candidates), prob) in outcomes {
-                num_tokens += prob * tokens as f64;
-                num_forwards += prob * f64::from(steps);
-                num_candidates += prob * candidates as f64;
-            }
-            let found = expected_look_up_round(probs, lengths);
-            close(found.num_tokens, num_tokens);
-            close(found.num_forwards, num_forwards);
-            let weighed = found.length_probs.iter().enumerate();
-            close(weighed.map(|(length, prob)| length as f64 * prob).sum(), num_candidates);
-            close(found.length_probs.iter().sum(), 1.0);
+/// The tokens of the chain that a row's reviewer reads, with every forward that they take: whose it
+/// is, and how many rows it has.
+fn drafted_chain(
+    row: usize,
+    lengths: &[Vec<usize>],
+    prob: &impl Fn(usize, Emitted) -> f64,
+    forwards: &mut Vec<(usize, usize)>,
+    draws: &mut impl Draws,
+) -> Vec<Emitted> {
+    let (mut chain, mut most) = (Vec::new(), 0);
+    for (drafter, length) in lengths.get(row).into_iter().flatten().enumerate().skip(row) {
+        most += length;
+        while chain.len() < most {
+            let proposed = drafted_chain(drafter + 1, lengths, prob, forwards, draws);
+            forwards.push((drafter, proposed.len() + 1));
+            let probs: Vec<f64> = proposed.iter().map(|it| prob(drafter + 1, *it)).collect();
+            let num_tokens = review(&probs, draws);
+            let proposer = proposed.first().map(|it| it.drafter);
+            chain.extend((0..num_tokens).map(|at| Emitted {
+                drafter,
+                instead_of: proposer.filter(|_| at < proposed.len()),
+            }));
         }
+    }
+    chain
+}
+
+#[test]
+fn a_round_of_any_cascade_yields_what_its_enumerated_rounds_do() {
+    let certain = |_, _| 1.0;
+    let one_below = [[0.9, 0.8, 0.3], [0.0, 0.5, 0.4], [0.0, 0.0, 0.6]];
+    let plain = |reviewer: usize, token: Emitted| one_below[reviewer][token.drafter];
+    // What stands in a candidate's place may be of another distribution: under a lenience.
+    let lenient = |reviewer: usize, token: Emitted| {
+        let own = [0.7, 0.9, 0.35][token.drafter];
+        own / (1.0 + reviewer as f64 + token.instead_of.map_or(0.0, |it| it as f64 / 4.0))
+    };
+    let matrices: [&[&[usize]]; 9] = [
+        &[&[3]],
+        &[&[2, 0], &[0, 2]],
+        &[&[2, 3], &[0, 1]],
+        &[&[0, 2], &[0, 3]],
+        &[&[1, 0, 0], &[0, 2, 0], &[0, 0, 2]],
+        &[&[2, 1, 2], &[0, 1, 1], &[0, 0, 1]],
+        &[&[2, 0, 1], &[0, 0, 2], &[0, 0, 0]],
+        &[&[0, 2, 1], &[0, 0, 0], &[0, 0, 2]],
+        &[&[1, 2, 0], &[0, 1, 0], &[0, 0, 1]],
+    ];
+    for matrix in matrices {
+        let lengths: Vec<Vec<usize>> = matrix.iter().map(|row| row.to_vec()).collect();
+        check(&lengths, &certain);
+        check(&lengths, &plain);
+        check(&lengths, &lenient);
+    }
+
+    fn check(lengths: &[Vec<usize>], prob: &impl Fn(usize, Emitted) -> f64) {
+        let outcomes = enumerate(|draws| {
+            let mut forwards = Vec::new();
+            let chain = drafted_chain(0, lengths, prob, &mut forwards, draws);
+            let probs: Vec<f64> = chain.iter().map(|it| prob(0, *it)).collect();
+            (review(&probs, draws), chain.len(), forwards)
+        });
+        let found = expected_cascade_round(lengths, prob);
+        close(found.num_tokens, outcomes.iter().map(|((num, ..), p)| p * *num as f64).sum());
+        close(found.length_probs.iter().sum(), 1.0);
+        for (length, prob) in found.length_probs.iter().enumerate() {
+            let enumerated = outcomes.iter().filter(|((_, len, _), _)| *len == length);
+            close(*prob, enumerated.map(|(_, prob)| prob).sum());
+        }
+        for (drafter, of_rows) in found.num_forwards.iter().enumerate() {
+            for (at, num) in of_rows.iter().enumerate() {
+                let count = |all: &[(usize, usize)]| {
+                    all.iter().filter(|it| **it == (drafter, at + 1)).count() as f64
+                };
+                close(*num, outcomes.iter().map(|((.., all), prob)| prob * count(all)).sum());
+            }
+        }
+        let all: f64 = outcomes.iter().map(|((.., all), prob)| prob * all.len() as f64).sum();
+        close(found.num_forwards.iter().flatten().sum(), all);
+    }
+}
+
+#[test]
+fn a_cascade_of_one_drafter_is_its_fixed_length() {
+    for (prob, length) in [(0.7, 5), (1.0, 3), (0.0, 4)] {
+        let found = expected_cascade_round(&[vec![length]], |_, _| prob);
+        close(found.num_tokens, expected_tokens_per_round(prob, length));
+        assert_eq!(found.num_forwards, [[length as f64]]);
+        assert_eq!(found.length_probs[length], 1.0);
     }
 }

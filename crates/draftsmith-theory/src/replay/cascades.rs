@@ -52,8 +52,8 @@ impl LookUpCascade {
     }
 }
 
-/// How often look-ups say what is said there, of all places along responses: those where nothing is
-/// found count as wrong.
+/// How often look-ups say what is said there, of all places along responses that are drafted at: those
+/// where nothing is found count as wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LookUpAcceptance {
     /// The chance that the drafter accepts a looked-up token.
@@ -95,20 +95,31 @@ impl Recordings {
         Ok(self.responses.iter().map(replay).collect())
     }
 
+    /// What a look-up finds at each place of a response that is drafted at, if it finds something.
+    pub fn first_looked_up(&self, response: &Recording, look_ups: LookUps<'_>) -> Vec<Option<u32>> {
+        let mut along = Along::begin(self, response, look_ups);
+        let mut find = || {
+            let standing = along.sequence.len();
+            let found = along.look_up(1).first().copied();
+            along.forget(standing);
+            along.stand(1);
+            found
+        };
+        response.drafted_places().iter().map(|_| find()).collect()
+    }
+
     /// How often a look-up's first token is what the drafter or the target says. NaN of nothing.
     pub fn look_up_acceptance(&self, look_ups: LookUps<'_>) -> LookUpAcceptance {
         let (mut by_drafter, mut by_target, mut of_drafter, mut num_places) = (0, 0, 0, 0);
         for response in &self.responses {
-            let mut along = Along::begin(self, response, look_ups);
-            for place in response.places.iter() {
+            let looked_up = self.first_looked_up(response, look_ups);
+            for (place, found) in response.drafted_places().iter().zip(looked_up) {
                 let token = place.candidate.token_id;
                 let drafted = place.rollout.as_ref().map_or(token, |rollout| rollout[0].token_id);
-                let found = along.look_up(1).first().copied();
                 by_drafter += usize::from(found == Some(drafted));
                 by_target += usize::from(found == Some(token));
                 of_drafter += usize::from(place.rollout.is_none());
                 num_places += 1;
-                along.stand(1);
             }
         }
         let share = |count: usize| count as f64 / num_places as f64;

@@ -214,7 +214,9 @@ fn generate(
             Cascades::read(asked, read_lookup, head.as_ref(), &adapters, &workspace)?
         }
     };
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades };
+    let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
+    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::none() };
+    let exports = exports.with_small_draft(drafters, &workspace)?;
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let (mut rule, tuned_first) = match rule {
         Some(rule) => (rule, None),

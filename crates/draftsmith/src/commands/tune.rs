@@ -4,10 +4,10 @@
 //! prompts. The best rule goes into the config of the head or adapter it serves, with the gain it
 //! promises over the best fixed length; `evaluate` and `check` say whether the promise holds. A
 //! head's predictions are first calibrated on the same rollouts, where that makes them better;
-//! rules are then replayed, and later decode, with calibrated ones. Cascades over look-ups whose
-//! lengths the recipe leaves open, and static trees whose shape it does, get theirs from the same
-//! rollouts.
+//! rules are then replayed, and later decode, with calibrated ones. Cascades whose lengths the recipe
+//! leaves open, and static trees whose shape it does, get theirs from the same rollouts.
 
+mod acceptance;
 mod calibrate;
 mod cascades;
 mod draft_model;
@@ -28,9 +28,9 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
-use self::cascades::TriedCascade;
+use self::cascades::{Finding, TriedCascade};
 use self::judged::Judged;
-use self::measuring::{cost_prompts, given_or_measured};
+use self::measuring::{Measuring, cost_prompts, given_or_measured};
 use self::trees::TriedTree;
 use crate::console::Console;
 use crate::costs::{self, Costs, Measurement, measure_reviewing, measure_wide};
@@ -73,9 +73,10 @@ pub(crate) struct Tuning {
     /// What is looked up before the drafter is asked; null where nothing is.
     pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) runtimes: Vec<RuntimeSetting>,
-    /// The drafter over look-ups, where the recipe asks for the lengths of such a cascade.
-    pub(crate) cascade: Option<TunedCascade>,
-    /// Of how many it is the best.
+    /// Those that the drafter is the first of and whose lengths the recipe leaves open.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cascades: Vec<TunedCascade>,
+    /// Of how many the one over look-ups is the best.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) cascades_tried: Vec<TriedCascade>,
     /// The static tree that is fastest, where the recipe leaves one open.
@@ -122,13 +123,15 @@ pub(crate) fn run_for_draft_model(
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
+    let in_cascades = cascades::tuned(evaluate).flat_map(|cascade| &cascade.drafters);
+    let exports = exports.with_small_draft(in_cascades, workspace)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let mut measuring = match recipe.target_elsewhere() {
         Some(_) => None,
-        None => Some((
-            Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens),
-            cost_prompts(recipe, workspace, console)?,
-        )),
+        None => Some(Measuring {
+            decoders: Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens),
+            prompts: cost_prompts(recipe, workspace, console)?,
+        }),
     };
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
     let mut tunings = Vec::new();
@@ -150,10 +153,10 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 None => set.recordings,
             };
             let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
-            let over_look_ups = cascades::is_asked_for(evaluate, recordings.drafter);
+            let in_cascades = cascades::asked_for(evaluate, recordings.drafter);
             let in_trees = evaluate.tunes_trees(*name);
             let (source, measured) = given_or_measured(&given, drafter.id(), || {
-                let (decoders, prompts) = measuring.as_mut().context(
+                let Measuring { decoders, prompts } = measuring.as_mut().context(
                     "costs are not measured where the target is served; hint: give the table \
                      `[tune.costs]` `draft_ms` and `target_ms`, which `recipes/server_costs.py` \
                      measures on servers",
@@ -161,7 +164,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
                 let mut measured =
                     costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)?;
-                if over_look_ups || in_trees {
+                if !in_cascades.is_empty() || in_trees {
                     let reviewing = measure_reviewing(decoders, drafter, prompts)?;
                     measured.costs.reviewing = Some(reviewing);
                 }
@@ -184,8 +187,8 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
             tuning.calibration = calibrating;
             tuning.cost_source = source;
-            if over_look_ups || in_trees {
-                let costs = &tuning.costs.costs;
+            if !in_cascades.is_empty() || in_trees {
+                let costs = &tuning.costs.costs.clone();
                 let fixed = FixedLengthConfig { candidate_length: rule.best_fixed_length }.into();
                 let spent = recordings.replay(&fixed, &costs.of_rule(&fixed))?;
                 let by = Judged {
@@ -196,14 +199,26 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                     seed: recipe.seed,
                     fixed: (rule.best_fixed_length, spent),
                 };
-                if over_look_ups {
-                    let lookup = Lookup::of_recipe(evaluate, workspace)?;
-                    let (best, tried) = cascades::best(&by, *name, lookup.look_ups())?;
-                    (tuning.cascade, tuning.cascades_tried) = (Some(best), tried);
-                }
                 if in_trees {
                     let (best, tried) = trees::best(&by)?;
                     (tuning.tree, tuning.trees_tried) = (Some(best), tried);
+                }
+                let mut finding = Finding {
+                    by,
+                    decoding,
+                    lookup: Lookup::of_recipe(evaluate, workspace)?,
+                    given: tune.costs.as_ref(),
+                    measuring: measuring.as_mut(),
+                    console,
+                };
+                for cascade in in_cascades {
+                    if cascade.is_replayed() {
+                        let (best, tried) = finding.by_replay()?;
+                        tuning.cascades.push(best);
+                        tuning.cascades_tried = tried;
+                    } else {
+                        tuning.cascades.push(finding.by_closed_form(cascade)?);
+                    }
                 }
             }
             match name {
@@ -234,7 +249,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         .collect();
     write_tuned(recipe, &entries)?;
     let cascades: Vec<TunedCascade> =
-        tunings.iter().filter_map(|tuning| tuning.cascade.clone()).collect();
+        tunings.iter().flat_map(|tuning| tuning.cascades.iter().cloned()).collect();
     if !cascades.is_empty() {
         write_tuned(recipe, &cascades)?;
     }
@@ -345,7 +360,7 @@ fn choose(
             }
             _ => Vec::new(),
         },
-        cascade: None,
+        cascades: Vec::new(),
         cascades_tried: Vec::new(),
         tree: None,
         trees_tried: Vec::new(),

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, DrafterParts};
-use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, LookupFirst};
 
 use super::lookup::Lookup;
@@ -19,7 +18,6 @@ pub(crate) struct Cascades {
     /// Heads that rules read which are not their drafters' own: of which cascade, and whose.
     heads: Vec<(usize, DrafterId, HeadExport)>,
     merged: Vec<(Vec<DrafterId>, Option<LookupFirst>)>,
-    small_draft: Option<CausalLm>,
     lookup: Lookup,
 }
 
@@ -28,8 +26,7 @@ impl Cascades {
     /// draft's.
     ///
     /// # Errors
-    /// If one names a drafter that is not there or more first tokens than there are, or the small draft
-    /// cannot be read or is of another tokenizer.
+    /// If one names a drafter that is not there, or more first tokens than there are.
     pub(crate) fn read(
         (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
         lookup: impl FnOnce() -> Result<Lookup>,
@@ -47,10 +44,6 @@ impl Cascades {
         }
         let lookup = lookup()?;
         let names = |wanted: DrafterId| named.iter().find(|(_, id)| *id == wanted);
-        let small_draft = match names(DrafterId::SmallDraft) {
-            Some(_) => Some(workspace.small_draft()?),
-            None => None,
-        };
         if let Some((key, _)) = names(DrafterId::Draft)
             && workspace.draft_dir().is_none()
         {
@@ -99,14 +92,8 @@ impl Cascades {
             }
         }
         let all = cascades.iter().map(|cascade| Ok((cascade.drafters.clone(), cascade.config()?)));
-        let small_draft = small_draft.cloned();
         let merged = merged.iter().map(|it| (it.drafters.clone(), it.lookup)).collect();
-        Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, small_draft, lookup }))
-    }
-
-    /// The second, smaller draft, if one takes part.
-    pub(crate) fn small_draft(&self) -> Option<&CausalLm> {
-        self.small_draft.as_ref()
+        Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, lookup }))
     }
 
     /// The drafters' parts, where `others` are those of the drafters that run by themselves too.
@@ -115,16 +102,15 @@ impl Cascades {
             let named = self.heads.iter().find(|(of, whose, _)| Some(*of) == named && whose == id);
             let named = named.map(|(_, _, head)| &head.head);
             let parts = match id {
-                DrafterId::SmallDraft => {
-                    let model = self.small_draft.as_ref()?;
-                    return Some(DrafterParts::SmallDraft { model, head: named });
-                }
                 DrafterId::MaxGram => return Some(self.lookup.parts()),
                 id => others.iter().find(|parts| parts.id() == *id).cloned()?,
             };
             Some(match (parts, named) {
                 (DrafterParts::Draft { model, vocabulary, .. }, Some(_)) => {
                     DrafterParts::Draft { model, vocabulary, head: named }
+                }
+                (DrafterParts::SmallDraft { model, .. }, Some(_)) => {
+                    DrafterParts::SmallDraft { model, head: named }
                 }
                 (parts, _) => parts,
             })

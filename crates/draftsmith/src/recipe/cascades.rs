@@ -156,22 +156,26 @@ impl CascadeRecipe {
     }
 
     /// Replay knows what a drafter of its own says, where look-ups are reviewed and nothing is forgiven.
+    pub(crate) fn is_replayed(&self) -> bool {
+        self.drafters.len() == 2 && self.drafters[1] == DrafterId::MaxGram && self.lenience == 1.0
+    }
+
+    /// It is tuned along what is recorded of its first drafter.
     fn check_tuned(&self, key: &str) -> Result<()> {
         let is_recorded = |id: &DrafterId| *id == DrafterId::Draft || id.exit_layer().is_some();
-        let is_over_lookups =
-            matches!(&self.drafters[..], [first, DrafterId::MaxGram] if is_recorded(first));
         require(
-            is_over_lookups,
+            self.drafters.len() > 1 && is_recorded(&self.drafters[0]),
             key,
-            "has a cascade with `lengths = \"tuned\"` of other drafters than `draft` or \
-             `self_draft_N` and `max_gram` behind it: give their matrix",
+            "has a cascade with `lengths = \"tuned\"` that is one drafter, or whose first is none that \
+             is recorded: begin with `draft` or `self_draft_N`, or give its matrix",
         )?;
         require(
-            self.lenience == 1.0 && self.rules.is_empty() && self.leading.is_none(),
+            self.rules.is_empty() && self.leading.is_none(),
             key,
-            "has a cascade with `lengths = \"tuned\"` and `lenience`, `rules` or `leading`, with \
-             which it cannot be replayed: leave them out, or give its matrix",
-        )
+            "has a cascade with `lengths = \"tuned\"` and `rules` or `leading`, of which nothing is \
+             known without decoding: leave them out, or give its matrix",
+        )?;
+        Lenience::new(self.lenience).with_context(|| format!("key `{key}`")).map(drop)
     }
 
     /// Of what begins a proposal there are several where a model says it.
@@ -332,10 +336,16 @@ mod tests {
             ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
             ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
-            ("drafters = ['draft', 'small_draft']\nlengths = 'tuned'", "give their matrix"),
-            ("drafters = ['small_draft', 'max_gram']\nlengths = 'tuned'", "give their matrix"),
-            ("drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 2.0", "replayed"),
-            ("drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nleading = 8", "replayed"),
+            ("drafters = ['draft']\nlengths = 'tuned'", "one drafter"),
+            ("drafters = ['small_draft', 'max_gram']\nlengths = 'tuned'", "begin with `draft`"),
+            (
+                "drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 0.5",
+                "lenience must",
+            ),
+            (
+                "drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nleading = 8",
+                "nothing is known",
+            ),
             ("drafters = ['draft']\nlengths = [[2]]\nleading = 0", "branches nothing"),
             ("drafters = ['draft']\nlengths = [[2]]\nleading = 1", "branches nothing"),
             (

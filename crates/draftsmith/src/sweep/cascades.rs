@@ -7,12 +7,12 @@
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    LookUpAcceptance, LookUpCascade, LookUps, Recordings, Spending, TheoryError,
-    expected_look_up_round, seconds_per_token,
+    DrafterId, Emitted, LookUpAcceptance, LookUpCascade, LookUps, Recordings, Spending,
+    TheoryError, seconds_per_token,
 };
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
+use super::expected_cascades::{AcceptedBy, CascadePrices, ClosedFormCascade, expected};
 use crate::costs::Costs;
 
 /// Candidates of the drafter that are tried.
@@ -28,24 +28,6 @@ pub(crate) struct JudgedCascade {
     pub(crate) spent: Vec<Spending>,
     /// Modelled seconds a token.
     pub(crate) seconds_per_token: f64,
-}
-
-/// What the closed form says of cascades over look-ups.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ClosedFormCascade {
-    /// The chance that the target accepts the drafter's candidate.
-    pub(crate) acceptance_prob: f64,
-    /// The chance that the drafter accepts a looked-up one.
-    pub(crate) look_ups_by_drafter: f64,
-    /// The chance that the target does.
-    pub(crate) look_ups_by_target: f64,
-    /// The matrix of greatest expected speed.
-    pub(crate) lengths: Vec<Vec<usize>>,
-    /// EWIF there: the expected speed over the target alone.
-    pub(crate) ewif: f64,
-    /// What replay says of that matrix.
-    pub(crate) replayed: f64,
 }
 
 /// The cascades that are tried along rounds of so many recorded candidates: those in which something
@@ -107,27 +89,29 @@ pub(crate) fn closed_form(
 ) -> Result<ClosedFormCascade> {
     let accepted = recordings.look_up_acceptance(look_ups);
     let LookUpAcceptance { by_drafter, by_target, of_drafter } = accepted;
-    let (review_seconds, rounds) = (costs.review_seconds()?, &costs.mixed_rounds);
-    let ewif = |cascade: LookUpCascade| {
-        let LookUpCascade { drafted, behind, reviewed } = cascade;
-        let probs = [of_drafter, by_drafter, by_target];
-        let round = expected_look_up_round(probs, [drafted, behind, reviewed]);
-        let rows = round.length_probs.iter().zip(1..);
-        let verify: f64 = rows.map(|(prob, rows)| prob * rounds.verify_seconds(rows)).sum();
-        let seconds = verify + round.num_forwards * review_seconds(reviewed + 1);
-        rounds.verify_seconds(1) * round.num_tokens / seconds
+    let acceptance_prob = |reviewer: usize, token: Emitted| match (reviewer, token.drafter) {
+        (0, 0) => of_drafter,
+        (0, _) => by_target,
+        _ => by_drafter,
     };
-    let expected = judged.iter().map(|it| (it, ewif(it.cascade)));
+    let prices = CascadePrices::new(costs, &[None])?;
+    let speed =
+        |it: &JudgedCascade| expected(&it.cascade.lengths(), acceptance_prob, &prices).speedup;
+    let with_speed = judged.iter().map(|it| (it, speed(it)));
     // The first of equals, as in replay.
-    let best = expected.rev().max_by(|(_, one), (_, other)| one.total_cmp(other));
+    let best = with_speed.rev().max_by(|(_, one), (_, other)| one.total_cmp(other));
     let (best, ewif) = best.context("some are tried")?;
+    let (drafter, look_up) = (recordings.drafter, DrafterId::MaxGram);
+    let by = |reviewer, drafter, prob| AcceptedBy { reviewer, drafter, instead_of: None, prob };
     Ok(ClosedFormCascade {
-        acceptance_prob: of_drafter,
-        look_ups_by_drafter: by_drafter,
-        look_ups_by_target: by_target,
+        acceptance: vec![
+            by(None, drafter, of_drafter),
+            by(None, look_up, by_target),
+            by(Some(drafter), look_up, by_drafter),
+        ],
         lengths: best.cascade.lengths(),
         ewif,
-        replayed: plain / best.seconds_per_token,
+        replayed: Some(plain / best.seconds_per_token),
     })
 }
 

@@ -21,7 +21,7 @@ use crate::results::{
 pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
     let parameters = |model: &CausalLm| model.config().num_parameters() as f64;
     let target = parameters(&pair.target);
-    let small = exports.cascades.as_ref().and_then(|cascades| cascades.small_draft());
+    let small = exports.small_draft.as_ref();
     let models = [(DrafterId::Draft, pair.draft.as_ref()), (DrafterId::SmallDraft, small)];
     let models = models.into_iter().filter_map(|(id, model)| Some((id, parameters(model?))));
     let adapters = exports.adapters.iter().map(|export| {

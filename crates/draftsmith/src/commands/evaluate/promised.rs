@@ -4,7 +4,7 @@ use draftsmith_theory::{DrafterId, FixedLengthConfig, StopRuleConfig};
 
 use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate};
-use crate::tuning::ReplayedPromise;
+use crate::tuning::TunedPromise;
 
 /// A setting that was tuned, and its gain.
 #[derive(Debug, Clone)]
@@ -20,12 +20,12 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// What replay promised of a cascade or a tree `over` a drafter's chains.
-    pub(super) fn of_replay(
+    /// What was promised of a cascade or a tree `over` a drafter's chains.
+    pub(super) fn of_tuned(
         drafter: DrafterName,
         rule: FixedLengthConfig,
         over: DrafterId,
-        promise: &ReplayedPromise,
+        promise: &TunedPromise,
     ) -> Self {
         Self {
             drafter,

@@ -28,8 +28,10 @@ pub(super) fn resolve(
     let tuned = numbered(&asked).zip(&mut evaluate.cascades);
     for ((id, asked), cascade) in tuned.filter(|((_, asked), _)| asked.lengths.is_tuned()) {
         let found = evaluate.decodings.iter().map(|name| {
-            let is_it =
-                |it: &&TunedCascade| (it.decoding, &it.drafters) == (*name, &asked.drafters);
+            let is_it = |it: &&TunedCascade| {
+                let of = (it.decoding, &it.drafters, it.lenience);
+                of == (*name, &asked.drafters, asked.lenience)
+            };
             known.iter().find(is_it).with_context(|| {
                 let drafters: Vec<String> =
                     asked.drafters.iter().map(DrafterId::to_string).collect();
@@ -52,7 +54,7 @@ pub(super) fn resolve(
         promised.extend(found.into_iter().map(|it| {
             let longest = FixedLengthConfig { candidate_length: cascade.longest(it.decoding) };
             let drafter = DrafterName::Of(id);
-            (it.decoding, Promise::of_replay(drafter, longest, it.drafters[0], &it.promise))
+            (it.decoding, Promise::of_tuned(drafter, longest, it.drafters[0], &it.promise))
         }));
     }
     Ok(promised)

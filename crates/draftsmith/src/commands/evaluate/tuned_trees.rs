@@ -38,7 +38,7 @@ pub(super) fn resolve(
         })?;
         let tree = DrafterName::Tree(*drafter, tuned.shape);
         let rule = rule_of(tuned.shape);
-        Ok((DECODING, Promise::of_replay(tree, rule, *drafter, &tuned.promise)))
+        Ok((DECODING, Promise::of_tuned(tree, rule, *drafter, &tuned.promise)))
     };
     drafters.iter().map(promise).collect()
 }

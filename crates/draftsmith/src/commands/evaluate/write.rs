@@ -13,7 +13,7 @@ use crate::agreement::rounding;
 use crate::console::Console;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
-use crate::exports::cascades::{Cascades, numbered, numbered_merged};
+use crate::exports::cascades::{numbered, numbered_merged};
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::report::render_html;
@@ -92,9 +92,7 @@ pub(super) fn write(
             hash: hash_dir(&adapter.dir, console)?,
         });
     }
-    if let (Some(small), Some(path)) =
-        (exports.cascades.as_ref().and_then(Cascades::small_draft), &recipe.models.small_draft)
-    {
+    if let (Some(small), Some(path)) = (exports.small_draft.as_ref(), &recipe.models.small_draft) {
         let hash = hash_dir(path, console)?;
         models.push(describe("small draft", path, small.config(), &hash));
     }

@@ -7,7 +7,7 @@ use crate::costs::Costs;
 use crate::results::CostSource;
 use crate::statistics::shown_interval;
 use crate::sweep::per_token;
-use crate::tuning::ReplayedPromise;
+use crate::tuning::{PromisedBy, TunedPromise};
 
 /// What something is judged by and against.
 pub(super) struct Judged<'a> {
@@ -38,11 +38,12 @@ impl Judged<'_> {
     }
 
     /// What replay promises of the best of so many, which takes this.
-    pub(super) fn promise(&self, spent: &[Spending], num_tried: usize) -> ReplayedPromise {
+    pub(super) fn promise(&self, spent: &[Spending], num_tried: usize) -> TunedPromise {
         let num_prompts = self.recordings.responses.len();
         let counts: Counts = spent.iter().map(|spent| spent.counts).sum();
         let gain = shown_interval(num_prompts, self.seed, |some| self.gain_of(spent, some));
-        ReplayedPromise {
+        TunedPromise {
+            promised_by: PromisedBy::Replay,
             num_tried,
             num_prompts,
             cost_source: self.cost_source,

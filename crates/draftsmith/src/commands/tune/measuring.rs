@@ -5,6 +5,7 @@ use draftsmith_theory::DrafterId;
 
 use crate::console::Console;
 use crate::costs::{Costs, Measurement};
+use crate::decoders::Decoders;
 use crate::prompts::spread;
 use crate::recipe::Recipe;
 use crate::results::CostSource;
@@ -13,6 +14,12 @@ use crate::workspace::Workspace;
 
 /// Prompts that costs are measured on.
 const NUM_COST_PROMPTS: usize = 4;
+
+/// What is measured here: the models, and the prompts that costs are measured on.
+pub(super) struct Measuring<'m> {
+    pub(super) decoders: Decoders<'m>,
+    pub(super) prompts: Vec<Vec<u32>>,
+}
 
 /// The prompts that costs are measured on.
 pub(super) fn cost_prompts(

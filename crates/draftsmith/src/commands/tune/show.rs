@@ -7,9 +7,10 @@ use draftsmith_theory::DrafterId;
 use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
+use crate::sweep::expected_cascades::AcceptedBy;
 use crate::sweep::static_trees::rule_of;
 use crate::table::{calibration_text, kind_text, render_scores};
-use crate::tuning::{MeasuredCosts, ReplayedPromise, TunedCascade, TunedTree};
+use crate::tuning::{MeasuredCosts, PromisedBy, TunedCascade, TunedPromise, TunedTree};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 ///
@@ -86,7 +87,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             );
         }
     }
-    text += &tuning.cascade.as_ref().map(cascade).unwrap_or_default();
+    tuning.cascades.iter().for_each(|tuned| text += &cascade(tuned));
     text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
     match &tuning.export {
         Some(dir) => {
@@ -97,34 +98,46 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     Ok(text)
 }
 
-/// The lengths of a cascade over look-ups, and those that the closed form would choose.
+/// The lengths of a cascade, and how often its candidates stand.
 fn cascade(tuned: &TunedCascade) -> String {
-    let TunedCascade { drafters, lengths, promise, closed_form, .. } = tuned;
-    let ReplayedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } =
-        promise;
+    let TunedCascade { drafters, lenience, lengths, promise, closed_form, .. } = tuned;
+    let TunedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = promise;
     let drafters: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
-    format!(
-        "\ncascade of {}, the best of {num_tried} matrices by replay:\n  \
+    let how = match promise.promised_by {
+        PromisedBy::Replay => "by replay",
+        PromisedBy::ClosedForm => "by the closed form (EWIF)",
+    };
+    let forgiving = if *lenience > 1.0 { format!(", lenience {lenience}") } else { String::new() };
+    let mut text = format!(
+        "\ncascade of {}{forgiving}, the best of {num_tried} matrices {how}:\n  \
          {lengths:?}  {speedup:.3}x, {} over K = {best_fixed_length} ({})\n  \
-         if every candidate were accepted by chance, the draft's {:.3} of the time, a look-up {:.3} by it \
-         and {:.3} by the target (EWIF):\n  {:?}  {:.3}x, by replay {:.3}x\n",
+         candidates that stand: {}\n",
         drafters.join(" over "),
         percent(gain.value),
         interval(gain),
-        closed_form.acceptance_prob,
-        closed_form.look_ups_by_drafter,
-        closed_form.look_ups_by_target,
-        closed_form.lengths,
-        closed_form.ewif,
-        closed_form.replayed,
-    )
+        closed_form.acceptance.iter().map(accepted).collect::<Vec<_>>().join(", "),
+    );
+    if let Some(replayed) = closed_form.replayed {
+        text += &format!(
+            "  if each were accepted by chance (EWIF): {:?}  {:.3}x, by replay {replayed:.3}x\n",
+            closed_form.lengths, closed_form.ewif,
+        );
+    }
+    text
+}
+
+/// `draft by max_gram 0.512`, whose they are first.
+fn accepted(accepted: &AcceptedBy) -> String {
+    let AcceptedBy { reviewer, drafter, instead_of, prob } = accepted;
+    let instead = instead_of.map(|of| format!(" in place of {of}'s")).unwrap_or_default();
+    let reviewer = reviewer.map_or("the target".to_owned(), |id| id.to_string());
+    format!("{drafter}{instead} by {reviewer} {prob:.3}")
 }
 
 /// A static tree, whose chain is as long as it is deep.
 fn tree(tuned: &TunedTree) -> String {
     let TunedTree { shape, promise, .. } = tuned;
-    let ReplayedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } =
-        promise;
+    let TunedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = promise;
     format!(
         "\nstatic tree, the best of {num_tried} shapes by replay:\n  \
          {shape}, K = {}  {speedup:.3}x, {} over K = {best_fixed_length} alone ({})\n",

@@ -1,0 +1,259 @@
+//! How often reviewers of a cascade let tokens stand, along responses of the target: what
+//! [`expected_cascade_round`](crate::expected_cascade_round) is told.
+
+use std::collections::BTreeMap;
+
+use super::Emitted;
+use crate::review::{emitted_instead_of, expected_acceptance};
+use crate::{CascadeCandidate, Lenience, TokenChoice, argmax, review_greedy};
+
+/// What the target says at a place of its response.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TargetSays {
+    /// Greedy, its token.
+    Token(u32),
+    /// Sampled, what its token is drawn from.
+    Probs(Vec<f64>),
+}
+
+/// What a drafter says there.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DrafterSays {
+    /// The logits that a candidate is chosen by.
+    Logits(Vec<f32>),
+    /// What a look-up finds, if it finds something.
+    LookedUp(Option<u32>),
+}
+
+/// How often tokens of a cascade's drafters stand, by who reviews them. Each is judged at places of
+/// the target's own responses.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct CascadeAcceptance {
+    num_places: usize,
+    /// Sums of chances, by the row of K that has the reviewer.
+    sums: BTreeMap<(usize, Emitted), f64>,
+}
+
+impl CascadeAcceptance {
+    /// What is said at one place by the target and by each drafter, from the largest on; all but the
+    /// target have this lenience.
+    ///
+    /// # Panics
+    /// If distributions are not over one vocabulary.
+    pub fn add_place(
+        &mut self,
+        target: &TargetSays,
+        drafters: &[DrafterSays],
+        choice: TokenChoice,
+        lenience: Lenience,
+    ) {
+        self.num_places += 1;
+        let judged = Judged { choice, lenience };
+        let logits = |drafter: usize| match &drafters[drafter] {
+            DrafterSays::Logits(logits) => Some(&logits[..]),
+            DrafterSays::LookedUp(_) => None,
+        };
+        let own: Vec<Option<CascadeCandidate>> = drafters.iter().map(|it| judged.own(it)).collect();
+        for (drafter, candidate) in own.iter().enumerate() {
+            let mut emitted = vec![(None, candidate.clone())];
+            if let Some(logits) = logits(drafter).filter(|_| lenience != Lenience::NONE) {
+                emitted.extend(own.iter().enumerate().skip(drafter + 1).map(|(of, proposed)| {
+                    let instead = proposed.as_ref().map(|it| judged.instead_of(it, logits));
+                    (Some(of), instead.or(candidate.clone()))
+                }));
+            }
+            for (instead_of, candidate) in emitted {
+                let token = Emitted { drafter, instead_of };
+                let by_target = candidate.as_ref().map_or(0.0, |it| judged.by_target(it, target));
+                *self.sums.entry((0, token)).or_default() += by_target;
+                for reviewer in 0..drafter {
+                    let Some(logits) = logits(reviewer) else { continue };
+                    let prob = candidate.as_ref().map_or(0.0, |it| judged.by(logits, it));
+                    *self.sums.entry((reviewer + 1, token)).or_default() += prob;
+                }
+            }
+        }
+    }
+
+    /// The chance that a reviewer, the target being 0 and drafter i being i + 1, lets a token stand; NaN
+    /// where none was judged.
+    pub fn prob(&self, reviewer: usize, token: Emitted) -> f64 {
+        let alone = Emitted { instead_of: None, ..token };
+        let sum = self.sums.get(&(reviewer, token)).or(self.sums.get(&(reviewer, alone)));
+        sum.map_or(f64::NAN, |sum| sum / self.num_places as f64)
+    }
+
+    /// All that were judged, each with its chance.
+    pub fn probs(&self) -> impl Iterator<Item = (usize, Emitted, f64)> {
+        self.sums
+            .iter()
+            .map(|((reviewer, token), sum)| (*reviewer, *token, sum / self.num_places as f64))
+    }
+
+    /// Places that were judged.
+    pub fn num_places(&self) -> usize {
+        self.num_places
+    }
+}
+
+impl<'a> std::iter::Sum<&'a Self> for CascadeAcceptance {
+    fn sum<I: Iterator<Item = &'a Self>>(all: I) -> Self {
+        all.fold(Self::default(), |mut total, one| {
+            total.num_places += one.num_places;
+            one.sums.iter().for_each(|(key, sum)| *total.sums.entry(*key).or_default() += sum);
+            total
+        })
+    }
+}
+
+/// How tokens are chosen and reviewed.
+#[derive(Clone, Copy)]
+struct Judged {
+    choice: TokenChoice,
+    lenience: Lenience,
+}
+
+impl Judged {
+    /// What a drafter emits where nothing is proposed to it.
+    fn own(self, says: &DrafterSays) -> Option<CascadeCandidate> {
+        match (says, self.choice) {
+            (DrafterSays::LookedUp(found), _) => found.map(CascadeCandidate::certain),
+            (DrafterSays::Logits(logits), TokenChoice::Greedy) => {
+                review_greedy(&[], |_| logits, self.lenience).pop()
+            }
+            (DrafterSays::Logits(logits), TokenChoice::Sampled(sampling)) => {
+                let token_id = argmax(logits);
+                Some(CascadeCandidate::drawn(token_id, sampling.probs(logits)))
+            }
+        }
+    }
+
+    /// What a drafter of these logits emits in the place of a candidate.
+    fn instead_of(self, proposed: &CascadeCandidate, logits: &[f32]) -> CascadeCandidate {
+        match self.choice {
+            TokenChoice::Greedy => {
+                let candidate = std::slice::from_ref(proposed);
+                review_greedy(candidate, |_| logits, self.lenience).swap_remove(0)
+            }
+            TokenChoice::Sampled(sampling) => {
+                emitted_instead_of(proposed, sampling.probs(logits), self.lenience)
+            }
+        }
+    }
+
+    /// The chance that a reviewer of these logits lets it stand.
+    fn by(self, logits: &[f32], candidate: &CascadeCandidate) -> f64 {
+        match self.choice {
+            TokenChoice::Greedy => {
+                let candidate = std::slice::from_ref(candidate);
+                let stands = review_greedy(candidate, |_| logits, self.lenience);
+                f64::from(u8::from(stands.len() > 1))
+            }
+            TokenChoice::Sampled(sampling) => {
+                expected_acceptance(candidate, &sampling.probs(logits), self.lenience)
+            }
+        }
+    }
+
+    fn by_target(self, candidate: &CascadeCandidate, target: &TargetSays) -> f64 {
+        match target {
+            TargetSays::Token(token) => f64::from(u8::from(candidate.token_id == *token)),
+            TargetSays::Probs(probs) => expected_acceptance(candidate, probs, Lenience::NONE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::random_probs;
+    use crate::{Draws, Sampling, SeededDraws, enumerate, review_sampled};
+
+    const DRAFT: usize = 0;
+    const SMALL: usize = 1;
+    const LOOKED_UP: usize = 2;
+
+    fn token(drafter: usize, instead_of: Option<usize>) -> Emitted {
+        Emitted { drafter, instead_of }
+    }
+
+    #[track_caller]
+    fn close(found: f64, expected: f64) {
+        // Sums of a few f64 products and logarithms of f32 logits.
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+
+    #[test]
+    fn greedy_tokens_stand_where_they_are_the_reviewers_or_nearly_as_probable() {
+        // Probabilities 1/2, 1/4, 1/4 of the draft's, and 1/5, 3/5, 1/5 of the small one's.
+        let draft = DrafterSays::Logits(vec![2f32.ln(), 0.0, 0.0]);
+        let small = DrafterSays::Logits(vec![0.0, 3f32.ln(), 0.0]);
+        let judge = |target, found, lenience| {
+            let mut all = CascadeAcceptance::default();
+            let drafters = [draft.clone(), small.clone(), DrafterSays::LookedUp(found)];
+            let lenience = Lenience::new(lenience).expect("1 or more");
+            all.add_place(&TargetSays::Token(target), &drafters, TokenChoice::Greedy, lenience);
+            all
+        };
+        let strict = judge(1, Some(1), 1.0);
+        // The target says 1, as the small one and the look-up do.
+        let by_target = [DRAFT, SMALL, LOOKED_UP].map(|it| strict.prob(0, token(it, None)));
+        assert_eq!(by_target, [0.0, 1.0, 1.0]);
+        assert_eq!(strict.prob(1, token(SMALL, None)), 0.0);
+        assert_eq!(strict.prob(2, token(LOOKED_UP, None)), 1.0);
+        // A reviewer that forgives nothing emits its own, whatever it reviews.
+        assert_eq!(strict.prob(0, token(DRAFT, Some(SMALL))), 0.0);
+        // A quarter is more than a third of three fifths, so the draft lets the small one's stand.
+        let lenient = judge(1, None, 3.0);
+        assert_eq!(lenient.prob(1, token(SMALL, None)), 1.0);
+        assert_eq!(lenient.prob(0, token(DRAFT, Some(SMALL))), 1.0);
+        assert_eq!(lenient.prob(0, token(DRAFT, None)), 0.0);
+        // Nothing was found: the draft says its own instead, and nothing is accepted.
+        assert_eq!(lenient.prob(0, token(DRAFT, Some(LOOKED_UP))), 0.0);
+        assert_eq!(lenient.prob(0, token(LOOKED_UP, None)), 0.0);
+        let both: CascadeAcceptance = [strict, lenient].iter().sum();
+        assert_eq!((both.num_places(), both.prob(1, token(SMALL, None))), (2, 0.5));
+        assert!(both.prob(2, token(DRAFT, None)).is_nan(), "nobody reviews a larger one's");
+    }
+
+    #[test]
+    fn sampled_tokens_stand_as_often_as_in_enumerated_reviews() {
+        let mut rng = SeededDraws::new(1, &["acceptance"]);
+        let logits = |probs: &[f64]| probs.iter().map(|p| p.ln() as f32).collect::<Vec<f32>>();
+        for case in 0..40 {
+            let [p, draft, small] = [(); 3].map(|()| random_probs(&mut rng, 2 + case % 4));
+            let found = rng.categorical(&small) as u32;
+            let lenience = Lenience::new([1.0, 1.6, 4.0][case % 3]).expect("1 or more");
+            let drafters = [
+                DrafterSays::Logits(logits(&draft)),
+                DrafterSays::Logits(logits(&small)),
+                DrafterSays::LookedUp(Some(found)),
+            ];
+            let sampled = TokenChoice::Sampled(Sampling::default());
+            let mut all = CascadeAcceptance::default();
+            all.add_place(&TargetSays::Probs(p.clone()), &drafters, sampled, lenience);
+            for proposer in [SMALL, LOOKED_UP] {
+                // The draft reviews one candidate, and the target what the draft emits in its place.
+                let outcomes = enumerate(|draws| {
+                    let candidate = match proposer {
+                        SMALL => {
+                            let token_id = draws.categorical(&small) as u32;
+                            CascadeCandidate::drawn(token_id, small.clone())
+                        }
+                        _ => CascadeCandidate::certain(found),
+                    };
+                    let own = |_| draft.clone();
+                    let stands = review_sampled(&[candidate], own, lenience, draws);
+                    let by_target =
+                        review_sampled(&stands[..1], |_| p.clone(), Lenience::NONE, draws);
+                    (stands.len() > 1, by_target.len() > 1)
+                });
+                let share = |is: fn(&(bool, bool)) -> bool| -> f64 {
+                    outcomes.iter().filter(|(it, _)| is(it)).map(|(_, prob)| prob).sum()
+                };
+                close(all.prob(1, token(proposer, None)), share(|it| it.0));
+                close(all.prob(0, token(DRAFT, Some(proposer))), share(|it| it.1));
+            }
+        }
+    }
+}
