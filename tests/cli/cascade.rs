@@ -32,8 +32,8 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
         leading = 8\n";
     let recipe = write_recipe(&place, &drafts(), cascades);
     place.run(&["evaluate", &recipe]).ok();
-    let rows = place.json("checkpoints/mine/evaluation/results.json");
-    let rows: Vec<&Value> = rows.as_array().unwrap().iter().collect();
+    let all = place.json("checkpoints/mine/evaluation/results.json");
+    let rows: Vec<&Value> = all.as_array().unwrap().iter().collect();
     for (drafter, setting) in [
         ("none", None),
         ("draft", Some(3.0)),
@@ -73,6 +73,17 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
     assert!(described("small draft").contains("layers"));
     assert!(described("cascade 2").contains("draft, small_draft, max_gram; lengths [[2, 1, 0]"));
     assert!(described("cascade 3").contains("lenience 1, 8 first tokens"));
+
+    // Side by side they share forwards, and each has the rounds that it has alone.
+    let recipe = write_recipe(&place, &drafts(), &format!("batch_size = 3\n{cascades}"));
+    place.run(&["evaluate", &recipe]).ok();
+    let batched = place.json("checkpoints/mine/evaluation/results.json");
+    let counts = |rows: &Value| -> Vec<String> {
+        let greedy = rows.as_array().unwrap().iter().filter(|row| row["decoding"] == "greedy");
+        let keys = ["drafter", "lossless", "num_tokens", "num_target_forwards", "num_drafted"];
+        greedy.map(|row| keys.map(|key| row[key].to_string()).join(" ")).collect()
+    };
+    assert_eq!(counts(&batched), counts(&all));
     // The recipe that is written beside them says the same.
     let again = place.path("checkpoints/mine/evaluation/recipe.toml").display().to_string();
     place.run(&["evaluate", &again]).ok();

@@ -20,17 +20,15 @@
 //! it: the authors' tree attention.
 
 mod chain_rules;
+mod drafting;
 mod leading;
 
-use draftsmith_theory::{
-    CascadeCandidate, Children, Decoding, DraftSignals, DrafterId, DrawnFrom, Forwards, Lenience,
-    RoundEnd, SoftmaxSummary, StopRuleConfig, TokenChoice, review_greedy, review_sampled,
-};
+use draftsmith_theory::{Decoding, DrafterId, Lenience, RoundEnd, StopRuleConfig, TokenChoice};
 
-use chain_rules::{ChainRule, ChainRules};
+use chain_rules::ChainRules;
+use drafting::Drafting;
 
-use crate::draft_row::draft_rows;
-use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::target::Target;
@@ -85,17 +83,6 @@ pub struct Cascade<'m, T> {
     init_rules: Box<dyn Fn() -> ChainRules + 'm>,
     /// By slot.
     rules: Vec<ChainRules>,
-}
-
-/// A round's chain, as far as it is drafted.
-struct Chain<'c, 'r, T> {
-    target: &'c mut T,
-    round: &'c mut DraftRound<'r>,
-    /// The tokens that stand before it.
-    num_standing: usize,
-    forwards: Forwards,
-    /// What its first token's drafter may say in that one's place, where it is asked for.
-    siblings: Option<Children>,
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
@@ -175,182 +162,6 @@ impl<'m, T: Target> Cascade<'m, T> {
     pub(crate) fn has_head_of_rounds(&self) -> bool {
         self.models.iter().any(|model| model.depends_on_round())
     }
-
-    /// Appends a chain for reviewer `row` to the sequence, of `room` tokens at most, and returns it.
-    /// The first row's ends where the round's rule says so.
-    ///
-    /// # Errors
-    /// If a model fails.
-    fn draft(
-        &mut self,
-        chain: &mut Chain<'_, '_, T>,
-        row: usize,
-        room: usize,
-    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
-        let slot = chain.round.slot;
-        let mut rule = self.rules[slot].begin(row);
-        let drafted = self.draft_by(chain, row, rule.most(room), &mut rule);
-        self.rules[slot].end(row, rule);
-        drafted
-    }
-
-    /// The same, by the rule of the row's chain.
-    fn draft_by(
-        &mut self,
-        chain: &mut Chain<'_, '_, T>,
-        row: usize,
-        room: usize,
-        rule: &mut ChainRule,
-    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
-        let mut drafted: Vec<CascadeCandidate> = Vec::new();
-        let mut most = 0;
-        // Behind the last row there is nobody to review.
-        let lengths = self.config.lengths(chain.round.decoding).get(row).cloned();
-        for (drafter, length) in lengths.into_iter().flatten().enumerate().skip(row) {
-            most += length;
-            while drafted.len() < most.min(room) && !rule.is_over() {
-                let step = if drafter == self.models.len() {
-                    self.look_up(chain, most.min(room) - drafted.len(), rule)?
-                } else {
-                    self.step(chain, (row, drafter), room - drafted.len(), rule)?
-                };
-                let has_more = !step.is_empty();
-                drafted.extend(step);
-                if !has_more {
-                    break;
-                }
-                if chain.is_over() || (row == 0 && chain.stops(&drafted)) {
-                    return Ok(drafted);
-                }
-            }
-        }
-        Ok(drafted)
-    }
-
-    /// Appends to the chain of row `row` what a drafter lets stand of a smaller one's, and its own
-    /// token behind it.
-    fn step(
-        &mut self,
-        chain: &mut Chain<'_, '_, T>,
-        (row, drafter): (usize, usize),
-        room: usize,
-        rule: &mut ChainRule,
-    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
-        let (slot, num_standing) = (chain.round.slot, chain.round.tokens.len());
-        let proposed = self.draft(chain, drafter + 1, room - 1)?;
-        let (needs, num_before) = (rule.needs(), rule.num_candidates());
-        let model = &mut self.models[drafter];
-        if needs.acceptance_prob {
-            model.begin_round(chain.target, slot, num_standing - num_before, 1);
-        }
-        let num_candidates = num_before + proposed.len();
-        let step = DraftStep {
-            num_rows: proposed.len() + 1,
-            ..DraftStep::in_chain(slot, chain.round.tokens, num_candidates, needs)
-        };
-        let decoding = chain.round.decoding;
-        let rows = draft_rows(&mut **model, chain.target, &[step], [decoding])?;
-        chain.forwards.add(model.id(), 1);
-        let lenience = self.config.lenience;
-        let is_over = rule.stops_before_draw(&rows[0].signals());
-        let mut stands = match decoding.choice {
-            _ if is_over => Vec::new(),
-            TokenChoice::Greedy => review_greedy(&proposed, |row| rows[row].logits(), lenience),
-            TokenChoice::Sampled(sampling) => {
-                let probs_after = |row: usize| sampling.probs(rows[row].logits());
-                review_sampled(&proposed, probs_after, lenience, &mut *chain.round.draws)
-            }
-        };
-        let num_siblings = self.config.leading - 1;
-        if let Some(CascadeCandidate { token_id, drawn_from, .. }) = stands.first()
-            && (row, num_standing) == (0, chain.num_standing)
-            && num_siblings > 0
-        {
-            let logits = rows[0].logits();
-            chain.siblings = Some(Children::beside(*token_id, drawn_from, logits, num_siblings));
-        }
-        let num_accepted = stands.len().saturating_sub(1);
-        chain.round.tokens.truncate(num_standing);
-        for (row, (token, drafted)) in stands.iter().zip(&rows).enumerate() {
-            // Tokens of one step are drawn already, whatever is answered in between.
-            if row > 0 {
-                rule.stops_before_draw(&drafted.signals());
-            }
-            chain.round.tokens.push(token.token_id);
-            // One that ends the text is asked about no more.
-            if chain.is_over() {
-                break;
-            }
-            let candidate_prob = needs.candidate_prob.then(|| prob_of(token, drafted.logits()));
-            let signals = DraftSignals { candidate_prob, ..drafted.signals() };
-            let predicted = match needs.acceptance_prob {
-                true => {
-                    let (token, logits) = (token.token_id, drafted.own_logits());
-                    model.predict_acceptance(chain.target, (slot, row), logits, token)?
-                }
-                false => None,
-            };
-            rule.drew(token.token_id, signals, predicted);
-        }
-        // What was drawn behind the end of a text could not be kept.
-        stands.truncate(chain.round.tokens.len() - num_standing);
-        if !proposed.is_empty() {
-            let num_kept = stands.len();
-            let end = RoundEnd { num_accepted: num_accepted.min(num_kept), num_kept };
-            self.rules[slot].reviewed(drafter + 1, end);
-            let path: Vec<usize> = (0..num_kept.saturating_sub(1)).collect();
-            chain.target.commit(slot, num_standing, &path);
-            self.forget(slot, num_standing, &path);
-        }
-        Ok(stands)
-    }
-
-    /// Appends what is looked up.
-    fn look_up(
-        &mut self,
-        chain: &mut Chain<'_, '_, T>,
-        most: usize,
-        rule: &mut ChainRule,
-    ) -> Result<Vec<CascadeCandidate>, DecodeError> {
-        let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
-        let eos_token_ids = chain.round.limits.eos_token_ids;
-        let found = lookup.look_up(chain.round.slot, chain.round.tokens, most, eos_token_ids);
-        chain.forwards.add(DrafterId::MaxGram, found.len());
-        found.iter().for_each(|token| rule.drew(*token, DraftSignals::default(), None));
-        Ok(found.into_iter().map(CascadeCandidate::certain).collect())
-    }
-
-    /// Keeps of what its drafters have read what stands.
-    fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
-        let lookup = self.lookup.as_mut();
-        lookup.into_iter().for_each(|it| Drafter::<T>::commit(it, slot, num_standing, path));
-    }
-}
-
-impl<T> Chain<'_, '_, T> {
-    /// Whether nothing behind what was drafted last could be kept.
-    fn is_over(&self) -> bool {
-        self.round.limits.is_end(self.round.tokens)
-    }
-
-    /// Whether the round's rule ends the chain here.
-    fn stops(&mut self, drafted: &[CascadeCandidate]) -> bool {
-        let DraftRound { tokens, rule, .. } = &mut *self.round;
-        let candidates = &tokens[tokens.len() - drafted.len()..];
-        let stops = rule.stops(candidates, &Default::default());
-        stops && drafted.len() >= rule.bounds().min
-    }
-}
-
-/// The probability of a token under what it was drawn from, raw where it is greedy.
-fn prob_of(token: &CascadeCandidate, logits: &[f32]) -> f64 {
-    match &token.drawn_from {
-        DrawnFrom::Probs(probs) => probs[token.token_id as usize],
-        DrawnFrom::OneHot => {
-            SoftmaxSummary::of(logits).log_prob(logits[token.token_id as usize]).exp()
-        }
-    }
 }
 
 impl<T: Target> Drafter<T> for Cascade<'_, T> {
@@ -362,24 +173,23 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
         self.lookup.iter_mut().try_for_each(|lookup| lookup.begin(target, slot, prompt))
     }
 
-    /// Rounds one after the other: their chains take forwards of their own.
     fn propose(
         &mut self,
         target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        for round in rounds {
-            let DraftRound { rule, limits, .. } = round;
-            if !rule.needs().is_nothing() || self.lacks_signals(round.decoding) {
+        let mut rooms = Vec::with_capacity(rounds.len());
+        for DraftRound { rule, limits, decoding, .. } in rounds.iter_mut() {
+            if !rule.needs().is_nothing() || self.lacks_signals(decoding) {
                 return Err(DecodeError::NoSignals { drafter: self.id });
             }
             rule.begin_round();
             let most = if rule.skips_drafting() { 0 } else { rule.bounds().max };
-            let room = most.min(limits.room);
-            let (num_standing, forwards) = (round.tokens.len(), Forwards::default());
-            let mut chain = Chain { target, round, num_standing, forwards, siblings: None };
-            let drafted = self.draft(&mut chain, 0, room)?;
-            let Chain { forwards, siblings, .. } = chain;
+            rooms.push(most.min(limits.room));
+        }
+        let drafted = self.draft(target, rounds.iter_mut().zip(rooms.iter().copied()))?;
+        for (drafting, room) in drafted.into_iter().zip(rooms) {
+            let Drafting { round, forwards, siblings, drafted, .. } = drafting;
             let proposal = &mut round.proposal;
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;

@@ -1,6 +1,7 @@
 //! Cascades leave the target's output what it is: vertical, horizontal and both, lenient and not,
 //! over tables and over drafters that advance the target, with prompt lookup behind them.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -9,11 +10,12 @@ use draftsmith_theory::{
     StopRule, StopRuleConfig, distribution_of, enumerate,
 };
 
-use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap, Table};
+use super::many::{assert_each_as_alone, assert_independent, greedy_many, members};
+use super::tables::{Advanced, Advancing, Anew, Asked, Drafting, StopMap, Table};
 use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
-use crate::drafter::StepDrafter;
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
@@ -318,4 +320,110 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let refused =
         run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
     assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
+}
+
+/// The first reviews the second, which reviews what is looked up, and all take turns.
+const DEEP: [[usize; 3]; 3] = TWO_AND_LOOKUP[2];
+
+#[test]
+fn cascades_side_by_side_are_each_what_they_are_alone() {
+    let case = Case::new(3, 9, Some(2), 1790);
+    for bits in [0, 0b1001, 0b11_0110] {
+        let members = members(bits, true);
+        for init in [
+            |case: &Case| of_drafts(case, &matrix(TWO_AND_LOOKUP[0]), 2.0),
+            |case: &Case| of_drafts(case, &matrix(DEEP), 1.0),
+            // Its chains have rules of their own, which count what they were told.
+            |case: &Case| {
+                let rule = Some(StopRuleConfig::from(FixedLengthConfig { candidate_length: 1 }));
+                of_drafts_by(case, &matrix(DEEP), 1.0, &[None, rule])
+            },
+        ] {
+            assert_each_as_alone(&case.target, &Anew::new(&case, init), &members);
+        }
+        let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(DEEP), 2.0));
+        assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
+    }
+}
+
+#[test]
+fn sampled_cascades_side_by_side_are_independent_and_exact() {
+    let case = Case::new(2, 3, Some(1), 1795);
+    let members: [(&[u32], u64); 2] = [(&[0], 1), (&[1, 0], 0)];
+    let drafts = Anew::new(&case, |case| of_drafts(case, &matrix(ONE_AND_LOOKUP[1]), 3.0));
+    assert_independent(&case, &case.target, &drafts, &members);
+    let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(ONE_AND_LOOKUP[0]), 1.0));
+    assert_independent(&case, &Advanced::from(&case.target), &drafts, &members);
+}
+
+thread_local! {
+    /// Forwards of a counted drafter, and the steps that they took.
+    static COUNTED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
+}
+
+/// A drafter whose forwards are counted.
+struct Counted(Drafting);
+
+impl<T> Drafter<T> for Counted {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        self.0.begin(target, slot, prompt)
+    }
+
+    fn propose(&mut self, _: &mut T, _: &mut [DraftRound<'_>]) -> Result<(), DecodeError> {
+        panic!("a cascade takes its drafters' steps")
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        Drafter::<T>::commit(&mut self.0, slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        Drafter::<T>::context(&self.0)
+    }
+}
+
+impl<T> StepDrafter<T> for Counted {
+    fn id(&self) -> DrafterId {
+        StepDrafter::<T>::id(&self.0)
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut T,
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<Drafted>, DecodeError> {
+        COUNTED.set([COUNTED.get()[0] + 1, COUNTED.get()[1] + steps.len()]);
+        self.0.draft(target, steps)
+    }
+
+    fn predict_acceptance(
+        &mut self,
+        target: &mut T,
+        at: (usize, usize),
+        logits: &[f32],
+        candidate: u32,
+    ) -> Result<Option<f64>, DecodeError> {
+        self.0.predict_acceptance(target, at, logits, candidate)
+    }
+}
+
+#[test]
+fn sequences_side_by_side_share_the_forwards_of_every_drafter() {
+    let case = Case::new(3, 9, None, 1797);
+    let init = |case: &Case| {
+        let models = drafts(case).map(|table| boxed(Counted(Drafting::from(&table))));
+        cascade(models.into_iter().collect(), matrix(DEEP), 1.0, &[])
+    };
+    let forwards_of = |members: &[(&[u32], u64)]| {
+        COUNTED.set([0; 2]);
+        greedy_many(&case, &case.target, &Anew::new(&case, init), members);
+        COUNTED.get()
+    };
+    // Two alike go on in step: as many forwards as one takes, each of both.
+    let [alone, steps] = forwards_of(&[(&[0, 1], 0)]);
+    assert_eq!(alone, steps);
+    assert_eq!(forwards_of(&[(&[0, 1], 0), (&[0, 1], 0)]), [alone, 2 * steps]);
+    // Two that differ share what they can.
+    let [forwards, steps] = forwards_of(&[(&[0, 1], 0), (&[1], 0)]);
+    assert!(5 * forwards < 4 * steps, "{forwards} for {steps}");
 }

@@ -133,17 +133,36 @@ fn greedy_sequences_at_once_are_each_what_they_are_alone_for_every_stop_map() {
     assert!(ends.len() == 2 && lengths.len() > 4, "{ends:?}, {lengths:?}");
 }
 
-#[test]
-fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distribution() {
-    let case = Case { decoding: penalised()[0], ..Case::new(2, 2, Some(1), 1400) };
-    let member = |prompt: &[u32], bits| Member {
+/// Decodes greedily behind prompts, each under a stop map of one or two places.
+pub(super) fn greedy_many<T: Target + Clone, D: Drafter<T> + Clone>(
+    case: &Case,
+    target: &T,
+    drafter: &D,
+    members: &[(&[u32], u64)],
+) -> Vec<Generation> {
+    let members = members_of(case, members);
+    let unused = &mut SeededDraws::new(0, &["unused"]);
+    many(target.clone(), drafter.clone(), &members, Decoding::GREEDY, unused)
+}
+
+fn members_of(case: &Case, members: &[(&[u32], u64)]) -> Vec<Member> {
+    let member = |(prompt, bits): &(&[u32], u64)| Member {
         prompt: prompt.to_vec(),
         limits: case.limits.clone(),
-        rule: Some(StopMap::new(2, 2, bits)),
+        rule: Some(StopMap::new(2, 2, *bits)),
     };
-    let members = [member(&[0], 0), member(&[1], 3), member(&[0, 0], 1)];
-    let (advanced, advancing) = (Advanced::from(&case.target), Advancing::from(&case.draft));
-    let decoding = case.decoding;
+    members.iter().map(member).collect()
+}
+
+/// Compares the joint distribution of what sequences get at once, each behind a prompt and under a stop
+/// map of one or two places, with the target's own for each.
+pub(super) fn assert_independent<T: Target + Clone, D: Drafter<T> + Clone>(
+    case: &Case,
+    target: &T,
+    drafter: &D,
+    members: &[(&[u32], u64)],
+) {
+    let members = members_of(case, members);
     let mut expected = BTreeMap::from([(Vec::new(), 1.0)]);
     for member in &members {
         let own = case.target_distribution_after(&member.prompt);
@@ -157,11 +176,19 @@ fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distributi
             .collect();
     }
     let found = distribution_of(enumerate(|draws| {
-        let generations = many(advanced.clone(), advancing.clone(), &members, decoding, draws);
+        let generations = many(target.clone(), drafter.clone(), &members, case.decoding, draws);
         generations.into_iter().map(|one| one.token_ids).collect::<Vec<_>>()
     }));
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (tokens, prob) in &expected {
         assert!((found[tokens] - prob).abs() <= TOLERANCE, "{tokens:?}");
     }
+}
+
+#[test]
+fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distribution() {
+    let case = Case { decoding: penalised()[0], ..Case::new(2, 2, Some(1), 1400) };
+    let (advanced, advancing) = (Advanced::from(&case.target), Advancing::from(&case.draft));
+    let members: [(&[u32], u64); 3] = [(&[0], 0), (&[1], 3), (&[0, 0], 1)];
+    assert_independent(&case, &advanced, &advancing, &members);
 }
