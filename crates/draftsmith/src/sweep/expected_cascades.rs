@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::costs::Costs;
 
 /// Candidates that are tried at each place of a matrix.
-const LENGTHS: [usize; 9] = [0, 1, 2, 3, 4, 5, 6, 8, 10];
+const LENGTHS: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 8, 10, 14];
 /// A gain that is smaller than this is rounding.
 const LEAST_GAIN: f64 = 1e-9;
 
@@ -136,7 +136,7 @@ pub(crate) fn best_lengths(
 
 /// The same of these lengths.
 ///
-/// A matrix of three drafters has six of them, and half a million combinations of nine; so two are
+/// A matrix of three drafters has six of them, and a million combinations of ten; so two are
 /// changed at a time, to the best of all values of both, until no two make it faster. That begins at
 /// several matrices, of which the best result is taken.
 fn best_of(

@@ -156,8 +156,8 @@ impl Finding<'_, '_> {
     }
 }
 
-/// What forwards of one of a cascade's later drafters cost: measured where the first one's were, and
-/// else as they are given.
+/// What forwards of one of a cascade's later drafters cost: measured where the first one's were, with
+/// what that one's take longer in rounds than alone, and else as they are given.
 fn costs_of(
     drafter: DrafterId,
     drafters: &[DrafterId],
@@ -168,10 +168,14 @@ fn costs_of(
     if by.cost_source.is_machine() {
         let Measuring { decoders, prompts } = measuring;
         let own = measure_reviewing(decoders, DrafterName::Of(drafter), prompts)?;
-        let one = own.verify_seconds(1);
+        // A forward within a round has its choice of a token, its review and its rule behind it.
+        let Costs { mixed_rounds, reviewing, drafter: first, .. } = by.costs;
+        let of_first = reviewing.as_ref().map_or(0.0, |own| own.verify_seconds(1));
+        let behind = (mixed_rounds.draft_seconds(*first)? - of_first).max(0.0);
+        let one = own.verify_seconds(1) + behind;
         return Ok(Costs {
             drafter,
-            mixed_rounds: by.costs.mixed_rounds.clone().with_draft_seconds(drafter, one),
+            mixed_rounds: mixed_rounds.clone().with_draft_seconds(drafter, one),
             reviewing: Some(own),
             ..by.costs.clone()
         });

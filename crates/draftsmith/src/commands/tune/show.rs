@@ -110,13 +110,16 @@ fn cascade(tuned: &TunedCascade) -> String {
     let forgiving = if *lenience > 1.0 { format!(", lenience {lenience}") } else { String::new() };
     let mut text = format!(
         "\ncascade of {}{forgiving}, the best of {num_tried} matrices {how}:\n  \
-         {lengths:?}  {speedup:.3}x, {} over K = {best_fixed_length} ({})\n  \
-         candidates that stand: {}\n",
+         {lengths:?}  {speedup:.3}x, {} over K = {best_fixed_length} ({})\n",
         drafters.join(" over "),
         percent(gain.value),
         interval(gain),
-        closed_form.acceptance.iter().map(accepted).collect::<Vec<_>>().join(", "),
     );
+    for by_one in closed_form.acceptance.chunk_by(|one, other| one.reviewer == other.reviewer) {
+        let reviewer = by_one[0].reviewer.map_or("the target".to_owned(), |id| id.to_string());
+        let accepted: Vec<String> = by_one.iter().map(accepted).collect();
+        text += &format!("  accepted by {reviewer}: {}\n", accepted.join(", "));
+    }
     if let Some(replayed) = closed_form.replayed {
         text += &format!(
             "  if each were accepted by chance (EWIF): {:?}  {:.3}x, by replay {replayed:.3}x\n",
@@ -126,12 +129,11 @@ fn cascade(tuned: &TunedCascade) -> String {
     text
 }
 
-/// `draft by max_gram 0.512`, whose they are first.
+/// `draft 0.512`, or `draft for max_gram 0.512` of what it emits in the place of the other's.
 fn accepted(accepted: &AcceptedBy) -> String {
-    let AcceptedBy { reviewer, drafter, instead_of, prob } = accepted;
-    let instead = instead_of.map(|of| format!(" in place of {of}'s")).unwrap_or_default();
-    let reviewer = reviewer.map_or("the target".to_owned(), |id| id.to_string());
-    format!("{drafter}{instead} by {reviewer} {prob:.3}")
+    let AcceptedBy { drafter, instead_of, prob, .. } = accepted;
+    let instead = instead_of.map(|of| format!(" for {of}")).unwrap_or_default();
+    format!("{drafter}{instead} {prob:.3}")
 }
 
 /// A static tree, whose chain is as long as it is deep.
