@@ -26,12 +26,19 @@ pub enum DrafterSays {
 }
 
 /// How often tokens of a cascade's drafters stand, by who reviews them. Each is judged at places of
-/// the target's own responses.
+/// the target's own responses where there is one.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CascadeAcceptance {
     num_places: usize,
-    /// Sums of chances, by the row of K that has the reviewer.
-    sums: BTreeMap<(usize, Emitted), f64>,
+    /// By the row of K that has the reviewer.
+    judged: BTreeMap<(usize, Emitted), Judged>,
+}
+
+/// Sums of chances over places.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Judged {
+    num_places: usize,
+    sum: f64,
 }
 
 impl CascadeAcceptance {
@@ -48,49 +55,59 @@ impl CascadeAcceptance {
         lenience: Lenience,
     ) {
         self.num_places += 1;
-        let judged = Judged { choice, lenience };
+        let judge = Judge { choice, lenience };
         let logits = |drafter: usize| match &drafters[drafter] {
             DrafterSays::Logits(logits) => Some(&logits[..]),
             DrafterSays::LookedUp(_) => None,
         };
-        let own: Vec<Option<CascadeCandidate>> = drafters.iter().map(|it| judged.own(it)).collect();
+        let own: Vec<Option<CascadeCandidate>> = drafters.iter().map(|it| judge.own(it)).collect();
         for (drafter, candidate) in own.iter().enumerate() {
             let mut emitted = vec![(None, candidate.clone())];
             if let Some(logits) = logits(drafter).filter(|_| lenience != Lenience::NONE) {
                 emitted.extend(own.iter().enumerate().skip(drafter + 1).map(|(of, proposed)| {
-                    let instead = proposed.as_ref().map(|it| judged.instead_of(it, logits));
-                    (Some(of), instead.or(candidate.clone()))
+                    (Some(of), proposed.as_ref().map(|it| judge.instead_of(it, logits)))
                 }));
             }
             for (instead_of, candidate) in emitted {
+                let Some(candidate) = candidate else { continue };
                 let token = Emitted { drafter, instead_of };
-                let by_target = candidate.as_ref().map_or(0.0, |it| judged.by_target(it, target));
-                *self.sums.entry((0, token)).or_default() += by_target;
+                self.add(0, token, judge.by_target(&candidate, target));
                 for reviewer in 0..drafter {
-                    let Some(logits) = logits(reviewer) else { continue };
-                    let prob = candidate.as_ref().map_or(0.0, |it| judged.by(logits, it));
-                    *self.sums.entry((reviewer + 1, token)).or_default() += prob;
+                    if let Some(logits) = logits(reviewer) {
+                        self.add(reviewer + 1, token, judge.by(logits, &candidate));
+                    }
                 }
             }
         }
+    }
+
+    fn add(&mut self, reviewer: usize, token: Emitted, prob: f64) {
+        let judged = self.judged.entry((reviewer, token)).or_default();
+        judged.num_places += 1;
+        judged.sum += prob;
     }
 
     /// The chance that a reviewer, the target being 0 and drafter i being i + 1, lets a token stand; NaN
     /// where none was judged.
     pub fn prob(&self, reviewer: usize, token: Emitted) -> f64 {
         let alone = Emitted { instead_of: None, ..token };
-        let sum = self.sums.get(&(reviewer, token)).or(self.sums.get(&(reviewer, alone)));
-        sum.map_or(f64::NAN, |sum| sum / self.num_places as f64)
+        let of = |token| self.judged.get(&(reviewer, token));
+        of(token).or(of(alone)).map_or(f64::NAN, |it| it.sum / it.num_places as f64)
+    }
+
+    /// The share of places at which a drafter says something; NaN without places.
+    pub fn found_prob(&self, drafter: usize) -> f64 {
+        let judged = self.judged.get(&(0, Emitted { drafter, instead_of: None }));
+        judged.map_or(0, |it| it.num_places) as f64 / self.num_places as f64
     }
 
     /// All that were judged, each with its chance.
     pub fn probs(&self) -> impl Iterator<Item = (usize, Emitted, f64)> {
-        self.sums
-            .iter()
-            .map(|((reviewer, token), sum)| (*reviewer, *token, sum / self.num_places as f64))
+        let prob = |it: &Judged| it.sum / it.num_places as f64;
+        self.judged.iter().map(move |((reviewer, token), it)| (*reviewer, *token, prob(it)))
     }
 
-    /// Places that were judged.
+    /// Places of responses.
     pub fn num_places(&self) -> usize {
         self.num_places
     }
@@ -100,7 +117,11 @@ impl<'a> std::iter::Sum<&'a Self> for CascadeAcceptance {
     fn sum<I: Iterator<Item = &'a Self>>(all: I) -> Self {
         all.fold(Self::default(), |mut total, one| {
             total.num_places += one.num_places;
-            one.sums.iter().for_each(|(key, sum)| *total.sums.entry(*key).or_default() += sum);
+            for (key, judged) in &one.judged {
+                let of_all = total.judged.entry(*key).or_default();
+                of_all.num_places += judged.num_places;
+                of_all.sum += judged.sum;
+            }
             total
         })
     }
@@ -108,12 +129,12 @@ impl<'a> std::iter::Sum<&'a Self> for CascadeAcceptance {
 
 /// How tokens are chosen and reviewed.
 #[derive(Clone, Copy)]
-struct Judged {
+struct Judge {
     choice: TokenChoice,
     lenience: Lenience,
 }
 
-impl Judged {
+impl Judge {
     /// What a drafter emits where nothing is proposed to it.
     fn own(self, says: &DrafterSays) -> Option<CascadeCandidate> {
         match (says, self.choice) {
@@ -208,11 +229,13 @@ mod tests {
         assert_eq!(lenient.prob(1, token(SMALL, None)), 1.0);
         assert_eq!(lenient.prob(0, token(DRAFT, Some(SMALL))), 1.0);
         assert_eq!(lenient.prob(0, token(DRAFT, None)), 0.0);
-        // Nothing was found: the draft says its own instead, and nothing is accepted.
-        assert_eq!(lenient.prob(0, token(DRAFT, Some(LOOKED_UP))), 0.0);
-        assert_eq!(lenient.prob(0, token(LOOKED_UP, None)), 0.0);
+        // Nothing was found, and so nothing was judged of it.
+        assert_eq!([strict.found_prob(LOOKED_UP), lenient.found_prob(LOOKED_UP)], [1.0, 0.0]);
+        assert_eq!([DRAFT, SMALL].map(|it| lenient.found_prob(it)), [1.0; 2]);
+        assert!(lenient.prob(0, token(LOOKED_UP, None)).is_nan());
         let both: CascadeAcceptance = [strict, lenient].iter().sum();
         assert_eq!((both.num_places(), both.prob(1, token(SMALL, None))), (2, 0.5));
+        assert_eq!((both.found_prob(LOOKED_UP), both.prob(0, token(LOOKED_UP, None))), (0.5, 1.0));
         assert!(both.prob(2, token(DRAFT, None)).is_nan(), "nobody reviews a larger one's");
     }
 

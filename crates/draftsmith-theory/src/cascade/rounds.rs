@@ -3,7 +3,8 @@
 //!
 //! The published forms are of two drafters and of rounds with a fixed number of steps. A chain here is
 //! drafted until it has as many tokens as K asks for, and may have what its last step lets stand
-//! beyond them; each chain that is reviewed inside is drafted in the same way.
+//! beyond them; each chain that is reviewed inside is drafted in the same way. A drafter that looks up
+//! finds something or does not.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,14 +37,15 @@ pub struct ExpectedRound {
 ///
 /// `acceptance_prob(i, token)` is the chance that reviewer i lets such a token stand. Where a chain of
 /// several drafters is reviewed, what stands in their candidates' places counts as instead of the
-/// first one's. Look-ups find as many tokens as are asked for: those that are not found are to be
-/// counted as rejected. No chain meets the end of a text.
+/// first one's. `found_prob(j)` is the chance that drafter j has something to propose, 1 of a model, and
+/// then it has all that is asked for. No chain meets the end of a text.
 ///
 /// # Panics
 /// If `lengths` is not square.
 pub fn expected_cascade_round(
     lengths: &[Vec<usize>],
     acceptance_prob: impl Fn(usize, Emitted) -> f64,
+    found_prob: impl Fn(usize) -> f64,
 ) -> ExpectedRound {
     let num_drafters = lengths.len();
     assert!(lengths.iter().all(|row| row.len() == num_drafters), "K is square");
@@ -59,7 +61,9 @@ pub fn expected_cascade_round(
         let mut most = 0;
         for (step, length) in steps.iter().rev().zip(&lengths[row][row..]) {
             most += length;
+            let missed = chain.miss(most, 1.0 - found_prob(step.own.drafter));
             chain.draft(most, step, |token| acceptance_prob(row, token));
+            chain.add(missed);
         }
     }
     let ExpectedChain { length_probs, rejected, stands_all, num_forwards } = chain;
@@ -134,6 +138,26 @@ impl ExpectedChain {
             rejected: Vec::new(),
             stands_all: vec![1.0],
             num_forwards: vec![Vec::new(); num_drafters],
+        }
+    }
+
+    /// Takes out of it the share in which nothing is proposed where there are fewer than `most` tokens: the
+    /// chances of each length, and of as many that stand.
+    fn miss(&mut self, most: usize, share: f64) -> Vec<[f64; 2]> {
+        let take = |all: &mut f64| {
+            let missed = share * *all;
+            *all -= missed;
+            missed
+        };
+        let short = self.length_probs.iter_mut().zip(&mut self.stands_all).take(most);
+        short.map(|(reached, stands)| [take(reached), take(stands)]).collect()
+    }
+
+    /// Adds such a share.
+    fn add(&mut self, share: Vec<[f64; 2]>) {
+        for (length, [reached, stands]) in share.into_iter().enumerate() {
+            *at(&mut self.length_probs, length) += reached;
+            *at(&mut self.stands_all, length) += stands;
         }
     }
 

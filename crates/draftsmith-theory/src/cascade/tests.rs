@@ -269,15 +269,19 @@ fn a_draft_that_does_not_pay_is_not_used() {
 fn drafted_chain(
     row: usize,
     lengths: &[Vec<usize>],
-    prob: &impl Fn(usize, Emitted) -> f64,
+    (prob, found_prob): (&impl Fn(usize, Emitted) -> f64, &impl Fn(usize) -> f64),
     forwards: &mut Vec<(usize, usize)>,
     draws: &mut impl Draws,
 ) -> Vec<Emitted> {
     let (mut chain, mut most) = (Vec::new(), 0);
     for (drafter, length) in lengths.get(row).into_iter().flatten().enumerate().skip(row) {
         most += length;
+        if chain.len() >= most || !draws.bernoulli(found_prob(drafter)) {
+            continue;
+        }
         while chain.len() < most {
-            let proposed = drafted_chain(drafter + 1, lengths, prob, forwards, draws);
+            let probs = (prob, found_prob);
+            let proposed = drafted_chain(drafter + 1, lengths, probs, forwards, draws);
             forwards.push((drafter, proposed.len() + 1));
             let probs: Vec<f64> = proposed.iter().map(|it| prob(drafter + 1, *it)).collect();
             let num_tokens = review(&probs, draws);
@@ -314,19 +318,27 @@ fn a_round_of_any_cascade_yields_what_its_enumerated_rounds_do() {
     ];
     for matrix in matrices {
         let lengths: Vec<Vec<usize>> = matrix.iter().map(|row| row.to_vec()).collect();
-        check(&lengths, &certain);
-        check(&lengths, &plain);
-        check(&lengths, &lenient);
+        for missed in [0.0, 0.4, 1.0] {
+            let found = |drafter| if drafter + 1 == lengths.len() { 1.0 - missed } else { 1.0 };
+            check(&lengths, &certain, &found);
+            check(&lengths, &plain, &found);
+            check(&lengths, &lenient, &found);
+        }
     }
 
-    fn check(lengths: &[Vec<usize>], prob: &impl Fn(usize, Emitted) -> f64) {
+    fn check(
+        lengths: &[Vec<usize>],
+        prob: &impl Fn(usize, Emitted) -> f64,
+        found_prob: &impl Fn(usize) -> f64,
+    ) {
         let outcomes = enumerate(|draws| {
             let mut forwards = Vec::new();
-            let chain = drafted_chain(0, lengths, prob, &mut forwards, draws);
+            let probs = (prob, found_prob);
+            let chain = drafted_chain(0, lengths, probs, &mut forwards, draws);
             let probs: Vec<f64> = chain.iter().map(|it| prob(0, *it)).collect();
             (review(&probs, draws), chain.len(), forwards)
         });
-        let found = expected_cascade_round(lengths, prob);
+        let found = expected_cascade_round(lengths, prob, found_prob);
         close(found.num_tokens, outcomes.iter().map(|((num, ..), p)| p * *num as f64).sum());
         close(found.length_probs.iter().sum(), 1.0);
         for (length, prob) in found.length_probs.iter().enumerate() {
@@ -349,7 +361,7 @@ fn a_round_of_any_cascade_yields_what_its_enumerated_rounds_do() {
 #[test]
 fn a_cascade_of_one_drafter_is_its_fixed_length() {
     for (prob, length) in [(0.7, 5), (1.0, 3), (0.0, 4)] {
-        let found = expected_cascade_round(&[vec![length]], |_, _| prob);
+        let found = expected_cascade_round(&[vec![length]], |_, _| prob, |_| 1.0);
         close(found.num_tokens, expected_tokens_per_round(prob, length));
         assert_eq!(found.num_forwards, [[length as f64]]);
         assert_eq!(found.length_probs[length], 1.0);

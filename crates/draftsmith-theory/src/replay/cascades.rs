@@ -52,10 +52,11 @@ impl LookUpCascade {
     }
 }
 
-/// How often look-ups say what is said there, of all places along responses that are drafted at: those
-/// where nothing is found count as wrong.
+/// How often look-ups say what is said there, of all places along responses that are drafted at.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LookUpAcceptance {
+    /// The chance that something is found.
+    pub found: f64,
     /// The chance that the drafter accepts a looked-up token.
     pub by_drafter: f64,
     /// The chance that the target does.
@@ -110,23 +111,26 @@ impl Recordings {
 
     /// How often a look-up's first token is what the drafter or the target says. NaN of nothing.
     pub fn look_up_acceptance(&self, look_ups: LookUps<'_>) -> LookUpAcceptance {
-        let (mut by_drafter, mut by_target, mut of_drafter, mut num_places) = (0, 0, 0, 0);
+        let (mut by_drafter, mut by_target, mut num_found) = (0, 0, 0);
+        let (mut of_drafter, mut num_places) = (0, 0);
         for response in &self.responses {
             let looked_up = self.first_looked_up(response, look_ups);
             for (place, found) in response.drafted_places().iter().zip(looked_up) {
                 let token = place.candidate.token_id;
                 let drafted = place.rollout.as_ref().map_or(token, |rollout| rollout[0].token_id);
+                num_found += usize::from(found.is_some());
                 by_drafter += usize::from(found == Some(drafted));
                 by_target += usize::from(found == Some(token));
                 of_drafter += usize::from(place.rollout.is_none());
                 num_places += 1;
             }
         }
-        let share = |count: usize| count as f64 / num_places as f64;
+        let share = |count: usize, of: usize| count as f64 / of as f64;
         LookUpAcceptance {
-            by_drafter: share(by_drafter),
-            by_target: share(by_target),
-            of_drafter: share(of_drafter),
+            found: share(num_found, num_places),
+            by_drafter: share(by_drafter, num_found),
+            by_target: share(by_target, num_found),
+            of_drafter: share(of_drafter, num_places),
         }
     }
 }

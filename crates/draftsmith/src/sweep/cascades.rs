@@ -3,7 +3,7 @@
 //!
 //! Replay knows how many tokens each of the drafter's forwards would have given, and what the target
 //! would have taken. The closed form (CS-Drafting's, for chains as they are drafted here) takes every
-//! candidate to be accepted independently and every look-up to be found; it is told beside replay.
+//! candidate to be accepted, and every look-up to be found, independently; it is told beside replay.
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
@@ -15,8 +15,8 @@ use rayon::prelude::*;
 use super::expected_cascades::{AcceptedBy, CascadePrices, ClosedFormCascade, expected};
 use crate::costs::Costs;
 
-/// Candidates of the drafter that are tried.
-const DRAFTED: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 14];
+/// Candidates of the drafter that are tried; with none, look-ups draft alone.
+const DRAFTED: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 8, 10, 14];
 /// Look-ups that are tried, behind its candidates and under them.
 const LOOKED_UP: [usize; 8] = [0, 1, 2, 3, 4, 6, 8, 10];
 
@@ -41,7 +41,12 @@ pub(crate) fn tried_cascades(max_length: usize) -> Vec<LookUpCascade> {
     let is_recorded = |cascade: &LookUpCascade| {
         cascade.longest_drafted() + usize::from(cascade.behind > 0) <= max_length
     };
-    all.filter(|it| it.behind + it.reviewed > 0).filter(is_recorded).collect()
+    // A drafter that takes no part reviews nothing.
+    let looks_up = |it: &LookUpCascade| match it.drafted {
+        0 => it.behind > 0 && it.reviewed == 0,
+        _ => it.behind + it.reviewed > 0,
+    };
+    all.filter(looks_up).filter(is_recorded).collect()
 }
 
 /// Replays all of them.
@@ -65,15 +70,12 @@ pub(crate) fn judge_cascades(
 /// The one that takes the fewest seconds a token; the first of equals, which drafts least.
 ///
 /// # Errors
-/// If there is none: too few candidates are recorded.
+/// If there is none.
 pub(crate) fn fastest(judged: &[JudgedCascade]) -> Result<&JudgedCascade> {
     let by_time = |one: &&JudgedCascade, other: &&JudgedCascade| {
         one.seconds_per_token.total_cmp(&other.seconds_per_token)
     };
-    judged.iter().min_by(by_time).context(
-        "a cascade over look-ups takes rounds of two recorded candidates at least; hint: raise \
-         `tune.max_length`",
-    )
+    judged.iter().min_by(by_time).context("some are tried")
 }
 
 /// What the closed form says of the same cascades; `plain` are the target's own seconds a token.
@@ -88,15 +90,17 @@ pub(crate) fn closed_form(
     plain: f64,
 ) -> Result<ClosedFormCascade> {
     let accepted = recordings.look_up_acceptance(look_ups);
-    let LookUpAcceptance { by_drafter, by_target, of_drafter } = accepted;
+    let LookUpAcceptance { found, by_drafter, by_target, of_drafter } = accepted;
     let acceptance_prob = |reviewer: usize, token: Emitted| match (reviewer, token.drafter) {
         (0, 0) => of_drafter,
         (0, _) => by_target,
         _ => by_drafter,
     };
+    let found_prob = |drafter: usize| if drafter > 0 { found } else { 1.0 };
     let prices = CascadePrices::new(costs, &[None])?;
-    let speed =
-        |it: &JudgedCascade| expected(&it.cascade.lengths(), acceptance_prob, &prices).speedup;
+    let speed = |it: &JudgedCascade| {
+        expected(&it.cascade.lengths(), acceptance_prob, found_prob, &prices).speedup
+    };
     let with_speed = judged.iter().map(|it| (it, speed(it)));
     // The first of equals, as in replay.
     let best = with_speed.rev().max_by(|(_, one), (_, other)| one.total_cmp(other));
@@ -109,6 +113,7 @@ pub(crate) fn closed_form(
             by(None, look_up, by_target),
             by(Some(drafter), look_up, by_drafter),
         ],
+        found: Some(found),
         lengths: best.cascade.lengths(),
         ewif,
         replayed: Some(plain / best.seconds_per_token),
@@ -125,12 +130,13 @@ mod tests {
             let tried = tried_cascades(max_length);
             assert!(tried.iter().all(|it| it.longest_drafted() <= max_length));
             assert!(tried.iter().all(|it| it.behind + it.reviewed > 0));
+            let alone: Vec<_> = tried.iter().filter(|it| it.drafted == 0).collect();
+            assert!(alone.len() == LOOKED_UP.len() - 1 && alone.iter().all(|it| it.reviewed == 0));
             assert!(
                 tried.contains(&LookUpCascade { drafted: 1, behind: 10, reviewed: 1 })
                     == (max_length > 2)
             );
         }
-        assert_eq!(tried_cascades(1), []);
-        assert!(fastest(&[]).expect_err("nothing").to_string().contains("tune.max_length"));
+        assert!(tried_cascades(1).iter().all(|it| it.drafted == 0));
     }
 }

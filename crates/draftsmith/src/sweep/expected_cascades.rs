@@ -1,7 +1,7 @@
 //! What CS-Drafting's closed form expects of a cascade (EWIF), and the lengths that it expects the
 //! most of.
 //!
-//! It takes every candidate to be accepted independently, and every look-up to be found.
+//! It takes every candidate to be accepted, and every look-up to be found, independently.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +25,8 @@ const LEAST_GAIN: f64 = 1e-9;
 pub(crate) struct ClosedFormCascade {
     /// How often candidates stand.
     pub(crate) acceptance: Vec<AcceptedBy>,
+    /// How often a look-up finds something; null where nothing is looked up.
+    pub(crate) found: Option<f64>,
     /// The matrix of greatest expected speed.
     pub(crate) lengths: CascadeLengths,
     /// EWIF there: the expected speed over the target alone.
@@ -100,13 +102,14 @@ pub(crate) struct Expected {
     pub(crate) discard_rate: f64,
 }
 
-/// What is expected of a matrix where tokens stand so often.
+/// What is expected of a matrix where tokens stand so often, and drafters that look up find so.
 pub(crate) fn expected(
     lengths: &CascadeLengths,
     acceptance_prob: impl Fn(usize, Emitted) -> f64,
+    found_prob: impl Fn(usize) -> f64,
     prices: &CascadePrices<'_>,
 ) -> Expected {
-    let round = expected_cascade_round(lengths, acceptance_prob);
+    let round = expected_cascade_round(lengths, acceptance_prob, found_prob);
     let by_length = || round.length_probs.iter().enumerate();
     let verify: f64 =
         by_length().map(|(len, prob)| prob * prices.rounds.verify_seconds(len + 1)).sum();
@@ -253,7 +256,8 @@ mod tests {
             let others = [[Some(small), None], [None, None]];
             let others = &others[1 - case % 2][..num_drafters - 1];
             let prices = CascadePrices::new(&first, others).expect("prices");
-            let speed = |lengths: &CascadeLengths| expected(lengths, prob, &prices).speedup;
+            let found = |drafter| if drafter + 1 == num_drafters { 0.7 } else { 1.0 };
+            let speed = |lengths: &CascadeLengths| expected(lengths, prob, found, &prices).speedup;
             let num_places = num_drafters * (num_drafters + 1) / 2;
             let matrices = (0..ALL.len().pow(num_places as u32)).map(|number| {
                 let places = (0..num_places).map(|at| ALL[number >> (2 * at) & 3]);
@@ -272,14 +276,15 @@ mod tests {
     fn what_is_expected_of_one_drafter_is_its_closed_form() {
         let first = costs(DrafterId::Draft, 1.5);
         let prices = CascadePrices::new(&first, &[None]).expect("prices");
-        let found = expected(&vec![vec![3, 0], vec![0, 0]], |_, _| 0.5, &prices);
+        let found = expected(&vec![vec![3, 0], vec![0, 0]], |_, _| 0.5, |_| 1.0, &prices);
         // 1.875 tokens for three draft forwards and a verification of four rows.
         assert!((found.speedup - 9.0 * 1.875 / (10.4 + 4.5)).abs() < 1e-12, "{found:?}");
         assert!((found.verification_rate - 1.0 / 1.875).abs() < 1e-12);
         // Of three candidates 0.875 stand.
         assert!((found.discard_rate - 2.125 / 1.875).abs() < 1e-12);
-        // A look-up costs its row alone.
-        let found = expected(&vec![vec![0, 1], vec![0, 0]], |_, _| 0.5, &prices);
-        assert!((found.speedup - 9.0 * 1.5 / 9.3).abs() < 1e-12, "{found:?}");
+        // A look-up costs its row alone, and nothing where it finds nothing.
+        let found = |prob| expected(&vec![vec![0, 1], vec![0, 0]], |_, _| 0.5, |_| prob, &prices);
+        assert!((found(1.0).speedup - 9.0 * 1.5 / 9.3).abs() < 1e-12, "{:?}", found(1.0));
+        assert!((found(0.4).speedup - 9.0 * 1.2 / 9.12).abs() < 1e-12, "{:?}", found(0.4));
     }
 }

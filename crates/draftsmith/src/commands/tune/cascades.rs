@@ -118,7 +118,8 @@ impl Finding<'_, '_> {
         let acceptance: CascadeAcceptance = along.iter().sum();
         let prices = CascadePrices::new(by.costs, &costs)?;
         let of = |lengths: &CascadeLengths, acceptance: &CascadeAcceptance| {
-            expected(lengths, |reviewer, token| acceptance.prob(reviewer, token), &prices)
+            let stands = |reviewer, token| acceptance.prob(reviewer, token);
+            expected(lengths, stands, |drafter| acceptance.found_prob(drafter), &prices)
         };
         let (lengths, num_tried) =
             best_lengths(drafters.len(), |lengths| of(lengths, &acceptance).speedup);
@@ -129,6 +130,7 @@ impl Finding<'_, '_> {
             of(&lengths, &some).speedup / of(&fixed, &some).speedup - 1.0
         });
         let best = of(&lengths, &acceptance);
+        let looks_up = drafters.iter().position(|id| *id == DrafterId::MaxGram);
         Ok(TunedCascade {
             drafters: drafters.to_vec(),
             lenience: cascade.lenience,
@@ -147,6 +149,7 @@ impl Finding<'_, '_> {
             },
             closed_form: ClosedFormCascade {
                 acceptance: AcceptedBy::all(&acceptance, drafters),
+                found: looks_up.map(|drafter| acceptance.found_prob(drafter)),
                 lengths: lengths.clone(),
                 ewif: best.speedup,
                 replayed: None,

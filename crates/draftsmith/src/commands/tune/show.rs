@@ -115,10 +115,16 @@ fn cascade(tuned: &TunedCascade) -> String {
         percent(gain.value),
         interval(gain),
     );
+    if lengths[0][0] == 0 {
+        text += &format!("  {} takes no part: without it this is faster\n", drafters[0]);
+    }
     for by_one in closed_form.acceptance.chunk_by(|one, other| one.reviewer == other.reviewer) {
         let reviewer = by_one[0].reviewer.map_or("the target".to_owned(), |id| id.to_string());
         let accepted: Vec<String> = by_one.iter().map(accepted).collect();
         text += &format!("  accepted by {reviewer}: {}\n", accepted.join(", "));
+    }
+    if let Some(found) = closed_form.found {
+        text += &format!("  found by look-ups: something in {found:.3} of the places\n");
     }
     if let Some(replayed) = closed_form.replayed {
         text += &format!(
