@@ -167,6 +167,15 @@ fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted()
     assert!(summary["models"].to_string().contains(&lengths), "{lengths}");
     // Costs of another machine promise nothing here.
     assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
+
+    // With another draft they are nobody's lengths.
+    let small = format!("draft = '{}'\n", model("draft-small").display());
+    let recipe = write_recipe(&place, &small, more);
+    place.run(&["evaluate", &recipe]).fails_naming(&[
+        "`evaluate.cascades`",
+        "other models",
+        "draftsmith tune",
+    ]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub(crate) mod tuned;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use draftsmith_data::hash_bytes;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
@@ -137,6 +138,35 @@ impl Exports {
     pub(crate) fn num_draft_tokens(&self, drafter: DrafterName) -> Option<usize> {
         let is_draft = drafter == DrafterName::Of(DrafterId::Draft);
         self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
+    }
+
+    /// What the target and drafters are known by together: their weights, and what a draft may draw.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn models_hash(
+        &self,
+        drafters: &[DrafterId],
+        workspace: &Workspace,
+    ) -> Result<String> {
+        let mut all = vec![workspace.target_hash()?.to_owned()];
+        for drafter in drafters {
+            let hash = match drafter {
+                DrafterId::Draft => workspace.draft_hash()?.map(|hash| match &self.draft_tokens {
+                    Some(tokens) => tokens.drafter_hash(hash),
+                    None => hash.to_owned(),
+                }),
+                DrafterId::SmallDraft => workspace.small_draft_hash()?.map(str::to_owned),
+                DrafterId::SelfDraft { exit_layer } => {
+                    let mut adapters = self.adapters.iter();
+                    let own = adapters.find(|it| it.config.exit_layer == *exit_layer);
+                    own.map(|it| workspace.adapter_hash(&it.dir, &it.config)).transpose()?
+                }
+                DrafterId::MaxGram | DrafterId::Cascade { .. } | DrafterId::Merged { .. } => None,
+            };
+            all.extend(hash);
+        }
+        Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
     /// The directory of what tuning promises for a drafter: its head's, or that of an adapter

@@ -95,7 +95,9 @@ pub(crate) enum PromisedBy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedTree {
     pub(crate) drafter: DrafterId,
-    /// What the models computed in.
+    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
+    pub(crate) models: String,
+    /// What they computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub(crate) dtype: WeightDtype,
     pub(crate) shape: TreeShape,
@@ -113,7 +115,9 @@ pub(crate) struct TunedCascade {
     #[serde(default = "forgives_nothing", skip_serializing_if = "is_one")]
     pub(crate) lenience: f64,
     pub(crate) decoding: DecodingName,
-    /// What the models computed in.
+    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
+    pub(crate) models: String,
+    /// What they computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub(crate) dtype: WeightDtype,
     /// K.

@@ -200,20 +200,23 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                     fixed: (rule.best_fixed_length, spent),
                 };
                 if in_trees {
-                    let (best, tried) = trees::best(&by)?;
+                    let models = exports.models_hash(&[recordings.drafter], workspace)?;
+                    let (best, tried) = trees::best(&by, models)?;
                     (tuning.tree, tuning.trees_tried) = (Some(best), tried);
                 }
                 let mut finding = Finding {
                     by,
                     decoding,
                     lookup: Lookup::of_recipe(evaluate, workspace)?,
+                    exports: &exports,
+                    workspace,
                     given: tune.costs.as_ref(),
                     measuring: measuring.as_mut(),
                     console,
                 };
                 for cascade in in_cascades {
                     if cascade.is_replayed() {
-                        let (best, tried) = finding.by_replay()?;
+                        let (best, tried) = finding.by_replay(cascade)?;
                         tuning.cascades.push(best);
                         tuning.cascades_tried = tried;
                     } else {

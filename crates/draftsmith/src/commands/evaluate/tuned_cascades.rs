@@ -1,6 +1,6 @@
 //! Cascades whose lengths the recipe leaves to `tune`.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, FixedLengthConfig};
 
@@ -13,10 +13,11 @@ use crate::tuning::{TunedCascade, read_tuned};
 /// Puts the lengths that were tuned into the recipe, and returns what tuning promised of them.
 ///
 /// # Errors
-/// If something is missing, or the file cannot be read.
+/// If something is missing or was tuned for other models, or the file cannot be read.
 pub(super) fn resolve(
     recipe: &Recipe,
     evaluate: &mut EvaluateRecipe,
+    models_hash: impl Fn(&[DrafterId]) -> Result<String>,
     dtype: WeightDtype,
 ) -> Result<Vec<(DecodingName, Promise)>> {
     let mut promised = Vec::new();
@@ -27,21 +28,31 @@ pub(super) fn resolve(
     let asked = evaluate.cascades.clone();
     let tuned = numbered(&asked).zip(&mut evaluate.cascades);
     for ((id, asked), cascade) in tuned.filter(|((_, asked), _)| asked.lengths.is_tuned()) {
+        let drafters = || {
+            let names: Vec<String> = asked.drafters.iter().map(DrafterId::to_string).collect();
+            names.join(", ")
+        };
+        let models = models_hash(&asked.drafters)?;
         let found = evaluate.decodings.iter().map(|name| {
             let is_it = |it: &&TunedCascade| {
                 let of = (it.decoding, &it.drafters, it.lenience);
                 of == (*name, &asked.drafters, asked.lenience)
             };
-            known.iter().find(is_it).with_context(|| {
-                let drafters: Vec<String> =
-                    asked.drafters.iter().map(DrafterId::to_string).collect();
+            let found = known.iter().find(is_it).with_context(|| {
                 format!(
                     "key `evaluate.cascades` has `lengths = \"tuned\"` for {}, and none were tuned \
                      for {} decoding; hint: run `draftsmith tune` with this recipe first",
-                    drafters.join(", "),
+                    drafters(),
                     name.text()
                 )
-            })
+            })?;
+            ensure!(
+                found.models == models,
+                "key `evaluate.cascades` has `lengths = \"tuned\"` for {}, and they were tuned for \
+                 other models or another draft vocabulary; hint: run `draftsmith tune` again",
+                drafters()
+            );
+            Ok(found)
         });
         let found = found.collect::<Result<Vec<_>>>()?;
         // What is not decoded has no lengths of its own.

@@ -1,6 +1,6 @@
 //! Static trees whose shapes the recipe leaves to `tune`, of each drafter, greedy.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
@@ -14,11 +14,12 @@ use crate::tuning::{TunedTree, read_tuned};
 /// with what tuning promised of them.
 ///
 /// # Errors
-/// If one is missing, or the file cannot be read.
+/// If one is missing or was tuned for other models, or the file cannot be read.
 pub(super) fn resolve(
     recipe: &Recipe,
     evaluate: &mut EvaluateRecipe,
     drafters: &[DrafterId],
+    models_hash: impl Fn(&[DrafterId]) -> Result<String>,
     dtype: WeightDtype,
 ) -> Result<Vec<(DecodingName, Promise)>> {
     const DECODING: DecodingName = DecodingName::Greedy;
@@ -36,6 +37,11 @@ pub(super) fn resolve(
                  run `draftsmith tune` with this recipe first"
             )
         })?;
+        ensure!(
+            tuned.models == models_hash(&[*drafter])?,
+            "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
+             models or another draft vocabulary; hint: run `draftsmith tune` again"
+        );
         let tree = DrafterName::Tree(*drafter, tuned.shape);
         let rule = rule_of(tuned.shape);
         Ok((DECODING, Promise::of_tuned(tree, rule, *drafter, &tuned.promise)))

@@ -15,6 +15,7 @@ use super::judged::Judged;
 use super::measuring::Measuring;
 use crate::console::Console;
 use crate::costs::{Costs, measure_reviewing};
+use crate::exports::Exports;
 use crate::exports::lookup::Lookup;
 use crate::recipe::{CascadeRecipe, EvaluateRecipe, GivenCosts};
 use crate::results::{DecodingName, DrafterName};
@@ -24,6 +25,7 @@ use crate::sweep::expected_cascades::{
     AcceptedBy, CascadePrices, ClosedFormCascade, best_lengths, expected,
 };
 use crate::tuning::{PromisedBy, TunedCascade, TunedPromise};
+use crate::workspace::Workspace;
 
 /// The cascades whose first drafter this is and whose lengths are to be found.
 pub(super) fn asked_for(evaluate: &EvaluateRecipe, drafter: DrafterId) -> Vec<&CascadeRecipe> {
@@ -49,6 +51,8 @@ pub(super) struct Finding<'f, 'm> {
     pub(super) by: Judged<'f>,
     pub(super) decoding: Decoding,
     pub(super) lookup: Lookup,
+    pub(super) exports: &'f Exports,
+    pub(super) workspace: &'f Workspace,
     pub(super) given: Option<&'f GivenCosts>,
     /// None where the target is served.
     pub(super) measuring: Option<&'f mut Measuring<'m>>,
@@ -64,7 +68,10 @@ impl Finding<'_, '_> {
     ///
     /// # Errors
     /// If too little is recorded for one.
-    pub(super) fn by_replay(&self) -> Result<(TunedCascade, Vec<TriedCascade>)> {
+    pub(super) fn by_replay(
+        &self,
+        cascade: &CascadeRecipe,
+    ) -> Result<(TunedCascade, Vec<TriedCascade>)> {
         let (by, look_ups) = (&self.by, self.lookup.look_ups());
         let (recordings, costs) = (by.recordings, by.costs);
         let judged = judge_cascades(recordings, look_ups, costs)?;
@@ -73,9 +80,10 @@ impl Finding<'_, '_> {
             .iter()
             .map(|it| TriedCascade { lengths: it.cascade.lengths(), gain: by.gain(&it.spent) });
         let tuned = TunedCascade {
-            drafters: vec![recordings.drafter, DrafterId::MaxGram],
-            lenience: 1.0,
+            drafters: cascade.drafters.clone(),
+            lenience: cascade.lenience,
             decoding: self.name(),
+            models: self.exports.models_hash(&cascade.drafters, self.workspace)?,
             dtype: by.dtype,
             lengths: best.cascade.lengths(),
             promise: by.promise(&best.spent, judged.len()),
@@ -135,6 +143,7 @@ impl Finding<'_, '_> {
             drafters: drafters.to_vec(),
             lenience: cascade.lenience,
             decoding: name,
+            models: self.exports.models_hash(drafters, self.workspace)?,
             dtype: by.dtype,
             promise: TunedPromise {
                 promised_by: PromisedBy::ClosedForm,

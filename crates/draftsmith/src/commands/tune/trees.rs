@@ -16,16 +16,17 @@ pub(crate) struct TriedTree {
     pub(crate) gain: f64,
 }
 
-/// The fastest static tree of the drafter, and all that were tried.
+/// The fastest static tree of the drafter with these models, and all that were tried.
 ///
 /// # Errors
 /// If none grows along the recordings.
-pub(super) fn best(by: &Judged<'_>) -> Result<(TunedTree, Vec<TriedTree>)> {
+pub(super) fn best(by: &Judged<'_>, models: String) -> Result<(TunedTree, Vec<TriedTree>)> {
     let judged = judge_trees(by.recordings, by.costs)?;
     let best = fastest_tree(&judged)?;
     let tried = judged.iter().map(|it| TriedTree { shape: it.shape, gain: by.gain(&it.spent) });
     let tuned = TunedTree {
         drafter: by.recordings.drafter,
+        models,
         dtype: by.dtype,
         shape: best.shape,
         promise: by.promise(&best.spent, judged.len()),
