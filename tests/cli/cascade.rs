@@ -147,6 +147,7 @@ fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted()
     assert_eq!(cascade["expected_gain"]["value"], best["gain"]);
     assert_eq!(cascade["lengths"], best["lengths"]);
     let other = &cascade["closed_form"];
+    assert!(cascade["acceptance"]["found"].as_f64() > Some(0.0), "{cascade}");
     assert!(tried.iter().any(|it| it["lengths"] == other["lengths"]), "{other}");
     assert!(other["replayed"].as_f64() <= cascade["speedup"].as_f64(), "{cascade}");
     let shown = place.run(&["tune", &recipe]).ok();
@@ -196,14 +197,15 @@ fn tune_finds_the_lengths_of_several_models_by_how_often_they_agree() {
         place.run(&["record", &recipe]).ok();
         (place.run(&["tune", &recipe, "--json"]), recipe)
     };
-    tune("3.0").0.fails_naming(&["`draft_ms`", "3 drafters", "small_draft"]);
+    let unnamed = ["`tune.costs.draft_ms`", "`small_draft`", "{ draft = 1.5, small_draft = 0.5 }"];
+    tune("3.0").0.fails_naming(&unnamed);
     tune("{ draft = 3.0 }").0.fails_naming(&["`tune.costs.draft_ms`", "`small_draft`"]);
     let (tuned, recipe) = tune("{ draft = 3.0, small_draft = 0.4 }");
     let tuned = tuned.json();
     for (tuning, decoding) in tuned.as_array().unwrap().iter().zip(["greedy", "sampled"]) {
         let [replayed, strict, lenient] = [0, 1, 2].map(|nth| &tuning["cascades"][nth]);
         let prob = |cascade: &Value, reviewer: Option<&str>, drafter: &str| {
-            let of = cascade["closed_form"]["acceptance"].as_array().unwrap();
+            let of = cascade["acceptance"]["accepted"].as_array().unwrap();
             let is_it = |it: &&Value| {
                 (it["reviewer"].as_str(), it["drafter"].as_str()) == (reviewer, Some(drafter))
                     && it["instead_of"].is_null()
@@ -213,8 +215,7 @@ fn tune_finds_the_lengths_of_several_models_by_how_often_they_agree() {
         assert_eq!(replayed["promised_by"], "replay", "{decoding}");
         for cascade in [strict, lenient] {
             assert_eq!(cascade["promised_by"], "closed_form");
-            assert!(cascade["closed_form"]["replayed"].is_null());
-            assert_eq!(cascade["closed_form"]["ewif"], cascade["speedup"]);
+            assert!(cascade["closed_form"].is_null());
             assert!(cascade["num_tried"].as_u64() > Some(500), "{cascade}");
             // A chain of the draft alone is among those that were tried.
             assert!(cascade["expected_gain"]["value"].as_f64() >= Some(0.0), "{cascade}");
@@ -251,5 +252,38 @@ fn tune_finds_the_lengths_of_several_models_by_how_often_they_agree() {
             let lengths = tuned[nth]["cascades"][cascade]["lengths"].to_string().replace(',', ", ");
             assert!(summary.contains(&format!("{lengths} {decoding}")), "{lengths}: {summary}");
         }
+    }
+}
+
+#[test]
+fn lengths_are_found_where_nothing_is_looked_up_and_not_where_nothing_is_drafted() {
+    let place = Place::new();
+    // No prompt repeats so many tokens.
+    let more = "decodings = ['greedy']\n[evaluate.max_gram]\nlengths = [4]\nmin_match = 60\n\
+        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
+        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 2.0\n\
+        [tune]\nprompts = ['test.jsonl']\nmax_length = 4\n\
+        [tune.costs]\ndraft_ms = 3.0\nrows_ms = [9.0, 9.05, 9.1]\n";
+    let recipe = write_recipe(&place, &drafts(), more);
+    place.run(&["record", &recipe]).ok();
+    let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
+    for cascade in tuned["cascades"].as_array().unwrap() {
+        assert_eq!(cascade["acceptance"]["found"], 0.0, "{cascade}");
+        assert_eq!(cascade["acceptance"]["accepted"].as_array().unwrap().len(), 1, "{cascade}");
+    }
+    place.run(&["evaluate", &recipe]).ok();
+
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    let short = text.replace("max_new_tokens = 24", "max_new_tokens = 1");
+    let recipe = place.write("mine.toml", short).display().to_string();
+    place.run(&["record", &recipe]).ok();
+    place.run(&["tune", &recipe]).fails_naming(&["no candidate", "more new tokens"]);
+
+    // Whose drafters are not there is told before anything is looked for.
+    let text = text.replace("'draft', 'max_gram'", "'self_draft_3', 'max_gram'");
+    let recipe = place.write("mine.toml", text).display().to_string();
+    for command in ["tune", "evaluate"] {
+        let missing = ["`evaluate.cascades`", "self_draft_3", "evaluate.adapters"];
+        place.run(&[command, &recipe]).fails_naming(&missing);
     }
 }

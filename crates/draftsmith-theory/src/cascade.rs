@@ -4,6 +4,8 @@
 //! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in
 //! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
 //! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
+//! The same is told of any matrix K as this engine drafts it, by how often tokens stand along the
+//! target's responses.
 
 mod acceptance;
 mod rounds;

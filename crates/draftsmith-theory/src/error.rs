@@ -105,7 +105,10 @@ pub enum TheoryError {
     )]
     NoRanksRecorded,
     /// Nothing to fit a rule to.
-    #[error("no candidate was recorded: there is nothing to fit a rule to")]
+    #[error(
+        "no candidate was recorded: there is nothing to fit a rule to; hint: allow more new tokens, since \
+         the last one is the target's own"
+    )]
     NothingRecorded,
     /// A first candidate length outside its bounds.
     #[error("initial_length `{initial_length}` must lie within the bounds, `{min}` to `{max}`")]

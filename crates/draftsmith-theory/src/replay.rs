@@ -40,7 +40,7 @@ use crate::{
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
-pub use cascades::{LookUpAcceptance, LookUpCascade, LookUps};
+pub use cascades::{LookUpCascade, LookUps};
 pub use cost_optimal::{CostOptimum, cost_optimal};
 pub use predicted::PredictedProb;
 

@@ -305,13 +305,18 @@ pub(crate) fn drafters_of<'m>(
         };
         (parts, head)
     });
-    let of_small = exports.small_draft.iter();
-    let of_small = of_small.map(|model| (DrafterParts::SmallDraft { model, head: None }, None));
     let of_lookup = exports.lookup.iter().map(|lookup| (lookup.parts(), None));
-    let mut all: Vec<_> = of_draft.chain(of_adapters).chain(of_small).chain(of_lookup).collect();
-    if let Some(cascades) = &exports.cascades {
-        let others: Vec<DrafterParts<'m>> = all.iter().map(|(parts, _)| parts.clone()).collect();
-        all.extend(cascades.parts(&others).into_iter().map(|parts| (parts, None)));
+    let mut all: Vec<_> = of_draft.chain(of_adapters).chain(of_lookup).collect();
+    let small = exports.small_draft.iter();
+    let small = small.map(|model| DrafterParts::SmallDraft { model, head: None });
+    match &exports.cascades {
+        // It drafts in them alone, each with a cache of its own.
+        Some(cascades) => {
+            let others: Vec<DrafterParts<'m>> =
+                all.iter().map(|(parts, _)| parts.clone()).chain(small).collect();
+            all.extend(cascades.parts(&others).into_iter().map(|parts| (parts, None)));
+        }
+        None => all.extend(small.map(|parts| (parts, None))),
     }
     all
 }

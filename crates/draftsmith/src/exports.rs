@@ -91,6 +91,19 @@ impl Exports {
         Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
     }
 
+    /// Checks that cascades and merged drafts name drafters that there are.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub(crate) fn check_drafters(
+        &self,
+        evaluate: &EvaluateRecipe,
+        workspace: &Workspace,
+    ) -> Result<()> {
+        let named = cascades::named(&evaluate.cascades, &evaluate.merged);
+        cascades::check_drafters(&named, &self.adapters, workspace)
+    }
+
     /// The same with the small draft, if it is among these drafters.
     ///
     /// # Errors
@@ -152,10 +165,9 @@ impl Exports {
         let mut all = vec![workspace.target_hash()?.to_owned()];
         for drafter in drafters {
             let hash = match drafter {
-                DrafterId::Draft => workspace.draft_hash()?.map(|hash| match &self.draft_tokens {
-                    Some(tokens) => tokens.drafter_hash(hash),
-                    None => hash.to_owned(),
-                }),
+                DrafterId::Draft => workspace
+                    .draft_hash()?
+                    .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
                 DrafterId::SmallDraft => workspace.small_draft_hash()?.map(str::to_owned),
                 DrafterId::SelfDraft { exit_layer } => {
                     let mut adapters = self.adapters.iter();

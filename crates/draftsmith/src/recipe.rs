@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cascade_lengths::{Lengths, LengthsOfEach};
 pub(crate) use self::cascade_rules::ChainRuleRecipe;
-pub(crate) use self::cascades::CascadeRecipe;
+pub(crate) use self::cascades::{CascadeRecipe, listed};
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};

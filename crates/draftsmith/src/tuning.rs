@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::costs::{Costs, Measurement};
 use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, Replay};
-use crate::sweep::expected_cascades::ClosedFormCascade;
+use crate::sweep::expected_cascades::{ClosedFormCascade, MeasuredAcceptance};
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,7 +59,6 @@ pub(crate) fn given_costs(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedPromise {
     /// What promises it.
-    #[serde(default)]
     pub(crate) promised_by: PromisedBy,
     /// Of how many it is the best.
     pub(crate) num_tried: usize,
@@ -80,11 +79,10 @@ pub(crate) struct TunedPromise {
 }
 
 /// What says how fast something would be.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PromisedBy {
     /// Replay, which decodes along recordings.
-    #[default]
     Replay,
     /// CS-Drafting's closed form, by how often candidates stand along them.
     ClosedForm,
@@ -124,8 +122,11 @@ pub(crate) struct TunedCascade {
     pub(crate) lengths: Vec<Vec<usize>>,
     #[serde(flatten)]
     pub(crate) promise: TunedPromise,
-    /// What CS-Drafting's closed form would choose, or has chosen.
-    pub(crate) closed_form: ClosedFormCascade,
+    /// How often its drafters' tokens stand.
+    pub(crate) acceptance: MeasuredAcceptance,
+    /// What CS-Drafting's closed form would choose; null where it has chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) closed_form: Option<ClosedFormCascade>,
 }
 
 fn forgives_nothing() -> f64 {

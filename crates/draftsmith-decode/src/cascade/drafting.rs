@@ -21,7 +21,8 @@ pub(super) struct Drafting<'c, 'r> {
     pub(super) forwards: Forwards,
     /// What the first token's drafter may say in that one's place, where it is asked for.
     pub(super) siblings: Option<Children>,
-    /// The target's chain, and in each the one that is proposed to the drafter whose step it is.
+    /// The target's chain, and one within the other those that are proposed to who drafts it: the last is
+    /// the one that is being drafted.
     chains: Vec<Chain>,
     /// The drafter whose forward is next; None when the target's chain is drafted.
     waits_for: Option<usize>,
@@ -114,7 +115,7 @@ impl<T: Target> Cascade<'_, T> {
     /// Drafts the chains of rounds, each of so many tokens at most.
     ///
     /// # Errors
-    /// If a model fails.
+    /// If a model fails. Then these sequences cannot go on: rules of their chains are lost.
     pub(super) fn draft<'c, 'r>(
         &mut self,
         target: &mut T,

@@ -333,10 +333,13 @@ fn cascades_side_by_side_are_each_what_they_are_alone() {
         for init in [
             |case: &Case| of_drafts(case, &matrix(TWO_AND_LOOKUP[0]), 2.0),
             |case: &Case| of_drafts(case, &matrix(DEEP), 1.0),
-            // Its chains have rules of their own, which count what they were told.
+            // The draft's chains end where this says so, and there are none in every second round.
             |case: &Case| {
-                let rule = Some(StopRuleConfig::from(FixedLengthConfig { candidate_length: 1 }));
-                of_drafts_by(case, &matrix(DEEP), 1.0, &[None, rule])
+                of_drafts(case, &matrix(DEEP), 1.0).ending_chains_by(|| {
+                    let asked = Asked::EverySecondRound { skips: false };
+                    let map = StopMap { asked, ..StopMap::new(3, 3, 0b10) };
+                    vec![None, Some(Box::new(map) as Box<dyn StopRule>), None]
+                })
             },
         ] {
             assert_each_as_alone(&case.target, &Anew::new(&case, init), &members);

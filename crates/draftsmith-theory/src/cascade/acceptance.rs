@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Emitted;
 use crate::review::{emitted_instead_of, expected_acceptance};
-use crate::{CascadeCandidate, Lenience, TokenChoice, argmax, review_greedy};
+use crate::{CascadeCandidate, DrawnFrom, Lenience, TokenChoice, review_greedy};
 
 /// What the target says at a place of its response.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,8 +25,8 @@ pub enum DrafterSays {
     LookedUp(Option<u32>),
 }
 
-/// How often tokens of a cascade's drafters stand, by who reviews them. Each is judged at places of
-/// the target's own responses where there is one.
+/// How often tokens of a cascade's drafters stand, by who reviews them, at those places of the target's
+/// responses where the drafter says something.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CascadeAcceptance {
     num_places: usize,
@@ -54,34 +54,38 @@ impl CascadeAcceptance {
         choice: TokenChoice,
         lenience: Lenience,
     ) {
-        self.num_places += 1;
-        let judge = Judge { choice, lenience };
-        let logits = |drafter: usize| match &drafters[drafter] {
-            DrafterSays::Logits(logits) => Some(&logits[..]),
-            DrafterSays::LookedUp(_) => None,
-        };
-        let own: Vec<Option<CascadeCandidate>> = drafters.iter().map(|it| judge.own(it)).collect();
-        for (drafter, candidate) in own.iter().enumerate() {
-            let mut emitted = vec![(None, candidate.clone())];
-            if let Some(logits) = logits(drafter).filter(|_| lenience != Lenience::NONE) {
-                emitted.extend(own.iter().enumerate().skip(drafter + 1).map(|(of, proposed)| {
-                    (Some(of), proposed.as_ref().map(|it| judge.instead_of(it, logits)))
-                }));
+        self.begin_place();
+        let said: Vec<Option<Said<'_>>> =
+            drafters.iter().map(|it| Said::of(it, choice, lenience)).collect();
+        for (drafter, own) in said.iter().enumerate() {
+            let Some(own) = own else { continue };
+            let mut emitted = vec![(None, own.candidate.clone())];
+            if lenience != Lenience::NONE && own.logits.is_some() {
+                let smaller = said.iter().enumerate().skip(drafter + 1);
+                let smaller = smaller.filter_map(|(of, it)| Some((of, it.as_ref()?)));
+                let instead = |(of, it): (usize, &Said<'_>)| {
+                    Some((Some(of), own.instead_of(&it.candidate, lenience)?))
+                };
+                emitted.extend(smaller.filter_map(instead));
             }
             for (instead_of, candidate) in emitted {
-                let Some(candidate) = candidate else { continue };
                 let token = Emitted { drafter, instead_of };
-                self.add(0, token, judge.by_target(&candidate, target));
-                for reviewer in 0..drafter {
-                    if let Some(logits) = logits(reviewer) {
-                        self.add(reviewer + 1, token, judge.by(logits, &candidate));
-                    }
+                self.add(0, token, by_target(&candidate, target));
+                for (reviewer, said) in said[..drafter].iter().enumerate() {
+                    let stands = said.as_ref().and_then(|it| it.lets_stand(&candidate, lenience));
+                    stands.into_iter().for_each(|prob| self.add(reviewer + 1, token, prob));
                 }
             }
         }
     }
 
-    fn add(&mut self, reviewer: usize, token: Emitted, prob: f64) {
+    /// Begins a place.
+    pub(crate) fn begin_place(&mut self) {
+        self.num_places += 1;
+    }
+
+    /// Adds the chance with which a token of the place stands.
+    pub(crate) fn add(&mut self, reviewer: usize, token: Emitted, prob: f64) {
         let judged = self.judged.entry((reviewer, token)).or_default();
         judged.num_places += 1;
         judged.sum += prob;
@@ -101,15 +105,15 @@ impl CascadeAcceptance {
         judged.map_or(0, |it| it.num_places) as f64 / self.num_places as f64
     }
 
+    /// Whether there was no place.
+    pub fn is_empty(&self) -> bool {
+        self.num_places == 0
+    }
+
     /// All that were judged, each with its chance.
     pub fn probs(&self) -> impl Iterator<Item = (usize, Emitted, f64)> {
         let prob = |it: &Judged| it.sum / it.num_places as f64;
         self.judged.iter().map(move |((reviewer, token), it)| (*reviewer, *token, prob(it)))
-    }
-
-    /// Places of responses.
-    pub fn num_places(&self) -> usize {
-        self.num_places
     }
 }
 
@@ -127,60 +131,70 @@ impl<'a> std::iter::Sum<&'a Self> for CascadeAcceptance {
     }
 }
 
-/// How tokens are chosen and reviewed.
-#[derive(Clone, Copy)]
-struct Judge {
-    choice: TokenChoice,
-    lenience: Lenience,
+/// What a drafter says at a place.
+struct Said<'l> {
+    /// What it emits where nothing is proposed to it.
+    candidate: CascadeCandidate,
+    /// None of what was looked up.
+    logits: Option<&'l [f32]>,
 }
 
-impl Judge {
-    /// What a drafter emits where nothing is proposed to it.
-    fn own(self, says: &DrafterSays) -> Option<CascadeCandidate> {
-        match (says, self.choice) {
-            (DrafterSays::LookedUp(found), _) => found.map(CascadeCandidate::certain),
+impl<'l> Said<'l> {
+    /// None where nothing is found.
+    fn of(says: &'l DrafterSays, choice: TokenChoice, lenience: Lenience) -> Option<Self> {
+        Some(match (says, choice) {
+            (DrafterSays::LookedUp(found), _) => {
+                Self { candidate: CascadeCandidate::certain((*found)?), logits: None }
+            }
             (DrafterSays::Logits(logits), TokenChoice::Greedy) => {
-                review_greedy(&[], |_| logits, self.lenience).pop()
+                let candidate = review_greedy(&[], |_| logits, lenience).pop()?;
+                Self { candidate, logits: Some(logits) }
             }
             (DrafterSays::Logits(logits), TokenChoice::Sampled(sampling)) => {
-                let token_id = argmax(logits);
-                Some(CascadeCandidate::drawn(token_id, sampling.probs(logits)))
+                let probs = sampling.probs(logits);
+                // Any that may be drawn: a candidate is judged by its distribution.
+                let likeliest = (0..probs.len()).max_by(|a, b| probs[*a].total_cmp(&probs[*b]))?;
+                let candidate = CascadeCandidate::drawn(likeliest as u32, probs);
+                Self { candidate, logits: Some(logits) }
             }
-        }
+        })
     }
 
-    /// What a drafter of these logits emits in the place of a candidate.
-    fn instead_of(self, proposed: &CascadeCandidate, logits: &[f32]) -> CascadeCandidate {
-        match self.choice {
-            TokenChoice::Greedy => {
+    /// What it emits in the place of a candidate; None of what was looked up, which reviews nothing.
+    fn instead_of(
+        &self,
+        proposed: &CascadeCandidate,
+        lenience: Lenience,
+    ) -> Option<CascadeCandidate> {
+        let logits = self.logits?;
+        Some(match &self.candidate.drawn_from {
+            DrawnFrom::OneHot => {
                 let candidate = std::slice::from_ref(proposed);
-                review_greedy(candidate, |_| logits, self.lenience).swap_remove(0)
+                review_greedy(candidate, |_| logits, lenience).swap_remove(0)
             }
-            TokenChoice::Sampled(sampling) => {
-                emitted_instead_of(proposed, sampling.probs(logits), self.lenience)
-            }
-        }
+            DrawnFrom::Probs(own) => emitted_instead_of(proposed, own.clone(), lenience),
+        })
     }
 
-    /// The chance that a reviewer of these logits lets it stand.
-    fn by(self, logits: &[f32], candidate: &CascadeCandidate) -> f64 {
-        match self.choice {
-            TokenChoice::Greedy => {
+    /// The chance that it lets a candidate stand; None of what was looked up.
+    fn lets_stand(&self, candidate: &CascadeCandidate, lenience: Lenience) -> Option<f64> {
+        let logits = self.logits?;
+        Some(match &self.candidate.drawn_from {
+            DrawnFrom::OneHot => {
                 let candidate = std::slice::from_ref(candidate);
-                let stands = review_greedy(candidate, |_| logits, self.lenience);
+                let stands = review_greedy(candidate, |_| logits, lenience);
                 f64::from(u8::from(stands.len() > 1))
             }
-            TokenChoice::Sampled(sampling) => {
-                expected_acceptance(candidate, &sampling.probs(logits), self.lenience)
-            }
-        }
+            DrawnFrom::Probs(own) => expected_acceptance(candidate, own, lenience),
+        })
     }
+}
 
-    fn by_target(self, candidate: &CascadeCandidate, target: &TargetSays) -> f64 {
-        match target {
-            TargetSays::Token(token) => f64::from(u8::from(candidate.token_id == *token)),
-            TargetSays::Probs(probs) => expected_acceptance(candidate, probs, Lenience::NONE),
-        }
+/// The chance that the target lets a candidate stand, which forgives nothing.
+fn by_target(candidate: &CascadeCandidate, target: &TargetSays) -> f64 {
+    match target {
+        TargetSays::Token(token) => f64::from(u8::from(candidate.token_id == *token)),
+        TargetSays::Probs(probs) => expected_acceptance(candidate, probs, Lenience::NONE),
     }
 }
 
@@ -234,7 +248,7 @@ mod tests {
         assert_eq!([DRAFT, SMALL].map(|it| lenient.found_prob(it)), [1.0; 2]);
         assert!(lenient.prob(0, token(LOOKED_UP, None)).is_nan());
         let both: CascadeAcceptance = [strict, lenient].iter().sum();
-        assert_eq!((both.num_places(), both.prob(1, token(SMALL, None))), (2, 0.5));
+        assert_eq!(both.prob(1, token(SMALL, None)), 0.5);
         assert_eq!((both.found_prob(LOOKED_UP), both.prob(0, token(LOOKED_UP, None))), (0.5, 1.0));
         assert!(both.prob(2, token(DRAFT, None)).is_nan(), "nobody reviews a larger one's");
     }
@@ -278,5 +292,18 @@ mod tests {
                 close(all.prob(0, token(DRAFT, Some(proposer))), share(|it| it.1));
             }
         }
+    }
+    #[test]
+    fn tokens_that_are_alike_and_beyond_a_top_p_are_no_candidates() {
+        // Of equals a top-p keeps the last: the first cannot be drawn.
+        let sampling = Sampling { top_p: 0.4, ..Sampling::default() };
+        let says = || DrafterSays::Logits(vec![1.0, 1.0]);
+        let lenience = Lenience::new(2.0).expect("1 or more");
+        let mut all = CascadeAcceptance::default();
+        let target = TargetSays::Probs(vec![0.25, 0.75]);
+        let choice = TokenChoice::Sampled(sampling);
+        all.add_place(&target, &[says(), says()], choice, lenience);
+        close(all.prob(0, token(DRAFT, Some(SMALL))), all.prob(0, token(DRAFT, None)));
+        close(all.prob(1, token(SMALL, None)), 1.0);
     }
 }

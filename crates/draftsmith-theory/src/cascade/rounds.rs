@@ -6,10 +6,8 @@
 //! beyond them; each chain that is reviewed inside is drafted in the same way. A drafter that looks up
 //! finds something or does not.
 
-use serde::{Deserialize, Serialize};
-
 /// A token of a cascade's drafter, by how it came about. Drafters are numbered as K's columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Emitted {
     /// Whose token it is.
     pub drafter: usize,

@@ -11,7 +11,8 @@ use super::recorded_steps::RecordedSteps;
 use super::{Recording, Recordings, Spending};
 use crate::trace::RoundCounts;
 use crate::{
-    Bigrams, CandidateSource, Counts, MaxGram, MaxGramConfig, RoundCosts, SignalNeeds, TheoryError,
+    Bigrams, CandidateSource, CascadeAcceptance, Counts, Emitted, MaxGram, MaxGramConfig,
+    RoundCosts, SignalNeeds, TheoryError,
 };
 
 /// A cascade of one drafter and of look-ups, by its matrix `[[drafted, behind], [0, reviewed]]`.
@@ -50,19 +51,6 @@ impl LookUpCascade {
     pub fn longest(self) -> usize {
         self.longest_drafted().max(self.drafted + self.behind)
     }
-}
-
-/// How often look-ups say what is said there, of all places along responses that are drafted at.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LookUpAcceptance {
-    /// The chance that something is found.
-    pub found: f64,
-    /// The chance that the drafter accepts a looked-up token.
-    pub by_drafter: f64,
-    /// The chance that the target does.
-    pub by_target: f64,
-    /// The chance that the target accepts the drafter's.
-    pub of_drafter: f64,
 }
 
 impl Recordings {
@@ -109,29 +97,26 @@ impl Recordings {
         response.drafted_places().iter().map(|_| find()).collect()
     }
 
-    /// How often a look-up's first token is what the drafter or the target says. NaN of nothing.
-    pub fn look_up_acceptance(&self, look_ups: LookUps<'_>) -> LookUpAcceptance {
-        let (mut by_drafter, mut by_target, mut num_found) = (0, 0, 0);
-        let (mut of_drafter, mut num_places) = (0, 0);
+    /// How often the drafter's candidates stand, and the first tokens of look-ups behind it: the drafter
+    /// is the first of the two.
+    pub fn look_up_acceptance(&self, look_ups: LookUps<'_>) -> CascadeAcceptance {
+        let [of_drafter, looked_up] = [0, 1].map(|drafter| Emitted { drafter, instead_of: None });
+        let chance = |stands: bool| f64::from(u8::from(stands));
+        let mut all = CascadeAcceptance::default();
         for response in &self.responses {
-            let looked_up = self.first_looked_up(response, look_ups);
-            for (place, found) in response.drafted_places().iter().zip(looked_up) {
+            let found = self.first_looked_up(response, look_ups);
+            for (place, found) in response.drafted_places().iter().zip(found) {
+                all.begin_place();
                 let token = place.candidate.token_id;
                 let drafted = place.rollout.as_ref().map_or(token, |rollout| rollout[0].token_id);
-                num_found += usize::from(found.is_some());
-                by_drafter += usize::from(found == Some(drafted));
-                by_target += usize::from(found == Some(token));
-                of_drafter += usize::from(place.rollout.is_none());
-                num_places += 1;
+                all.add(0, of_drafter, chance(place.rollout.is_none()));
+                if let Some(found) = found {
+                    all.add(0, looked_up, chance(found == token));
+                    all.add(1, looked_up, chance(found == drafted));
+                }
             }
         }
-        let share = |count: usize, of: usize| count as f64 / of as f64;
-        LookUpAcceptance {
-            found: share(num_found, num_places),
-            by_drafter: share(by_drafter, num_found),
-            by_target: share(by_target, num_found),
-            of_drafter: share(of_drafter, num_places),
-        }
+        all
     }
 }
 

@@ -17,6 +17,7 @@ mod runtimes;
 mod show;
 mod trees;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -123,8 +124,14 @@ pub(crate) fn run_for_draft_model(
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    let in_cascades = cascades::tuned(evaluate).flat_map(|cascade| &cascade.drafters);
-    let exports = exports.with_small_draft(in_cascades, workspace)?;
+    let in_cascades: Vec<DrafterId> =
+        cascades::tuned(evaluate).flat_map(|cascade| cascade.drafters.clone()).collect();
+    exports.check_drafters(evaluate, workspace)?;
+    // What a served target's cascades are tuned by has no second draft.
+    let exports = match recipe.target_elsewhere() {
+        Some(_) => exports,
+        None => exports.with_small_draft(in_cascades.iter(), workspace)?,
+    };
     let files = RolloutFiles::of(recipe, workspace)?;
     let mut measuring = match recipe.target_elsewhere() {
         Some(_) => None,
@@ -204,24 +211,19 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                     let (best, tried) = trees::best(&by, models)?;
                     (tuning.tree, tuning.trees_tried) = (Some(best), tried);
                 }
-                let mut finding = Finding {
-                    by,
-                    decoding,
-                    lookup: Lookup::of_recipe(evaluate, workspace)?,
-                    exports: &exports,
-                    workspace,
-                    given: tune.costs.as_ref(),
-                    measuring: measuring.as_mut(),
-                    console,
-                };
-                for cascade in in_cascades {
-                    if cascade.is_replayed() {
-                        let (best, tried) = finding.by_replay(cascade)?;
-                        tuning.cascades.push(best);
-                        tuning.cascades_tried = tried;
-                    } else {
-                        tuning.cascades.push(finding.by_closed_form(cascade)?);
-                    }
+                if !in_cascades.is_empty() {
+                    let mut finding = Finding {
+                        by,
+                        decoding,
+                        lookup: Lookup::of_recipe(evaluate, workspace)?,
+                        exports: &exports,
+                        workspace,
+                        given: tune.costs.as_ref(),
+                        others: BTreeMap::new(),
+                        measuring: measuring.as_mut(),
+                        console,
+                    };
+                    (tuning.cascades, tuning.cascades_tried) = finding.all(&in_cascades)?;
                 }
             }
             match name {

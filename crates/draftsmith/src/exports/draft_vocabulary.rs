@@ -94,9 +94,10 @@ impl DraftTokens {
         self.vocabulary.ids().len()
     }
 
-    /// What a draft that draws them is called in provenance, where `hash` names one that draws all.
-    pub(crate) fn drafter_hash(&self, hash: &str) -> String {
-        let ids = self.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes());
+    /// What a draft that draws these is called in provenance, where `hash` names one that draws all.
+    pub(crate) fn drafter_hash(tokens: Option<&Self>, hash: &str) -> String {
+        let Some(tokens) = tokens else { return hash.to_owned() };
+        let ids = tokens.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes());
         hash_bytes(&hash.bytes().chain(ids).collect::<Vec<u8>>())
     }
 }

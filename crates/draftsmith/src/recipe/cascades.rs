@@ -251,6 +251,11 @@ impl CascadeRecipe {
     }
 }
 
+/// Drafters as messages list them.
+pub(crate) fn listed(drafters: &[DrafterId]) -> String {
+    drafters.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// The keys of the table on one line, as a flag has them.
 impl FromStr for CascadeRecipe {
     type Err = anyhow::Error;
@@ -276,8 +281,7 @@ impl FromStr for CascadeRecipe {
 /// As results and the report describe it.
 impl fmt::Display for CascadeRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
-        write!(formatter, "{}; lengths ", names.join(", "))?;
+        write!(formatter, "{}; lengths ", listed(&self.drafters))?;
         match &self.lengths {
             Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
             Lengths::Each(each) => {

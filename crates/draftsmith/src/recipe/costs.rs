@@ -57,6 +57,11 @@ impl GivenCosts {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
+    /// Whether drafters have times of their own.
+    pub(crate) fn names_drafters(&self) -> bool {
+        matches!(self.draft_ms, Some(DraftMs::Each(_)))
+    }
+
     /// What is given for a drafter, one of so many; None where it is to be measured.
     ///
     /// # Errors

@@ -224,7 +224,7 @@ fn drafters(
         let tokens = DraftTokens::of_recipe(recipe, workspace)?;
         drafters.push(Drafting {
             name: DrafterName::Of(DrafterId::Draft),
-            hash: tokens.map_or_else(|| hash.to_owned(), |tokens| tokens.drafter_hash(hash)),
+            hash: DraftTokens::drafter_hash(tokens.as_ref(), hash),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });

@@ -2,21 +2,17 @@
 //! best.
 //!
 //! Replay knows how many tokens each of the drafter's forwards would have given, and what the target
-//! would have taken. The closed form (CS-Drafting's, for chains as they are drafted here) takes every
-//! candidate to be accepted, and every look-up to be found, independently; it is told beside replay.
+//! would have taken. CS-Drafting's closed form is told beside it.
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    DrafterId, Emitted, LookUpAcceptance, LookUpCascade, LookUps, Recordings, Spending,
-    TheoryError, seconds_per_token,
+    CascadeAcceptance, LookUpCascade, LookUps, Recordings, Spending, TheoryError, seconds_per_token,
 };
 use rayon::prelude::*;
 
-use super::expected_cascades::{AcceptedBy, CascadePrices, ClosedFormCascade, expected};
+use super::expected_cascades::{CascadePrices, ClosedFormCascade, LENGTHS, expected};
 use crate::costs::Costs;
 
-/// Candidates of the drafter that are tried; with none, look-ups draft alone.
-const DRAFTED: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 8, 10, 14];
 /// Look-ups that are tried, behind its candidates and under them.
 const LOOKED_UP: [usize; 8] = [0, 1, 2, 3, 4, 6, 8, 10];
 
@@ -33,7 +29,7 @@ pub(crate) struct JudgedCascade {
 /// The cascades that are tried along rounds of so many recorded candidates: those in which something
 /// is looked up.
 pub(crate) fn tried_cascades(max_length: usize) -> Vec<LookUpCascade> {
-    let all = DRAFTED.into_iter().flat_map(|drafted| {
+    let all = LENGTHS.into_iter().flat_map(|drafted| {
         LOOKED_UP.into_iter().flat_map(move |behind| {
             LOOKED_UP.into_iter().map(move |reviewed| LookUpCascade { drafted, behind, reviewed })
         })
@@ -78,46 +74,25 @@ pub(crate) fn fastest(judged: &[JudgedCascade]) -> Result<&JudgedCascade> {
     judged.iter().min_by(by_time).context("some are tried")
 }
 
-/// What the closed form says of the same cascades; `plain` are the target's own seconds a token.
+/// What the closed form says of the same cascades, by how often tokens stand; `plain` are the target's
+/// own seconds a token.
 ///
 /// # Errors
 /// If there is none, or no price of the drafter.
 pub(crate) fn closed_form(
-    recordings: &Recordings,
-    look_ups: LookUps<'_>,
+    acceptance: &CascadeAcceptance,
     costs: &Costs,
     judged: &[JudgedCascade],
     plain: f64,
 ) -> Result<ClosedFormCascade> {
-    let accepted = recordings.look_up_acceptance(look_ups);
-    let LookUpAcceptance { found, by_drafter, by_target, of_drafter } = accepted;
-    let acceptance_prob = |reviewer: usize, token: Emitted| match (reviewer, token.drafter) {
-        (0, 0) => of_drafter,
-        (0, _) => by_target,
-        _ => by_drafter,
-    };
-    let found_prob = |drafter: usize| if drafter > 0 { found } else { 1.0 };
-    let prices = CascadePrices::new(costs, &[None])?;
-    let speed = |it: &JudgedCascade| {
-        expected(&it.cascade.lengths(), acceptance_prob, found_prob, &prices).speedup
-    };
+    let prices = CascadePrices::new(costs, [None])?;
+    let speed = |it: &JudgedCascade| expected(&it.cascade.lengths(), acceptance, &prices).speedup;
     let with_speed = judged.iter().map(|it| (it, speed(it)));
     // The first of equals, as in replay.
     let best = with_speed.rev().max_by(|(_, one), (_, other)| one.total_cmp(other));
     let (best, ewif) = best.context("some are tried")?;
-    let (drafter, look_up) = (recordings.drafter, DrafterId::MaxGram);
-    let by = |reviewer, drafter, prob| AcceptedBy { reviewer, drafter, instead_of: None, prob };
-    Ok(ClosedFormCascade {
-        acceptance: vec![
-            by(None, drafter, of_drafter),
-            by(None, look_up, by_target),
-            by(Some(drafter), look_up, by_drafter),
-        ],
-        found: Some(found),
-        lengths: best.cascade.lengths(),
-        ewif,
-        replayed: Some(plain / best.seconds_per_token),
-    })
+    let (lengths, replayed) = (best.cascade.lengths(), plain / best.seconds_per_token);
+    Ok(ClosedFormCascade { lengths, ewif, replayed })
 }
 
 #[cfg(test)]

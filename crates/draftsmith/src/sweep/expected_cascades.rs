@@ -1,7 +1,7 @@
 //! What CS-Drafting's closed form expects of a cascade (EWIF), and the lengths that it expects the
 //! most of.
 //!
-//! It takes every candidate to be accepted, and every look-up to be found, independently.
+//! It takes each candidate to stand, and each look-up to find something, with a fixed chance, independently.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,47 @@ use serde::{Deserialize, Serialize};
 use crate::costs::Costs;
 
 /// Candidates that are tried at each place of a matrix.
-const LENGTHS: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 8, 10, 14];
-/// A gain that is smaller than this is rounding.
+pub(super) const LENGTHS: [usize; 10] = [0, 1, 2, 3, 4, 5, 6, 8, 10, 14];
+/// A gain in speed over the target alone that is smaller than this is rounding.
 const LEAST_GAIN: f64 = 1e-9;
 
-/// What the closed form says of cascades of some drafters.
+/// What the closed form says of cascades that are replayed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClosedFormCascade {
-    /// How often candidates stand.
-    pub(crate) acceptance: Vec<AcceptedBy>,
-    /// How often a look-up finds something; null where nothing is looked up.
-    pub(crate) found: Option<f64>,
     /// The matrix of greatest expected speed.
     pub(crate) lengths: CascadeLengths,
     /// EWIF there: the expected speed over the target alone.
     pub(crate) ewif: f64,
-    /// What replay says of that matrix; null where it is not replayed.
-    pub(crate) replayed: Option<f64>,
+    /// What replay says of that matrix.
+    pub(crate) replayed: f64,
+}
+
+/// How often tokens of a cascade's drafters stand, and look-ups find some.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MeasuredAcceptance {
+    /// Of those that were met.
+    pub(crate) accepted: Vec<AcceptedBy>,
+    /// The share of places at which a look-up finds something; null where nothing is looked up.
+    pub(crate) found: Option<f64>,
+}
+
+impl MeasuredAcceptance {
+    /// What was measured of these drafters.
+    pub(crate) fn new(acceptance: &CascadeAcceptance, drafters: &[DrafterId]) -> Self {
+        let one = |(reviewer, token, prob): (usize, Emitted, f64)| AcceptedBy {
+            reviewer: reviewer.checked_sub(1).map(|at| drafters[at]),
+            drafter: drafters[token.drafter],
+            instead_of: token.instead_of.map(|at| drafters[at]),
+            prob,
+        };
+        let looks_up = drafters.iter().position(|id| *id == DrafterId::MaxGram);
+        Self {
+            accepted: acceptance.probs().map(one).collect(),
+            found: looks_up.map(|drafter| acceptance.found_prob(drafter)),
+        }
+    }
 }
 
 /// How often a drafter's tokens stand.
@@ -50,44 +73,49 @@ pub(crate) struct AcceptedBy {
     pub(crate) prob: f64,
 }
 
-impl AcceptedBy {
-    /// All that was judged of a cascade's drafters.
-    pub(crate) fn all(acceptance: &CascadeAcceptance, drafters: &[DrafterId]) -> Vec<Self> {
-        let one = |(reviewer, token, prob): (usize, Emitted, f64)| Self {
-            reviewer: reviewer.checked_sub(1).map(|at| drafters[at]),
-            drafter: drafters[token.drafter],
-            instead_of: token.instead_of.map(|at| drafters[at]),
-            prob,
-        };
-        acceptance.probs().map(one).collect()
-    }
-}
-
 /// Seconds of a drafter's forward, by its rows.
 type ForwardSeconds<'c> = Box<dyn Fn(usize) -> f64 + 'c>;
 
 /// What forwards of a cascade's models cost.
 pub(crate) struct CascadePrices<'c> {
-    /// Of the target, in rounds of changing lengths.
+    /// Seconds of a token of the target alone.
+    plain: f64,
+    /// Of the target.
     rounds: &'c RoundCosts,
     /// Of each drafter by its rows; None of one that looks up, which is taken to cost nothing.
     forward_seconds: Vec<Option<ForwardSeconds<'c>>>,
 }
 
 impl<'c> CascadePrices<'c> {
-    /// The prices of drafters from the largest on, None being one that looks up; the target's are the
-    /// first one's.
+    /// The prices of drafters from the largest on, None being one that looks up, in rounds of changing
+    /// lengths, as cascades make them. The target's are the first one's.
     ///
     /// # Errors
     /// If one has no price.
-    pub(crate) fn new(first: &'c Costs, others: &'c [Option<Costs>]) -> Result<Self> {
-        let all = std::iter::once(Some(first)).chain(others.iter().map(Option::as_ref));
-        let forward_seconds = all.map(|costs| {
+    pub(crate) fn new(
+        first: &'c Costs,
+        others: impl IntoIterator<Item = Option<&'c Costs>>,
+    ) -> Result<Self> {
+        let mut prices = Self::of_one(first, &first.mixed_rounds)?;
+        for costs in others {
             let seconds = costs.map(Costs::review_seconds).transpose()?;
-            Ok(seconds.map(|seconds| Box::new(seconds) as ForwardSeconds<'c>))
-        });
-        let rounds = &first.mixed_rounds;
-        Ok(Self { rounds, forward_seconds: forward_seconds.collect::<Result<_>>()? })
+            prices.forward_seconds.push(seconds.map(|seconds| Box::new(seconds) as _));
+        }
+        Ok(prices)
+    }
+
+    /// The prices of one drafter alone, in rounds of one length.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub(crate) fn of_chains(costs: &'c Costs) -> Result<Self> {
+        Self::of_one(costs, &costs.rounds)
+    }
+
+    fn of_one(costs: &'c Costs, rounds: &'c RoundCosts) -> Result<Self> {
+        let own: ForwardSeconds<'c> = Box::new(costs.forward_seconds(rounds)?);
+        let plain = costs.rounds.verify_seconds(1);
+        Ok(Self { plain, rounds, forward_seconds: vec![Some(own)] })
     }
 }
 
@@ -102,8 +130,19 @@ pub(crate) struct Expected {
     pub(crate) discard_rate: f64,
 }
 
-/// What is expected of a matrix where tokens stand so often, and drafters that look up find so.
+/// What is expected of a matrix where tokens stand so often.
 pub(crate) fn expected(
+    lengths: &CascadeLengths,
+    acceptance: &CascadeAcceptance,
+    prices: &CascadePrices<'_>,
+) -> Expected {
+    let prob = |reviewer, token| acceptance.prob(reviewer, token);
+    let found = |drafter| acceptance.found_prob(drafter);
+    expected_by(lengths, prob, found, prices)
+}
+
+/// The same by chances.
+fn expected_by(
     lengths: &CascadeLengths,
     acceptance_prob: impl Fn(usize, Emitted) -> f64,
     found_prob: impl Fn(usize) -> f64,
@@ -123,21 +162,34 @@ pub(crate) fn expected(
         .sum();
     let num_drafted: f64 = by_length().map(|(length, prob)| length as f64 * prob).sum();
     Expected {
-        speedup: prices.rounds.verify_seconds(1) * round.num_tokens / (verify + draft),
+        speedup: prices.plain * round.num_tokens / (verify + draft),
         verification_rate: 1.0 / round.num_tokens,
         discard_rate: (num_drafted + 1.0 - round.num_tokens) / round.num_tokens,
     }
 }
 
-/// The matrix of the greatest speed of so many drafters, and how many were tried.
+/// The matrix of the greatest speed of so many drafters, and how many were tried. Among them is a chain
+/// of the first one alone, of `fixed` candidates.
 pub(crate) fn best_lengths(
     num_drafters: usize,
+    fixed: usize,
     speed: impl Fn(&CascadeLengths) -> f64,
 ) -> (CascadeLengths, usize) {
-    best_of(&LENGTHS, num_drafters, speed)
+    let mut all = LENGTHS.to_vec();
+    if !all.contains(&fixed) {
+        all.push(fixed);
+    }
+    best_of(&all, num_drafters, fixed, speed)
 }
 
-/// The same of these lengths.
+/// The matrix of a chain of the first of so many drafters.
+pub(crate) fn chain_alone(num_drafters: usize, candidate_length: usize) -> CascadeLengths {
+    let mut lengths = vec![vec![0; num_drafters]; num_drafters];
+    lengths[0][0] = candidate_length;
+    lengths
+}
+
+/// The best of these lengths.
 ///
 /// A matrix of three drafters has six of them, and a million combinations of ten; so two are
 /// changed at a time, to the best of all values of both, until no two make it faster. That begins at
@@ -145,6 +197,7 @@ pub(crate) fn best_lengths(
 fn best_of(
     all: &[usize],
     num_drafters: usize,
+    fixed: usize,
     speed: impl Fn(&CascadeLengths) -> f64,
 ) -> (CascadeLengths, usize) {
     let places: Vec<(usize, usize)> = (0..num_drafters)
@@ -159,19 +212,21 @@ fn best_of(
         known.insert(lengths.clone(), speed);
         speed
     };
-    // The first drafter alone, all one below the other, all in turn, and both.
-    let begins: [fn(usize, usize) -> bool; 4] = [
-        |row, column| row + column == 0,
-        |row, column| row == column,
-        |row, _| row == 0,
-        |_, _| true,
-    ];
-    let mut best: Option<(CascadeLengths, f64)> = None;
-    for is_used in begins {
+    let all_of = |is_used: fn(usize, usize) -> bool| {
         let mut lengths = vec![vec![0; num_drafters]; num_drafters];
-        places.iter().filter(|(row, column)| is_used(*row, *column)).for_each(|(row, column)| {
-            lengths[*row][*column] = 2;
-        });
+        let used = places.iter().filter(|(row, column)| is_used(*row, *column));
+        used.for_each(|(row, column)| lengths[*row][*column] = 2);
+        lengths
+    };
+    // The first drafter alone, all one below the other, all in turn, and both.
+    let begins = [
+        chain_alone(num_drafters, fixed),
+        all_of(|row, column| row == column),
+        all_of(|row, _| row == 0),
+        all_of(|_, _| true),
+    ];
+    let mut best = (chain_alone(num_drafters, fixed), f64::NEG_INFINITY);
+    for mut lengths in begins {
         let mut reached = speed_of(&lengths);
         loop {
             let before = reached;
@@ -188,22 +243,26 @@ fn best_of(
                     // A round without candidates is no cascade.
                     if tried[0].iter().any(|length| *length > 0) {
                         let speed = speed_of(&tried);
-                        if speed > reached * (1.0 + LEAST_GAIN) {
+                        if is_faster(speed, reached) {
                             (lengths, reached) = (tried, speed);
                         }
                     }
                 }
             }
-            if reached <= before * (1.0 + LEAST_GAIN) {
+            if !is_faster(reached, before) {
                 break;
             }
         }
-        if best.as_ref().is_none_or(|(_, best)| reached > best * (1.0 + LEAST_GAIN)) {
-            best = Some((reachable(lengths), reached));
+        if is_faster(reached, best.1) {
+            best = (lengths, reached);
         }
     }
-    let lengths = best.map(|(lengths, _)| lengths).unwrap_or_default();
-    (lengths, known.len())
+    (best.0, known.len())
+}
+
+/// Whether a speed is greater than another by more than rounding.
+fn is_faster(speed: f64, other: f64) -> bool {
+    speed - other > LEAST_GAIN
 }
 
 /// The same matrix with nothing in the rows of drafters that take no part.
@@ -253,11 +312,11 @@ mod tests {
             let prob = |reviewer: usize, token: Emitted| probs[3 * reviewer + token.drafter];
             let first = costs(DrafterId::Draft, 3.0 * uniform(&mut rng));
             let small = costs(DrafterId::SmallDraft, uniform(&mut rng));
-            let others = [[Some(small), None], [None, None]];
-            let others = &others[1 - case % 2][..num_drafters - 1];
+            let others = [Some(&small), None].into_iter().skip(3 - num_drafters);
             let prices = CascadePrices::new(&first, others).expect("prices");
             let found = |drafter| if drafter + 1 == num_drafters { 0.7 } else { 1.0 };
-            let speed = |lengths: &CascadeLengths| expected(lengths, prob, found, &prices).speedup;
+            let speed =
+                |lengths: &CascadeLengths| expected_by(lengths, prob, found, &prices).speedup;
             let num_places = num_drafters * (num_drafters + 1) / 2;
             let matrices = (0..ALL.len().pow(num_places as u32)).map(|number| {
                 let places = (0..num_places).map(|at| ALL[number >> (2 * at) & 3]);
@@ -265,26 +324,56 @@ mod tests {
             });
             let drafts = matrices.filter(|lengths| lengths[0].iter().any(|length| *length > 0));
             let best = drafts.map(|lengths| speed(&lengths)).fold(0.0, f64::max);
-            let (found, num_tried) = best_of(&ALL, num_drafters, speed);
+            let (found, num_tried) = best_of(&ALL, num_drafters, 3, speed);
             assert!(speed(&found) > best * (1.0 - 1e-6), "{found:?} {} {best}", speed(&found));
-            assert_eq!(reachable(found.clone()), found);
-            assert!(num_tried < 4096);
+            // Nothing is said of drafters that take no part.
+            for drafter in 0..num_drafters - 1 {
+                let takes_part = found.iter().any(|row| row[drafter] > 0);
+                assert!(takes_part || found[drafter + 1].iter().all(|length| *length == 0));
+            }
+            assert!((2..ALL.len().pow(num_places as u32)).contains(&num_tried), "{num_tried}");
         }
     }
 
     #[test]
     fn what_is_expected_of_one_drafter_is_its_closed_form() {
         let first = costs(DrafterId::Draft, 1.5);
-        let prices = CascadePrices::new(&first, &[None]).expect("prices");
-        let found = expected(&vec![vec![3, 0], vec![0, 0]], |_, _| 0.5, |_| 1.0, &prices);
+        let prices = CascadePrices::new(&first, [None]).expect("prices");
+        let of = |lengths: [[usize; 2]; 2], found: f64| {
+            let lengths = lengths.map(|row| row.to_vec()).to_vec();
+            expected_by(&lengths, |_, _| 0.5, |_| found, &prices)
+        };
+        let found = of([[3, 0], [0, 0]], 1.0);
         // 1.875 tokens for three draft forwards and a verification of four rows.
         assert!((found.speedup - 9.0 * 1.875 / (10.4 + 4.5)).abs() < 1e-12, "{found:?}");
         assert!((found.verification_rate - 1.0 / 1.875).abs() < 1e-12);
         // Of three candidates 0.875 stand.
         assert!((found.discard_rate - 2.125 / 1.875).abs() < 1e-12);
         // A look-up costs its row alone, and nothing where it finds nothing.
-        let found = |prob| expected(&vec![vec![0, 1], vec![0, 0]], |_, _| 0.5, |_| prob, &prices);
-        assert!((found(1.0).speedup - 9.0 * 1.5 / 9.3).abs() < 1e-12, "{:?}", found(1.0));
-        assert!((found(0.4).speedup - 9.0 * 1.2 / 9.12).abs() < 1e-12, "{:?}", found(0.4));
+        let found = [1.0, 0.4].map(|found| of([[0, 1], [0, 0]], found).speedup);
+        assert!((found[0] - 9.0 * 1.5 / 9.3).abs() < 1e-12, "{found:?}");
+        assert!((found[1] - 9.0 * 1.2 / 9.12).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn chains_are_priced_as_rounds_of_one_length_and_cascades_as_others() {
+        let slow = costs(DrafterId::Draft, 3.0);
+        let first = Costs { mixed_rounds: slow.rounds, ..costs(DrafterId::Draft, 1.5) };
+        let speed = |prices: Result<CascadePrices<'_>>, lengths: &CascadeLengths| {
+            expected_by(lengths, |_, _| 0.5, |_| 1.0, &prices.expect("prices")).speedup
+        };
+        let chain = speed(CascadePrices::of_chains(&first), &chain_alone(1, 2));
+        assert!((chain - 9.0 * 1.75 / (9.7 + 3.0)).abs() < 1e-12, "{chain}");
+        // The target alone is the same.
+        let cascade = speed(CascadePrices::new(&first, [None]), &chain_alone(2, 2));
+        assert!((cascade - 9.0 * 1.75 / (9.7 + 6.0)).abs() < 1e-12, "{cascade}");
+    }
+
+    #[test]
+    fn a_search_ends_where_nothing_is_known_and_knows_the_fixed_length() {
+        let (found, _) = best_lengths(3, 7, |_| f64::NAN);
+        assert_eq!(found, chain_alone(3, 7));
+        let (found, _) = best_lengths(2, 13, |lengths| f64::from(u8::from(lengths[0][0] == 13)));
+        assert_eq!(found, chain_alone(2, 13));
     }
 }

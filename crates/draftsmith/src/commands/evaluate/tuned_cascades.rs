@@ -6,7 +6,7 @@ use draftsmith_theory::{DrafterId, FixedLengthConfig};
 
 use super::promised::Promise;
 use crate::exports::cascades::numbered;
-use crate::recipe::{EvaluateRecipe, Lengths, LengthsOfEach, Recipe};
+use crate::recipe::{EvaluateRecipe, Lengths, LengthsOfEach, Recipe, listed};
 use crate::results::{DecodingName, DrafterName};
 use crate::tuning::{TunedCascade, read_tuned};
 
@@ -28,10 +28,7 @@ pub(super) fn resolve(
     let asked = evaluate.cascades.clone();
     let tuned = numbered(&asked).zip(&mut evaluate.cascades);
     for ((id, asked), cascade) in tuned.filter(|((_, asked), _)| asked.lengths.is_tuned()) {
-        let drafters = || {
-            let names: Vec<String> = asked.drafters.iter().map(DrafterId::to_string).collect();
-            names.join(", ")
-        };
+        let drafters = || listed(&asked.drafters);
         let models = models_hash(&asked.drafters)?;
         let found = evaluate.decodings.iter().map(|name| {
             let is_it = |it: &&TunedCascade| {

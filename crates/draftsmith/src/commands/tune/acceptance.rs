@@ -53,8 +53,10 @@ impl Judging<'_> {
         }
         let text = [&response.prompt[..], &tokens].concat();
         let standing = |place: usize| text[..response.prompt.len() + place].iter().copied();
-        let penalised =
-            |place, logits: &[f32]| self.decoding.penalised(logits, standing(place)).into_owned();
+        let penalised = |(place, logits): (usize, Vec<f32>)| match self.decoding.is_penalised() {
+            true => self.decoding.penalised(&logits, standing(place)).into_owned(),
+            false => logits,
+        };
         let mut said: Vec<std::vec::IntoIter<DrafterSays>> = Vec::new();
         for drafter in self.drafters {
             let by_place: Vec<DrafterSays> = if *drafter == DrafterId::MaxGram {
@@ -62,26 +64,31 @@ impl Judging<'_> {
                 found.into_iter().map(DrafterSays::LookedUp).collect()
             } else {
                 let name = DrafterName::Of(*drafter);
-                let all = decoders.draft_logits(name, &response.prompt, &tokens)?;
-                let all = all.iter().enumerate();
-                all.map(|(place, row)| DrafterSays::Logits(penalised(place, row))).collect()
+                let rows = decoders.draft_logits(name, &response.prompt, &tokens)?;
+                let rows = rows.into_iter().enumerate();
+                rows.map(|row| DrafterSays::Logits(penalised(row))).collect()
             };
             said.push(by_place.into_iter());
         }
-        let target: Vec<TargetSays> = match self.decoding.choice {
-            TokenChoice::Greedy => tokens.iter().map(|token| TargetSays::Token(*token)).collect(),
+        let read = &text[..text.len() - 1];
+        let rows = match self.decoding.choice {
+            TokenChoice::Greedy => None,
             TokenChoice::Sampled(sampling) => {
-                let read = &text[..text.len() - 1];
-                let rows = decoders.score(read, response.prompt.len() - 1)?;
-                let probs = |(place, row)| sampling.probs(&penalised(place, row));
-                rows.rows().enumerate().map(|row| TargetSays::Probs(probs(row))).collect()
+                Some((sampling, decoders.score(read, response.prompt.len() - 1)?))
             }
         };
         let mut acceptance = CascadeAcceptance::default();
-        for target in &target {
+        for (place, token) in tokens.iter().enumerate() {
+            let target = match &rows {
+                None => TargetSays::Token(*token),
+                Some((sampling, rows)) => {
+                    let row = self.decoding.penalised(rows.row(place), standing(place));
+                    TargetSays::Probs(sampling.probs(&row))
+                }
+            };
             let said = said.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>();
             let said = said.context("a drafter says something at each place")?;
-            acceptance.add_place(target, &said, self.decoding.choice, self.lenience);
+            acceptance.add_place(&target, &said, self.decoding.choice, self.lenience);
         }
         Ok(acceptance)
     }

@@ -5,7 +5,9 @@
 //! which CS-Drafting's closed form (EWIF) expects the most, by how often tokens stand along the
 //! recorded responses and by what forwards cost.
 
-use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
 use draftsmith_decode::CascadeLengths;
 use draftsmith_theory::{CascadeAcceptance, Decoding, DrafterId, Lenience};
 use serde::Serialize;
@@ -17,12 +19,12 @@ use crate::console::Console;
 use crate::costs::{Costs, measure_reviewing};
 use crate::exports::Exports;
 use crate::exports::lookup::Lookup;
-use crate::recipe::{CascadeRecipe, EvaluateRecipe, GivenCosts};
+use crate::recipe::{CascadeRecipe, EvaluateRecipe, GivenCosts, listed};
 use crate::results::{DecodingName, DrafterName};
 use crate::statistics::shown_interval;
 use crate::sweep::cascades::{closed_form, fastest, judge_cascades};
 use crate::sweep::expected_cascades::{
-    AcceptedBy, CascadePrices, ClosedFormCascade, best_lengths, expected,
+    CascadePrices, MeasuredAcceptance, best_lengths, chain_alone, expected,
 };
 use crate::tuning::{PromisedBy, TunedCascade, TunedPromise};
 use crate::workspace::Workspace;
@@ -54,6 +56,8 @@ pub(super) struct Finding<'f, 'm> {
     pub(super) exports: &'f Exports,
     pub(super) workspace: &'f Workspace,
     pub(super) given: Option<&'f GivenCosts>,
+    /// What forwards of the drafters behind the first cost, as far as they were needed.
+    pub(super) others: BTreeMap<DrafterId, Costs>,
     /// None where the target is served.
     pub(super) measuring: Option<&'f mut Measuring<'m>>,
     pub(super) console: &'f Console,
@@ -64,16 +68,33 @@ impl Finding<'_, '_> {
         DecodingName::of(&self.decoding)
     }
 
-    /// The fastest lengths of a cascade by replay, and all that were tried.
+    /// The fastest lengths of each cascade, and all that replay tried.
     ///
     /// # Errors
-    /// If too little is recorded for one.
-    pub(super) fn by_replay(
-        &self,
-        cascade: &CascadeRecipe,
-    ) -> Result<(TunedCascade, Vec<TriedCascade>)> {
+    /// If a drafter has no price, lengths cannot be found where the target is served, a model fails, or
+    /// Ctrl-C is met.
+    pub(super) fn all(
+        &mut self,
+        cascades: &[&CascadeRecipe],
+    ) -> Result<(Vec<TunedCascade>, Vec<TriedCascade>)> {
+        let (mut found, mut all_tried) = (Vec::with_capacity(cascades.len()), Vec::new());
+        for cascade in cascades {
+            if cascade.is_replayed() {
+                let (tuned, tried) = self.by_replay(cascade)?;
+                found.push(tuned);
+                all_tried = tried;
+            } else {
+                found.push(self.by_closed_form(cascade)?);
+            }
+        }
+        Ok((found, all_tried))
+    }
+
+    /// The fastest lengths of a cascade by replay, and all that were tried.
+    fn by_replay(&self, cascade: &CascadeRecipe) -> Result<(TunedCascade, Vec<TriedCascade>)> {
         let (by, look_ups) = (&self.by, self.lookup.look_ups());
         let (recordings, costs) = (by.recordings, by.costs);
+        let acceptance = recordings.look_up_acceptance(look_ups);
         let judged = judge_cascades(recordings, look_ups, costs)?;
         let best = fastest(&judged)?;
         let tried = judged
@@ -87,64 +108,65 @@ impl Finding<'_, '_> {
             dtype: by.dtype,
             lengths: best.cascade.lengths(),
             promise: by.promise(&best.spent, judged.len()),
-            closed_form: closed_form(recordings, look_ups, costs, &judged, by.plain())?,
+            acceptance: MeasuredAcceptance::new(&acceptance, &cascade.drafters),
+            closed_form: Some(closed_form(&acceptance, costs, &judged, by.plain())?),
         };
         Ok((tuned, tried.collect()))
     }
 
     /// The lengths that the closed form expects the most of.
-    ///
-    /// # Errors
-    /// If the target is served, a drafter has no price, a model fails, or Ctrl-C is met.
-    pub(super) fn by_closed_form(&mut self, cascade: &CascadeRecipe) -> Result<TunedCascade> {
+    fn by_closed_form(&mut self, cascade: &CascadeRecipe) -> Result<TunedCascade> {
         let name = self.name();
+        let (by, drafters) = (&self.by, &cascade.drafters[..]);
         let Some(measuring) = self.measuring.as_deref_mut() else {
-            anyhow::bail!(
-                "key `evaluate.cascades` has `lengths = \"tuned\"` for a cascade of several models or \
-                 with a lenience, and how often they agree is measured where the target's weights are; \
-                 hint: give its matrix"
+            bail!(
+                "key `evaluate.cascades` has `lengths = \"tuned\"` for {}, lenience {}: how often \
+                 several models agree, or a lenient one forgives, is measured where the target's weights \
+                 are; hint: give its matrix",
+                listed(drafters),
+                cascade.lenience
             );
         };
-        let (by, drafters) = (&self.by, &cascade.drafters[..]);
-        let mut costs = Vec::new();
-        for drafter in &drafters[1..] {
-            costs.push(match drafter {
-                DrafterId::MaxGram => None,
-                drafter => Some(costs_of(*drafter, drafters, by, self.given, measuring)?),
-            });
+        for drafter in drafters[1..].iter().filter(|id| **id != DrafterId::MaxGram) {
+            if !self.others.contains_key(drafter) {
+                let costs = costs_of(*drafter, drafters, by, self.given, measuring)?;
+                self.others.insert(*drafter, costs);
+            }
         }
-        let listed: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
-        let listed = listed.join(", ");
-        self.console.note(format!("tune: measuring acceptance, {listed}, {}", name.text()));
+        self.console.note(format!(
+            "tune: measuring acceptance, {}, {}",
+            listed(drafters),
+            name.text()
+        ));
         let judging = Judging {
             drafters,
             lenience: Lenience::new(cascade.lenience)?,
             decoding: self.decoding,
             look_ups: self.lookup.look_ups(),
         };
-        let along = judging.along(by.recordings, &mut measuring.decoders, self.console)?;
+        let mut along = judging.along(by.recordings, &mut measuring.decoders, self.console)?;
+        // Of a response of one token nothing was drafted.
+        along.retain(|response| !response.is_empty());
         let acceptance: CascadeAcceptance = along.iter().sum();
-        let prices = CascadePrices::new(by.costs, &costs)?;
-        let of = |lengths: &CascadeLengths, acceptance: &CascadeAcceptance| {
-            let stands = |reviewer, token| acceptance.prob(reviewer, token);
-            expected(lengths, stands, |drafter| acceptance.found_prob(drafter), &prices)
-        };
-        let (lengths, num_tried) =
-            best_lengths(drafters.len(), |lengths| of(lengths, &acceptance).speedup);
-        let mut fixed = vec![vec![0; drafters.len()]; drafters.len()];
-        fixed[0][0] = by.fixed.0;
+        let others = drafters[1..].iter().map(|drafter| self.others.get(drafter));
+        let prices = CascadePrices::new(by.costs, others)?;
+        let (lengths, num_tried) = best_lengths(drafters.len(), by.fixed.0, |lengths| {
+            expected(lengths, &acceptance, &prices).speedup
+        });
+        let (chain, of_chain) = (chain_alone(1, by.fixed.0), CascadePrices::of_chains(by.costs)?);
         let gain = shown_interval(along.len(), by.seed, |some| {
             let some: CascadeAcceptance = some.iter().map(|index| &along[*index]).sum();
-            of(&lengths, &some).speedup / of(&fixed, &some).speedup - 1.0
+            let chain = expected(&chain, &some, &of_chain).speedup;
+            expected(&lengths, &some, &prices).speedup / chain - 1.0
         });
-        let best = of(&lengths, &acceptance);
-        let looks_up = drafters.iter().position(|id| *id == DrafterId::MaxGram);
+        let best = expected(&lengths, &acceptance, &prices);
         Ok(TunedCascade {
             drafters: drafters.to_vec(),
             lenience: cascade.lenience,
             decoding: name,
             models: self.exports.models_hash(drafters, self.workspace)?,
             dtype: by.dtype,
+            lengths,
             promise: TunedPromise {
                 promised_by: PromisedBy::ClosedForm,
                 num_tried,
@@ -156,14 +178,8 @@ impl Finding<'_, '_> {
                 best_fixed_length: by.fixed.0,
                 expected_gain: gain.into(),
             },
-            closed_form: ClosedFormCascade {
-                acceptance: AcceptedBy::all(&acceptance, drafters),
-                found: looks_up.map(|drafter| acceptance.found_prob(drafter)),
-                lengths: lengths.clone(),
-                ewif: best.speedup,
-                replayed: None,
-            },
-            lengths,
+            acceptance: MeasuredAcceptance::new(&acceptance, drafters),
+            closed_form: None,
         })
     }
 }
@@ -192,11 +208,15 @@ fn costs_of(
             ..by.costs.clone()
         });
     }
-    let given = given.map(|given| Costs::given(given, drafter, drafters.len())).transpose()?;
+    let named = given.filter(|given| given.names_drafters());
+    let given = named.map(|given| Costs::given(given, drafter, drafters.len())).transpose()?;
     given.flatten().with_context(|| {
         format!(
-            "key `tune.costs.draft_ms` has no time of `{drafter}`, which a cascade of \
-             `evaluate.cascades` drafts with; hint: add it, as in `draft_ms = {{ {drafter} = 0.5 }}`"
+            "key `tune.costs.draft_ms` has no time of `{drafter}`, which drafts in the cascade of {} of \
+             `evaluate.cascades`; hint: give each model's, as in `draft_ms = {{ {} = 1.5, {drafter} = \
+             0.5 }}`",
+            listed(drafters),
+            drafters[0]
         )
     })
 }

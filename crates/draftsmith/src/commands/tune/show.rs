@@ -7,7 +7,7 @@ use draftsmith_theory::DrafterId;
 use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
-use crate::sweep::expected_cascades::AcceptedBy;
+use crate::sweep::expected_cascades::{AcceptedBy, ClosedFormCascade, MeasuredAcceptance};
 use crate::sweep::static_trees::rule_of;
 use crate::table::{calibration_text, kind_text, render_scores};
 use crate::tuning::{MeasuredCosts, PromisedBy, TunedCascade, TunedPromise, TunedTree};
@@ -100,7 +100,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
 
 /// The lengths of a cascade, and how often its candidates stand.
 fn cascade(tuned: &TunedCascade) -> String {
-    let TunedCascade { drafters, lenience, lengths, promise, closed_form, .. } = tuned;
+    let TunedCascade { drafters, lenience, lengths, promise, .. } = tuned;
     let TunedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = promise;
     let drafters: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
     let how = match promise.promised_by {
@@ -116,29 +116,29 @@ fn cascade(tuned: &TunedCascade) -> String {
         interval(gain),
     );
     if lengths[0][0] == 0 {
-        text += &format!("  {} takes no part: without it this is faster\n", drafters[0]);
+        text += &format!("  {} is left out: it is faster without\n", drafters[0]);
     }
-    for by_one in closed_form.acceptance.chunk_by(|one, other| one.reviewer == other.reviewer) {
+    let MeasuredAcceptance { accepted, found } = &tuned.acceptance;
+    for by_one in accepted.chunk_by(|one, other| one.reviewer == other.reviewer) {
         let reviewer = by_one[0].reviewer.map_or("the target".to_owned(), |id| id.to_string());
-        let accepted: Vec<String> = by_one.iter().map(accepted).collect();
+        let accepted: Vec<String> = by_one.iter().map(accepted_text).collect();
         text += &format!("  accepted by {reviewer}: {}\n", accepted.join(", "));
     }
-    if let Some(found) = closed_form.found {
-        text += &format!("  found by look-ups: something in {found:.3} of the places\n");
+    if let Some(found) = found {
+        text += &format!("  look-ups find something at {:.1} % of places\n", found * 100.0);
     }
-    if let Some(replayed) = closed_form.replayed {
+    if let Some(ClosedFormCascade { lengths, ewif, replayed }) = &tuned.closed_form {
         text += &format!(
-            "  if each were accepted by chance (EWIF): {:?}  {:.3}x, by replay {replayed:.3}x\n",
-            closed_form.lengths, closed_form.ewif,
+            "  with these chances alone (EWIF): {lengths:?}  {ewif:.3}x, by replay {replayed:.3}x\n"
         );
     }
     text
 }
 
-/// `draft 0.512`, or `draft for max_gram 0.512` of what it emits in the place of the other's.
-fn accepted(accepted: &AcceptedBy) -> String {
+/// `draft 0.512`, or `draft in place of max_gram 0.512`.
+fn accepted_text(accepted: &AcceptedBy) -> String {
     let AcceptedBy { drafter, instead_of, prob, .. } = accepted;
-    let instead = instead_of.map(|of| format!(" for {of}")).unwrap_or_default();
+    let instead = instead_of.map(|of| format!(" in place of {of}")).unwrap_or_default();
     format!("{drafter}{instead} {prob:.3}")
 }
 
