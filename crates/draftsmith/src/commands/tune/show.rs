@@ -109,8 +109,8 @@ fn cascade(tuned: &TunedCascade) -> String {
     };
     let forgiving = if *lenience > 1.0 { format!(", lenience {lenience}") } else { String::new() };
     let mut text = format!(
-        "\ncascade of {}{forgiving}, the best of {num_tried} matrices {how}:\n  \
-         {lengths:?}  {speedup:.3}x, {} over K = {best_fixed_length} ({})\n",
+        "\ncascade of {}{forgiving}:\n  {lengths:?}, the best of {num_tried} {how}\n  \
+         {speedup:.3}x, {} over K = {best_fixed_length} ({})\n",
         drafters.join(" over "),
         percent(gain.value),
         interval(gain),
@@ -119,27 +119,44 @@ fn cascade(tuned: &TunedCascade) -> String {
         text += &format!("  {} is left out: it is faster without\n", drafters[0]);
     }
     let MeasuredAcceptance { accepted, found } = &tuned.acceptance;
-    for by_one in accepted.chunk_by(|one, other| one.reviewer == other.reviewer) {
-        let reviewer = by_one[0].reviewer.map_or("the target".to_owned(), |id| id.to_string());
-        let accepted: Vec<String> = by_one.iter().map(accepted_text).collect();
-        text += &format!("  accepted by {reviewer}: {}\n", accepted.join(", "));
-    }
+    text += &acceptance(accepted);
     if let Some(found) = found {
         text += &format!("  look-ups find something at {:.1} % of places\n", found * 100.0);
     }
     if let Some(ClosedFormCascade { lengths, ewif, replayed }) = &tuned.closed_form {
         text += &format!(
-            "  with these chances alone (EWIF): {lengths:?}  {ewif:.3}x, by replay {replayed:.3}x\n"
+            "  by these chances alone (EWIF): {lengths:?}\n  {ewif:.3}x, by replay {replayed:.3}x\n"
         );
     }
     text
 }
 
-/// `draft 0.512`, or `draft in place of max_gram 0.512`.
-fn accepted_text(accepted: &AcceptedBy) -> String {
-    let AcceptedBy { drafter, instead_of, prob, .. } = accepted;
-    let instead = instead_of.map(|of| format!(" in place of {of}")).unwrap_or_default();
-    format!("{drafter}{instead} {prob:.3}")
+/// How often tokens stand: a row for each kind, a column for each reviewer.
+fn acceptance(accepted: &[AcceptedBy]) -> String {
+    let mut reviewers: Vec<Option<DrafterId>> = accepted.iter().map(|it| it.reviewer).collect();
+    reviewers.dedup();
+    let mut tokens: Vec<_> = accepted.iter().map(|it| (it.drafter, it.instead_of)).collect();
+    tokens.truncate(accepted.iter().take_while(|it| it.reviewer == accepted[0].reviewer).count());
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).force_no_tty();
+    let names = reviewers
+        .iter()
+        .map(|reviewer| reviewer.map_or("the target".to_owned(), |id| id.to_string()));
+    table.set_header(std::iter::once(" accepted by".to_owned()).chain(names));
+    for token in tokens {
+        let name = match token {
+            (drafter, None) => format!(" {drafter}"),
+            (drafter, Some(of)) => format!(" {drafter} in place of {of}"),
+        };
+        let prob = |reviewer: &Option<DrafterId>| {
+            let of =
+                |it: &&AcceptedBy| (it.reviewer, (it.drafter, it.instead_of)) == (*reviewer, token);
+            accepted.iter().find(of).map_or(String::new(), |it| format!("{:.3}", it.prob))
+        };
+        table.add_row(std::iter::once(name).chain(reviewers.iter().map(prob)));
+    }
+    table.column_iter_mut().skip(1).for_each(|it| it.set_cell_alignment(CellAlignment::Right));
+    trimmed(&table.to_string()) + "\n"
 }
 
 /// A static tree, whose chain is as long as it is deep.
