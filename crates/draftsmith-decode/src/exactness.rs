@@ -109,7 +109,7 @@ impl Case {
             let new = &tokens[prompt.len()..];
             let by_token = new.last().is_some_and(|id| self.limits.eos_token_ids.contains(id));
             let by_text = || match &self.limits.text_end {
-                Some(end) => !new.is_empty() && end.is_reached(&tokens),
+                Some(end) => !new.is_empty() && end.is_reached(&mut tokens.iter().rev().copied()),
                 None => false,
             };
             let ended = by_token || by_text();

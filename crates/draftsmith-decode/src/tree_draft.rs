@@ -2,8 +2,8 @@
 //! nodes, and each node it reads has several children.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftPhase, Drawn, Draws, GrownBy, SignalNeeds, TreeGrowth,
-    TreeShape,
+    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, GrownBy,
+    SignalNeeds, TextEnd, TreeGrowth, TreeShape,
 };
 
 use crate::chain::begin_phases;
@@ -52,8 +52,7 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
-    /// The candidates of the chain, which the stop rule sees, behind what stands where stop strings
-    /// are looked for in it.
+    /// The candidates of the chain, which the stop rule sees.
     chain: Vec<u32>,
     /// What each node follows.
     parents: Vec<Option<usize>>,
@@ -92,14 +91,14 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
 ) -> Result<(), DecodeError> {
     let by_head = shape.grown_by == GrownBy::Head;
     let phases = begin_phases(drafter, target, rounds, by_head);
-    let begin = |(phase, round): (DraftPhase, &DraftRound<'_>)| Growing {
+    let begin = |phase: DraftPhase| Growing {
         phase,
         growth: TreeGrowth::new(shape),
-        chain: round.limits.text_end.map(|_| round.tokens.clone()).unwrap_or_default(),
+        chain: Vec::new(),
         parents: Vec::new(),
         num_unread: 0,
     };
-    let mut trees: Vec<Growing> = phases.into_iter().zip(&*rounds).map(begin).collect();
+    let mut trees: Vec<Growing> = phases.into_iter().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
         let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();
@@ -140,7 +139,12 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
         TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
     let num_before = phase.num_candidates();
     let mut num_known = source.growth.num_candidates();
-    phase.advance(&mut source, first.signals(), *rule, *limits, chain)?;
+    // A tree's nodes are no text: the chain's is what stands, and the chain.
+    let standing = &tokens[..tokens.len() - proposal.len()];
+    let text_end = limits.text_end.map(|end| EndBehind { end, standing });
+    let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);
+    let of_chain = DraftLimits { text_end, ..*limits };
+    phase.advance(&mut source, first.signals(), *rule, of_chain, chain)?;
     if phase.num_candidates() == num_before {
         return Ok(());
     }

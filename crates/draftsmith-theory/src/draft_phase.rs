@@ -42,8 +42,24 @@ pub struct Drawn {
 
 /// Says where a text ends that no end token ends: behind a stop string. Here texts are token ids.
 pub trait TextEnd: fmt::Debug {
-    /// Whether the last of `tokens`, all that there are of prompt and response, ends the response.
-    fn is_reached(&self, tokens: &[u32]) -> bool;
+    /// Whether the last of all tokens that there are of prompt and response ends the response; they come
+    /// from the last one back, and are read as far as is needed.
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool;
+}
+
+/// Where a text ends whose first tokens are elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct EndBehind<'a> {
+    /// Of the whole text.
+    pub end: &'a dyn TextEnd,
+    /// Its first tokens.
+    pub standing: &'a [u32],
+}
+
+impl TextEnd for EndBehind<'_> {
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.end.is_reached(&mut last_first.chain(self.standing.iter().rev().copied()))
+    }
 }
 
 /// What ends a draft phase whatever the rule says.
@@ -61,7 +77,7 @@ impl DraftLimits<'_> {
     /// Whether nothing behind the last of `tokens` can be kept.
     pub fn is_end(&self, tokens: &[u32]) -> bool {
         tokens.last().is_some_and(|last| self.eos_token_ids.contains(last))
-            || self.text_end.is_some_and(|end| end.is_reached(tokens))
+            || self.text_end.is_some_and(|end| end.is_reached(&mut tokens.iter().rev().copied()))
     }
 }
 

@@ -87,7 +87,7 @@ pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement}
 pub use cost::{CostModel, Fit, Observation};
 pub use decoding::{Decoding, TokenChoice};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
-pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, Drawn, TextEnd};
+pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, Drawn, EndBehind, TextEnd};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{Enumerator, distribution_of, enumerate};

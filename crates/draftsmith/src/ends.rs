@@ -51,7 +51,7 @@ impl EndArguments {
 pub(crate) struct StopText(pub(crate) StopStrings);
 
 impl TextEnd for StopText {
-    fn is_reached(&self, tokens: &[u32]) -> bool {
-        self.0.is_completed_by_last(tokens)
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.0.is_completed_by_last(last_first)
     }
 }

@@ -326,7 +326,12 @@ impl Served {
                 finish = FinishReason::Eos;
                 break;
             }
-            if self.text.text_end.as_deref().is_some_and(|end| end.is_reached(&ids)) {
+            if self
+                .text
+                .text_end
+                .as_deref()
+                .is_some_and(|end| end.is_reached(&mut ids.iter().rev().copied()))
+            {
                 finish = FinishReason::StopString;
                 break;
             }

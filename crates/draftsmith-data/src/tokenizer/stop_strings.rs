@@ -48,19 +48,20 @@ impl StopStrings {
         Ok(Self { strings, longest, tokens: tokens.collect::<Result<_, _>>()? })
     }
 
-    /// Whether the last of `ids` completes a string; those before it may have begun it.
+    /// Whether the last token of a text completes a string; those before it may have begun it. Its tokens
+    /// come from the last one back, and are read as far as a string may reach.
     #[must_use]
-    pub fn is_completed_by_last(&self, ids: &[u32]) -> bool {
-        let Some((last, before)) = ids.split_last() else { return false };
-        let last = self.bytes(*last);
+    pub fn is_completed_by_last(&self, last_first: impl IntoIterator<Item = u32>) -> bool {
+        let mut last_first = last_first.into_iter();
+        let Some(last) = last_first.next() else { return false };
+        let last = self.bytes(last);
         // What comes before, as far as an occurrence that ends in the last token may reach.
         let mut tail: Vec<&[u8]> = Vec::new();
         let mut len = 0;
-        for id in before.iter().rev() {
-            if len + 1 >= self.longest {
-                break;
-            }
-            let bytes = self.bytes(*id);
+        while len + 1 < self.longest
+            && let Some(id) = last_first.next()
+        {
+            let bytes = self.bytes(id);
             len += bytes.len();
             tail.push(bytes);
         }
@@ -178,6 +179,10 @@ mod tests {
     }
 
     /// What transformers' documentation of `StopStringCriteria` gives as examples.
+    fn completes(stop: &StopStrings, ids: &[u32]) -> bool {
+        stop.is_completed_by_last(ids.iter().rev().copied())
+    }
+
     #[test]
     fn transformers_own_examples_hold() {
         let texts: [&[u8]; 11] = [
@@ -186,11 +191,11 @@ mod tests {
         ];
         let stop = told(&["stop"], &[&texts[..], &[b"at", b"tion"]].concat());
         for ids in [&[0, 1][..], &[2], &[0, 3], &[4, 5], &[6, 7], &[8, 9, 10]] {
-            assert!(stop.is_completed_by_last(ids), "{ids:?}");
-            assert!(!stop.is_completed_by_last(&ids[..ids.len() - 1]), "{ids:?}");
+            assert!(completes(&stop, ids), "{ids:?}");
+            assert!(!completes(&stop, &ids[..ids.len() - 1]), "{ids:?}");
         }
         for ids in [&[2, 11][..], &[0, 1, 11], &[0, 3, 12], &[], &[99], &[2, 99]] {
-            assert!(!stop.is_completed_by_last(ids), "{ids:?}");
+            assert!(!completes(&stop, ids), "{ids:?}");
         }
     }
 
@@ -215,7 +220,7 @@ mod tests {
             "?",
         ] {
             let stop = stop(&[string]);
-            let first = (1..=ids.len()).find(|len| stop.is_completed_by_last(&ids[..*len]));
+            let first = (1..=ids.len()).find(|len| completes(&stop, &ids[..*len]));
             let has = |len: &usize| {
                 tokenizer.decode(&ids[..*len], false).expect("decodes").contains(string)
             };
@@ -223,9 +228,9 @@ mod tests {
         }
         // Of several the first one to come.
         let both = stop(&["Next", "42."]);
-        let first = (1..=ids.len()).find(|len| both.is_completed_by_last(&ids[..*len]));
+        let first = (1..=ids.len()).find(|len| completes(&both, &ids[..*len]));
         let alone = stop(&["42."]);
-        assert_eq!(first, (1..=ids.len()).find(|len| alone.is_completed_by_last(&ids[..*len])));
+        assert_eq!(first, (1..=ids.len()).find(|len| completes(&alone, &ids[..*len])));
     }
 
     #[test]

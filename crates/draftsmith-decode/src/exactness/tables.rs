@@ -458,8 +458,8 @@ impl StepDrafter<Advanced> for Advancing {
 pub(super) struct EndsWith(pub(super) &'static [u32]);
 
 impl TextEnd for EndsWith {
-    fn is_reached(&self, tokens: &[u32]) -> bool {
-        tokens.ends_with(self.0)
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.0.iter().rev().copied().eq(last_first.take(self.0.len()))
     }
 }
 

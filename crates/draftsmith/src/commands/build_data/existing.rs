@@ -41,7 +41,8 @@ pub(super) fn existing_response(
     let stop = text.text_end.as_deref();
     let ends = |len: usize| {
         let is_end = turn.tokens.is_some() && text.eos_token_ids.contains(&ids[len - 1]);
-        let is_stopped = || stop.is_some_and(|stop| stop.is_reached(&ids[..len]));
+        let is_stopped =
+            || stop.is_some_and(|stop| stop.is_reached(&mut ids[..len].iter().rev().copied()));
         match is_end {
             true => Some((len, FinishReason::Eos)),
             false => is_stopped().then_some((len, FinishReason::StopString)),
