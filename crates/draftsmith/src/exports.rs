@@ -73,8 +73,7 @@ impl Exports {
     /// The same with what the recipe's evaluation has besides: prompt lookup, and cascades.
     ///
     /// # Errors
-    /// If a table of bigrams or a small draft cannot be read, or a cascade names a drafter that is not
-    /// there.
+    /// If a table of bigrams or a small draft cannot be read, or a cascade asks for what there is not.
     pub(crate) fn with_others(
         self,
         evaluate: &EvaluateRecipe,
@@ -100,8 +99,33 @@ impl Exports {
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<()> {
-        let named = cascades::named(&evaluate.cascades, &evaluate.merged);
-        cascades::check_drafters(&named, &self.adapters, workspace)
+        let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
+        let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
+        let all = of_cascades.chain(of_merged);
+        let named = || all.clone().flat_map(|(key, ids)| ids.iter().map(move |id| (key, *id)));
+        if let Some((key, _)) = named().find(|(_, id)| *id == DrafterId::Draft)
+            && workspace.draft_dir().is_none()
+        {
+            bail!(
+                "key `{key}` has the drafter `draft`; hint: set `models.draft` to its checkpoint \
+                 directory"
+            );
+        }
+        let mut exits = named().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
+        if let Some((key, exit_layer)) =
+            exits.find(|(_, exit_layer)| self.adapter_behind(*exit_layer).is_none())
+        {
+            bail!(
+                "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter behind \
+                 layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
+            );
+        }
+        Ok(())
+    }
+
+    /// The adapter behind so many of the target's layers.
+    fn adapter_behind(&self, exit_layer: usize) -> Option<&AdapterExport> {
+        self.adapters.iter().find(|adapter| adapter.config.exit_layer == exit_layer)
     }
 
     /// The same with the small draft, if it is among these drafters.
@@ -169,11 +193,10 @@ impl Exports {
                     .draft_hash()?
                     .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
                 DrafterId::SmallDraft => workspace.small_draft_hash()?.map(str::to_owned),
-                DrafterId::SelfDraft { exit_layer } => {
-                    let mut adapters = self.adapters.iter();
-                    let own = adapters.find(|it| it.config.exit_layer == *exit_layer);
-                    own.map(|it| workspace.adapter_hash(&it.dir, &it.config)).transpose()?
-                }
+                DrafterId::SelfDraft { exit_layer } => self
+                    .adapter_behind(*exit_layer)
+                    .map(|it| workspace.adapter_hash(&it.dir, &it.config))
+                    .transpose()?,
                 DrafterId::MaxGram | DrafterId::Cascade { .. } | DrafterId::Merged { .. } => None,
             };
             all.extend(hash);
@@ -187,8 +210,7 @@ impl Exports {
         match drafter {
             DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
-                let mut adapters = self.adapters.iter();
-                let found = adapters.find(|adapter| adapter.config.exit_layer == exit_layer);
+                let found = self.adapter_behind(exit_layer);
                 found.map(|adapter| adapter.tuned_dir().to_path_buf())
             }
             // Nothing is tuned for the others.

@@ -110,7 +110,6 @@ pub(crate) struct TunedCascade {
     /// From the largest on.
     pub(crate) drafters: Vec<DrafterId>,
     /// What reviewers other than the target forgive; 1 is nothing.
-    #[serde(default = "forgives_nothing", skip_serializing_if = "is_one")]
     pub(crate) lenience: f64,
     pub(crate) decoding: DecodingName,
     /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
@@ -127,14 +126,6 @@ pub(crate) struct TunedCascade {
     /// What CS-Drafting's closed form would choose; null where it has chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed_form: Option<ClosedFormCascade>,
-}
-
-fn forgives_nothing() -> f64 {
-    1.0
-}
-
-fn is_one(lenience: &f64) -> bool {
-    *lenience == 1.0
 }
 
 /// What `tune` leaves of each drafter and decoding, of models of one dtype: a list in a file of its own.

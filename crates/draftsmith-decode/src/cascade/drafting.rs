@@ -157,7 +157,7 @@ impl<T: Target> Cascade<'_, T> {
             drafter: row,
             most: lengths.map_or(0, |lengths| lengths[row]),
             has_more: true,
-            is_over: lengths.is_none(),
+            is_over: false,
             drafted: Vec::new(),
             proposed: Vec::new(),
         });

@@ -23,10 +23,10 @@ pub(crate) struct Cascades {
 
 impl Cascades {
     /// Those that are asked for, if any are. `lookup` is the prompt lookup behind them, `head` the
-    /// draft's.
+    /// draft's. That their drafters are there is checked before.
     ///
     /// # Errors
-    /// If one names a drafter that is not there, or more first tokens than there are.
+    /// If one asks for more first tokens than there are, or for a head that is not there or of other models.
     pub(crate) fn read(
         (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
         lookup: impl FnOnce() -> Result<Lookup>,
@@ -34,12 +34,10 @@ impl Cascades {
         adapters: &[AdapterExport],
         workspace: &Workspace,
     ) -> Result<Option<Self>> {
-        let named = named(cascades, merged);
-        if named.is_empty() {
+        if cascades.is_empty() && merged.is_empty() {
             return Ok(None);
         }
         let lookup = lookup()?;
-        check_drafters(&named, adapters, workspace)?;
         let has_own = |id: &DrafterId| match id {
             DrafterId::Draft => head.is_some(),
             id => adapters.iter().any(|adapter| {
@@ -106,47 +104,6 @@ impl Cascades {
         let cascades = self.all.iter().enumerate().map(cascade);
         cascades.chain(self.merged.iter().enumerate().map(merged)).collect()
     }
-}
-
-/// The drafters that cascades and merged drafts name, each with the key that names it.
-pub(super) fn named(
-    cascades: &[CascadeRecipe],
-    merged: &[MergedRecipe],
-) -> Vec<(&'static str, DrafterId)> {
-    let of_cascades = cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
-    let of_merged = merged.iter().map(|it| ("evaluate.merged", &it.drafters));
-    let all = of_cascades.chain(of_merged);
-    all.flat_map(|(key, ids)| ids.iter().map(move |id| (key, *id))).collect()
-}
-
-/// Checks that there are such drafters.
-///
-/// # Errors
-/// If one is missing.
-pub(super) fn check_drafters(
-    named: &[(&str, DrafterId)],
-    adapters: &[AdapterExport],
-    workspace: &Workspace,
-) -> Result<()> {
-    let names = |wanted: DrafterId| named.iter().find(|(_, id)| *id == wanted);
-    if let Some((key, _)) = names(DrafterId::Draft)
-        && workspace.draft_dir().is_none()
-    {
-        bail!(
-            "key `{key}` has the drafter `draft`; hint: set `models.draft` to its checkpoint \
-             directory"
-        );
-    }
-    let mut exits = named.iter().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
-    if let Some((key, exit_layer)) =
-        exits.find(|(_, exit)| adapters.iter().all(|adapter| adapter.config.exit_layer != *exit))
-    {
-        bail!(
-            "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter behind \
-             layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
-        );
-    }
-    Ok(())
 }
 
 /// Whether a rule reads an acceptance head.
