@@ -1,11 +1,12 @@
-//! Causal language models: embedding, decoder layers that can be run in ranges, final norm and LM
+//! Causal language models: embedding, decoder layers that can run in ranges, final norm and LM
 //! head.
 //!
-//! The pieces are public on purpose: a self-draft runs the layers `0..exit_layer`, verification
-//! continues with `exit_layer..num_layers` on the same features. [`CausalLm::hidden_states`] runs
-//! whole sequences without a cache, for training and for features.
+//! A self-draft runs layers `0..exit_layer`, and verification continues with
+//! `exit_layer..num_layers` on the same features, so the pieces are public.
+//! [`CausalLm::hidden_states`] runs whole sequences without a cache, for training and for features.
 //!
-//! Which family a model is of is its config's to know: here are layers, wherever their weights are.
+//! The weights are in one of two places. A frozen model on the CPU is packed in host memory
+//! (`packed`); everything else is tensors on a device (`decoder`). Callers see no difference.
 
 mod packed_model;
 #[cfg(test)]
@@ -38,21 +39,21 @@ pub struct CausalLm {
     weights: Weights,
     #[module(skip)]
     config: ModelConfig,
-    /// Of the files.
+    /// The type of the files' weights.
     #[module(skip)]
     stored: WeightDtype,
-    /// The layers that are here, the first ones: all of them, unless fewer were asked for.
+    /// Number of leading layers that were loaded; all unless fewer were asked for.
     #[module(skip)]
     num_here: usize,
 }
 
-/// Where a model's weights are: in one of two places, never in both.
+/// Where the weights are; never in both places.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few models, each in one place")]
 enum Weights {
-    /// Tensors on a device: of what is trained, and of frozen models on other devices.
+    /// Tensors on a device, for training and for frozen models on other devices.
     Tensors(Decoder),
-    /// Host memory: of a frozen model on the CPU.
+    /// Packed in host memory, for a frozen model on the CPU.
     Packed(PackedModel),
 }
 
@@ -66,19 +67,19 @@ impl ModelConfig {
 }
 
 impl CausalLm {
-    /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
-    /// computed with in f32, however they are stored. On an autodiff device they can be trained
-    /// further. On the CPU they are frozen otherwise, and kept in the format of the files, from
-    /// which they are widened as they are used.
+    /// Loads a checkpoint directory: `config.json`, and `model.safetensors` or shards. The model
+    /// computes in f32 regardless of the stored type. On an autodiff device it can be trained. On
+    /// the CPU it is frozen; its weights keep the stored type in memory and are widened in
+    /// registers.
     ///
     /// # Errors
-    /// If a file is missing or broken, or a tensor missing, extra or misshapen.
+    /// If a file is missing or broken, or a tensor is missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
         Self::load(dir, WeightDtype::F32, None, None, device)
     }
 
-    /// [`CausalLm::from_model_dir`], computing in `dtype`. Weights in bf16 are tensors, on the CPU
-    /// too, where they are many times slower than packed ones.
+    /// [`CausalLm::from_model_dir`], computing in `dtype`. bf16 on the CPU uses tensors and is many
+    /// times slower than packed weights.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
@@ -104,11 +105,11 @@ impl CausalLm {
         Self::load(dir, WeightDtype::F32, Some(storage), None, device)
     }
 
-    /// [`CausalLm::from_model_dir_in`] of the first `num_layers` layers, or all if there are fewer, with
-    /// embedding, final norm and LM head: what a self-draft behind them reads. What the directory has
-    /// of deeper layers is not read, and need not be there.
+    /// [`CausalLm::from_model_dir_in`] with only the first `num_layers` layers, plus embedding,
+    /// final norm and LM head: all that a self-draft needs. Files of deeper layers are not read and
+    /// may be absent.
     ///
-    /// The shape stays the whole model's; to run a layer that is not here is a panic.
+    /// The shape stays that of the whole model. Running a layer that was not loaded panics.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
@@ -173,12 +174,12 @@ impl CausalLm {
         write_json(&dir.join("config.json"), &json)
     }
 
-    /// What the model is, without its weights.
+    /// The architecture, without weights.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The model's sizes.
+    /// The sizes.
     pub fn shape(&self) -> &ModelShape {
         &self.config.shape
     }
@@ -193,7 +194,7 @@ impl CausalLm {
         assert!(layers.end <= num_here, "of the model, the first {num_here} layers alone are here");
     }
 
-    /// The type that it computes in. Packed weights may be of another.
+    /// The type that the model computes in. Packed weights may be stored in another.
     pub fn dtype(&self) -> WeightDtype {
         match &self.weights {
             Weights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => WeightDtype::Bf16,
@@ -201,14 +202,14 @@ impl CausalLm {
         }
     }
 
-    /// The type to keep weights in that are used beside the model's: bf16 where its files have 16
-    /// bits a number.
+    /// The type for weights that are stored beside the model's: bf16 if its files have 16 bits per
+    /// number.
     pub fn stored_dtype(&self) -> WeightDtype {
         self.stored
     }
 
-    /// Whether weights are packed in host memory: then what it computes of a row does not depend on
-    /// the rows beside it, to the last bit.
+    /// Whether the weights are packed. If so, each row's result is independent of the other rows,
+    /// to the last bit.
     pub fn is_packed(&self) -> bool {
         matches!(self.weights, Weights::Packed(_))
     }
@@ -221,12 +222,11 @@ impl CausalLm {
         }
     }
 
-    /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
-    /// weights are drawn lazily, as [`ModelConfig::init`] does, each is drawn, cast and let go in
-    /// turn.
+    /// The model converted to compute in `dtype`; see `precision.rs`. Weights that are initialised
+    /// lazily, as by [`ModelConfig::init`], are drawn, cast and dropped one by one.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let decoder = match self.weights {
-            // Packed weights are computed with in f32.
+            // Packed weights already compute in f32.
             Weights::Packed(_) if dtype == WeightDtype::F32 => return self,
             Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
             Weights::Tensors(decoder) => decoder,
@@ -234,7 +234,7 @@ impl CausalLm {
         Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
-    /// The same with tensors in f32, to compare with.
+    /// The same model with tensors in f32, for comparison.
     #[cfg(test)]
     pub(crate) fn to_tensors(&self) -> Self {
         let Weights::Packed(packed) = &self.weights else { return self.clone() };
@@ -242,7 +242,7 @@ impl CausalLm {
         Self { weights: Weights::Tensors(decoder), ..self.clone() }
     }
 
-    /// One layer, and the final norm: what an adapter can begin with.
+    /// One layer and the final norm, for initialising adapters and draft models.
     pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
         match &self.weights {
             Weights::Tensors(decoder) => (decoder.layers()[number].clone(), decoder.norm().clone()),
@@ -253,13 +253,13 @@ impl CausalLm {
         }
     }
 
-    /// A model of tensors, to be used beside one whose files have `stored`.
+    /// A model of tensors. `stored` is the type of the files that it belongs to.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
         let num_here = config.shape.num_layers;
         Self { weights: Weights::Tensors(decoder), config, stored, num_here }
     }
 
-    /// The embeddings as a matrix in f32, without what they are multiplied with.
+    /// The embedding matrix in f32, without the family's embedding scale.
     ///
     /// # Shapes
     /// - output: `[vocab, hidden]`
@@ -298,7 +298,7 @@ impl CausalLm {
         }
     }
 
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub fn embedding_size(&self) -> f32 {
         match &self.weights {
             Weights::Tensors(decoder) => decoder.embedding_size(),
@@ -306,9 +306,8 @@ impl CausalLm {
         }
     }
 
-    /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
-    /// host memory where the model has packed weights. There a token's results do not depend on
-    /// the tokens beside it.
+    /// Looks up embeddings for tokens of slot 0. The rows are in host memory if the weights are
+    /// packed, otherwise on the device.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
         if let Weights::Packed(packed) = &self.weights {
             return packed.embed(ids).into();
@@ -321,8 +320,8 @@ impl CausalLm {
         Slots::One(0).rows(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
     }
 
-    /// [`CausalLm::embed_ids`] of tokens of several sequences, for one forward: each run is a slot
-    /// and its sequence's next tokens.
+    /// [`CausalLm::embed_ids`] for tokens of several sequences in one forward. Each run is a slot
+    /// and the next tokens of its sequence.
     pub fn embed_runs(&self, runs: &[(usize, &[u32])]) -> Rows {
         let ids: Vec<u32> = runs.iter().flat_map(|(_, ids)| *ids).copied().collect();
         let slots: Slots =
@@ -330,12 +329,12 @@ impl CausalLm {
         slots.rows(self.embed_ids(&ids).place)
     }
 
-    /// Runs a range of layers on new tokens, which follow those that each layer's cache holds of
-    /// their sequences. A row depends on its own sequence alone.
+    /// Runs a range of layers on new tokens, which follow the cached tokens of their sequences.
+    /// Each row depends only on its own sequence.
     ///
     /// # Panics
-    /// If the layers of the range hold different numbers of a sequence's tokens, its slot is full,
-    /// or its rows come in several runs.
+    /// If the layers of the range hold different numbers of a sequence's tokens, a slot is full, or
+    /// a sequence's rows come in several runs.
     pub fn forward_layers(&self, layers: Range<usize>, hidden: Rows, cache: &mut KvCache) -> Rows {
         if layers.is_empty() {
             return hidden;
@@ -358,9 +357,9 @@ impl CausalLm {
         }
     }
 
-    /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
-    /// values alone: of the last layer nothing else is computed. `hidden` is the stream after
-    /// `first` layers; embeddings where that is 0.
+    /// Reads new tokens into the caches of all layers from `first` on, for their keys and values
+    /// only; the rest of the last layer is not computed. `hidden` is the stream after `first`
+    /// layers, that is, the embeddings if `first` is 0.
     ///
     /// # Panics
     /// As [`CausalLm::forward_layers`].
@@ -377,7 +376,7 @@ impl CausalLm {
         }
     }
 
-    /// [`CausalLm::final_norm`] of rows.
+    /// [`CausalLm::final_norm`] for rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
         match &self.weights {
@@ -389,7 +388,7 @@ impl CausalLm {
         }
     }
 
-    /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
+    /// [`CausalLm::lm_head`] for normed rows; one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
         match (&self.weights, &normed.place) {
             (Weights::Packed(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
@@ -403,8 +402,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies the final norm. Its output is what heads and Hugging Face's
-    /// `hidden_states[-1]` mean by the final hidden state.
+    /// Applies the final norm. The output is what heads read, and what Hugging Face calls
+    /// `hidden_states[-1]`.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.weights {
             Weights::Tensors(decoder) => decoder.norm().forward(hidden),
@@ -412,8 +411,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies the LM head to normed hidden states. The logits are f32, whatever the model computes
-    /// in: what becomes of them, the soft cap first of all, is not rounded once more.
+    /// Applies the LM head to normed hidden states. Logits are always f32, so the soft cap and
+    /// later steps do not round again.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`
@@ -426,7 +425,7 @@ impl CausalLm {
         logits.reshape([batch, seq, self.shape().vocab_size])
     }
 
-    /// The LM head in host memory, where the model is.
+    /// The LM head, if it is packed.
     pub(crate) fn packed_lm_head(&self) -> Option<&PackedWeights> {
         match &self.weights {
             Weights::Packed(packed) => Some(packed.lm_head()),
@@ -434,8 +433,9 @@ impl CausalLm {
         }
     }
 
-    /// The LM head as a matrix, for losses that take it in chunks; it has no bias. Logits may have
-    /// a soft cap behind it: [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
+    /// The LM head as a matrix, for losses that compute it in chunks. It has no bias. The caller
+    /// applies the soft cap, if any:
+    /// [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`
@@ -463,23 +463,22 @@ impl CausalLm {
         states
     }
 
-    /// The hidden states after each number of layers in `exit_layers`, and the final ones (after
-    /// the final norm), over whole sequences in one pass, without a cache. No other layer's states
-    /// are kept.
+    /// The hidden states after each number of layers in `exit_layers`, and the final hidden states
+    /// after the final norm, over whole sequences in one pass without a cache.
     ///
-    /// `wanted` names, for each sequence, the positions whose final states somebody reads. What
-    /// lies behind them is padding, and what lies before them is only ever looked at: where that
-    /// saves time, neither is computed to its end. So the exits' states hold before the end of
-    /// `wanted`, the final ones within it; elsewhere they are finite and mean nothing.
+    /// `wanted` gives, for each sequence, the positions whose final states are needed. Later
+    /// positions are padding, and earlier ones are only attended to; neither is computed further
+    /// than necessary. Exit states are valid before the end of `wanted`, final states within it;
+    /// the others are finite and meaningless.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
-    /// - wanted: `batch` of them, within `seq`
-    /// - output: `[batch, seq, hidden]` for each of `exit_layers`, in their order, and once more
+    /// - wanted: one range per sequence, within `seq`
+    /// - output: `[batch, seq, hidden]` for each of `exit_layers` in order, and the final states
     ///
     /// # Panics
-    /// If there is no exit, there are fewer layers than one of `exit_layers`, or not one of `wanted` a
-    /// sequence.
+    /// If `exit_layers` is empty or has a layer that does not exist, or `wanted` does not have one
+    /// range per sequence.
     pub fn hidden_states_at(
         &self,
         ids: Tensor<2, Int>,
@@ -491,11 +490,10 @@ impl CausalLm {
         (exits, last)
     }
 
-    /// Those of [`CausalLm::hidden_states_at`] after each number of layers in `exit_layers`; no layer
-    /// behind the last of them is run.
+    /// The exit states of [`CausalLm::hidden_states_at`]. No layer after the deepest exit runs.
     ///
     /// # Panics
-    /// As there.
+    /// As for [`CausalLm::hidden_states_at`].
     pub fn exit_states_at(
         &self,
         ids: Tensor<2, Int>,
@@ -516,11 +514,11 @@ impl CausalLm {
         exits
     }
 
-    /// The final ones of [`CausalLm::hidden_states_at`], from those that
-    /// [`CausalLm::exit_states_at`] gave. Of a sequence of which nothing is wanted, nothing is computed.
+    /// The final states of [`CausalLm::hidden_states_at`], given the exit states. A sequence with
+    /// an empty range in `wanted` costs nothing.
     ///
     /// # Panics
-    /// If there is no exit.
+    /// If `exit_layers` is empty.
     pub fn final_states_from(
         &self,
         exit_layers: &[usize],
@@ -533,8 +531,8 @@ impl CausalLm {
         self.final_norm(last)
     }
 
-    /// The final hidden states (after the final norm) over whole sequences, without a cache.
-    /// Causal, so padding on the right changes nothing to its left.
+    /// The final hidden states (after the final norm) over whole sequences, without a cache. The
+    /// model is causal, so padding on the right does not change earlier positions.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
@@ -546,21 +544,21 @@ impl CausalLm {
         self.final_norm(hidden)
     }
 
-    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache;
-    /// no other layer is run.
+    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache.
+    /// No later layer runs.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
-    /// If there are fewer layers.
+    /// If the model has fewer layers.
     pub fn exit_states(&self, ids: Tensor<2, Int>, exit_layer: usize) -> Tensor<3> {
         let [batch, seq] = ids.dims();
         self.run_layers(0..exit_layer, self.embed(ids), &vec![0..seq; batch])
     }
 
-    /// Runs layers over whole sequences, without a cache. `wanted`: see
+    /// Runs layers over whole sequences, without a cache. For `wanted`, see
     /// [`CausalLm::hidden_states_at`].
     fn run_layers(
         &self,

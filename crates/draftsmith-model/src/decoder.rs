@@ -1,9 +1,9 @@
-//! A decoder's weights as tensors, on any device: what is trained, and what runs where host memory
-//! does not serve.
+//! A decoder's weights as tensors on any device: for training, and for frozen models that are not
+//! packed.
 //!
-//! Built, read and written after its config's spec. Weights are contiguous `[in, out]` matrices and
-//! inputs are flattened to two dimensions before each product: other layouts decode several times
-//! slower on CPU.
+//! Decoders are built, read and written according to their spec. Weights are contiguous `[in, out]`
+//! matrices, and inputs are flattened to two dimensions before each product; other layouts are
+//! several times slower on the CPU.
 
 pub(crate) mod attention;
 pub(crate) mod layer;
@@ -40,8 +40,8 @@ pub(crate) struct Decoder {
     embedding: Param<Tensor<2>>,
     layers: Vec<DecoderLayer>,
     norm: Norm,
-    /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A model that
-    /// was read has its own contiguous copy, tied or not.
+    /// To `[vocab]`. `None` while a tied model is trained, because the embedding is both. Frozen
+    /// models have a contiguous copy, tied or not.
     lm_head: Option<Linear>,
     #[module(skip)]
     embedding_scale: Option<f32>,
@@ -50,7 +50,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder of such parts, frozen: a tied one has a contiguous copy of its LM head.
+    /// A frozen decoder from its parts. If it is tied, `lm_head` is a contiguous copy.
     pub(crate) fn new(
         config: &ModelConfig,
         embedding: Tensor<2>,
@@ -70,8 +70,8 @@ impl Decoder {
         }
     }
 
-    /// Random weights: normal, standard deviation 0.02, as transformers has it; the projections into
-    /// the residual stream scaled by 1/√(2·layers), as GPT-2 has it.
+    /// Random weights: normal with standard deviation 0.02, as in transformers; projections into
+    /// the residual stream are scaled by 1/√(2·layers), as in GPT-2.
     pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
         let ModelConfig { shape, spec, .. } = config;
         let normal = |std: f64| Initializer::Normal { mean: 0.0, std };
@@ -102,8 +102,8 @@ impl Decoder {
         }
     }
 
-    /// Reads a checkpoint's tensors, one after the other, each of which reaches the device in
-    /// `dtype`: neither there nor in host memory is there ever a model in f32 that is not to be one.
+    /// Reads a checkpoint tensor by tensor. Each reaches the device in `dtype`, so a bf16 model
+    /// never exists in f32 as a whole, neither there nor in host memory.
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
@@ -119,7 +119,7 @@ impl Decoder {
         let mut source = Stored { reader, device, dtype };
         let table = format!("{}.weight", spec.names.embedding);
         let table = source.reader.take(&table, &[vocab, hidden])?;
-        // A tied model on an autodiff device is there to be trained: the embedding stays both.
+        // A tied model on an autodiff device will be trained: the embedding stays both.
         let copies_head = spec.tie_word_embeddings && !device.is_autodiff();
         let tied = copies_head.then(|| {
             linear(transposed(&table, vocab, hidden), [hidden, vocab], None, device, dtype)
@@ -140,7 +140,7 @@ impl Decoder {
         Ok(Self { embedding, layers, norm, lm_head, embedding_scale, reaches })
     }
 
-    /// The tensors as a checkpoint keeps them.
+    /// The tensors in a checkpoint's layout.
     pub(crate) fn named(&self, config: &ModelConfig) -> Vec<NamedTensor> {
         let ModelConfig { shape, spec, .. } = config;
         let embedding = format!("{}.weight", spec.names.embedding);
@@ -155,23 +155,22 @@ impl Decoder {
         tensors
     }
 
-    /// The device that holds the weights.
     pub(crate) fn device(&self) -> Device {
         self.embedding.val().device()
     }
 
-    /// The type that it computes in.
+    /// The type that the decoder computes in.
     pub(crate) fn dtype(&self) -> FloatDType {
         self.embedding.val().dtype().into()
     }
 
-    /// The same, computing in `dtype`.
+    /// The same decoder, converted to `dtype`.
     pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
         let dtype = dtype.float_dtype();
         if self.dtype() == dtype { self } else { cast_parameters(self, dtype) }
     }
 
-    /// `[vocab, hidden]`
+    /// The embedding matrix, `[vocab, hidden]`.
     pub(crate) fn embedding(&self) -> Tensor<2> {
         self.embedding.val()
     }
@@ -184,7 +183,7 @@ impl Decoder {
         &self.norm
     }
 
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub(crate) fn embedding_size(&self) -> f32 {
         let table = self.embedding.val().cast(FloatDType::F32);
         let size = table.square().mean().sqrt().into_scalar::<f32>();
@@ -208,7 +207,7 @@ impl Decoder {
         }
     }
 
-    /// Runs layers on new tokens, which follow those that the cache holds of their sequences.
+    /// Runs layers on new tokens, which follow the cached tokens of their sequences.
     pub(crate) fn forward_layers(
         &self,
         layers: Range<usize>,
@@ -223,7 +222,7 @@ impl Decoder {
         hidden.map(|hidden| layers.fold(hidden, run))
     }
 
-    /// Reads new tokens into the cache of the last layer alone.
+    /// Reads new tokens into the cache of the last layer, for their keys and values only.
     pub(crate) fn fill_last(
         &self,
         hidden: DeviceRows,

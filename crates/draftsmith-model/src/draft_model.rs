@@ -1,8 +1,9 @@
-//! A self-draft adapter as an ordinary model, for runtimes that know draft models and no adapters.
+//! A self-draft adapter as an ordinary model, for runtimes that support draft models but no
+//! adapters.
 //!
-//! The target's first layers, the adapter's behind them, the adapter's norm and an LM head are a
-//! model of the target's family, whose logits are those of the adapter. What the target shares with
-//! it in one process, it has once more here: its first layers run again in verification.
+//! The target's first layers, the adapter's layers, the adapter's norm and an LM head form a model
+//! of the target's family with the adapter's logits. It holds a copy of what the adapter shares
+//! with the target, and verification computes the first layers again.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -14,10 +15,10 @@ use crate::error::ModelError;
 use crate::spec::WindowSpec;
 
 impl AdapterConfig {
-    /// What its draft model is: the target's first `exit_layer` layers and the adapter's.
+    /// The draft model's architecture: the target's first `exit_layer` layers, then the adapter's.
     ///
     /// # Errors
-    /// If no layer of the target's family computes what the adapter does.
+    /// If no layer of the target's family computes the adapter.
     pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
         if self.architecture == AdapterArchitecture::MlpOnly {
             return Err(ModelError::NoDraftModel {
@@ -38,22 +39,22 @@ impl AdapterConfig {
         Ok(model)
     }
 
-    /// Whether its draft model has another LM head than the target.
+    /// Whether the draft model's LM head differs from the target's.
     fn has_other_head(&self) -> bool {
         self.architecture.has_head() || self.draft_vocabulary.is_some()
     }
 }
 
 impl Adapter {
-    /// Its draft model, as tensors in f32. A part that the adapter's layers leave out is there with
-    /// weights of zero, which adds nothing. Tokens that it may not draft have rows of zeros in the LM
-    /// head, and so logits of 0: an ordinary model has no lower ones for them.
+    /// The draft model, as tensors in f32. Parts that the adapter lacks get weights of zero. Tokens
+    /// outside the draft vocabulary get LM head rows of zeros and hence logits of 0, because an
+    /// ordinary model cannot give them −∞.
     ///
     /// # Errors
-    /// If no layer of the target's family computes what the adapter does.
+    /// If no layer of the target's family computes the adapter.
     ///
     /// # Panics
-    /// If `target` is not the one that it was trained for, by its shape.
+    /// If `target` has another shape than the adapter's.
     pub fn draft_model(
         &self,
         config: &AdapterConfig,
@@ -109,7 +110,7 @@ mod tests {
         }
     }
 
-    /// Logits of the adapter behind the target's layers, and of its draft model from its files.
+    /// Logits of the adapter after the target's layers, and of the draft model read from files.
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());

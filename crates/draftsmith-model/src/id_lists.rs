@@ -1,11 +1,11 @@
-//! Lists of token ids in a safetensors file of their own, as 64-bit integers.
+//! Lists of token ids in a safetensors file, as 64-bit integers.
 
 use std::path::Path;
 
 use crate::error::ModelError;
 use crate::weights::{NamedIds, WeightDtype, WeightReader, write_with_ids};
 
-/// Writes lists of ids by name, and what is said of them, whole or not at all.
+/// Writes named lists of ids and metadata, atomically.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -18,11 +18,11 @@ pub fn write_id_lists(
     write_with_ids(path, &[], &lists, WeightDtype::F32, metadata).map(drop)
 }
 
-/// Reads the lists of these names, of ids below `vocab_size`.
+/// Reads the lists with these names, of ids below `vocab_size`.
 ///
 /// # Errors
-/// If the file is missing or broken, lacks one of them, has something else too, or lists an id that
-/// is none.
+/// If the file is missing or broken, lacks a list, contains anything else, or an id is out of
+/// range.
 pub fn read_id_lists<const N: usize>(
     path: &Path,
     names: [&str; N],

@@ -1,8 +1,8 @@
 //! Decoder language models, their KV cache, acceptance heads, self-draft adapters, and their
 //! weight files.
 //!
-//! The base of everything that computes with tensors. It knows nothing of datasets, prompts or
-//! decoding loops, and picks no device: callers hand one in.
+//! The lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops, and
+//! chooses no device: callers pass one.
 
 mod acceptance_head;
 mod adapter;

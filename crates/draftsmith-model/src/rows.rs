@@ -1,14 +1,13 @@
-//! Rows of numbers, one a token: hidden states on their way through a model, and logits at its end.
-//! Rows of several sequences may go through a forward together, and know whose they are: in which
-//! slot of a cache their sequence is. They are its next tokens, behind those that the cache holds.
+//! Rows of numbers, one per token: hidden states inside a model, and logits at its end. Rows of
+//! several sequences can share a forward; each run of rows knows the cache slot of its sequence,
+//! and continues the tokens cached there.
 //!
-//! On a device there may be more rows than tokens, so that their number is one of few
-//! ([`DeviceRows`]).
+//! On a device, rows are padded to a few different numbers ([`DeviceRows`]).
 //!
-//! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
-//! a model with packed weights are in host memory, all others on the model's device. What computes
-//! with rows leaves them where they are, and callers need not know. On a device they are in the type
-//! that its model computes in, logits apart, which are f32 as all rows are that come to host memory.
+//! [`CausalLm::embed_ids`] decides where rows live: in host memory if the model's weights are
+//! packed, otherwise on the model's device. Code that computes with rows leaves them there, and
+//! callers need not know. On a device, rows have the model's type, except logits, which are f32.
+//! Rows in host memory are always f32.
 //!
 //! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
 
@@ -20,27 +19,27 @@ use crate::buckets::padded_rows;
 use crate::error::ModelError;
 use crate::vectors;
 
-/// Rows of numbers, of consecutive tokens of one sequence or of each of several.
+/// Rows of consecutive tokens of one or several sequences.
 #[derive(Debug, Clone)]
 pub struct Rows {
     pub(crate) place: Place,
     slots: Slots,
 }
 
-/// Consecutive rows that are one sequence's next tokens, in their order.
+/// Consecutive rows that are the next tokens of one sequence, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The sequence's slot in a cache.
+    /// The sequence's slot in the cache.
     pub slot: usize,
-    /// The number of rows, which is that of tokens.
+    /// Number of rows, which is the number of tokens.
     pub num_rows: usize,
 }
 
-/// Whose rows they are.
+/// The sequences that rows belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Slots {
     One(usize),
-    /// Two runs or more; neighbours are of different slots.
+    /// Two or more runs; neighbours have different slots.
     Several(Vec<Run>),
 }
 
@@ -68,8 +67,8 @@ pub(crate) enum Place {
     Device(DeviceRows),
 }
 
-/// Rows on a device, and behind them some that nobody reads, so that shapes are few (see
-/// [`padded_rows`]): finite numbers, whatever they are.
+/// Rows on a device, followed by padding (see [`padded_rows`]). Padding holds arbitrary finite
+/// numbers that nobody reads.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceRows {
     /// `[1, rows and padding, width]`
@@ -78,20 +77,20 @@ pub(crate) struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// The number of rows that nobody reads.
+    /// Number of rows of padding.
     pub(crate) fn num_padding(&self) -> usize {
         self.tensor.dims()[1] - self.num_rows
     }
 
-    /// The same rows of other numbers, padding too.
+    /// The same rows with other numbers, padding included.
     ///
     /// # Shapes
-    /// - of_all, what it takes and gives: `[1, rows and padding, width]`
+    /// - of_all: from and to `[1, rows and padding, width]`
     pub(crate) fn map(self, of_all: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Self {
         Self { tensor: Box::new(of_all(*self.tensor)), num_rows: self.num_rows }
     }
 
-    /// Some of the rows, with padding of their own.
+    /// A selection of rows, padded again.
     fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
         let mut rows: Vec<i32> = rows.map(|row| row as i32).collect();
         let num_rows = rows.len();
@@ -110,7 +109,7 @@ impl DeviceRows {
 }
 
 impl Place {
-    /// The rows in host memory, brought there if they are on a device.
+    /// The rows in host memory; copies them from a device if necessary.
     pub(crate) fn into_host(self) -> HostRows {
         match self {
             Self::Host(rows) => rows,
@@ -122,7 +121,7 @@ impl Place {
         }
     }
 
-    /// The rows on a device, brought to `device` if they are in host memory.
+    /// The rows on a device; copies them to `device` if they are in host memory.
     pub(crate) fn into_device(self, device: &Device) -> DeviceRows {
         match self {
             Self::Host(HostRows { mut values, width }) => {
@@ -137,7 +136,7 @@ impl Place {
     }
 }
 
-/// Rows in host memory, one after the other.
+/// Rows in host memory, contiguous.
 #[derive(Debug, Clone)]
 pub(crate) struct HostRows {
     pub(crate) values: Vec<f32>,
@@ -171,7 +170,7 @@ impl From<HostRows> for Rows {
     }
 }
 
-/// `[1, rows, width]`, left on its device: rows of slot 0.
+/// From `[1, rows, width]`, on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
         Slots::One(0).rows(DeviceRows::from(tensor))
@@ -179,7 +178,7 @@ impl From<Tensor<3>> for Rows {
 }
 
 impl Slots {
-    /// The runs of so many rows in all.
+    /// The runs, given the number of rows in all.
     pub(crate) fn runs(&self, num_rows: usize) -> impl Iterator<Item = Run> {
         let (only, several) = match self {
             Self::One(slot) => (Some(Run { slot: *slot, num_rows }), &[][..]),
@@ -188,7 +187,6 @@ impl Slots {
         only.into_iter().chain(several.iter().copied())
     }
 
-    /// Rows of these slots.
     pub(crate) fn rows(self, place: impl Into<Place>) -> Rows {
         Rows { place: place.into(), slots: self }
     }
@@ -203,31 +201,30 @@ impl Rows {
         }
     }
 
-    /// Whose the rows are, in order.
+    /// The runs of the rows, in order.
     pub fn runs(&self) -> impl Iterator<Item = Run> {
         self.slots.runs(self.num_rows())
     }
 
-    /// The same rows, as those of the sequence in `slot`.
+    /// The same rows, assigned to the sequence in `slot`.
     #[must_use]
     pub fn in_slot(self, slot: usize) -> Self {
         Slots::One(slot).rows(self.place)
     }
 
-    /// Where the rows are, and whose.
     pub(crate) fn into_parts(self) -> (Place, Slots) {
         (self.place, self.slots)
     }
 
-    /// Other numbers of the same rows.
+    /// The same runs with other numbers.
     pub(crate) fn with_place(&self, place: impl Into<Place>) -> Self {
         self.slots.clone().rows(place)
     }
 
-    /// Some of the rows.
+    /// A range of the rows.
     ///
     /// # Panics
-    /// If the range reaches beyond the last row.
+    /// If the range ends after the last row.
     pub fn slice(&self, range: Range<usize>) -> Self {
         if range == (0..self.num_rows()) {
             return self.clone();
@@ -242,7 +239,7 @@ impl Rows {
         }
     }
 
-    /// Whose some of the rows are.
+    /// The sequences of a range of the rows.
     fn slots_of(&self, range: &Range<usize>) -> Slots {
         if let Slots::One(_) = self.slots {
             return self.slots.clone();
@@ -266,8 +263,8 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
-    /// The last rows of each run, so many as `nums` says of one after the other, or all where it has
-    /// fewer.
+    /// The last rows of each run. `nums` gives the number for each run; a shorter run is kept
+    /// whole.
     pub fn last_of_each(self, nums: impl Iterator<Item = usize> + Clone) -> Self {
         if let Slots::One(_) = self.slots {
             let num = nums.into_iter().next().unwrap_or(0).min(self.num_rows());
@@ -284,7 +281,7 @@ impl Rows {
         Self::cat(parts)
     }
 
-    /// Rows laid end to end; in host memory if any of them are.
+    /// Concatenates rows, in host memory if any part is there.
     ///
     /// # Panics
     /// If there are none, or their widths differ.
@@ -323,8 +320,7 @@ impl Rows {
         slots.rows(all)
     }
 
-    /// The values of rows, each laid end to end: brought from their device in one read, and one
-    /// sync, whatever the number of parts; none where they are in host memory.
+    /// The values of each part, contiguous. All parts on a device come in one read with one sync.
     ///
     /// # Errors
     /// If the device fails.
@@ -353,7 +349,7 @@ impl Rows {
         }))
     }
 
-    /// The rows as a tensor, brought to `device` if they are in host memory.
+    /// The rows as a tensor; copies them to `device` if they are in host memory.
     ///
     /// # Shapes
     /// - output: `[1, rows, width]`
@@ -372,7 +368,7 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    /// Rows of two numbers, by which each is known.
+    /// Rows of two numbers that identify the row.
     fn example(range: Range<usize>, on_host: bool) -> Rows {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();

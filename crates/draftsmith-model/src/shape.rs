@@ -1,6 +1,6 @@
 //! The sizes of a model that every caller may ask for, whatever its architecture.
 
-/// The sizes of a causal language model, and the tokens it begins and ends with.
+/// A causal language model's sizes and special tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelShape {
     /// Number of token embeddings.
@@ -17,7 +17,7 @@ pub struct ModelShape {
     pub head_dim: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
-    /// The token that begins a sequence, if the model has one.
+    /// The beginning-of-sequence token, if the model has one.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a response; may be empty.
     pub eos_token_ids: Vec<u32>,

@@ -1,10 +1,8 @@
-//! Weight files: reading safetensors and PyTorch's, one file or a sharded index, tensor by tensor;
-//! writing safetensors, whole or not at all.
+//! Weight files: reads safetensors and PyTorch files, single or sharded, tensor by tensor; writes
+//! safetensors atomically.
 //!
-//! `weights/files.rs` finds the files, `weights/header.rs` and `weights/torch.rs` find the tensors in
-//! them, `weights/read.rs` reads and hashes, `weights/write.rs` writes, `weights/checksum.rs` holds
-//! exports to what was written. Which tensors a model has, and under which names, is each model's
-//! business.
+//! `files` finds the files, `header` and `torch` find the tensors in them, `read` reads and hashes,
+//! `write` writes, and `checksum` verifies exports. Models decide which tensors they have.
 
 mod checksum;
 mod files;

@@ -1,5 +1,4 @@
-//! A frozen model on the CPU, from ids to logits: its weights packed in host memory, and nowhere
-//! else.
+//! A frozen model on the CPU, from ids to logits, with its weights packed in host memory.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +19,7 @@ use crate::rows::{HostRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
 
-/// A packed model; a copy shares its weights.
+/// A packed model. Clones share the weights.
 #[derive(Module, Debug)]
 pub(super) struct PackedModel {
     #[module(skip)]
@@ -29,17 +28,17 @@ pub(super) struct PackedModel {
 
 #[derive(Debug)]
 struct Weights {
-    /// Its outputs are tokens; `None` where the LM head has the same weights, which it then gives.
+    /// The outputs are tokens. `None` if the LM head is tied and serves as the embedding too.
     embedding: Option<PackedWeights>,
     layers: Vec<PackedLayer>,
     norm: PackedNorm,
     lm_head: PackedWeights,
-    /// What embeddings are multiplied with, where they are.
+    /// Factor of the embeddings, if any.
     embedding_scale: Option<f32>,
     logit_soft_cap: Option<f32>,
     reaches: Vec<Reach>,
-    /// The LM head as a tensor once more, from when a training first asks for it: its losses take
-    /// products with the matrix's transpose too, which packed weights are not made for.
+    /// The LM head as a tensor, made when training first asks for it. Losses also need products
+    /// with the transpose, which packed weights do not support.
     lm_head_tensor: OnceLock<Tensor<2>>,
 }
 
@@ -76,7 +75,7 @@ impl PackedModel {
         Ok(Self { weights: Arc::new(weights) })
     }
 
-    /// The same as tensors in f32: to be written, or computed with in another type.
+    /// The same weights as tensors in f32, for writing or computing in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
         let layers =
@@ -85,7 +84,7 @@ impl PackedModel {
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }
 
-    /// The embeddings as a tensor, `[vocab, hidden]`.
+    /// The embedding matrix, `[vocab, hidden]`.
     pub(super) fn embedding_table(&self, device: &Device) -> Tensor<2> {
         let table = self.embedding();
         unpacked_linear(table, 0..table.num_outputs(), device).weight.val().transpose()
@@ -118,7 +117,6 @@ impl PackedModel {
         self.weights.lm_head_tensor.get_or_init(unpack).clone()
     }
 
-    /// The LM head.
     pub(super) fn lm_head(&self) -> &PackedWeights {
         &self.weights.lm_head
     }
@@ -139,7 +137,7 @@ impl PackedModel {
         HostRows { values, width }
     }
 
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub(super) fn embedding_size(&self) -> f32 {
         let (embedding, mut row, mut sum) = (self.embedding(), Vec::new(), 0.0);
         for id in 0..embedding.num_outputs() {
@@ -151,7 +149,7 @@ impl PackedModel {
         size * self.weights.embedding_scale.unwrap_or(1.0)
     }
 
-    /// Runs layers on rows, which are those of the slots in `runs`.
+    /// Runs layers on rows that belong to the slots in `runs`.
     pub(super) fn forward_layers(
         &self,
         layers: Range<usize>,
@@ -164,7 +162,7 @@ impl PackedModel {
         packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
     }
 
-    /// Reads rows into the cache of the last layer alone, for their keys and values.
+    /// Reads rows into the cache of the last layer, for their keys and values only.
     pub(super) fn fill_last(
         &self,
         hidden: &HostRows,
@@ -192,9 +190,9 @@ impl PackedModel {
         HostRows { values, width: lm_head.num_outputs() }
     }
 
-    /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
-    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at). `are_last`: whether no layer of
-    /// the model is behind them, here or elsewhere.
+    /// Runs layers in place over whole sequences of one length, without a cache. For `wanted`, see
+    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at). `are_last` says whether
+    /// the range ends with the model's last layer.
     pub(super) fn run_sequences(
         &self,
         layers: Range<usize>,

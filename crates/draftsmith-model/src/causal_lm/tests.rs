@@ -1,5 +1,5 @@
-//! What a model must hold to: transformers' numbers, and that it does not matter how a sequence is
-//! cut into forwards, layer ranges or truncated detours.
+//! A model must match transformers, and the way a sequence is divided into forwards, layer ranges
+//! and rolled-back detours must not matter.
 
 mod trees;
 
@@ -10,14 +10,14 @@ use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor, load};
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
 
-/// transformers sums in another order: f32 rounding through three layers stays well below this.
+/// transformers sums in another order; f32 rounding through three layers stays well below this.
 const RELATIVE_TOLERANCE: f32 = 1e-4;
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().expect("f32")
 }
 
-/// Asserts that the largest difference is within the tolerance of the largest value.
+/// Asserts that the largest difference is within the tolerance, relative to the largest value.
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let scale = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
@@ -25,13 +25,13 @@ fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert!(off <= RELATIVE_TOLERANCE * scale, "{what}: off by {off} of {scale}");
 }
 
-/// Logits of the stream behind the last layer.
+/// Logits of the stream after the last layer.
 fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
     let [logits] = Rows::to_host([model.logits(&model.normed(hidden))]).expect("brought");
     logits
 }
 
-/// Logits of all positions, reading the ids in the given pieces through a cache.
+/// Logits of all positions, with the ids read in the given pieces through a cache.
 fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     let num_layers = model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
@@ -85,7 +85,7 @@ fn agrees_with_transformers(name: &str, model: &CausalLm) {
             let exit = if layer == num_layers { model.final_norm(exit) } else { exit };
             assert_close(&values(exit), &expected.hidden_states[layer], &what);
         }
-        // Several at once are each alone, in the order asked for.
+        // Several exits at once give the same as each separately, in the order asked for.
         let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], wanted);
         for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
             let (mut alone, alone_last) =
@@ -96,7 +96,7 @@ fn agrees_with_transformers(name: &str, model: &CausalLm) {
     }
 }
 
-/// The place of the largest number.
+/// The index of the largest number.
 fn top(row: &[f32]) -> u32 {
     let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     best.expect("a row of logits").0 as u32
@@ -137,7 +137,7 @@ fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either
                 let hidden = model.forward_layers(layers.clone(), model.embed_ids(ids), cache);
                 logits_of(model, hidden)
             };
-            // Of each round's candidates some stand, and the others are read and forgotten.
+            // Each round keeps some of its candidates and rolls the others back.
             let mut len = 0;
             for (num_rows, num_wrong) in
                 [(1, 0), (10, 9), (3, 11), (6, 2), (1, 20), (12, 8), (9, 15)]
@@ -209,7 +209,7 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 
 #[test]
 fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
-    // Two threads share rows on a pool alone.
+    // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -264,7 +264,7 @@ fn what_is_truncated_was_never_read() {
     assert_close(&found, &expected.logits[10 * vocab..], "after a truncated detour");
 }
 
-/// Three sequences of different lengths, and how each is cut into forwards.
+/// Three sequences of different lengths, each divided into forwards.
 fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
     let (a, b, c) = (&ids[..20], &ids[5..24], &ids[1..24]);
     [
@@ -276,7 +276,7 @@ fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
 
 #[test]
 fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
-    // Two threads share rows on a pool alone.
+    // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -288,7 +288,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
                 let num_layers = model.shape().num_layers;
                 let mut cache = model.new_cache(64, 4);
                 let mut found = [const { Vec::new() }; 3];
-                // The slots' order is no matter, nor is that one is left out.
+                // The order of the slots does not matter, nor that one is unused.
                 let turn = |turn: usize| [2, 0, 1].map(|nth| (nth + 1, sequences[nth][turn]));
                 for runs in (0..4).map(turn) {
                     let hidden = model.embed_runs(&runs);
@@ -336,7 +336,7 @@ fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
             };
             read(&[(0, &ids[..10]), (1, &ids[7..20])], [0, 0]);
             read(&[(1, &[5, 5, 5]), (0, &[5; 7])], [10, 13]);
-            // Slot 0 goes back to where the detour began, slot 1 begins anew.
+            // Slot 0 returns to where the detour began; slot 1 starts again.
             let found = read(&[(0, &ids[10..]), (1, &ids[..4])], [10, 0]);
             let vocab = model.shape().vocab_size;
             let behind = [&expected.logits[10 * vocab..], &expected.logits[..4 * vocab]].concat();
@@ -378,12 +378,12 @@ fn a_written_checkpoint_reads_back_the_same() {
         assert_eq!(read.config(), model.config());
         let ids: &[u32] = &expected.ids;
         let found = cached_logits(&read, &[ids]);
-        // The 1 that norms of Gemma's form leave out is taken off, and added again.
+        // The 1 of Gemma's norms is subtracted when written and added when read.
         assert_close(&found, &cached_logits(&model, &[ids]), name);
     }
 }
 
-/// A directory with a fixture's files, its `config.json` changed.
+/// A directory with a fixture's files and a modified `config.json`.
 fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for entry in std::fs::read_dir(fixture(name)).expect("the fixture is there") {
@@ -417,7 +417,7 @@ fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
 
 #[test]
 fn a_cache_grows_with_what_is_read_and_keeps_it() {
-    // Of a sequence longer than what a cache begins with, one slot beside another.
+    // A sequence longer than a cache's first allocation, with two slots.
     let (num_tokens, context) = (2500, 1 << 26);
     let dir = with_config(FIXTURES[0], |config| config["max_position_embeddings"] = context.into());
     let device = Device::flex();

@@ -1,5 +1,5 @@
-//! The families: what each computes and calls its tensors, and what its keys say where they are
-//! absent, which is what transformers says then.
+//! What each family computes, how it names its tensors, and the defaults of its keys, which are
+//! those of transformers.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::spec::{
     RopeScaling, WindowSpec,
 };
 
-/// What the keys of a family say where they are absent.
+/// A family's values for absent keys.
 struct Defaults {
     context: usize,
     head_dim: Option<usize>,
@@ -49,7 +49,7 @@ impl Architecture {
     }
 }
 
-/// Reads the `config.json` of a family.
+/// Reads a family's `config.json`.
 pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfig, ModelError> {
     let keys = Keys::read(path)?;
     let defaults = architecture.defaults();
@@ -151,7 +151,7 @@ pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfi
                 soft_cap(path, "final_logit_softcapping", keys.final_logit_softcapping, caps[1])?,
             ];
             if is_third && score_cap.is_some() {
-                // transformers reads this key of a Gemma 3 and does not apply it.
+                // transformers reads this key for Gemma 3 but does not apply it.
                 let problem = "is there: no published Gemma 3 has one".to_owned();
                 return Err(fail(path, "attn_logit_softcapping", problem));
             }
@@ -212,7 +212,7 @@ pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfi
                 layers: "gpt_neox.layers",
                 norm: "gpt_neox.final_layer_norm",
                 lm_head: "embed_out",
-                // The causal mask, and what masked scores are set to.
+                // The causal mask, and the value of masked scores.
                 ignored: &["rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"],
             },
             ..llama
@@ -223,7 +223,7 @@ pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfi
 
 const HEAD_NORMS: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
 
-/// The sizes, checked.
+/// The sizes, after checks.
 fn shape_of(keys: &Keys, defaults: &Defaults, path: &Path) -> Result<ModelShape, ModelError> {
     let context = keys.max_position_embeddings.unwrap_or(defaults.context);
     sizes::check(
@@ -280,7 +280,7 @@ fn shape_of(keys: &Keys, defaults: &Defaults, path: &Path) -> Result<ModelShape,
     })
 }
 
-/// The window of some layers; none where it has no size, or no layer has it.
+/// The window of the layers that slide; `None` if there is no window size, or no such layer.
 fn window(
     path: &Path,
     size: Option<usize>,
@@ -294,7 +294,7 @@ fn window(
     Ok(is_any.then_some(WindowSpec { size, layers, rope: None }))
 }
 
-/// A Qwen's window: of its last layers, where it is asked for.
+/// A Qwen's window, which covers the last layers and only if `use_sliding_window` is set.
 fn qwen_window(
     keys: &Keys,
     shape: &ModelShape,
@@ -308,7 +308,7 @@ fn qwen_window(
     window(path, keys.sliding_window.unwrap_or(Some(4096)), |layer| slides[layer], shape)
 }
 
-/// Whether each layer has a window: as `layer_types` lists, or by the family's rule.
+/// Whether each layer has a window, from `layer_types` or else by the family's rule.
 fn layer_types(
     keys: &Keys,
     shape: &ModelShape,

@@ -1,5 +1,4 @@
-//! `config.json` as it is written: in the layout of transformers 5, with what transformers 4 needs
-//! beside it.
+//! Writes `config.json` in the layout of transformers 5, plus the keys that transformers 4 needs.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +6,7 @@ use super::keys::activation_name;
 use super::{Architecture, ModelConfig, rope};
 use crate::spec::RopeScaling;
 
-/// `config.json`, for weights stored as `dtype`.
+/// The `config.json` for weights stored as `dtype`.
 pub(super) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     let ModelConfig { architecture, shape, spec } = config;
     let rope = rope::to_json(&spec.rope, shape);
@@ -53,7 +52,7 @@ pub(super) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
 /// Turns a Llama's keys into another family's.
 fn add_own(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let ModelConfig { architecture, shape, spec } = config;
-    // A Llama's alone.
+    // Only Llama has this key.
     keys.shift_remove("mlp_bias");
     let size = spec.window.as_ref().map(|window| window.size);
     let slides = spec.window.iter().flat_map(|window| window.layers.iter().copied());
@@ -107,7 +106,7 @@ fn add_own(config: &ModelConfig, keys: &mut Map<String, Value>) {
     if let RopeScaling::LongRope { original_max_position_embeddings: original, .. } =
         &spec.rope.scaling
     {
-        // As a whole number, which transformers expects here.
+        // transformers expects an integer here.
         own["original_max_position_embeddings"] = json!(*original as usize);
     }
     if *architecture == Architecture::Gemma3 {

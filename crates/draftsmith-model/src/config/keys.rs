@@ -1,5 +1,5 @@
-//! The keys of a `config.json`, before defaults and checks. Families share most of them, and each
-//! reads those it has: a key of another family's is not looked at, as transformers does not.
+//! The keys of a `config.json`, before defaults and checks. Families share most keys; each reads
+//! only its own, as transformers does.
 
 use std::path::Path;
 
@@ -52,13 +52,13 @@ pub(super) struct Keys {
     pub(super) eos_token_id: Option<TokenIds>,
 }
 
-/// `rope_parameters`, or `rope_scaling`.
+/// `rope_parameters` or `rope_scaling`.
 #[derive(Deserialize, Default)]
 pub(super) struct RopeKeys {
     pub(super) rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) rope_type: Option<String>,
-    /// As older files call it; some have both.
+    /// The older name of `rope_type`; some files have both.
     pub(super) r#type: Option<String>,
     pub(super) factor: Option<f64>,
     pub(super) low_freq_factor: Option<f64>,
@@ -72,20 +72,20 @@ pub(super) struct RopeKeys {
     pub(super) attention_factor: Option<f64>,
     pub(super) short_factor: Option<Vec<f64>>,
     pub(super) long_factor: Option<Vec<f64>>,
-    /// Of each kind of layers, where they differ. Not beside a flattened struct of the others, in
-    /// which errors would lose their key.
+    /// Parameters per kind of layer, if they differ. serde's `flatten` would share the other
+    /// fields, but its errors do not name the key.
     pub(super) full_attention: Option<Box<RopeKeys>>,
     pub(super) sliding_attention: Option<Box<RopeKeys>>,
 }
 
-/// A key that `null` and absence say different things of: the outer `None` is absence.
+/// A key for which `null` and absence differ: the outer `None` means absent.
 pub(super) type Given<T> = Option<Option<T>>;
 
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Given<T>, D::Error> {
     Option::deserialize(from).map(Some)
 }
 
-/// One id, or a list of them.
+/// One token id or a list of them.
 #[derive(Deserialize, Serialize, Clone)]
 #[serde(untagged, expecting = "is no token id, nor a list of them")]
 pub(super) enum TokenIds {
@@ -102,12 +102,12 @@ impl TokenIds {
     }
 }
 
-/// An error of a key.
+/// The error for a bad key.
 pub(super) fn fail(path: &Path, key: &'static str, problem: String) -> ModelError {
     ModelError::Config { path: path.to_path_buf(), key, problem }
 }
 
-/// What a key must have: a number above 0.
+/// Checks that a value is present, finite and above 0.
 pub(super) fn positive(
     path: &Path,
     key: &'static str,
@@ -121,7 +121,7 @@ pub(super) fn positive(
 }
 
 impl Keys {
-    /// Reads the keys, and refuses what no family computes here.
+    /// Reads the keys, and refuses those of models that no family here computes.
     pub(super) fn read(path: &Path) -> Result<Self, ModelError> {
         let keys: Self = read_json(path)?;
         if keys.quantization_config.is_some() {
@@ -138,7 +138,7 @@ impl Keys {
         }
     }
 
-    /// What an MLP applies.
+    /// The activation function that a key names.
     pub(super) fn activation(
         path: &Path,
         key: &'static str,
@@ -156,7 +156,7 @@ impl Keys {
     }
 }
 
-/// As `config.json` names it.
+/// The activation's name in `config.json`.
 pub(super) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Silu => "silu",

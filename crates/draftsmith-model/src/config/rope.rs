@@ -1,5 +1,5 @@
-//! Rotary keys of `config.json`, as transformers 4 (`rope_theta`, `rope_scaling`) and transformers 5
-//! (`rope_parameters`) lay them out.
+//! Rotary keys of `config.json`, in the layout of transformers 4 (`rope_theta`, `rope_scaling`) and
+//! of transformers 5 (`rope_parameters`).
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use crate::error::ModelError;
 use crate::shape::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// How a model's layers rotate, and those with a window, where that differs.
+/// The rotation of a model's layers, and of those with a window if it differs.
 pub(super) struct Ropes {
     pub(super) full: RopeConfig,
     pub(super) in_window: Option<RopeConfig>,
 }
 
-/// Joins the layouts' keys.
+/// Reads either layout.
 pub(super) fn read(
     architecture: Architecture,
     keys: &Keys,
@@ -46,7 +46,7 @@ pub(super) fn read(
     Ok(Ropes { full, in_window })
 }
 
-/// What rotary keys are read beside.
+/// The rest of the file, which the rotary keys depend on.
 #[derive(Clone, Copy)]
 struct Reading<'a> {
     architecture: Architecture,
@@ -56,7 +56,8 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// One rotation; `theta` and `share`, of a head's channels, are those of the outer keys.
+    /// One rotation. `theta` and `share`, the rotated share of a head's channels, are defaults from
+    /// the outer keys.
     fn one(
         self,
         rope: &RopeKeys,
@@ -82,12 +83,12 @@ impl Reading<'_> {
         let need = |key, value| positive(path, key, value);
         let factor = || need("rope_parameters.factor", rope.factor);
         let context = shape.context as f64;
-        // A Phi has it beside the rotary keys, and means that.
+        // Phi has it outside the rotary keys, where it takes precedence.
         let beside = keys.original_max_position_embeddings;
         let beside = beside.filter(|_| architecture == Architecture::Phi3);
         let original = beside.or(rope.original_max_position_embeddings).unwrap_or(context);
         let original = need("rope_parameters.original_max_position_embeddings", Some(original))?;
-        // Where there is no factor, it is how much longer contexts became.
+        // Without a factor, the ratio of context lengths.
         let stretch = rope.factor.unwrap_or(context / original);
         let stretch = || need("rope_parameters.factor", Some(stretch));
         let name = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
@@ -101,7 +102,7 @@ impl Reading<'_> {
                 high_freq_factor: need("rope_parameters.high_freq_factor", rope.high_freq_factor)?,
                 original_max_position_embeddings: original,
             },
-            // What Phi-3's first files called LongRoPE.
+            // The name for LongRoPE in the first Phi-3 files.
             "longrope" | "su" => self.long_rope(rope, width, original, stretch()?)?,
             "yarn" if architecture == Architecture::Phi3 => {
                 self.long_rope(rope, width, original, stretch()?)?
@@ -171,12 +172,12 @@ impl Reading<'_> {
     }
 }
 
-/// YaRN's factor of cosines and sines.
+/// YaRN's scale of cosines and sines.
 fn magnitude(stretch: f64, scale: f64) -> f64 {
     if stretch <= 1.0 { 1.0 } else { 0.1 * scale * stretch.ln() + 1.0 }
 }
 
-/// `rope_parameters`.
+/// The `rope_parameters` key.
 pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
     let theta = rope.theta;
     let mut json = match &rope.scaling {

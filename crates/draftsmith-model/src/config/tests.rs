@@ -1,5 +1,4 @@
-//! Both layouts of `config.json` read alike, what is written reads back, and what cannot be read
-//! says why.
+//! Both layouts of `config.json` read alike, written files read back, and errors name the key.
 
 use super::*;
 use crate::spec::Activation;
@@ -82,7 +81,7 @@ fn an_unknown_architecture_is_told_which_are_known() {
         assert_eq!(of(&model_type).expect("reads").architecture, known);
     }
     assert_eq!(of("").expect("reads").architecture, Architecture::Llama);
-    // Before its other keys are looked at: they are another family's.
+    // The family is checked before the other keys, which are another family's.
     let refused = read_json_object(r#"{"model_type":"gpt2","n_embd":8}"#);
     let message = refused.expect_err("refused").to_string();
     let known = "can be read: `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
@@ -103,7 +102,8 @@ fn the_embedded_models_are_written_as_they_stand() {
     }
 }
 
-/// What the Hub has, in the layout of transformers 4, with what does not matter here left out.
+/// Published configurations in the layout of transformers 4, without the keys that do not matter
+/// here.
 const PUBLISHED: [(&str, &str); 9] = [
     (
         "mistral",
@@ -196,7 +196,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
     };
     assert_eq!((factor, beta_fast), (4.0, 32.0));
     assert!((attention_factor - (0.1 * 4.0_f64.ln() + 1.0)).abs() < 1e-12);
-    // Of a Phi the sequences that are read are those with the short factors.
+    // Phi-3 reads only as far as the short factors apply.
     assert_eq!((phi3.shape.context, phi3.spec.rope.width), (4096, Some(6)));
     let RopeScaling::LongRope { attention_factor, .. } = phi3.spec.rope.scaling else {
         panic!("it is stretched")

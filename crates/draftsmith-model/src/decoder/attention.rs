@@ -1,13 +1,12 @@
 //! Grouped-query attention with rotary positions: over a cache while decoding, causal over whole
 //! sequences while training.
 //!
-//! Over a cache, the sequences of a forward are one batch ([`Following`]).
+//! Over a cache, the sequences of a forward form one batch ([`Following`]).
 //!
 //! Queries that share a key/value head are stacked as rows of one product, so keys and values are
-//! never expanded to the number of query heads. The exception are whole sequences in bf16 that
-//! record no gradients, those of a frozen model on a GPU: they go through the backend's fused
-//! attention, which never holds the scores of a whole sequence. It multiplies in 16 bits
-//! whatever it is given, so f32 stays away from it.
+//! never repeated for each query head. The exception is a frozen bf16 model on a GPU that reads
+//! whole sequences: it uses the backend's fused attention, which never materialises the scores.
+//! Fused attention multiplies in 16 bits, so f32 does not use it.
 
 use std::ops::Range;
 
@@ -31,7 +30,7 @@ use crate::rows::{DeviceRows, Run};
 use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 
-/// One layer's attention behind its norm.
+/// One layer's attention block with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
     norm: Norm,
@@ -39,45 +38,43 @@ pub(crate) struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// Of each head's query and key, before they are rotated.
+    /// Norms of each head's query and key, before rotation.
     head_norms: Option<[Norm; 2]>,
     post_norm: Option<Norm>,
     #[module(skip)]
     form: AttentionForm,
 }
 
-/// What the layers of one forward share: for each reach of the model what its layers' queries look
-/// at.
+/// What the layers of one forward share: rotary tables and masks for each reach of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     views: Vec<View>,
-    /// Where new tokens stand, of layers that keep keys; None over whole sequences.
+    /// Where new tokens go in the cache. `None` for whole sequences, or if the layers keep no keys.
     following: Option<Following>,
 }
 
-/// What the queries of some layers look at, and how they are rotated.
+/// How the queries of some layers are rotated, and what they see.
 #[derive(Debug, Clone)]
 struct View {
     rope: RopeWindow,
     seen: Seen,
 }
 
-/// What queries look at.
+/// What queries see.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one a forward and reach")]
 enum Seen {
-    /// What a mask lets them.
+    /// The positions that a mask allows.
     Masked(Mask),
-    /// Whole sequences, by the backend's fused attention.
+    /// Whole sequences, causally, through the backend's fused attention.
     Fused,
 }
 
-/// How a query is kept from what follows it, and from what lies before its window: added to the
-/// scores, `[batch or 1, 1, seq, all]`, 0 where a query may look, a large negative number where it
-/// may not. `None` where it may look everywhere.
+/// Added to the scores, `[batch or 1, 1, seq, all]`: 0 where a query may look, a large negative
+/// number for later positions and those before its window. `None` if a query may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// The mask of whole sequences.
+/// The causal mask of whole sequences.
 fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
     if seq == 1 {
         return None;
@@ -91,8 +88,8 @@ fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mas
 }
 
 impl Positions {
-    /// The rotary tables and masks of whole sequences, on the layers' device: what they read may be a
-    /// constant to what is trained.
+    /// Rotary tables and masks of whole sequences, on the layers' device. `hidden` may be on
+    /// another: features can be constants on a device without autodiff.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
@@ -114,9 +111,9 @@ impl Positions {
         Self { views: reaches.iter().map(view).collect(), following: None }
     }
 
-    /// Counts new tokens as read by some layers of a cache; the rotary tables and masks of them
-    /// behind those that it holds, on their device and in their type. The layers have `num_kv_heads`
-    /// heads whose keys are kept, or keep none.
+    /// Registers new tokens in the caches of `layers`, and returns their rotary tables and masks,
+    /// on the device and in the type of `hidden`. `num_kv_heads` is `None` if the layers have no
+    /// attention.
     pub(crate) fn following(
         reaches: &[Reach],
         num_kv_heads: Option<usize>,
@@ -143,7 +140,7 @@ impl Positions {
 }
 
 impl Attention {
-    /// The attention of the layer `name`, with the weights that `source` has.
+    /// Builds the attention of layer `name` with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &AttentionSpec,
         layer: &LayerSpec,
@@ -171,18 +168,17 @@ impl Attention {
         })
     }
 
-    /// The norm before it, those of queries and keys, and that of what it gives: as far as there are
-    /// any.
+    /// The norm before attention, the norms of queries and keys, and the norm of the output.
     pub(crate) fn norms(&self) -> (&Norm, Option<&[Norm; 2]>, Option<&Norm>) {
         (&self.norm, self.head_norms.as_ref(), self.post_norm.as_ref())
     }
 
-    /// The projections of queries, keys, values and the output.
+    /// The projections to queries, keys, values and output.
     pub(crate) fn projections(&self) -> [&Linear; 4] {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// The same attention of other weights, each made of the one here.
+    /// The same block with weights derived from those of `other`.
     pub(super) fn with_weights_of(
         self,
         other: &Self,
@@ -198,19 +194,19 @@ impl Attention {
             key,
             value,
             output,
-            // An adapter's reach is its own.
+            // An adapter keeps its reach.
             form: self.form,
         }
     }
 
-    /// Attends from tokens to those before them in their sequence and themselves.
+    /// Attends from each token to itself and earlier tokens of its sequence.
     ///
     /// # Shapes
     /// - x: `[batch, seq, hidden]`
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
-    /// If the positions are behind those of a cache, and it is not given.
+    /// If `positions` continue a cache and `cache` is `None`.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
@@ -223,7 +219,7 @@ impl Attention {
         let x = self.norm.forward(x);
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
         let [k, v] = self.keys_and_values(x, rope);
-        // The scores' scale is the queries' as well, and fewer numbers.
+        // The scale of the scores is applied to the queries, which are fewer.
         let mixed = match (seen, &positions.following) {
             (Seen::Fused, _) => {
                 // The backend scales by 1 / √head_dim.
@@ -250,7 +246,7 @@ impl Attention {
         }
     }
 
-    /// The values that each query mixes from those it may look at.
+    /// Mixes the values that each query may see.
     ///
     /// # Shapes
     /// - q: `[batch, seq, heads, head_dim]`, rotated and scaled
@@ -275,7 +271,7 @@ impl Attention {
         weights.matmul(v).reshape([batch, heads, seq, head_dim])
     }
 
-    /// The same of whole sequences, by the backend, which scales.
+    /// The same for whole sequences through the backend, which applies its scale.
     fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         let [batch, seq, heads, head_dim] = q.dims();
         let num_kv_heads = self.form.num_kv_heads;
@@ -292,7 +288,7 @@ impl Attention {
         attention(q.swap_dims(1, 2), repeated(k), repeated(v), None, None, options)
     }
 
-    /// Writes the keys and values of new tokens, whose attention nobody reads.
+    /// Writes the keys and values of new tokens without computing their attention.
     ///
     /// # Shapes
     /// - x: `[1, rows, hidden]`
@@ -303,12 +299,11 @@ impl Attention {
         cache.append(following, new);
     }
 
-    /// The number of heads whose keys and values a cache keeps.
     pub(crate) fn num_kv_heads(&self) -> usize {
         self.form.num_kv_heads
     }
 
-    /// Of normed x, `[batch, seq, kv_heads, head_dim]` each, the keys rotated.
+    /// Keys (rotated) and values of normed x, `[batch, seq, kv_heads, head_dim]` each.
     fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> [Tensor<4>; 2] {
         let num_kv_heads = self.form.num_kv_heads;
         let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
@@ -316,13 +311,13 @@ impl Attention {
         [rope.rotate(k, 1.0), v]
     }
 
-    /// A projection cut into heads, `[batch, seq, heads, head_dim]`.
+    /// A projection split into heads, `[batch, seq, heads, head_dim]`.
     fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
         project(linear, x).reshape([batch, seq, num_heads, self.form.head_dim])
     }
 
-    /// Heads by their norm, if they have one: that of queries or of keys.
+    /// Applies the norm of queries (`nth` 0) or keys (1), if there is one.
     fn normed(&self, nth: usize, heads: Tensor<4>) -> Tensor<4> {
         match &self.head_norms {
             Some(norms) => norms[nth].forward(heads),
@@ -331,7 +326,7 @@ impl Attention {
     }
 }
 
-/// Heads side by side: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
+/// Joins heads: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
 fn joined(mixed: Tensor<4>) -> Tensor<3> {
     let [batch, heads, seq, head_dim] = mixed.dims();
     mixed.swap_dims(1, 2).reshape([batch, seq, heads * head_dim])

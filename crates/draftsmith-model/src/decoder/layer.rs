@@ -1,5 +1,5 @@
-//! One decoder layer: attention and an MLP, each behind its norm and around a residual. A model's
-//! layers have both, an adapter's may leave one out.
+//! One decoder layer: attention and an MLP, each with a norm before it and a residual around it. An
+//! adapter's layers may lack a part.
 
 use burn::module::Module;
 use burn::nn::{Initializer, Linear};
@@ -14,8 +14,8 @@ use crate::shape::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec};
 use crate::weights::NamedTensor;
 
-/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` where both read the
-/// same; a part that is left out adds nothing.
+/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if the layer is
+/// parallel. A missing part adds nothing.
 #[derive(Module, Debug)]
 pub(crate) struct DecoderLayer {
     attention: Option<Attention>,
@@ -24,7 +24,7 @@ pub(crate) struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// The layer that checkpoints call `name`, with the weights that `source` has of it.
+    /// Builds the layer that checkpoints call `name` with weights from `source`.
     pub(crate) fn build<S: WeightSource>(
         spec: &LayerSpec,
         shape: &ModelShape,
@@ -39,7 +39,7 @@ impl DecoderLayer {
         Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
     }
 
-    /// The tensors as a checkpoint keeps them under `name`.
+    /// The tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(
         &self,
         spec: &LayerSpec,
@@ -76,25 +76,25 @@ impl DecoderLayer {
         tensors
     }
 
-    /// Attention, unless it is left out.
+    /// The attention, unless missing.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.as_ref()
     }
 
-    /// The MLP, unless it is left out.
+    /// The MLP, unless missing.
     #[cfg(test)]
     pub(crate) fn mlp(&self) -> Option<&Mlp> {
         self.mlp.as_ref()
     }
 
-    /// Whether the MLP reads what attention reads.
+    /// Whether the MLP reads the same input as attention.
     #[cfg(test)]
     pub(crate) fn is_parallel(&self) -> bool {
         self.is_parallel
     }
 
-    /// The layer with both parts of `spec`: one that is left out here is there with weights of zero,
-    /// and adds nothing.
+    /// The layer with both parts of `spec`. A missing part gets weights of zero, so it adds
+    /// nothing.
     pub(crate) fn with_both_parts(
         self,
         spec: &LayerSpec,
@@ -108,8 +108,8 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// The layer whose parts are those of `other` as far as both have them in one form, each norm
-    /// and linear layer made of the other's.
+    /// The layer with the weights of `other`, for each part that both have in the same form. `norm`
+    /// and `linear` copy the weights.
     pub(crate) fn with_parts_of(
         self,
         other: &Self,
@@ -146,7 +146,7 @@ impl DecoderLayer {
         output
     }
 
-    /// Writes the keys and values of new tokens, of which nothing else is computed.
+    /// Writes the keys and values of new tokens, and computes nothing else.
     pub(crate) fn fill(&self, hidden: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         if let Some(attention) = &self.attention {
             attention.fill(hidden, positions, cache);

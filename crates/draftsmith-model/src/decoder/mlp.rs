@@ -1,4 +1,4 @@
-//! An MLP behind its norm, gated or not.
+//! An MLP block with its norms, gated or not.
 
 use burn::module::Module;
 use burn::nn::Linear;
@@ -23,7 +23,7 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    /// The MLP of the layer `name`, with the weights that `source` has.
+    /// Builds the MLP of layer `name` with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &MlpSpec,
         layer: &LayerSpec,
@@ -43,23 +43,23 @@ impl Mlp {
         })
     }
 
-    /// The norm before it and, if there is one, that of what it gives.
+    /// The norm before the MLP and the norm of its output, if any.
     pub(crate) fn norms(&self) -> (&Norm, Option<&Norm>) {
         (&self.norm, self.post_norm.as_ref())
     }
 
-    /// The projections: the gate, if there is one, then up and down.
+    /// The gate, if any, then up and down.
     pub(crate) fn projections(&self) -> (Option<&Linear>, [&Linear; 2]) {
         (self.gate.as_ref(), [&self.up, &self.down])
     }
 
-    /// Whether the other has the same parts.
+    /// Whether both have the same parts and activation.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
         form(self) == form(other)
     }
 
-    /// The same MLP of other weights, each made of the one here.
+    /// The same MLP with weights derived from these.
     pub(crate) fn map(
         &self,
         norm: impl Fn(&Norm) -> Norm,
@@ -97,7 +97,8 @@ impl Mlp {
     }
 }
 
-/// [`Activation::GeluTanh`]. burn's own takes a power of negative numbers, which devices may refuse.
+/// [`Activation::GeluTanh`]. burn's version takes a power of negative numbers, which some devices
+/// refuse.
 fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
     let cubed = x.clone() * x.clone() * x.clone();
     let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();

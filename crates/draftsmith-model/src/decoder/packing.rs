@@ -1,5 +1,5 @@
-//! From packed weights back to tensors, for the few who need them so: what is trained and begins
-//! with a frozen model's layer, losses that take the LM head as a matrix, and files.
+//! Turns packed weights back into tensors: for adapters that start from a frozen model's layer, for
+//! losses that need the LM head as a matrix, and for writing files.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
 use crate::shape::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, NormForm, NormSpec};
 
-/// The weights of some outputs, and their biases, as tensors on `device`.
+/// The weights and biases of some outputs, as tensors on `device`.
 pub(crate) fn unpacked_linear(
     packed: &PackedWeights,
     outputs: Range<usize>,
@@ -35,15 +35,16 @@ pub(crate) fn unpacked_linear(
 
 /// A norm as tensors on `device`.
 pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Device) -> Norm {
-    // Both are as they are multiplied with.
+    // The packed weights already include the 1.
     let form = if spec.form == NormForm::RmsPlusOne { NormForm::Rms } else { spec.form };
     let spec = NormSpec { form, ..*spec };
     Norm::new(&spec, packed.gamma.clone(), packed.beta.clone(), device)
 }
 
-/// A packed layer, by the names of its spec.
+/// A packed layer as a [`WeightSource`].
 pub(crate) struct Unpacked<'a> {
-    /// Where each matrix stands; those that a checkpoint keeps in one tensor share a name.
+    /// The outputs of each matrix within the packed ones. Matrices stored in one tensor share a
+    /// name.
     linears: Vec<(LinearSpec, &'a PackedWeights, Range<usize>)>,
     norms: Vec<(&'static str, &'a PackedNorm)>,
     device: &'a Device,
@@ -51,7 +52,7 @@ pub(crate) struct Unpacked<'a> {
 
 impl<'a> Unpacked<'a> {
     /// # Panics
-    /// If the spec leaves a part out, as no model's does.
+    /// If the spec lacks a part, which no model's does.
     pub(crate) fn new(
         layer: &'a PackedLayer,
         spec: &LayerSpec,
@@ -93,7 +94,7 @@ impl WeightSource for Unpacked<'_> {
         let found = self.linears.iter().find(|(own, ..)| is_it(own));
         let (_, weights, outputs) = found.expect("a layer has the matrices of its spec");
         let linear = unpacked_linear(weights, outputs.clone(), self.device);
-        // Matrices side by side share a bias, of zeros for those that have none.
+        // Matrices packed side by side share a bias, with zeros for those without one.
         Ok(Linear { bias: linear.bias.filter(|_| spec.has_bias), ..linear })
     }
 

@@ -1,5 +1,8 @@
-//! What acceptance heads are given of a drafter's candidates: the numbers of one candidate while it
-//! decodes, and the features of many while a head is trained.
+//! The inputs of acceptance heads: the numbers of one candidate while decoding, and the features of
+//! many while training.
+//!
+//! Heads in training get embeddings scaled to size 1, because AdamW learns slowly from weights that
+//! read small numbers. Exported weights are for unscaled embeddings.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 
@@ -7,13 +10,13 @@ use super::DrafterModel;
 use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
 use crate::rows::Rows;
 
-/// Logits that are held at a time, where the drafter's distributions are looked at: 32 MiB in f32.
+/// Most logits held at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
-/// Candidates among rows of hidden states.
+/// Candidates, as indices into rows of hidden states.
 #[derive(Debug, Clone, Default)]
 pub struct CandidateRows {
-    /// Each one's own row.
+    /// Each candidate's own row.
     own: Vec<i32>,
     /// The row that it was drawn from.
     drawn_from: Vec<i32>,
@@ -23,7 +26,7 @@ pub struct CandidateRows {
 }
 
 impl CandidateRows {
-    /// Adds a candidate that was drawn from row `drawn_from` and has the hidden state in row `own`.
+    /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
     pub fn push(&mut self, token: u32, own: usize, drawn_from: usize, position: usize) {
         self.own.push(own as i32);
         self.drawn_from.push(drawn_from as i32);
@@ -31,12 +34,12 @@ impl CandidateRows {
         self.positions.push(position);
     }
 
-    /// The number of candidates.
+    /// Number of candidates.
     pub fn num_candidates(&self) -> usize {
         self.own.len()
     }
 
-    /// Repeats the last candidate until there are `num_candidates`, if there are fewer.
+    /// Repeats the last candidate until there are `num_candidates`.
     pub fn pad(&mut self, num_candidates: usize) {
         fn repeat_last<T: Copy>(values: &mut Vec<T>, len: usize) {
             let last = values.last().copied();
@@ -50,7 +53,7 @@ impl CandidateRows {
 }
 
 impl DrafterModel {
-    /// [`HeadReads::scalars`] of one of this drafter's candidates.
+    /// [`HeadReads::scalars`] of a candidate of this drafter.
     pub fn scalars(
         &self,
         reads: &HeadReads,
@@ -59,12 +62,11 @@ impl DrafterModel {
         reads.scalars(candidate, self.vocab_size())
     }
 
-    /// What embeddings are multiplied with while a head is trained.
+    /// The factor of embeddings while a head is trained.
     ///
-    /// Models keep them small, some hundredths a number, where hidden states are of the size of 1.
-    /// AdamW's steps are as long for the weights that read the ones as for those that read the
-    /// others, so that a head would learn of tokens last. This makes embeddings as large. It is a
-    /// power of two, by which all numbers are multiplied without rounding.
+    /// Embeddings are some hundredths in size, hidden states about 1. AdamW takes steps of equal
+    /// length for both, so a head would learn from tokens last. The gain makes embeddings as large;
+    /// it is a power of two, so multiplying is exact.
     pub fn embedding_gain(&self) -> f32 {
         *self.embedding_gain.get_or_init(|| {
             let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();
@@ -76,7 +78,7 @@ impl DrafterModel {
     /// embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
-    /// - hidden: `[rows, hidden]`, what the LM head reads
+    /// - hidden: `[rows, hidden]`, the LM head's input
     /// - output: `[candidates, hidden]` and `[candidates, extra]`
     pub fn head_features(
         &self,
@@ -117,7 +119,7 @@ impl DrafterModel {
     /// position 0. One sync.
     ///
     /// # Shapes
-    /// - hidden: `[candidates, hidden]`, what the LM head reads
+    /// - hidden: `[candidates, hidden]`, the LM head's input
     /// - tokens: `[candidates]`
     fn drawn(
         &self,
@@ -135,7 +137,7 @@ impl DrafterModel {
             let tokens = tokens.clone().slice(rows.clone()).reshape([rows.len(), 1]);
             let of_token = log_probs.clone().gather(1, tokens);
             let top = log_probs.clone().max_dim(1);
-            // A token of probability 0 adds nothing; 0 · −∞ would be NaN.
+            // A token of probability 0 adds nothing, but 0 · −∞ would be NaN.
             let weighted = log_probs.clone().exp() * log_probs.clamp_min(f32::MIN);
             parts.push(Tensor::cat(vec![weighted.sum_dim(1).neg(), top, of_token], 1));
         }

@@ -1,5 +1,5 @@
-//! The checksum of an export's weights. It stands in the `config.json` beside them, so that the
-//! weight file is as other programs write and read it; what was changed since is refused.
+//! The checksum of an export's weights. It is in `config.json`, so the weight file stays as other
+//! programs write and read it. Weights that were changed since are refused.
 
 use std::fs::File;
 use std::io::Read;
@@ -32,10 +32,10 @@ pub(crate) fn write_config(
     write_json(&dir.join("config.json"), &config)
 }
 
-/// Checks an export's weights. Those that other programs or earlier versions wrote have no checksum.
+/// Checks an export's weights. Exports from other programs have no checksum and pass.
 ///
 /// # Errors
-/// If they are not what was exported, or a file cannot be read.
+/// If the weights were changed, or a file cannot be read.
 pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
     let Checksum { weights_hash: Some(expected) } = read_json(&dir.join("config.json"))? else {
         return Ok(());

@@ -1,9 +1,9 @@
-//! Reading weight files: one file or a sharded index, safetensors or what `torch.save` writes, tensor
-//! by tensor; the hash of a checkpoint.
+//! Reads weight files tensor by tensor (safetensors or `torch.save`, single or sharded), and hashes
+//! checkpoints.
 //!
-//! What a file says of itself is believed only as far as its length bears it out, and tensors are
-//! read one at a time, some rows at once, so that a broken file costs an error and a large one no
-//! second copy in memory.
+//! A header is believed only as far as the file's length bears it out. Tensors are read one at a
+//! time, some rows at once. So a broken file causes an error, not a large allocation, and a large
+//! one is never in memory twice.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -19,15 +19,15 @@ use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
 
-/// The weights of one checkpoint, open for reading.
+/// An open checkpoint.
 #[derive(Debug)]
 pub struct WeightReader {
-    /// What messages call it: the directory, or the single file.
+    /// The directory or single file, for messages.
     path: PathBuf,
     files: Vec<OpenFile>,
     /// Tensor name to file index.
     tensors: BTreeMap<String, usize>,
-    /// The names of those that were taken, whole or in part.
+    /// Names of the tensors that were taken, whole or in part.
     taken: BTreeSet<String>,
 }
 
@@ -39,16 +39,17 @@ struct OpenFile {
 }
 
 impl WeightReader {
-    /// Opens `model.safetensors`, the shards that `model.safetensors.index.json` lists, or
-    /// `pytorch_model.bin` and its like.
+    /// Opens `model.safetensors`, the shards of `model.safetensors.index.json`, or
+    /// `pytorch_model.bin` and its index.
     ///
     /// # Errors
-    /// If none is there, or a file is cut short or breaks its format.
+    /// If there is none, or a file is cut short or malformed.
     pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
         Self::open_dir_of(dir, |_| true)
     }
 
-    /// The same of those tensors alone that are `wanted`, by name: files of others need not be there.
+    /// [`WeightReader::open_dir`] for only the tensors that are `wanted`. Files with no wanted
+    /// tensor may be absent.
     ///
     /// # Errors
     /// As [`WeightReader::open_dir`].
@@ -85,10 +86,10 @@ impl WeightReader {
         Ok(Self { path: dir.to_path_buf(), files, tensors, taken: BTreeSet::new() })
     }
 
-    /// Opens one file: what `torch.save` wrote if its name ends in `.bin`, or else safetensors.
+    /// Opens one file: from `torch.save` if its name ends in `.bin`, otherwise safetensors.
     ///
     /// # Errors
-    /// If it cannot be read, is cut short, or breaks the format.
+    /// If it cannot be read, is cut short or malformed.
     pub fn open_file(path: &Path) -> Result<Self, ModelError> {
         let file = OpenFile::open(path)?;
         let tensors = file.tensors.keys().map(|name| (name.clone(), 0)).collect();
@@ -96,7 +97,7 @@ impl WeightReader {
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
-    /// The same with names without `prefix`, where every name begins with it.
+    /// The same with `prefix` removed from all names, if every name has it.
     pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
             let short = |name: &String| name[prefix.len()..].to_owned();
@@ -120,25 +121,25 @@ impl WeightReader {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
     }
 
-    /// The shape of a tensor.
+    /// A tensor's shape.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         let file = &self.files[*self.tensors.get(name)?];
         file.tensors.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// The format of a tensor.
+    /// A tensor's storage type.
     pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
         let file = &self.files[*self.tensors.get(name)?];
         file.tensors.get(name).map(|stored| stored.dtype)
     }
 
-    /// The storage type of the first weights, as safetensors spells it; `None` without any.
+    /// The storage type of the first tensor of weights, as safetensors spells it.
     pub fn dtype(&self) -> Option<String> {
         let name = self.tensors.keys().find(|name| self.is_weights(name))?;
         self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
     }
 
-    /// Whether a tensor has weights, and not ids.
+    /// Whether a tensor holds weights rather than ids.
     pub fn is_weights(&self, name: &str) -> bool {
         self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
     }
@@ -146,9 +147,9 @@ impl WeightReader {
     /// Takes a tensor, widened to f32, row by row.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or is stored in a type that cannot be read.
+    /// If it is missing, has another shape, or a type that we cannot read.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
-        // Before there is room for it: the shape is a `config.json`'s, and may be any.
+        // Check before allocating: the shape comes from a `config.json`.
         self.check(name, expected)?;
         let mut values = Vec::with_capacity(expected.iter().product());
         let all = 0..expected.first().copied().unwrap_or(1);
@@ -156,9 +157,8 @@ impl WeightReader {
         Ok(values)
     }
 
-    /// Takes some rows of a tensor, a few at a time, widened to f32: `each` is given the number of
-    /// the first, counted from the first that is taken, and their values. A row is what lies side by
-    /// side: all but the first dimension.
+    /// Takes some rows of a tensor, widened to f32, a few at a time. `each` gets the index of the
+    /// first row among those taken, and the values. Rows span all but the first dimension.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -177,7 +177,7 @@ impl WeightReader {
         })
     }
 
-    /// As [`WeightReader::take_rows`], with the rows as the file has them.
+    /// [`WeightReader::take_rows`] with the rows as stored.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -202,7 +202,7 @@ impl WeightReader {
     /// Takes a list of token ids, stored as 64-bit integers.
     ///
     /// # Errors
-    /// If it is missing, has not `len` numbers, or one of them is no id of `vocab_size`.
+    /// If it is missing, does not have `len` numbers, or a number is not an id below `vocab_size`.
     pub fn take_ids(
         &mut self,
         name: &str,
@@ -221,10 +221,10 @@ impl WeightReader {
         Ok(ids.into_iter().map(|id| id as u32).collect())
     }
 
-    /// Checks that a tensor is there, and of a shape.
+    /// Finds a tensor and checks its shape.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it is missing or has another shape.
     fn check(
         &self,
         name: &str,
@@ -249,23 +249,23 @@ impl WeightReader {
         Ok((file, stored))
     }
 
-    /// Checks that a tensor is there, and of a shape, before there is room for it.
+    /// Checks a tensor's shape before memory is allocated for it.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it is missing or has another shape.
     pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
         self.check(name, expected).map(|_| ())
     }
 
-    /// Drops tensors that the architecture may do without.
+    /// Drops tensors that the architecture does not need.
     pub fn ignore(&mut self, is_ignored: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| !is_ignored(name));
     }
 
-    /// Ends reading: every tensor must have been taken or ignored.
+    /// Ends reading. Every tensor must have been taken or ignored.
     ///
     /// # Errors
-    /// If one is left.
+    /// If a tensor is left.
     pub fn finish(self) -> Result<(), ModelError> {
         let mut left = self.names();
         let Some(tensor) = left.next().map(str::to_owned) else { return Ok(()) };
@@ -285,9 +285,8 @@ impl OpenFile {
     }
 }
 
-/// The hex SHA-256 over the names, lengths and bytes of `config.json` and of all files that the
-/// weights are read from, whatever they are called and wherever links lead: what provenance calls
-/// the model's hash. `observe` is told how many bytes were read, of how many.
+/// A model's hash: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
+/// files. `observe` gets the bytes read so far and in all.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -295,7 +294,7 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
     hash_files(dir, weight_files(dir)?, observe)
 }
 
-/// The same of those files that are there, where a model's first layers are enough.
+/// The same over the files that exist, for a model of which only the first layers are needed.
 ///
 /// # Errors
 /// If a file cannot be read.

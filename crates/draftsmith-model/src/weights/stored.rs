@@ -1,4 +1,4 @@
-//! A tensor in a file: its type and shape, and where its numbers lie, one row after the other.
+//! A tensor in a file: its type, shape and offset.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -10,22 +10,22 @@ use safetensors::Dtype;
 
 use crate::error::ModelError;
 
-/// Of a tensor so much is read at once.
+/// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Rows that are read at once are a multiple of this: panels of packed weights are filled whole.
+/// Rows are read in multiples of this, so that panels of packed weights are filled whole.
 const ROWS_AT_ONCE: usize = 16;
 
-/// What a file says of a tensor, as far as the file bears it out.
+/// A tensor's type and place in a file, checked against the file's length.
 #[derive(Debug, Clone)]
 pub(super) struct StoredTensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    /// Where in the file its first number is.
+    /// Offset of its first byte in the file.
     pub(super) start: u64,
 }
 
-/// Rows of a tensor as its file has them, one after the other: f32, bf16 or f16, little-endian.
+/// Consecutive rows of a tensor as stored: f32, bf16 or f16, little-endian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     pub(crate) dtype: Dtype,
@@ -83,7 +83,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// Reads all numbers of a list of 64-bit integers.
+    /// Reads a list of 64-bit integers.
     pub(super) fn read_ids(
         &self,
         mut file: &File,

@@ -1,5 +1,5 @@
-//! What is written is read back; what is cut, changed, misshapen or missing is an error that names
-//! it.
+//! Written files read back; files that are cut, changed, misshapen or incomplete cause an error
+//! that names them.
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
         changed[position] ^= 0x15;
         std::fs::write(&path, &changed).expect("written");
         if let Ok(mut reader) = WeightReader::open_file(&path) {
-            // Refused or read: never a panic.
+            // Refused or read, but never a panic.
             let _ = reader.take("a", &[2, 3]);
         }
     }
@@ -136,7 +136,7 @@ fn an_index_names_files_of_its_own_directory_and_nothing_else() {
             assert!(message.contains(part), "`{part}` is not in: {message}");
         }
     }
-    // Where a file's bytes lie is its owner's business.
+    // A file may link out of the directory.
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(&outside, dir.join("link.safetensors")).expect("linked");
@@ -158,7 +158,7 @@ fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
     let message = hash_model_dir(dir.path(), &mut |_, _| ()).expect_err("refused").to_string();
     assert!(message.contains("neither `model.safetensors`"), "{message}");
 
-    // Weights whose names end in anything, and a link out of the directory, as in Hugging Face's cache.
+    // Weights with unusual file names, and a link out of the directory, as in Hugging Face's cache.
     let blob = elsewhere.path().join("6a1f");
     save(&path("weights-1"), tensor("a", &[2]));
     save(&blob, tensor("b", &[3]));

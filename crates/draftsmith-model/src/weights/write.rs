@@ -1,4 +1,4 @@
-//! Writing safetensors files, whole or not at all. The same tensors give the same bytes.
+//! Writes safetensors files atomically. The same tensors give the same bytes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 use super::read::{WeightReader, hex};
 use crate::error::ModelError;
 
-/// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
-/// `bf16`.
+/// A float type, of weights in a file or of a model's computation. Spelled `f32` or `bf16` in
+/// recipes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightDtype {
@@ -27,12 +27,12 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
-    /// Whether it is f32, which files leave unsaid.
+    /// Whether it is f32, which files leave out.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
 
-    /// As recipes and provenance spell it.
+    /// The spelling in recipes and provenance.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -40,7 +40,7 @@ impl WeightDtype {
         }
     }
 
-    /// That of weights to be used beside those of a checkpoint: bf16 where its first have 16 bits.
+    /// The type for weights stored beside a checkpoint: bf16 if its first tensor has 16 bits.
     pub(crate) fn beside(reader: &WeightReader) -> Self {
         match reader.dtype().as_deref() {
             Some("BF16" | "F16") => Self::Bf16,
@@ -48,7 +48,7 @@ impl WeightDtype {
         }
     }
 
-    /// That of weights which a `config.json` says to be of such a type, and bf16 in place of f16.
+    /// The type that a `config.json` names; bf16 for f16.
     pub(crate) fn of_config(name: Option<&str>) -> Self {
         match name {
             Some("bfloat16" | "float16") => Self::Bf16,
@@ -56,7 +56,7 @@ impl WeightDtype {
         }
     }
 
-    /// As `config.json` spells it.
+    /// The spelling in `config.json`.
     pub fn config_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -65,14 +65,14 @@ impl WeightDtype {
     }
 }
 
-/// One tensor to be written: name, shape, values row by row.
+/// A tensor to write.
 #[derive(Debug, Clone)]
 pub struct NamedTensor {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
-    /// The values.
+    /// Values, row by row.
     pub values: Vec<f32>,
 }
 
@@ -86,16 +86,16 @@ impl NamedTensor {
     }
 }
 
-/// A list of token ids to be written, as 64-bit integers.
+/// A list of token ids to write, as 64-bit integers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NamedIds<'a> {
-    /// The name in the file.
+    /// Name in the file.
     pub(crate) name: &'a str,
     pub(crate) ids: &'a [u32],
 }
 
-/// Writes a safetensors file, whole or not at all, and returns the SHA-256 of its bytes. The metadata
-/// always says `format: pt`, which every transformers release reads.
+/// Writes a safetensors file atomically and returns the SHA-256 of its bytes. The metadata always
+/// includes `format: pt`, which transformers requires.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -108,10 +108,10 @@ pub fn write_safetensors(
     write_with_ids(path, tensors, &[], dtype, metadata)
 }
 
-/// [`write_safetensors`] with lists of ids beside the tensors.
+/// [`write_safetensors`] with lists of ids besides the tensors.
 ///
 /// # Errors
-/// As there.
+/// If the file cannot be written.
 pub(crate) fn write_with_ids(
     path: &Path,
     tensors: &[NamedTensor],
@@ -156,8 +156,8 @@ pub(crate) fn write_with_ids(
     Ok(hex(&Sha256::digest(&bytes)))
 }
 
-/// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors
-/// should give the same bytes.
+/// Sorts the header's metadata. The library writes it from a hash map, but the same tensors should
+/// give the same bytes.
 fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     let header_len = usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
     let header = &mut bytes[8..8 + header_len];
@@ -166,7 +166,7 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
         metadata.sort_keys();
     }
     let sorted = serde_json::to_vec(&object)?;
-    // The same entries take the same room; what is left of the padding stays spaces.
+    // Sorting keeps the length; the header's padding stays spaces.
     if sorted.len() <= header.len() {
         header.fill(b' ');
         header[..sorted.len()].copy_from_slice(&sorted);
@@ -174,7 +174,7 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
-/// Writes JSON as people read it, whole or not at all.
+/// Writes pretty-printed JSON, atomically.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -182,7 +182,7 @@ pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), M
     Ok(write_whole(path, pretty(value).as_bytes())?)
 }
 
-/// JSON as people read it, with a newline at the end.
+/// Pretty-printed JSON with a newline at the end.
 pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }
