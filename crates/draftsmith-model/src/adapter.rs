@@ -24,10 +24,10 @@ use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
+use crate::decoder::activation::soft_capped;
 use crate::decoder::attention::{Attention, Positions};
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::soft_cap::soft_capped;
 use crate::decoder::source::{Drawn, WeightSource};
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
@@ -35,7 +35,7 @@ use crate::kv_cache::{CachePlace, KvCache};
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Rows, Run};
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use crate::weights::WeightDtype;
 pub use kangaroo::KANGAROO_ROPE_THETA;
@@ -383,14 +383,14 @@ impl Adapter {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let Some(attention) = self.layers[0].attention() else {
-            return KvCache::without_attention(capacity, num_slots);
-        };
-        let [query, ..] = attention.projections();
-        let (device, dtype) = (self.device(), FloatDType::from(query.weight.val().dtype()));
-        let place = match self.packed {
-            Some(_) => CachePlace::Host,
-            None => CachePlace::Device(&device, dtype),
+        let device = self.device();
+        let place = match (self.layers[0].attention(), &self.packed) {
+            (None, _) => CachePlace::Nowhere,
+            (Some(_), Some(_)) => CachePlace::Host,
+            (Some(attention), None) => {
+                let [query, ..] = attention.projections();
+                CachePlace::Device(&device, query.weight.val().dtype().into())
+            }
         };
         KvCache::new(&self.shape, capacity, num_slots, place)
     }
@@ -514,7 +514,7 @@ impl Adapter {
         cache: &mut KvCache,
     ) -> Positions {
         let num_kv_heads = self.layers[0].attention().map(Attention::num_kv_heads);
-        let layers = 0..if num_kv_heads.is_some() { self.layers.len() } else { 1 };
+        let layers = 0..self.layers.len();
         Positions::following(&self.reaches, num_kv_heads, features, layers, runs, cache)
     }
 

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_what_is_put_in_them_and_are_few() {
+    fn buckets_are_long_enough_and_few() {
         for bucket in [padded_rows, padded_keys] {
             let mut found: Vec<usize> = (1..=65_536).map(bucket).collect();
             assert!(found.iter().zip(1..).all(|(bucket, len)| *bucket >= len));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_computes_what_there_is() {
+    fn the_cpu_does_not_pad() {
         for device in [Device::flex(), Device::flex().autodiff()] {
             let lengths = Lengths::on(&device);
             assert_eq!((lengths.padded(5), lengths.padded_batch(3, 8)), (5, 3));

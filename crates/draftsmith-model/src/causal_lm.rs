@@ -22,21 +22,21 @@ use serde_json::json;
 use crate::buckets::padded_rows;
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
+use crate::decoder::activation::soft_capped;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::packed::{self, PackedWeights, Storage};
-use crate::rows::{DeviceRows, HostRows, Place, Rows, Run, Slots};
-use crate::shape::ModelShape;
+use crate::packed::{self, PackedWeights};
+use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
+use crate::spec::ModelShape;
 use crate::weights::{WeightDtype, WeightReader, write_json, write_safetensors};
 use packed_model::PackedModel;
 
 /// A causal language model.
 #[derive(Module, Debug)]
 pub struct CausalLm {
-    weights: Weights,
+    weights: ModelWeights,
     #[module(skip)]
     config: ModelConfig,
     /// The type of the files' weights.
@@ -47,10 +47,10 @@ pub struct CausalLm {
     num_here: usize,
 }
 
-/// Where the weights are; never in both places.
+/// A model's weights, in one of two places.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few models, each in one place")]
-enum Weights {
+enum ModelWeights {
     /// Tensors on a device, for training and for frozen models on other devices.
     Tensors(Decoder),
     /// Packed in host memory, for a frozen model on the CPU.
@@ -60,7 +60,7 @@ enum Weights {
 impl ModelConfig {
     /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
-        let weights = Weights::Tensors(Decoder::init(self, device));
+        let weights = ModelWeights::Tensors(Decoder::init(self, device));
         let num_here = self.shape.num_layers;
         CausalLm { weights, config: self.clone(), stored: WeightDtype::F32, num_here }
     }
@@ -75,7 +75,7 @@ impl CausalLm {
     /// # Errors
     /// If a file is missing or broken, or a tensor is missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, None, None, device)
+        Self::load(dir, WeightDtype::F32, None, device)
     }
 
     /// [`CausalLm::from_model_dir`], computing in `dtype`. bf16 on the CPU uses tensors and is many
@@ -88,21 +88,7 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, None, device)
-    }
-
-    /// [`CausalLm::from_model_dir`], with weights kept in `storage` where they are packed. A format
-    /// that holds the files' numbers exactly changes no result, so a model's hash, which is of its
-    /// files, says nothing of it; in a coarser one weights are rounded, and it is another model.
-    ///
-    /// # Errors
-    /// As [`CausalLm::from_model_dir`].
-    pub fn from_model_dir_stored(
-        dir: &Path,
-        storage: Storage,
-        device: &Device,
-    ) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, Some(storage), None, device)
+        Self::load(dir, dtype, None, device)
     }
 
     /// [`CausalLm::from_model_dir_in`] with only the first `num_layers` layers, plus embedding,
@@ -119,13 +105,12 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, Some(num_layers), device)
+        Self::load(dir, dtype, Some(num_layers), device)
     }
 
     fn load(
         dir: &Path,
         dtype: WeightDtype,
-        storage: Option<Storage>,
         num_layers: Option<usize>,
         device: &Device,
     ) -> Result<Self, ModelError> {
@@ -140,9 +125,9 @@ impl CausalLm {
         let mut here = config.clone();
         here.shape.num_layers = num_here;
         let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
-            Weights::Packed(PackedModel::read(&here, &mut reader, storage)?)
+            ModelWeights::Packed(PackedModel::read(&here, &mut reader)?)
         } else {
-            Weights::Tensors(Decoder::read(&here, &mut reader, dtype, device)?)
+            ModelWeights::Tensors(Decoder::read(&here, &mut reader, dtype, device)?)
         };
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
@@ -161,8 +146,8 @@ impl CausalLm {
     /// If the directory cannot be written.
     pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<(), ModelError> {
         let tensors = match &self.weights {
-            Weights::Tensors(decoder) => decoder.named(&self.config),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => decoder.named(&self.config),
+            ModelWeights::Packed(packed) => {
                 packed.to_decoder(&self.config, &self.device()).named(&self.config)
             }
         };
@@ -184,21 +169,18 @@ impl CausalLm {
         &self.config.shape
     }
 
-    /// The layers that are here, the first ones.
-    pub fn num_layers_here(&self) -> usize {
-        self.num_here
-    }
-
     fn check_here(&self, layers: &Range<usize>) {
         let num_here = self.num_here;
-        assert!(layers.end <= num_here, "of the model, the first {num_here} layers alone are here");
+        assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");
     }
 
     /// The type that the model computes in. Packed weights may be stored in another.
     pub fn dtype(&self) -> WeightDtype {
         match &self.weights {
-            Weights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => WeightDtype::Bf16,
-            Weights::Tensors(_) | Weights::Packed(_) => WeightDtype::F32,
+            ModelWeights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => {
+                WeightDtype::Bf16
+            }
+            ModelWeights::Tensors(_) | ModelWeights::Packed(_) => WeightDtype::F32,
         }
     }
 
@@ -211,14 +193,14 @@ impl CausalLm {
     /// Whether the weights are packed. If so, each row's result is independent of the other rows,
     /// to the last bit.
     pub fn is_packed(&self) -> bool {
-        matches!(self.weights, Weights::Packed(_))
+        matches!(self.weights, ModelWeights::Packed(_))
     }
 
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.device(),
-            Weights::Packed(_) => Device::flex(),
+            ModelWeights::Tensors(decoder) => decoder.device(),
+            ModelWeights::Packed(_) => Device::flex(),
         }
     }
 
@@ -227,26 +209,28 @@ impl CausalLm {
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let decoder = match self.weights {
             // Packed weights already compute in f32.
-            Weights::Packed(_) if dtype == WeightDtype::F32 => return self,
-            Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
-            Weights::Tensors(decoder) => decoder,
+            ModelWeights::Packed(_) if dtype == WeightDtype::F32 => return self,
+            ModelWeights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
+            ModelWeights::Tensors(decoder) => decoder,
         };
-        Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), ..self }
+        Self { weights: ModelWeights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
     /// The same model with tensors in f32, for comparison.
     #[cfg(test)]
     pub(crate) fn to_tensors(&self) -> Self {
-        let Weights::Packed(packed) = &self.weights else { return self.clone() };
+        let ModelWeights::Packed(packed) = &self.weights else { return self.clone() };
         let decoder = packed.to_decoder(&self.config, &Device::flex());
-        Self { weights: Weights::Tensors(decoder), ..self.clone() }
+        Self { weights: ModelWeights::Tensors(decoder), ..self.clone() }
     }
 
     /// One layer and the final norm, for initialising adapters and draft models.
     pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
         match &self.weights {
-            Weights::Tensors(decoder) => (decoder.layers()[number].clone(), decoder.norm().clone()),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => {
+                (decoder.stack.layers[number].clone(), decoder.stack.norm.clone())
+            }
+            ModelWeights::Packed(packed) => {
                 let device = self.device();
                 (packed.layer(number, &self.config, &device), packed.norm(&self.config, &device))
             }
@@ -256,7 +240,7 @@ impl CausalLm {
     /// A model of tensors. `stored` is the type of the files that it belongs to.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
         let num_here = config.shape.num_layers;
-        Self { weights: Weights::Tensors(decoder), config, stored, num_here }
+        Self { weights: ModelWeights::Tensors(decoder), config, stored, num_here }
     }
 
     /// The embedding matrix in f32, without the family's embedding scale.
@@ -265,19 +249,21 @@ impl CausalLm {
     /// - output: `[vocab, hidden]`
     pub(crate) fn embedding(&self) -> Tensor<2> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embedding().cast(FloatDType::F32),
-            Weights::Packed(packed) => packed.embedding_table(&self.device()),
+            ModelWeights::Tensors(decoder) => decoder.embedding().cast(FloatDType::F32),
+            ModelWeights::Packed(packed) => packed.embedding_table(&self.device()),
         }
     }
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         match &self.weights {
-            Weights::Tensors(decoder) => {
+            ModelWeights::Tensors(decoder) => {
                 let place = CachePlace::Device(&decoder.device(), decoder.dtype());
                 KvCache::new(self.shape(), capacity, num_slots, place)
             }
-            Weights::Packed(_) => KvCache::new(self.shape(), capacity, num_slots, CachePlace::Host),
+            ModelWeights::Packed(_) => {
+                KvCache::new(self.shape(), capacity, num_slots, CachePlace::Host)
+            }
         }
     }
 
@@ -288,8 +274,8 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]`
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embed(ids),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => decoder.embed(ids),
+            ModelWeights::Packed(packed) => {
                 let [batch, seq] = ids.dims();
                 let ids: Vec<u32> = ids.into_data().iter::<u32>().collect();
                 let HostRows { values, width } = packed.embed(&ids);
@@ -301,15 +287,15 @@ impl CausalLm {
     /// The root mean square of the embeddings.
     pub fn embedding_size(&self) -> f32 {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embedding_size(),
-            Weights::Packed(packed) => packed.embedding_size(),
+            ModelWeights::Tensors(decoder) => decoder.embedding_size(),
+            ModelWeights::Packed(packed) => packed.embedding_size(),
         }
     }
 
     /// Looks up embeddings for tokens of slot 0. The rows are in host memory if the weights are
     /// packed, otherwise on the device.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if let Weights::Packed(packed) = &self.weights {
+        if let ModelWeights::Packed(packed) = &self.weights {
             return packed.embed(ids).into();
         }
         let num_rows = ids.len();
@@ -344,12 +330,12 @@ impl CausalLm {
         let (place, slots) = hidden.into_parts();
         let runs = slots.runs(num_rows);
         match &self.weights {
-            Weights::Tensors(decoder) => {
+            ModelWeights::Tensors(decoder) => {
                 let hidden = place.into_device(&decoder.device());
-                let hidden = decoder.forward_layers(layers, hidden, runs, cache);
+                let hidden = decoder.stack.forward_cached(layers, hidden, runs, cache);
                 slots.rows(hidden)
             }
-            Weights::Packed(packed) => {
+            ModelWeights::Packed(packed) => {
                 let mut rows = place.into_host();
                 packed.forward_layers(layers, &mut rows, runs, cache);
                 slots.rows(rows)
@@ -369,10 +355,10 @@ impl CausalLm {
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
         let runs = slots.runs(num_rows);
         match &self.weights {
-            Weights::Tensors(decoder) => {
-                decoder.fill_last(place.into_device(&decoder.device()), runs, cache);
+            ModelWeights::Tensors(decoder) => {
+                decoder.stack.fill_last(place.into_device(&decoder.device()), runs, cache);
             }
-            Weights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
+            ModelWeights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
         }
     }
 
@@ -380,23 +366,20 @@ impl CausalLm {
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
         match &self.weights {
-            Weights::Tensors(decoder) => {
+            ModelWeights::Tensors(decoder) => {
                 let hidden = place.into_device(&decoder.device());
                 slots.rows(hidden.map(|hidden| self.final_norm(hidden)))
             }
-            Weights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
+            ModelWeights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
         }
     }
 
     /// [`CausalLm::lm_head`] for normed rows; one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match (&self.weights, &normed.place) {
-            (Weights::Packed(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
-            (Weights::Packed(packed), place) => {
-                normed.with_place(packed.logits(&place.clone().into_host()))
-            }
-            (Weights::Tensors(decoder), place) => {
-                let rows = place.clone().into_device(&decoder.device());
+        match &self.weights {
+            ModelWeights::Packed(packed) => normed.with_place(packed.logits(&normed.place.host())),
+            ModelWeights::Tensors(decoder) => {
+                let rows = normed.place.clone().into_device(&decoder.device());
                 normed.with_place(rows.map(|rows| self.lm_head(rows)))
             }
         }
@@ -406,8 +389,10 @@ impl CausalLm {
     /// `hidden_states[-1]`.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.norm().forward(hidden),
-            Weights::Packed(packed) => packed.norm(&self.config, &self.device()).forward(hidden),
+            ModelWeights::Tensors(decoder) => decoder.stack.norm.forward(hidden),
+            ModelWeights::Packed(packed) => {
+                packed.norm(&self.config, &self.device()).forward(hidden)
+            }
         }
     }
 
@@ -428,8 +413,8 @@ impl CausalLm {
     /// The LM head, if it is packed.
     pub(crate) fn packed_lm_head(&self) -> Option<&PackedWeights> {
         match &self.weights {
-            Weights::Packed(packed) => Some(packed.lm_head()),
-            Weights::Tensors(_) => None,
+            ModelWeights::Packed(packed) => Some(packed.lm_head()),
+            ModelWeights::Tensors(_) => None,
         }
     }
 
@@ -441,26 +426,9 @@ impl CausalLm {
     /// - output: `[hidden, vocab]`
     pub fn lm_head_weight(&self) -> Tensor<2> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.lm_head_weight(),
-            Weights::Packed(packed) => packed.lm_head_weight(&self.device()),
+            ModelWeights::Tensors(decoder) => decoder.lm_head_weight(),
+            ModelWeights::Packed(packed) => packed.lm_head_weight(&self.device()),
         }
-    }
-
-    /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream
-    /// after `ℓ` layers, entry 0 the embeddings. The last is *not* normed.
-    ///
-    /// # Shapes
-    /// - ids: `[batch, seq]`
-    /// - output: `num_layers + 1` of `[batch, seq, hidden]`
-    pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        let [batch, seq] = ids.dims();
-        let wanted = vec![0..seq; batch];
-        let mut states = vec![self.embed(ids)];
-        for number in 0..self.shape().num_layers {
-            let last = states[number].clone();
-            states.push(self.run_layers(number..number + 1, last, &wanted));
-        }
-        states
     }
 
     /// The hidden states after each number of layers in `exit_layers`, and the final hidden states
@@ -500,7 +468,7 @@ impl CausalLm {
         exit_layers: &[usize],
         wanted: &[Range<usize>],
     ) -> Vec<Tensor<3>> {
-        assert_eq!(ids.dims()[0], wanted.len(), "positions are wanted of every sequence");
+        assert_eq!(ids.dims()[0], wanted.len(), "one range of positions per sequence");
         let mut rising: Vec<usize> = (0..exit_layers.len()).collect();
         rising.sort_by_key(|place| exit_layers[*place]);
         let mut hidden = self.embed(ids);
@@ -526,7 +494,7 @@ impl CausalLm {
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
         let deepest = exit_layers.iter().zip(exits).max_by_key(|(layer, _)| **layer);
-        let (layer, hidden) = deepest.expect("there is an exit");
+        let (layer, hidden) = deepest.expect("at least one exit");
         let last = self.run_layers(*layer..self.shape().num_layers, hidden.clone(), wanted);
         self.final_norm(last)
     }
@@ -538,10 +506,7 @@ impl CausalLm {
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let [batch, seq] = ids.dims();
-        let hidden =
-            self.run_layers(0..self.shape().num_layers, self.embed(ids), &vec![0..seq; batch]);
-        self.final_norm(hidden)
+        self.final_norm(self.exit_states(ids, self.shape().num_layers))
     }
 
     /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache.
@@ -568,8 +533,10 @@ impl CausalLm {
     ) -> Tensor<3> {
         self.check_here(&layers);
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.run_layers(layers, hidden),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => {
+                decoder.stack.forward(layers, hidden, &decoder.device())
+            }
+            ModelWeights::Packed(packed) => {
                 let (shape, device) = (hidden.dims(), hidden.device());
                 let mut x = packed::values(hidden);
                 let are_last = layers.end == self.shape().num_layers;

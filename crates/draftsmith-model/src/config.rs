@@ -11,20 +11,18 @@ mod families;
 mod json;
 mod keys;
 mod rope;
-mod sizes;
 #[cfg(test)]
 mod tests;
 
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use self::keys::TokenIds;
 use crate::error::{ModelError, read_json};
-use crate::shape::ModelShape;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, MlpSpec, ModelNames, NormForm, NormSpec, RopeConfig, RopeScaling,
+    AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
+    RopeScaling,
 };
 
 /// A model family, which decides how to read `config.json` and the weights.
@@ -156,11 +154,6 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// The `config.json` for weights stored as `dtype`.
-    pub fn to_json(&self, dtype: &str) -> Value {
-        json::to_json(self, dtype)
-    }
-
     /// The number of parameters; a tied LM head counts once.
     pub fn num_parameters(&self) -> usize {
         // Layers differ in their attention windows, not in their weights.
@@ -179,7 +172,7 @@ fn read_architecture(path: &Path) -> Result<Architecture, ModelError> {
         ModelError::Config {
             path: path.to_path_buf(),
             key: "model_type",
-            problem: format!("is `{model_type}`: models of these types can be read: {known}"),
+            problem: format!("is `{model_type}`, which is not supported; expected one of {known}"),
         }
     })
 }

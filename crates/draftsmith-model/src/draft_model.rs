@@ -114,24 +114,23 @@ mod tests {
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());
-        let features = target.all_hidden_states(ids_tensor(&ids)).swap_remove(config.exit_layer);
+        let features = target.exit_states(ids_tensor(&ids), config.exit_layer);
         let normed = adapter.forward(features);
         let [_, num_rows, width] = normed.dims();
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
         let cap = target.config().spec.logit_soft_cap;
         let logits = normed.reshape([num_rows, width]).matmul(head);
-        let expected = values(crate::decoder::soft_cap::soft_capped(logits, cap));
+        let expected = values(crate::decoder::activation::soft_capped(logits, cap));
         let place = tempfile::tempdir().expect("a temporary directory");
         let model = adapter.draft_model(config, target).expect(what);
         model.write_model_dir(place.path(), WeightDtype::F32).expect("written");
         let read = CausalLm::from_model_dir(place.path(), &Device::flex()).expect("readable");
         assert_eq!(read.shape().num_layers, config.exit_layer + config.model.shape.num_layers);
-        let last = read.all_hidden_states(ids_tensor(&ids)).pop().expect("there are layers");
-        [values(read.lm_head(read.final_norm(last))), expected]
+        [values(read.lm_head(read.hidden_states(ids_tensor(&ids)))), expected]
     }
 
     #[test]
-    fn its_logits_are_the_adapters_whatever_the_family_and_the_architecture() {
+    fn a_draft_model_has_the_adapters_logits_for_every_family_and_architecture() {
         for name in FIXTURES {
             let target = load(name);
             let exits = 1..target.shape().num_layers;
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_the_adapter_may_not_draft_have_logits_of_zero() {
+    fn tokens_outside_the_draft_vocabulary_have_logits_of_zero() {
         for name in FIXTURES {
             let target = load(name);
             let config = AdapterConfig::new(target.config(), 1).expect("an exit");

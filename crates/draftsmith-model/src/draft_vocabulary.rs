@@ -13,12 +13,11 @@ use std::sync::Arc;
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
-use crate::decoder::soft_cap::soft_capped;
+use crate::decoder::activation::soft_capped;
 use crate::error::ModelError;
-use crate::id_lists::write_id_lists;
-use crate::packed::{self, PackedWeights, Threads};
+use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
-use crate::weights::WeightReader;
+use crate::weights::{WeightReader, write_id_lists};
 
 /// The tensor that lists the tokens as 64-bit integers, and an adapter's key for their number.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
@@ -120,14 +119,14 @@ impl DraftVocabulary {
 #[derive(Debug, Clone)]
 pub(crate) struct NarrowHead {
     vocabulary: DraftVocabulary,
-    weight: Weight,
+    weight: NarrowWeight,
     logit_soft_cap: Option<f32>,
     /// Number of logits of the output.
     vocab_size: usize,
 }
 
 #[derive(Debug, Clone)]
-enum Weight {
+enum NarrowWeight {
     Packed(Arc<PackedWeights>),
     /// `[hidden, tokens]`
     Tensor(Box<Tensor<2>>),
@@ -137,8 +136,8 @@ impl NarrowHead {
     /// The rows of `model`'s LM head.
     pub(crate) fn of(model: &CausalLm, vocabulary: DraftVocabulary) -> Self {
         let weight = match model.packed_lm_head() {
-            Some(head) => Weight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
-            None => Weight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
+            Some(head) => NarrowWeight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
+            None => NarrowWeight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
         };
         Self {
             weight,
@@ -159,13 +158,9 @@ impl NarrowHead {
     /// - output: `[rows, vocab]`
     pub(crate) fn logits(&self, normed: &Rows) -> Rows {
         match &self.weight {
-            Weight::Packed(weight) => {
-                let rows = normed.place.clone().into_host();
-                let mut narrow = Vec::new();
-                weight.multiply(&rows.values, &mut narrow, &Threads::All);
-                if let Some(cap) = self.logit_soft_cap {
-                    packed::soft_cap(&mut narrow, cap);
-                }
+            NarrowWeight::Packed(weight) => {
+                let rows = normed.place.host();
+                let narrow = packed::logits(weight, &rows.values, self.logit_soft_cap);
                 let num_rows = rows.values.len() / rows.width;
                 let mut values = vec![NEVER; num_rows * self.vocab_size];
                 let wide = values.chunks_exact_mut(self.vocab_size);
@@ -176,7 +171,7 @@ impl NarrowHead {
                 }
                 normed.with_place(HostRows { values, width: self.vocab_size })
             }
-            Weight::Tensor(weight) => {
+            NarrowWeight::Tensor(weight) => {
                 let device = weight.device();
                 // The last column is for all other tokens.
                 let mut column_of = vec![self.vocabulary.ids.len() as i32; self.vocab_size];
@@ -216,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_tokens_are_kept_and_those_that_must_be() {
+    fn the_most_frequent_and_the_required_tokens_are_kept() {
         let counts = [0, 7, 3, 3, 0, 9, 0];
         let kept = |size, always: &[u32]| {
             let vocabulary = DraftVocabulary::most_frequent(&counts, size, always);
@@ -232,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gives_the_tokens_back_and_a_broken_one_is_refused() {
+    fn a_vocabulary_file_reads_back_and_a_broken_one_is_refused() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("tokens.safetensors");
         let vocabulary = DraftVocabulary::new(vec![1, 5, 8]);

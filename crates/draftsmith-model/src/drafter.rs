@@ -149,9 +149,6 @@ impl DrafterModel {
     /// Looks up embeddings of tokens: a draft model's features, and the input of look-ahead heads.
     /// A self-draft uses its target's.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if ids.iter().all(|id| self.readable(*id) == *id) {
-            return self.model.embed_ids(ids);
-        }
         let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();
         self.model.embed_ids(&ids)
     }

@@ -21,7 +21,7 @@ pub enum ModelError {
     /// A malformed JSON file.
     #[error(transparent)]
     Json(#[from] JsonError),
-    /// A key of `config.json` with an unusable value.
+    /// A key of a JSON file with an unusable value.
     #[error("`{path}`: key `{key}` {problem}")]
     Config {
         /// The file.
@@ -33,28 +33,15 @@ pub enum ModelError {
     },
     /// A directory without weights.
     #[error(
-        "`{path}` has neither `model.safetensors` nor `model.safetensors.index.json`, and no \
-         `pytorch_model.bin` or its index: point at a Hugging Face checkpoint directory with weights"
+        "`{path}` has no weights: expected `model.safetensors`, `pytorch_model.bin`, or an index of \
+         either; hint: give a Hugging Face checkpoint directory"
     )]
     NoWeights {
         /// The directory.
         path: PathBuf,
     },
-    /// An index that names a file outside its directory.
-    #[error(
-        "`{path}`: key `weight_map` has tensor `{tensor}` in `{file}`: expected the plain name of a \
-         file beside the index; hint: put the file there and name it so, or fetch the model again"
-    )]
-    OutsideDir {
-        /// The index.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The file that the index names.
-        file: String,
-    },
     /// A malformed or truncated safetensors file.
-    #[error("`{path}` is not a whole safetensors file: {problem}; fetch or export it again")]
+    #[error("`{path}` is not a valid safetensors file: {problem}; download or export it again")]
     Safetensors {
         /// The file.
         path: PathBuf,
@@ -63,8 +50,8 @@ pub enum ModelError {
     },
     /// An export's weights that were changed since they were written.
     #[error(
-        "`{path}` is not what was exported: its checksum is not `weights_hash` of the config.json \
-         beside it; hint: copy the whole directory again, or delete it and train anew"
+        "`{path}` was changed since it was exported: its checksum differs from `weights_hash` in \
+         config.json; hint: copy the whole directory again, or delete it and train again"
     )]
     Changed {
         /// The file.
@@ -72,7 +59,7 @@ pub enum ModelError {
     },
     /// A PyTorch file that is truncated, or holds more than tensors.
     #[error(
-        "`{path}` cannot be read as what `torch.save` writes of a model: {problem}; hint: fetch it \
+        "`{path}` cannot be read as a model written by `torch.save`: {problem}; hint: download it \
          again, or save it as safetensors"
     )]
     Torch {
@@ -91,8 +78,7 @@ pub enum ModelError {
     },
     /// Tensors that the architecture does not have.
     #[error(
-        "`{path}` has a tensor that its config.json does not explain: `{tensor}`{}: \
-         models of its `model_type` have none of that name",
+        "`{path}` has an unexpected tensor `{tensor}`{}: models of its `model_type` do not have it",
         if *.others == 0 { String::new() } else { format!(" (and {} more)", .others) }
     )]
     ExtraTensor {
@@ -116,7 +102,7 @@ pub enum ModelError {
         expected: Vec<usize>,
     },
     /// A tensor of a type that cannot be read.
-    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}: f32, f16 and bf16 can be read")]
+    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}, expected f32, f16 or bf16")]
     Dtype {
         /// The file.
         path: PathBuf,

@@ -23,7 +23,7 @@ use crate::following::Following;
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::token_tree::TokenTree;
 
 /// Tokens per slot that a new cache allocates.
@@ -72,6 +72,8 @@ pub(crate) enum CachePlace<'a> {
     Host,
     /// On a device, in the type that the model computes in.
     Device(&'a Device, FloatDType),
+    /// Nowhere, for layers without attention.
+    Nowhere,
 }
 
 impl KvCache {
@@ -85,8 +87,8 @@ impl KvCache {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
         let first = capacity.min(FIRST);
         let allocated = match place {
-            CachePlace::Host => first,
             CachePlace::Device(..) => padded_keys(first),
+            CachePlace::Host | CachePlace::Nowhere => first,
         };
         let store = || match place {
             CachePlace::Host => {
@@ -98,23 +100,19 @@ impl KvCache {
                 let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
                 Store::Device(Box::new([zeros(), zeros()]))
             }
+            CachePlace::Nowhere => Store::Nowhere,
         };
         let layers = (0..shape.num_layers)
             .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })
             .collect();
-        Self::of(layers, capacity, allocated)
-    }
-
-    /// A cache for layers without attention, which only counts up to `capacity` tokens per slot.
-    pub(crate) fn without_attention(capacity: usize, num_slots: usize) -> Self {
-        let layer = LayerCache { store: Store::Nowhere, lens: vec![0; num_slots] };
-        Self::of(vec![layer], capacity, capacity)
-    }
-
-    fn of(layers: Vec<LayerCache>, capacity: usize, allocated: usize) -> Self {
-        let trees = vec![TokenTree::default(); layers[0].lens.len()];
-        let (placed, scratch) = (Vec::new(), Scratch::default());
-        Self { layers, capacity, allocated, trees, placed, scratch }
+        Self {
+            layers,
+            capacity,
+            allocated,
+            trees: vec![TokenTree::default(); num_slots],
+            placed: Vec::new(),
+            scratch: Scratch::default(),
+        }
     }
 
     /// Number of slots.
@@ -158,7 +156,7 @@ impl KvCache {
     /// # Panics
     /// If the numbers of `path` do not rise.
     pub fn keep(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        assert!(path.is_sorted_by(|one, next| one < next), "a path leads from parent to child");
+        assert!(path.is_sorted_by(|one, next| one < next), "a path goes from parent to child");
         let is_moved = |(at, node): (usize, &usize)| at != *node;
         if path.iter().enumerate().any(is_moved) {
             for layer in &mut self.layers {
@@ -195,9 +193,12 @@ impl KvCache {
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
             self.make_room(end, num_padding);
             let is_new = self.placed.iter().all(|run| run.slot != slot);
-            assert!(is_new, "a slot's rows of one forward come in one run");
+            assert!(is_new, "a slot's rows of one forward are one run");
             for layer in &mut self.layers[layers.clone()] {
-                assert_eq!(layer.lens[slot], start, "layers of one range run in step");
+                assert_eq!(
+                    layer.lens[slot], start,
+                    "layers of one range have read the same tokens"
+                );
                 layer.lens[slot] = end;
             }
             self.placed.push(PlacedRun { slot, start, num_rows });
@@ -233,16 +234,10 @@ impl KvCache {
         let placed = PlacedRows::new(&self.placed, &self.trees);
         let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
             Store::Host(slots) => slots.as_mut_slice(),
-            Store::Device(_) | Store::Nowhere => {
-                panic!("a model with packed weights has its cache there")
-            }
+            Store::Nowhere => &mut [],
+            Store::Device(_) => panic!("a packed model's cache is in host memory"),
         });
         (placed, memory, &mut self.scratch)
-    }
-
-    /// The buffers of packed forwards, for steps without attention.
-    pub(crate) fn scratch_mut(&mut self) -> &mut Scratch {
-        &mut self.scratch
     }
 
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
@@ -307,7 +302,7 @@ impl LayerCache {
         let both = match &mut self.store {
             Store::Device(both) => both,
             Store::Nowhere => panic!("a layer without attention has no keys"),
-            Store::Host(_) => panic!("packed weights read and write their own cache"),
+            Store::Host(_) => panic!("a packed model writes its cache itself"),
         };
         let mut of_each = both.iter_mut().zip(new).map(|(stored, new)| {
             let all = stored.take().expect("put back after every write");

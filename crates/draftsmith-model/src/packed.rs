@@ -41,7 +41,7 @@ pub(crate) use attention::{AttentionForm, PackedAttention};
 pub(crate) use buffers::{PackedLayerCache, Scratch};
 pub(crate) use norm::PackedNorm;
 pub(crate) use read::Packing;
-pub use storage::Storage;
+pub(crate) use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
 use norm::add_normed;
@@ -230,7 +230,7 @@ impl PackedMlp {
         self.norm.forward_into(x, normed);
         self.gate_up.multiply(normed, wide, threads);
         let between = if self.is_gated {
-            let width = self.down.num_inputs();
+            let width = self.down.inputs;
             vectorized(
                 #[inline(always)]
                 || match self.activation {
@@ -256,13 +256,23 @@ impl PackedMlp {
     }
 }
 
+/// An LM head's logits of `[rows, inputs]`, with a soft cap if given.
+pub(crate) fn logits(lm_head: &PackedWeights, rows: &[f32], cap: Option<f32>) -> Vec<f32> {
+    let mut logits = Vec::new();
+    lm_head.multiply(rows, &mut logits, &Threads::All);
+    if let Some(cap) = cap {
+        soft_cap(&mut logits, cap);
+    }
+    logits
+}
+
 /// Multiplies all numbers by `factor`.
 pub(crate) fn scale(x: &mut [f32], factor: f32) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
 /// `cap · tanh(x / cap)`, in place.
-pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
+fn soft_cap(x: &mut [f32], cap: f32) {
     vectorized(
         #[inline(always)]
         || steps::soft_cap(x, cap),

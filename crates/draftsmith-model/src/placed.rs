@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_split_anywhere_within_or_between_slots() {
+    fn rows_can_be_split_within_and_between_slots() {
         let run = |slot, start, num_rows| PlacedRun { slot, start, num_rows };
         let all = [run(2, 7, 3), run(0, 0, 1), run(1, 40, 4)];
         let each = |rows: PlacedRows<'_>| -> Vec<(usize, usize)> {

@@ -9,7 +9,7 @@ mod frequencies;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{DecoderSpec, RopeConfig};
 use frequencies::inverse_frequencies;
 
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_position_has_its_own_row() {
+    fn every_position_has_its_cosines_and_sines() {
         let table = table();
         for position in [0, 1, 1023, 1024, 1025, 2047, 2048, 5000, 70_000] {
             let (cos, sin) = table.at(position);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_as_long_as_what_was_read() {
+    fn a_table_grows_with_the_positions_read() {
         let table = table();
         assert_eq!(table.num_tabulated(), 0);
         table.at(0);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_read_it_at_once_read_the_same() {
+    fn threads_that_read_a_table_at_once_read_the_same() {
         let (table, alone) = (table(), table());
         std::thread::scope(|scope| {
             for first in 0..4 {

@@ -11,6 +11,7 @@
 //!
 //! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -118,6 +119,14 @@ impl Place {
                 let rows = rows.without_padding().cast(FloatDType::F32);
                 HostRows { values: vectors::values(rows), width }
             }
+        }
+    }
+
+    /// The rows in host memory, borrowed if they are there.
+    pub(crate) fn host(&self) -> Cow<'_, HostRows> {
+        match self {
+            Self::Host(rows) => Cow::Borrowed(rows),
+            Self::Device(_) => Cow::Owned(self.clone().into_host()),
         }
     }
 
@@ -306,16 +315,10 @@ impl Rows {
         }
         let mut all = HostRows { values: Vec::new(), width: 0 };
         for part in &parts {
-            let (values, width) = match &part.place {
-                Place::Host(HostRows { values, width }) => (values, *width),
-                place => {
-                    let HostRows { values, width } = place.clone().into_host();
-                    (&values.clone(), width)
-                }
-            };
-            assert!(all.width == 0 || all.width == width, "rows of one width");
-            all.width = width;
-            all.values.extend_from_slice(values);
+            let rows = part.place.host();
+            assert!(all.width == 0 || all.width == rows.width, "rows of one width");
+            all.width = rows.width;
+            all.values.extend_from_slice(&rows.values);
         }
         slots.rows(all)
     }
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cut_and_laid_end_to_end_wherever_they_are() {
+    fn rows_in_either_place_are_sliced_and_concatenated_alike() {
         for first in [false, true] {
             for second in [false, true] {
                 let parts = [example(0..3, first), example(3..7, second)];
@@ -401,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_know_whose_they_are_wherever_they_are_cut() {
+    fn slices_keep_the_slots_of_their_rows() {
         let of = |rows: &Rows| -> Vec<(usize, usize)> {
             rows.runs().map(|run| (run.slot, run.num_rows)).collect()
         };
@@ -418,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn several_parts_come_to_the_host_as_they_would_one_by_one() {
+    fn several_parts_copied_to_the_host_at_once_equal_each_copied_alone() {
         for places in [[false; 3], [true; 3], [false, true, false], [true, false, true]] {
             let [a, b, c] = places;
             let parts = [example(0..2, a), example(5..6, b), example(8..11, c)];

@@ -7,7 +7,30 @@
 
 use std::ops::Range;
 
-use crate::shape::ModelShape;
+use serde::Serialize;
+
+/// A causal language model's sizes and special tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelShape {
+    /// Number of token embeddings.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of decoder layers.
+    pub num_layers: usize,
+    /// Number of query heads.
+    pub num_heads: usize,
+    /// Number of key/value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// The beginning-of-sequence token, if the model has one.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a response; may be empty.
+    pub eos_token_ids: Vec<u32>,
+}
 
 /// A decoder except for its sizes.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,9 +138,11 @@ pub struct RopeConfig {
 }
 
 /// How rotary frequencies are scaled for contexts longer than in pre-training.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// No scaling.
+    #[serde(rename = "default")]
     None,
     /// Every frequency divided by `factor`.
     Linear {
@@ -234,7 +259,7 @@ pub(crate) struct LinearSpec {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     /// The rows of the tensor that are this layer's outputs.
-    pub(crate) rows: StoredRows,
+    pub(crate) rows: RowStrips,
     pub(crate) has_bias: bool,
     /// Whether the output is added to the residual stream.
     pub(crate) is_residual: bool,
@@ -242,7 +267,7 @@ pub(crate) struct LinearSpec {
 
 /// Rows of a tensor, as strips of equal length at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StoredRows {
+pub(crate) struct RowStrips {
     /// Number of rows of the tensor.
     pub(crate) num_all: usize,
     /// The first row of the first strip.
@@ -253,7 +278,7 @@ pub(crate) struct StoredRows {
     step: usize,
 }
 
-impl StoredRows {
+impl RowStrips {
     fn all(num_all: usize) -> Self {
         Self { num_all, first: 0, strip: num_all, step: num_all }
     }
@@ -273,7 +298,7 @@ impl LinearSpec {
 
     /// A matrix in a tensor of its own, without a bias.
     pub(crate) fn matrix(name: &'static str, inputs: usize, outputs: usize) -> Self {
-        let rows = StoredRows::all(outputs);
+        let rows = RowStrips::all(outputs);
         Self { name, inputs, outputs, rows, has_bias: false, is_residual: false }
     }
 
@@ -342,36 +367,31 @@ impl AttentionSpec {
     /// The projections to queries, keys and values, and the output projection.
     pub(crate) fn linears(&self, shape: &ModelShape) -> [LinearSpec; 4] {
         let (hidden, head_dim) = (shape.hidden_size, shape.head_dim);
+        let AttentionNames { query, key, value, is_by_head, output, .. } = self.names;
         let outputs =
             [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads].map(|n| n * head_dim);
-        let names = [self.names.query, self.names.key, self.names.value];
         let num_all = outputs.iter().sum();
-        let mut first = 0;
-        let mut nth = 0;
-        let [query, key, value] = names.map(|name| {
-            let mut linear = LinearSpec::matrix(name, hidden, outputs[nth]);
-            if names[0] == names[1] {
-                linear.rows = if self.names.is_by_head {
-                    StoredRows {
-                        num_all,
-                        first: nth * head_dim,
-                        strip: head_dim,
-                        step: 3 * head_dim,
-                    }
-                } else {
-                    StoredRows { num_all, first, ..StoredRows::all(outputs[nth]) }
-                };
-            }
-            first += outputs[nth];
-            nth += 1;
-            LinearSpec { has_bias: self.qkv_bias, ..linear }
-        });
+        let linear = |nth: usize, name| {
+            let all = RowStrips::all(outputs[nth]);
+            let rows = match (query == key, is_by_head) {
+                (false, _) => all,
+                (true, false) => RowStrips { num_all, first: outputs[..nth].iter().sum(), ..all },
+                (true, true) => RowStrips {
+                    num_all,
+                    first: nth * head_dim,
+                    strip: head_dim,
+                    step: 3 * head_dim,
+                },
+            };
+            let matrix = LinearSpec::matrix(name, hidden, outputs[nth]);
+            LinearSpec { rows, has_bias: self.qkv_bias, ..matrix }
+        };
         let output = LinearSpec {
             has_bias: self.output_bias,
             is_residual: true,
-            ..LinearSpec::matrix(self.names.output, outputs[0], hidden)
+            ..LinearSpec::matrix(output, outputs[0], hidden)
         };
-        [query, key, value, output]
+        [linear(0, query), linear(1, key), linear(2, value), output]
     }
 
     /// The factor of the scores.
@@ -395,7 +415,7 @@ impl MlpSpec {
             let mut linear = LinearSpec::matrix(name, hidden, width);
             if gate == Some(up) {
                 let (num_all, first) = (2 * width, nth * width);
-                linear.rows = StoredRows { num_all, first, ..linear.rows };
+                linear.rows = RowStrips { num_all, first, ..linear.rows };
             }
             LinearSpec { has_bias, ..linear }
         };
@@ -445,26 +465,22 @@ impl DecoderSpec {
 impl LayerSpec {
     /// The number of parameters.
     pub(crate) fn num_parameters(&self, shape: &ModelShape) -> usize {
-        let sum = |linears: &[LinearSpec]| linears.iter().map(LinearSpec::num_parameters).sum();
+        let of_linears = |linears: &[LinearSpec]| -> usize {
+            linears.iter().map(LinearSpec::num_parameters).sum()
+        };
         // Each part has a norm before it.
-        let norms = |post_norm: Option<&str>| {
+        let of_norms = |post_norm: Option<&str>| {
             self.norm.num_parameters(shape.hidden_size) * (1 + usize::from(post_norm.is_some()))
         };
-        let of_attention = |attention: &AttentionSpec| -> usize {
-            let linears: usize = sum(&attention.linears(shape));
-            let of_heads = attention
-                .names
-                .head_norms
-                .map_or(0, |both| both.len() * self.norm.num_parameters(shape.head_dim));
-            linears + of_heads + norms(attention.names.post_norm)
-        };
-        let of_mlp = |mlp: &MlpSpec| -> usize {
+        let of_attention = self.attention.iter().map(|attention| {
+            let AttentionNames { head_norms, post_norm, .. } = attention.names;
+            let of_heads = head_norms.map_or(0, |_| 2 * self.norm.num_parameters(shape.head_dim));
+            of_linears(&attention.linears(shape)) + of_heads + of_norms(post_norm)
+        });
+        let of_mlp = self.mlp.iter().map(|mlp| {
             let (gate, up_and_down) = mlp.linears(shape);
-            let linears: usize = sum(&up_and_down);
-            let gate = gate.as_ref().map_or(0, LinearSpec::num_parameters);
-            gate + linears + norms(mlp.names.post_norm)
-        };
-        let parts = [self.attention.as_ref().map(of_attention), self.mlp.as_ref().map(of_mlp)];
-        parts.into_iter().flatten().sum()
+            of_linears(gate.as_slice()) + of_linears(&up_and_down) + of_norms(mlp.names.post_norm)
+        });
+        of_attention.chain(of_mlp).sum()
     }
 }

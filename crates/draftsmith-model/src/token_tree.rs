@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_stand_where_their_depth_says_and_look_at_what_they_follow() {
+    fn a_nodes_position_follows_from_its_depth_and_it_sees_its_ancestors() {
         let mut tree = TokenTree::default();
         assert!(tree.is_chain());
         assert_eq!((tree.position(7), hidden(&tree, 7, 0)), (7, vec![]));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_grows_or_is_another_is_what_it_would_be_anew() {
+    fn a_tree_that_grows_or_changes_equals_a_new_one() {
         let (mut grown, mut anew) = (TokenTree::default(), TokenTree::default());
         for len in [2, 5, 6] {
             grown.set(10, PARENTS[..len].iter().copied());

@@ -17,11 +17,11 @@ mod write;
 pub(crate) use checksum::{check_weights, write_config};
 pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
-pub use read::{WeightReader, hash_first_layers, hash_model_dir};
+pub use read::{WeightReader, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::StoredRows;
 pub(crate) use torch::write_torch;
 #[cfg(test)]
 pub(crate) use write::pretty;
 pub(crate) use write::write_json;
-pub(crate) use write::{NamedIds, write_with_ids};
-pub use write::{NamedTensor, WeightDtype, write_safetensors};
+pub(crate) use write::write_with_ids;
+pub use write::{NamedTensor, WeightDtype, write_id_lists, write_safetensors};

@@ -444,7 +444,7 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let features = model.all_hidden_states(ids).swap_remove(self.0.exit_layer);
+        let features = model.exit_states(ids, self.0.exit_layer);
         let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
         let expected = adapter.logits(&normed.last(1), model);

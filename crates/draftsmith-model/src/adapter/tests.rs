@@ -88,7 +88,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
     let device = Device::flex();
     let ids: Vec<i32> = (0..30).map(|i| i * 7 % 40).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 30]), &device);
-    let features = target.all_hidden_states(ids).swap_remove(1);
+    let features = target.exit_states(ids, 1);
     let [_, _, width] = features.dims();
     let on_device: Rows = features.clone().into();
     let on_host: Rows = HostRows { values: values(features.clone()), width }.into();

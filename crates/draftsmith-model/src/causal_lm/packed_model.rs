@@ -13,7 +13,7 @@ use crate::decoder::norm::Norm;
 use crate::decoder::packing::{Unpacked, unpacked_linear, unpacked_norm};
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
-use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Storage, Threads};
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing};
 use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
 use crate::spec::LinearSpec;
@@ -23,11 +23,12 @@ use crate::weights::WeightReader;
 #[derive(Module, Debug)]
 pub(super) struct PackedModel {
     #[module(skip)]
-    weights: Arc<Weights>,
+    weights: Arc<PackedParts>,
 }
 
+/// The parts of a packed model.
 #[derive(Debug)]
-struct Weights {
+struct PackedParts {
     /// The outputs are tokens. `None` if the LM head is tied and serves as the embedding too.
     embedding: Option<PackedWeights>,
     layers: Vec<PackedLayer>,
@@ -50,10 +51,9 @@ impl PackedModel {
     pub(super) fn read(
         config: &ModelConfig,
         reader: &mut WeightReader,
-        storage: Option<Storage>,
     ) -> Result<Self, ModelError> {
         let ModelConfig { shape, spec, .. } = config;
-        let mut packing = Packing { reader, storage };
+        let mut packing = Packing { reader };
         let table = packing.linears("", &[LinearSpec::lm_head(spec.names.embedding, shape)])?;
         let (embedding, lm_head) = if spec.tie_word_embeddings {
             (None, table)
@@ -62,7 +62,7 @@ impl PackedModel {
         };
         let layer = |number| packing.layer(&spec.layer(number), shape, &spec.names.layer(number));
         let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
-        let weights = Weights {
+        let weights = PackedParts {
             embedding,
             layers,
             norm: packing.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?,
@@ -87,7 +87,7 @@ impl PackedModel {
     /// The embedding matrix, `[vocab, hidden]`.
     pub(super) fn embedding_table(&self, device: &Device) -> Tensor<2> {
         let table = self.embedding();
-        unpacked_linear(table, 0..table.num_outputs(), device).weight.val().transpose()
+        unpacked_linear(table, 0..table.outputs, device).weight.val().transpose()
     }
 
     /// A layer as tensors in f32.
@@ -112,7 +112,7 @@ impl PackedModel {
     pub(super) fn lm_head_weight(&self, device: &Device) -> Tensor<2> {
         let unpack = || {
             let lm_head = &self.weights.lm_head;
-            unpacked_linear(lm_head, 0..lm_head.num_outputs(), device).weight.val()
+            unpacked_linear(lm_head, 0..lm_head.outputs, device).weight.val()
         };
         self.weights.lm_head_tensor.get_or_init(unpack).clone()
     }
@@ -140,12 +140,12 @@ impl PackedModel {
     /// The root mean square of the embeddings.
     pub(super) fn embedding_size(&self) -> f32 {
         let (embedding, mut row, mut sum) = (self.embedding(), Vec::new(), 0.0);
-        for id in 0..embedding.num_outputs() {
+        for id in 0..embedding.outputs {
             row.clear();
             embedding.read_output(id, &mut row);
             sum += row.iter().map(|x| f64::from(x * x)).sum::<f64>();
         }
-        let size = (sum / (embedding.num_outputs() * row.len()) as f64).sqrt() as f32;
+        let size = (sum / (embedding.outputs * row.len()) as f64).sqrt() as f32;
         size * self.weights.embedding_scale.unwrap_or(1.0)
     }
 
@@ -158,7 +158,7 @@ impl PackedModel {
         cache: &mut KvCache,
     ) {
         let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
-        let Weights { layers: all, reaches, .. } = &*self.weights;
+        let PackedParts { layers: all, reaches, .. } = &*self.weights;
         packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
     }
 
@@ -169,7 +169,7 @@ impl PackedModel {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let Weights { layers, reaches, .. } = &*self.weights;
+        let PackedParts { layers, reaches, .. } = &*self.weights;
         let last = layers.len() - 1;
         let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
         let slots = caches.next().expect("the last layer has a cache");
@@ -182,12 +182,9 @@ impl PackedModel {
     }
 
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
-        let (mut values, lm_head) = (Vec::new(), &self.weights.lm_head);
-        lm_head.multiply(&normed.values, &mut values, &Threads::All);
-        if let Some(cap) = self.weights.logit_soft_cap {
-            packed::soft_cap(&mut values, cap);
-        }
-        HostRows { values, width: lm_head.num_outputs() }
+        let PackedParts { lm_head, logit_soft_cap, .. } = &*self.weights;
+        let values = packed::logits(lm_head, &normed.values, *logit_soft_cap);
+        HostRows { values, width: lm_head.outputs }
     }
 
     /// Runs layers in place over whole sequences of one length, without a cache. For `wanted`, see
@@ -200,7 +197,7 @@ impl PackedModel {
         wanted: &[Range<usize>],
         are_last: bool,
     ) {
-        let Weights { layers: all, reaches, .. } = &*self.weights;
+        let PackedParts { layers: all, reaches, .. } = &*self.weights;
         packed::forward_sequences(&all[layers], x, wanted, are_last, reaches);
     }
 }

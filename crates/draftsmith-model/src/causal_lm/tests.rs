@@ -54,45 +54,37 @@ fn logits_and_hidden_states_agree_with_transformers() {
 }
 
 fn agrees_with_transformers(name: &str, model: &CausalLm) {
-    {
-        let expected = expected(name);
-        let num_layers = expected.num_layers();
-        let mut states = model.all_hidden_states(ids_tensor(&expected.ids));
-        let last = states.pop().expect("one more state than layers");
-        // transformers' last entry is after the final norm.
-        let normed = model.final_norm(last);
-        for (layer, state) in states.into_iter().enumerate() {
-            assert_close(
-                &values(state),
-                &expected.hidden_states[layer],
-                &format!("{name} {layer}"),
-            );
-        }
-        let expected_last = &expected.hidden_states[num_layers];
-        assert_close(&values(normed.clone()), expected_last, &format!("{name} final"));
-        assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
-        let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
-        assert_close(&direct, expected_last, &format!("{name} hidden_states"));
-        let all = 0..expected.ids.len();
-        let wanted = std::slice::from_ref(&all);
-        // The last entry is normed, the others are not.
-        for layer in 0..=num_layers {
-            let ids = ids_tensor(&expected.ids);
-            let (mut exits, last) = model.hidden_states_at(ids, &[layer], wanted);
-            let exit = exits.remove(0);
-            let what = format!("{name} hidden_states_at {layer}");
-            assert_close(&values(last), expected_last, &what);
-            let exit = if layer == num_layers { model.final_norm(exit) } else { exit };
-            assert_close(&values(exit), &expected.hidden_states[layer], &what);
-        }
-        // Several exits at once give the same as each separately, in the order asked for.
-        let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], wanted);
-        for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
-            let (mut alone, alone_last) =
-                model.hidden_states_at(ids_tensor(&expected.ids), &[layer], wanted);
-            assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
-            assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
-        }
+    let expected = expected(name);
+    let num_layers = expected.num_layers();
+    let ids = || ids_tensor(&expected.ids);
+    // transformers' last entry is after the final norm.
+    let (of_layers, of_norm) = expected.hidden_states.split_at(num_layers);
+    for (layer, expected) in of_layers.iter().enumerate() {
+        assert_close(
+            &values(model.exit_states(ids(), layer)),
+            expected,
+            &format!("{name} {layer}"),
+        );
+    }
+    let normed = model.hidden_states(ids());
+    assert_close(&values(normed.clone()), &of_norm[0], &format!("{name} hidden_states"));
+    assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
+    let all = 0..expected.ids.len();
+    let wanted = std::slice::from_ref(&all);
+    for layer in 0..=num_layers {
+        let (mut exits, last) = model.hidden_states_at(ids(), &[layer], wanted);
+        let exit = exits.remove(0);
+        let what = format!("{name} hidden_states_at {layer}");
+        assert_close(&values(last), &of_norm[0], &what);
+        let exit = if layer == num_layers { model.final_norm(exit) } else { exit };
+        assert_close(&values(exit), &expected.hidden_states[layer], &what);
+    }
+    // Several exits at once give the same as each separately, in the order asked for.
+    let (exits, last) = model.hidden_states_at(ids(), &[2, 1, 2], wanted);
+    for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
+        let (mut alone, alone_last) = model.hidden_states_at(ids(), &[layer], wanted);
+        assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
+        assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
     }
 }
 
@@ -103,7 +95,7 @@ fn top(row: &[f32]) -> u32 {
 }
 
 #[test]
-fn greedy_decoding_goes_on_as_transformers_does() {
+fn greedy_decoding_continues_as_transformers_does() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         for model in [&model, &model.to_tensors()] {
@@ -123,7 +115,7 @@ fn greedy_decoding_goes_on_as_transformers_does() {
 }
 
 #[test]
-fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either() {
+fn rolled_back_candidates_change_nothing_beyond_a_window_either() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let sequence = [&expected.ids[..], &expected.continuation].concat();
@@ -157,7 +149,7 @@ fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either
 }
 
 #[test]
-fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
+fn a_padded_batch_gives_each_sequences_states_at_the_wanted_positions() {
     for name in FIXTURES {
         a_padded_batch_is_each_sequence_alone(&load(name));
     }
@@ -180,9 +172,8 @@ fn a_padded_batch_is_each_sequence_alone(model: &CausalLm) {
         }
         let alone = &padded[nth * seq..][..wanted.end];
         let rows = |from: usize| (nth * seq + from) * width..(nth * seq + wanted.end) * width;
-        let states = on_tensors.all_hidden_states(ids_tensor(alone));
         for (layer, exit) in exit_layers.into_iter().zip(&exits) {
-            let expected = values(states[layer].clone());
+            let expected = values(on_tensors.exit_states(ids_tensor(alone), layer));
             assert_close(&exit[rows(0)], &expected, &format!("sequence {nth} exit {layer}"));
         }
         let expected = values(on_tensors.hidden_states(ids_tensor(alone)));
@@ -208,7 +199,7 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 }
 
 #[test]
-fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
+fn in_host_memory_a_rows_bits_do_not_depend_on_other_rows() {
     // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
@@ -230,7 +221,7 @@ fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
 }
 
 #[test]
-fn a_filled_cache_is_as_good_as_one_that_was_read() {
+fn a_filled_cache_gives_the_same_as_one_that_was_read() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         for cut in [1, 9, expected.ids.len() - 1] {
@@ -247,7 +238,7 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
 }
 
 #[test]
-fn what_is_truncated_was_never_read() {
+fn truncated_tokens_leave_no_trace() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let ids = &expected.ids;
     let num_layers = model.shape().num_layers;
@@ -275,7 +266,7 @@ fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
 }
 
 #[test]
-fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
+fn several_sequences_in_one_forward_give_the_same_as_each_alone() {
     // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
@@ -320,7 +311,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
 }
 
 #[test]
-fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
+fn a_used_or_filled_slot_can_be_reused_next_to_others() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let on_tensors = model.to_tensors();
@@ -398,7 +389,7 @@ fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempf
 }
 
 #[test]
-fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
+fn sizes_that_contradict_the_weights_allocate_nothing() {
     const HUGE: usize = 1 << 27;
     for (key, named) in [
         ("vocab_size", "model.embed_tokens.weight"),
@@ -416,7 +407,7 @@ fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
 }
 
 #[test]
-fn a_cache_grows_with_what_is_read_and_keeps_it() {
+fn a_cache_grows_with_the_tokens_and_keeps_them() {
     // A sequence longer than a cache's first allocation, with two slots.
     let (num_tokens, context) = (2500, 1 << 26);
     let dir = with_config(FIXTURES[0], |config| config["max_position_embeddings"] = context.into());

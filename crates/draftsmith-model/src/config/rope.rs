@@ -1,14 +1,12 @@
 //! Rotary keys of `config.json`, in the layout of transformers 4 (`rope_theta`, `rope_scaling`) and
 //! of transformers 5 (`rope_parameters`).
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::Architecture;
-use super::keys::{Keys, RopeKeys, fail, positive};
+use super::keys::{Keys, RopeKeys};
 use crate::error::ModelError;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
 /// The rotation of a model's layers, and of those with a window if it differs.
@@ -22,7 +20,6 @@ pub(super) fn read(
     architecture: Architecture,
     keys: &Keys,
     shape: &ModelShape,
-    path: &Path,
 ) -> Result<Ropes, ModelError> {
     let none = RopeKeys::default();
     let parameters = keys.rope_parameters.as_ref();
@@ -35,7 +32,7 @@ pub(super) fn read(
         Architecture::Gemma3 => (keys.rope_theta, 1e6, keys.partial_rotary_factor),
         _ => (keys.rope_theta, 10_000.0, keys.partial_rotary_factor),
     };
-    let reading = Reading { architecture, keys, shape, path };
+    let reading = Reading { architecture, keys, shape };
     let full = reading.one(of_all, theta.unwrap_or(default_theta), share)?;
     if architecture != Architecture::Gemma3 {
         return Ok(Ropes { full, in_window: None });
@@ -52,7 +49,6 @@ struct Reading<'a> {
     architecture: Architecture,
     keys: &'a Keys,
     shape: &'a ModelShape,
-    path: &'a Path,
 }
 
 impl Reading<'_> {
@@ -64,23 +60,22 @@ impl Reading<'_> {
         theta: f64,
         share: Option<f64>,
     ) -> Result<RopeConfig, ModelError> {
-        let path = self.path;
-        let theta = positive(path, "rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
+        let theta = self.keys.positive("rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
         let share = rope.partial_rotary_factor.or(share).unwrap_or(1.0);
         let head_dim = self.shape.head_dim;
         let width = (head_dim as f64 * share) as usize;
         if !(share > 0.0 && share <= 1.0) || width < 2 || !width.is_multiple_of(2) {
             let problem =
-                format!("is {share}: of {head_dim} channels, an even number of them must turn");
-            return Err(fail(path, "partial_rotary_factor", problem));
+                format!("is {share}, but an even number of the {head_dim} channels must rotate");
+            return Err(self.keys.fail("partial_rotary_factor", problem));
         }
         let scaling = self.scaling(rope, width)?;
         Ok(RopeConfig { theta, width: (width < head_dim).then_some(width), scaling })
     }
 
     fn scaling(self, rope: &RopeKeys, width: usize) -> Result<RopeScaling, ModelError> {
-        let Self { architecture, keys, shape, path } = self;
-        let need = |key, value| positive(path, key, value);
+        let Self { architecture, keys, shape } = self;
+        let need = |key, value| keys.positive(key, value);
         let factor = || need("rope_parameters.factor", rope.factor);
         let context = shape.context as f64;
         // Phi has it outside the rotary keys, where it takes precedence.
@@ -132,13 +127,11 @@ impl Reading<'_> {
                 }
             }
             other => {
-                let known = "`default`, `linear`, `dynamic`, `llama3`, `yarn` and `longrope` are \
-                             known";
-                return Err(fail(
-                    path,
-                    "rope_parameters.rope_type",
-                    format!("is `{other}`: {known}"),
-                ));
+                let known =
+                    "expected `default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`";
+                return Err(
+                    keys.fail("rope_parameters.rope_type", format!("is `{other}`, {known}"))
+                );
             }
         })
     }
@@ -156,17 +149,18 @@ impl Reading<'_> {
             if factors.len() == width / 2 && is_good {
                 return Ok(factors);
             }
-            let problem = format!("has {} numbers, expected {}, above 0", factors.len(), width / 2);
-            Err(fail(self.path, key, problem))
+            let problem = format!("has {} numbers, expected {} above 0", factors.len(), width / 2);
+            Err(self.keys.fail(key, problem))
         };
         let default =
             if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
         let attention_factor = rope.attention_factor.unwrap_or(default);
-        let key = "rope_parameters.attention_factor";
         Ok(RopeScaling::LongRope {
             short_factor: factors("rope_parameters.short_factor", &rope.short_factor)?,
             long_factor: factors("rope_parameters.long_factor", &rope.long_factor)?,
-            attention_factor: positive(self.path, key, Some(attention_factor))?,
+            attention_factor: self
+                .keys
+                .positive("rope_parameters.attention_factor", Some(attention_factor))?,
             original_max_position_embeddings: original,
         })
     }
@@ -179,50 +173,10 @@ fn magnitude(stretch: f64, scale: f64) -> f64 {
 
 /// The `rope_parameters` key.
 pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
-    let theta = rope.theta;
-    let mut json = match &rope.scaling {
-        RopeScaling::None => json!({"rope_type": "default", "rope_theta": theta}),
-        RopeScaling::Linear { factor } => {
-            json!({"rope_type": "linear", "rope_theta": theta, "factor": factor})
-        }
-        RopeScaling::Dynamic { factor } => {
-            json!({"rope_type": "dynamic", "rope_theta": theta, "factor": factor})
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "llama3", "rope_theta": theta, "factor": factor,
-            "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            truncate,
-            attention_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "yarn", "rope_theta": theta, "factor": factor,
-            "beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate,
-            "attention_factor": attention_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-        RopeScaling::LongRope {
-            short_factor,
-            long_factor,
-            attention_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "longrope", "rope_theta": theta,
-            "short_factor": short_factor, "long_factor": long_factor,
-            "attention_factor": attention_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-    };
+    let mut json = json!(rope.scaling);
+    if let Value::Object(keys) = &mut json {
+        keys.shift_insert(1, "rope_theta".to_owned(), rope.theta.into());
+    }
     if let Some(width) = rope.width {
         json["partial_rotary_factor"] = (width as f64 / shape.head_dim as f64).into();
     }

@@ -31,7 +31,7 @@ fn both_layouts_of_rope_read_alike() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn a_written_config_reads_back() {
     for extra in [
         r#","rope_parameters":{"rope_theta":1e4,"rope_type":"llama3","factor":8.0,
             "low_freq_factor":1.0,"high_freq_factor":4.0,
@@ -48,7 +48,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn bad_values_name_file_and_key() {
+fn an_error_of_a_bad_value_names_file_and_key() {
     for (extra, key) in [
         (r#","num_key_value_heads":3"#, "num_key_value_heads"),
         (r#","num_key_value_heads":0"#, "num_key_value_heads"),
@@ -74,7 +74,7 @@ fn bad_values_name_file_and_key() {
 }
 
 #[test]
-fn an_unknown_architecture_is_told_which_are_known() {
+fn an_unknown_model_type_causes_an_error_that_lists_the_supported_ones() {
     let of = |model_type: &str| read_json_object(&format!("{{{model_type}{SIZES}}}"));
     for known in Architecture::ALL {
         let model_type = format!(r#""model_type":"{}","#, known.model_type());
@@ -84,7 +84,7 @@ fn an_unknown_architecture_is_told_which_are_known() {
     // The family is checked before the other keys, which are another family's.
     let refused = read_json_object(r#"{"model_type":"gpt2","n_embd":8}"#);
     let message = refused.expect_err("refused").to_string();
-    let known = "can be read: `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
+    let known = "one of `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
                  `gpt_neox`";
     for part in ["config.json", "`model_type`", "`gpt2`", known] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
@@ -92,7 +92,7 @@ fn an_unknown_architecture_is_told_which_are_known() {
 }
 
 #[test]
-fn the_embedded_models_are_written_as_they_stand() {
+fn the_embedded_models_configs_are_written_byte_for_byte() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
     for name in ["target", "draft", "draft-small"] {
         let dir = models.join(name);
@@ -164,7 +164,7 @@ fn published(nth: usize) -> ModelConfig {
 }
 
 #[test]
-fn what_is_written_of_any_family_reads_back() {
+fn every_familys_written_config_reads_back() {
     for (nth, (model_type, _)) in PUBLISHED.into_iter().enumerate() {
         let config = published(nth);
         let written = config.to_json("bfloat16");
@@ -175,7 +175,7 @@ fn what_is_written_of_any_family_reads_back() {
 }
 
 #[test]
-fn the_familys_own_keys_and_defaults_are_read() {
+fn each_familys_keys_and_defaults_are_read() {
     let [mistral, qwen2, windowed, qwen3, phi3, gemma2, gemma3, pythia, serial] =
         std::array::from_fn(published);
     let window = |config: &ModelConfig| {
@@ -183,7 +183,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
         window.map(|window| (window.size, window.layers.clone()))
     };
     assert_eq!(window(&mistral), Some((4096, vec![true, true])));
-    assert_eq!(window(&qwen2), None, "it is named, and not used");
+    assert_eq!(window(&qwen2), None, "it is set but not used");
     assert_eq!(window(&windowed), Some((64, vec![false, true])));
     assert_eq!(window(&qwen3), None);
     assert_eq!(window(&gemma2), Some((4096, vec![true, false])));
@@ -192,14 +192,14 @@ fn the_familys_own_keys_and_defaults_are_read() {
     assert_eq!((qwen3.shape.head_dim, gemma2.shape.head_dim), (128, 256));
     let RopeScaling::Yarn { factor, attention_factor, beta_fast, .. } = windowed.spec.rope.scaling
     else {
-        panic!("it is stretched")
+        panic!("it is scaled")
     };
     assert_eq!((factor, beta_fast), (4.0, 32.0));
     assert!((attention_factor - (0.1 * 4.0_f64.ln() + 1.0)).abs() < 1e-12);
     // Phi-3 reads only as far as the short factors apply.
     assert_eq!((phi3.shape.context, phi3.spec.rope.width), (4096, Some(6)));
     let RopeScaling::LongRope { attention_factor, .. } = phi3.spec.rope.scaling else {
-        panic!("it is stretched")
+        panic!("it is scaled")
     };
     assert!((attention_factor - (1.0 + 32.0_f64.ln() / 4096.0_f64.ln()).sqrt()).abs() < 1e-12);
     assert!(gemma2.spec.tie_word_embeddings && gemma3.spec.tie_word_embeddings);
@@ -217,7 +217,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
 }
 
 #[test]
-fn what_a_family_does_not_compute_is_refused_by_its_key() {
+fn an_unsupported_value_is_refused_with_its_key() {
     for (model_type, extra, key) in [
         ("gemma3_text", r#""attn_logit_softcapping":50.0"#, "attn_logit_softcapping"),
         ("gemma3_text", r#""sliding_window_pattern":0"#, "sliding_window_pattern"),

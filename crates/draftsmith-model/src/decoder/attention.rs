@@ -17,9 +17,9 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
+use super::activation::soft_capped;
 use super::norm::Norm;
 use super::rope::RopeWindow;
-use super::soft_cap::soft_capped;
 use super::source::WeightSource;
 use crate::following::{Following, MASKED};
 use crate::kv_cache::{KvCache, LayerCache};
@@ -27,7 +27,7 @@ use crate::packed::AttentionForm;
 use crate::placed::PlacedRun;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 
 /// One layer's attention block with its norms.

@@ -10,7 +10,7 @@ use super::mlp::Mlp;
 use super::norm::Norm;
 use super::source::{Drawn, WeightSource, named_linears};
 use crate::kv_cache::LayerCache;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec};
 use crate::weights::NamedTensor;
 

@@ -3,11 +3,10 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu, silu};
 
 use super::norm::Norm;
 use super::source::WeightSource;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, MlpSpec};
 
 /// `down(activation(gate(x)) ∘ up(x))` of normed x, or `down(activation(up(x)))` without a gate.
@@ -80,14 +79,9 @@ impl Mlp {
     pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = self.norm.forward(x).reshape([batch * seq, hidden]);
-        let activated = |x: Tensor<2>| match self.activation {
-            Activation::Silu => silu(x),
-            Activation::Gelu => gelu(x),
-            Activation::GeluTanh => gelu_tanh(x),
-        };
         let wide = match &self.gate {
-            Some(gate) => activated(gate.forward(x.clone())) * self.up.forward(x),
-            None => activated(self.up.forward(x)),
+            Some(gate) => self.activation.apply(gate.forward(x.clone())) * self.up.forward(x),
+            None => self.activation.apply(self.up.forward(x)),
         };
         let output = self.down.forward(wide).reshape([batch, seq, hidden]);
         match &self.post_norm {
@@ -95,12 +89,4 @@ impl Mlp {
             None => output,
         }
     }
-}
-
-/// [`Activation::GeluTanh`]. burn's version takes a power of negative numbers, which some devices
-/// refuse.
-fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
-    let cubed = x.clone() * x.clone() * x.clone();
-    let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
-    x * (inner.tanh() + 1.0) * 0.5
 }

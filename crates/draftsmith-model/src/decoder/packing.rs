@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType};
 use super::norm::Norm;
 use super::source::{WeightSource, linear};
 use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, NormForm, NormSpec};
 
 /// The weights and biases of some outputs, as tensors on `device`.
@@ -19,7 +19,7 @@ pub(crate) fn unpacked_linear(
     outputs: Range<usize>,
     device: &Device,
 ) -> Linear {
-    let (num_inputs, num_outputs) = (packed.num_inputs(), outputs.len());
+    let (num_inputs, num_outputs) = (packed.inputs, outputs.len());
     let mut weight = vec![0.0; num_inputs * num_outputs];
     let mut column = Vec::new();
     for (place, output) in outputs.clone().enumerate() {
@@ -29,7 +29,7 @@ pub(crate) fn unpacked_linear(
             weight[input * num_outputs + place] = *value;
         }
     }
-    let bias = packed.bias().map(|bias| bias[outputs].to_vec());
+    let bias = packed.bias.as_ref().map(|bias| bias[outputs].to_vec());
     linear(weight, [num_inputs, num_outputs], bias, device, FloatDType::F32)
 }
 

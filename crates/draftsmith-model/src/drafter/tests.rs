@@ -45,13 +45,13 @@ fn ids() -> Vec<u32> {
 }
 
 #[test]
-fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() {
+fn a_self_draft_is_the_targets_first_layers_then_the_adapter_and_its_head() {
     let [_, drafter] = drafters();
     let Exit { layer, adapter } = drafter.exit.as_ref().expect("a self-draft");
     let ids = ids();
     let tensor: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let tensor = Tensor::<2, Int>::from_data(TensorData::new(tensor, [1, 12]), &Device::flex());
-    let hidden = adapter.forward(drafter.model.all_hidden_states(tensor).swap_remove(*layer));
+    let hidden = adapter.forward(drafter.model.exit_states(tensor, *layer));
     assert_close(
         &values(drafter.hidden_states(&[&ids], Lengths::AsGiven)),
         &values(hidden.clone()),
@@ -67,7 +67,7 @@ fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() 
 }
 
 #[test]
-fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
+fn any_pieces_over_a_cache_give_the_same_as_whole_sequences() {
     for drafter in drafters() {
         let (ids, width) = (ids(), drafter.hidden_size());
         let longer: Vec<u32> = ids.iter().rev().chain(&ids).copied().collect();
@@ -112,7 +112,7 @@ fn a_token_without_an_embedding_is_read_as_token_0() {
 }
 
 #[test]
-fn a_draft_vocabulary_leaves_its_tokens_logits_and_no_chance_to_others() {
+fn a_draft_vocabulary_keeps_its_tokens_logits_and_gives_others_probability_0() {
     for fixture in [FIXTURES[0], "gemma2-bf16"] {
         let target = load(fixture);
         let vocabulary = DraftVocabulary::new(vec![3, 4, 17, 40]);

@@ -9,16 +9,13 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::ModelError;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormForm, NormSpec};
 use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.
 pub(crate) struct Packing<'a> {
     pub(crate) reader: &'a mut WeightReader,
-    /// Of every matrix. Where it is `None`, each is stored as the checkpoint has it: that takes the
-    /// least memory that keeps its bits, and decodes fastest.
-    pub(crate) storage: Option<Storage>,
 }
 
 impl Packing<'_> {
@@ -32,7 +29,7 @@ impl Packing<'_> {
         let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
         let inputs = specs[0].inputs;
         let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
-        let storage = self.storage.unwrap_or(storage_of(stored));
+        let storage = storage_of(stored);
         // Check before allocating: the shapes come from a `config.json`.
         for spec in specs {
             self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
@@ -59,9 +56,7 @@ impl Packing<'_> {
                 )?;
             }
         }
-        if specs.iter().any(|spec| spec.has_bias) {
-            packed.set_bias(bias);
-        }
+        packed.bias = specs.iter().any(|spec| spec.has_bias).then_some(bias);
         Ok(packed)
     }
 

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_threads_that_are_held_up_leave_forwards_to_one_for_longer_and_longer() {
+    fn each_delay_leaves_more_forwards_to_one_thread() {
         let (millis, mut sharing) = (Duration::from_millis, Sharing::default());
         let num_alone = |sharing: &mut Sharing| {
             let alone = std::iter::repeat_with(|| sharing.is_worth_it());

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hidden_scores_have_no_share() {
+    fn masked_scores_get_probability_0() {
         for (first, len) in [(0, 1), (0, 3), (0, 8), (5, 11), (10, 16), (3, 24), (23, 24)] {
             let mut scores = [50.0; 24];
             for (i, score) in scores[first..len].iter_mut().enumerate() {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn activations_and_caps_are_what_they_are_in_64_bits() {
+    fn activations_and_soft_caps_match_64_bit_arithmetic() {
         for i in -1200..=1200 {
             let x = i as f32 / 100.0;
             let exact = f64::from(x);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_norm_leaves_mean_and_deviation_to_its_weights() {
+    fn a_layer_norms_mean_and_deviation_are_its_weights() {
         let mut rows: Vec<f32> = (0..22).map(|i| (i * i % 17) as f32 + 100.0).collect();
         let (gamma, beta) = ([2.0; 11], [-1.0; 11]);
         layer_norm(&mut rows, &gamma, &beta, 1e-9);

@@ -15,7 +15,7 @@ pub(crate) const LINE: usize = 16;
 /// registers is exact. So a bf16 checkpoint gives the same bits in bf16 as in f32, with half the
 /// memory to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
+pub(crate) enum Storage {
     /// IEEE single precision.
     F32,
     /// bfloat16, the upper half of an f32.

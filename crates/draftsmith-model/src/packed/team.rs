@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_keeps_its_share_is_not_waited_for() {
+    fn a_product_does_not_wait_for_a_thread_that_keeps_its_share() {
         let (weights, x) = weights_and_rows(700, 1000, 2);
         let (mut alone, mut together) = (Vec::new(), Vec::new());
         weights.multiply(&x, &mut alone, &Threads::One);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_sends_the_others_away() {
+    fn a_panic_dismisses_the_team() {
         on_threads(2, || {
             let team = Arc::new(Team::default());
             let run = AssertUnwindSafe(|| team.run(|| panic!("in a forward")));

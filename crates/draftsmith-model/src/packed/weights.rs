@@ -50,9 +50,10 @@ pub(crate) enum Threads {
 #[derive(Debug)]
 pub(crate) struct PackedWeights {
     lines: Arc<Lines>,
-    inputs: usize,
-    outputs: usize,
-    bias: Option<Vec<f32>>,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Added to each row of outputs.
+    pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl PackedWeights {
@@ -72,12 +73,6 @@ impl PackedWeights {
         let mut packed = Self::zeros(Storage::F32, inputs, outputs);
         packed.set_outputs(0..outputs, |input, output| weight[input * outputs + output]);
         Self { bias, ..packed }
-    }
-
-    /// Sets the bias.
-    pub(crate) fn set_bias(&mut self, bias: Vec<f32>) {
-        assert_eq!(bias.len(), self.outputs, "a number for each output");
-        self.bias = Some(bias);
     }
 
     /// Sets the weights of some outputs, rounded to the storage format. `weight` takes the input
@@ -117,18 +112,6 @@ impl PackedWeights {
 
     fn storage(&self) -> Storage {
         self.lines.storage()
-    }
-
-    pub(crate) fn num_inputs(&self) -> usize {
-        self.inputs
-    }
-
-    pub(crate) fn bias(&self) -> Option<&[f32]> {
-        self.bias.as_deref()
-    }
-
-    pub(crate) fn num_outputs(&self) -> usize {
-        self.outputs
     }
 
     /// Appends one output's weights to `values`: a column of the matrix.
@@ -251,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_general_product_and_rows_do_not_depend_on_each_other() {
+    fn a_packed_product_equals_the_general_one_and_rows_are_independent() {
         for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2048, 2056)] {
             let weight = random(inputs, outputs);
             let packed = PackedWeights::pack(&values(weight.clone()), inputs, outputs, None);
@@ -303,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_changes_nothing_but_rounding_to_the_last_bit() {
+    fn a_storage_format_only_rounds_the_weights() {
         for storage in [Storage::Bf16, Storage::F16] {
             for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2047, 2056)]
             {

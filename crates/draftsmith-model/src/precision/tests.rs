@@ -8,7 +8,7 @@ use crate::buckets::Lengths;
 use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, load};
 use crate::rows::Rows;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::{
     AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrafterModel, KvCache, WeightDtype,
 };
@@ -84,7 +84,7 @@ fn a_model_in_bf16_computes_nearly_what_it_computes_in_f32() {
 }
 
 #[test]
-fn back_in_f32_a_model_has_its_rounded_weights() {
+fn a_model_cast_to_bf16_and_back_has_rounded_weights() {
     let model = model(4);
     let same = model.clone().to_dtype(WeightDtype::F32);
     assert_eq!(values(same.lm_head_weight()), values(model.lm_head_weight()));
@@ -132,7 +132,7 @@ fn an_adapters_gradients_reach_its_own_parameters_in_f32() {
 }
 
 #[test]
-fn a_heads_logits_are_f32_and_near() {
+fn a_bf16_heads_logits_are_f32_and_nearly_equal() {
     let device = Device::flex();
     let head = AcceptanceHeadConfig::new(64, 3, false).init(&device);
     let (_, hidden) = states(&model(4), ids(1, 30));
@@ -206,7 +206,7 @@ fn every_family_decodes_in_bf16_nearly_as_in_f32() {
 }
 
 #[test]
-fn what_is_loaded_in_bf16_is_what_is_cast_to_it_and_norms_stay_f32() {
+fn loading_in_bf16_equals_casting_and_norms_stay_f32() {
     for name in FIXTURES {
         let (loaded, cast) = (load_in_bf16(name), load(name).to_dtype(WeightDtype::Bf16));
         for model in [&loaded, &cast] {

@@ -43,8 +43,12 @@ impl WeightFiles {
             }
             let ShardIndex { weight_map: file_of } = read_json(&path)?;
             if let Some((tensor, file)) = file_of.iter().find(|(_, file)| !is_plain_name(file)) {
-                let (tensor, file) = (tensor.clone(), file.clone());
-                return Err(ModelError::OutsideDir { path, tensor, file });
+                let problem = format!(
+                    "has tensor `{tensor}` in `{file}`: expected the plain name of a file beside \
+                     the index; hint: move the file there and use that name, or download the model \
+                     again"
+                );
+                return Err(ModelError::Config { path, key: "weight_map", problem });
             }
             return Ok(Self::Sharded { index, file_of });
         }

@@ -5,7 +5,7 @@
 //! time, some rows at once. So a broken file causes an error, not a large allocation, and a large
 //! one is never in memory twice.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -25,8 +25,8 @@ pub struct WeightReader {
     /// The directory or single file, for messages.
     path: PathBuf,
     files: Vec<OpenFile>,
-    /// Tensor name to file index.
-    tensors: BTreeMap<String, usize>,
+    /// For each tensor, the index of its file and its place there.
+    tensors: BTreeMap<String, (usize, StoredTensor)>,
     /// Names of the tensors that were taken, whole or in part.
     taken: BTreeSet<String>,
 }
@@ -35,7 +35,6 @@ pub struct WeightReader {
 struct OpenFile {
     path: PathBuf,
     file: File,
-    tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl WeightReader {
@@ -66,22 +65,17 @@ impl WeightReader {
             WeightFiles::Sharded { file_of, .. } => file_of,
         };
         file_of.retain(|tensor, _| wanted(tensor));
-        let mut files = Vec::new();
-        let mut numbers = HashMap::new();
-        let mut tensors = BTreeMap::new();
-        for (tensor, file_name) in file_of {
-            let number = match numbers.get(&file_name) {
-                Some(number) => *number,
-                None => {
-                    files.push(OpenFile::open(&dir.join(&file_name))?);
-                    numbers.insert(file_name, files.len() - 1);
-                    files.len() - 1
-                }
-            };
-            if !files[number].tensors.contains_key(&tensor) {
-                return Err(ModelError::MissingTensor { path: files[number].path.clone(), tensor });
+        let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+        for name in file_of.values().collect::<BTreeSet<_>>() {
+            let path = dir.join(name);
+            let (file, mut stored) = OpenFile::open(&path)?;
+            for (tensor, _) in file_of.iter().filter(|(_, of_tensor)| *of_tensor == name) {
+                let Some(stored) = stored.remove(tensor) else {
+                    return Err(ModelError::MissingTensor { path, tensor: tensor.clone() });
+                };
+                tensors.insert(tensor.clone(), (files.len(), stored));
             }
-            tensors.insert(tensor, number);
+            files.push(file);
         }
         Ok(Self { path: dir.to_path_buf(), files, tensors, taken: BTreeSet::new() })
     }
@@ -91,8 +85,8 @@ impl WeightReader {
     /// # Errors
     /// If it cannot be read, is cut short or malformed.
     pub fn open_file(path: &Path) -> Result<Self, ModelError> {
-        let file = OpenFile::open(path)?;
-        let tensors = file.tensors.keys().map(|name| (name.clone(), 0)).collect();
+        let (file, tensors) = OpenFile::open(path)?;
+        let tensors = tensors.into_iter().map(|(name, stored)| (name, (0, stored))).collect();
         let taken = BTreeSet::new();
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
@@ -100,13 +94,9 @@ impl WeightReader {
     /// The same with `prefix` removed from all names, if every name has it.
     pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
-            let short = |name: &String| name[prefix.len()..].to_owned();
-            self.tensors = self.tensors.iter().map(|(name, file)| (short(name), *file)).collect();
-            for file in &mut self.files {
-                let tensors = std::mem::take(&mut file.tensors);
-                let named = tensors.into_iter().filter(|(name, _)| name.starts_with(prefix));
-                file.tensors = named.map(|(name, stored)| (short(&name), stored)).collect();
-            }
+            let tensors = std::mem::take(&mut self.tensors).into_iter();
+            let short = tensors.map(|(name, stored)| (name[prefix.len()..].to_owned(), stored));
+            self.tensors = short.collect();
         }
         self
     }
@@ -123,14 +113,12 @@ impl WeightReader {
 
     /// A tensor's shape.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let file = &self.files[*self.tensors.get(name)?];
-        file.tensors.get(name).map(|stored| stored.shape.as_slice())
+        self.tensors.get(name).map(|(_, stored)| stored.shape.as_slice())
     }
 
     /// A tensor's storage type.
     pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
-        let file = &self.files[*self.tensors.get(name)?];
-        file.tensors.get(name).map(|stored| stored.dtype)
+        self.tensors.get(name).map(|(_, stored)| stored.dtype)
     }
 
     /// The storage type of the first tensor of weights, as safetensors spells it.
@@ -188,7 +176,7 @@ impl WeightReader {
         rows: impl IntoIterator<Item = Range<usize>>,
         mut each: impl FnMut(usize, StoredRows<'_>),
     ) -> Result<(), ModelError> {
-        let (OpenFile { path, file, .. }, stored) = self.check(name, expected)?;
+        let (OpenFile { path, file }, stored) = self.check(name, expected)?;
         let mut first = 0;
         for rows in rows {
             let num_rows = rows.len();
@@ -209,7 +197,7 @@ impl WeightReader {
         len: usize,
         vocab_size: usize,
     ) -> Result<Vec<u32>, ModelError> {
-        let (OpenFile { path, file, .. }, stored) = self.check(name, &[len])?;
+        let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
         let ids = stored.read_ids(file, path, name)?;
         if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
             return Err(ModelError::Safetensors {
@@ -230,14 +218,13 @@ impl WeightReader {
         name: &str,
         expected: &[usize],
     ) -> Result<(&OpenFile, &StoredTensor), ModelError> {
-        let file = self.tensors.get(name).map(|number| &self.files[*number]);
-        let stored = file.and_then(|file| file.tensors.get(name));
-        let (Some(file), Some(stored)) = (file, stored) else {
+        let Some((number, stored)) = self.tensors.get(name) else {
             return Err(ModelError::MissingTensor {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
             });
         };
+        let file = &self.files[*number];
         if stored.shape != expected {
             return Err(ModelError::Shape {
                 path: file.path.clone(),
@@ -275,14 +262,34 @@ impl WeightReader {
 }
 
 impl OpenFile {
-    fn open(path: &Path) -> Result<Self, ModelError> {
+    fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>), ModelError> {
         let file = File::open(path).map_err(|e| ModelError::io("read", path, e))?;
         let tensors = match path.extension() {
             Some(extension) if extension == "bin" => torch::tensors_of(&file, path)?,
             _ => header::tensors_of(&file, path)?,
         };
-        Ok(Self { path: path.to_path_buf(), file, tensors })
+        Ok((Self { path: path.to_path_buf(), file }, tensors))
     }
+}
+
+/// Reads the lists with these names, of ids below `vocab_size`.
+///
+/// # Errors
+/// If the file is missing or broken, lacks a list, contains anything else, or an id is out of
+/// range.
+pub fn read_id_lists<const N: usize>(
+    path: &Path,
+    names: [&str; N],
+    vocab_size: usize,
+) -> Result<[Vec<u32>; N], ModelError> {
+    let mut reader = WeightReader::open_file(path)?;
+    let mut lists: [Vec<u32>; N] = std::array::from_fn(|_| Vec::new());
+    for (list, name) in lists.iter_mut().zip(names) {
+        let len = reader.shape(name).and_then(|shape| shape.first().copied());
+        *list = reader.take_ids(name, len.unwrap_or(0), vocab_size)?;
+    }
+    reader.finish()?;
+    Ok(lists)
 }
 
 /// A model's hash: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight

@@ -86,14 +86,6 @@ impl NamedTensor {
     }
 }
 
-/// A list of token ids to write, as 64-bit integers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NamedIds<'a> {
-    /// Name in the file.
-    pub(crate) name: &'a str,
-    pub(crate) ids: &'a [u32],
-}
-
 /// Writes a safetensors file atomically and returns the SHA-256 of its bytes. The metadata always
 /// includes `format: pt`, which transformers requires.
 ///
@@ -115,38 +107,31 @@ pub fn write_safetensors(
 pub(crate) fn write_with_ids(
     path: &Path,
     tensors: &[NamedTensor],
-    ids: &[NamedIds<'_>],
+    ids: &[(&str, &[u32])],
     dtype: WeightDtype,
     metadata: &[(String, String)],
 ) -> Result<String, ModelError> {
     let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
-    let encoded: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|t| match dtype {
-            WeightDtype::F32 => t.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    let floats = tensors.iter().map(|tensor| {
+        let values = tensor.values.iter();
+        let (stored, bytes) = match dtype {
+            WeightDtype::F32 => (Dtype::F32, values.flat_map(|v| v.to_le_bytes()).collect()),
             WeightDtype::Bf16 => {
-                t.values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
+                (Dtype::BF16, values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect())
             }
-        })
-        .collect();
-    let stored = match dtype {
-        WeightDtype::F32 => Dtype::F32,
-        WeightDtype::Bf16 => Dtype::BF16,
-    };
-    let mut views = Vec::with_capacity(tensors.len());
-    for (tensor, bytes) in tensors.iter().zip(&encoded) {
-        let view = TensorView::new(stored, tensor.shape.clone(), bytes)
-            .map_err(|e| broken(format!("tensor `{}`: {e}", tensor.name)))?;
-        views.push((tensor.name.clone(), view));
-    }
-    let encoded: Vec<Vec<u8>> = ids
-        .iter()
-        .map(|named| named.ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect())
-        .collect();
-    for (named, bytes) in ids.iter().zip(&encoded) {
-        let view = TensorView::new(Dtype::I64, vec![named.ids.len()], bytes)
-            .map_err(|e| broken(format!("tensor `{}`: {e}", named.name)))?;
-        views.push((named.name.to_owned(), view));
+        };
+        (tensor.name.as_str(), stored, tensor.shape.clone(), bytes)
+    });
+    let ids = ids.iter().map(|(name, ids)| {
+        let bytes = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+        (*name, Dtype::I64, vec![ids.len()], bytes)
+    });
+    let encoded: Vec<(&str, Dtype, Vec<usize>, Vec<u8>)> = floats.chain(ids).collect();
+    let mut views = Vec::with_capacity(encoded.len());
+    for (name, dtype, shape, bytes) in &encoded {
+        let view = TensorView::new(*dtype, shape.clone(), bytes)
+            .map_err(|e| broken(format!("tensor `{name}`: {e}")))?;
+        views.push(((*name).to_owned(), view));
     }
     let mut info: HashMap<String, String> = metadata.iter().cloned().collect();
     info.insert("format".to_owned(), "pt".to_owned());
@@ -154,6 +139,18 @@ pub(crate) fn write_with_ids(
     sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
     write_whole(path, &bytes)?;
     Ok(hex(&Sha256::digest(&bytes)))
+}
+
+/// Writes named lists of ids, as 64-bit integers, and metadata to a safetensors file, atomically.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_id_lists(
+    path: &Path,
+    lists: &[(&str, &[u32])],
+    metadata: &[(String, String)],
+) -> Result<(), ModelError> {
+    write_with_ids(path, &[], lists, WeightDtype::F32, metadata).map(drop)
 }
 
 /// Sorts the header's metadata. The library writes it from a hash map, but the same tensors should

@@ -51,7 +51,7 @@ fn of_whole_sequence(
     ids: &[u32],
     num_before: usize,
 ) -> Vec<f64> {
-    let features = model.all_hidden_states(tensor_of(ids, model)).swap_remove(EXIT_LAYER);
+    let features = model.exit_states(tensor_of(ids, model), EXIT_LAYER);
     let hidden = adapter.forward(features);
     let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
     predicted_for_candidates(head, (model, model), ids, num_before, hidden, &logits)

@@ -33,7 +33,7 @@ fn alone(model: &CausalLm, standing: &[u32], new: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn each_node_of_a_tree_is_read_as_its_path_alone_and_any_path_can_be_kept() {
+fn each_tree_node_equals_its_path_as_a_chain_and_any_path_can_be_kept() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -87,7 +87,7 @@ fn reads_and_keeps(name: &str, model: &CausalLm, standing: &[u32], nodes: &[u32]
 }
 
 #[test]
-fn a_path_is_kept_as_far_as_layers_have_read_it() {
+fn a_path_is_kept_as_far_as_each_layer_has_read_it() {
     for name in [FIXTURES[0], FIXTURES[5]] {
         let model = load(name);
         for model in [&model, &model.to_tensors()] {

@@ -61,7 +61,7 @@ fn steps(drafter: &DrafterModel, ids: &[u32]) -> Vec<(Rows, Vec<f32>)> {
 }
 
 #[test]
-fn what_a_head_reads_of_a_draft_is_what_its_lm_head_reads() {
+fn a_head_reads_the_same_hidden_state_as_the_lm_head() {
     for name in FIXTURES {
         let expected = expected(name);
         let (normed, ids) =
@@ -96,7 +96,7 @@ fn drawn(logits: &[f32], token: u32, position: usize) -> DrawnCandidate {
 fn while_decoding(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Vec<f32> {
     let (reads, steps) = (head.reads(), steps(drafter, ids));
     let predict = |(position, pair): (usize, &[(Rows, Vec<f32>)])| {
-        let [(drawn_from, logits), (own, _)] = pair else { panic!("neighbours") };
+        let [(drawn_from, logits), (own, _)] = pair else { panic!("windows of two") };
         let token = ids[NUM_BEFORE + position];
         let scalars: Vec<f32> = drafter.scalars(reads, &drawn(logits, token, position)).collect();
         let of_embedding =
@@ -120,7 +120,7 @@ fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Ve
 }
 
 #[test]
-fn a_head_predicts_the_same_while_decoding_as_in_training_whatever_the_family() {
+fn a_head_predicts_the_same_in_decoding_and_training_for_every_family() {
     use HeadInput::{Entropy, Position, TopProb};
     let device = Device::flex();
     let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb, Position]];

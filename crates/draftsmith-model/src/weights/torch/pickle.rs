@@ -1,21 +1,21 @@
-//! The pickle of a state dictionary, as far as `torch.save` writes one: names and tensors.
+//! The pickle of a state dictionary, limited to what `torch.save` writes: names and tensors.
 //!
-//! A pickle is a program for a stack machine, and Python's runs whatever it names. This one makes
-//! numbers, texts, tuples, lists, dictionaries and tensors, knows the functions that tensors are
-//! rebuilt with by name, and refuses everything else by name. Containers lie in a table and are
-//! referred to, so that no pickle nests deeper than the stack or grows beyond its own length.
+//! A pickle is a program for a stack machine, and Python's runs any function that it names. This
+//! one builds numbers, texts, tuples, lists, dictionaries and tensors, and refuses everything else
+//! with its name. Containers are in a table and referenced by index, so a pickle cannot nest deeply
+//! or grow beyond its length.
 
 use std::collections::HashMap;
 
 use safetensors::Dtype;
 
-/// What a pickle says of a tensor.
+/// A tensor that a pickle describes.
 #[derive(Debug, Clone)]
 pub(super) struct TorchTensor {
-    /// The name of its bytes in the archive.
+    /// The name of its storage in the archive.
     pub(super) storage: String,
     pub(super) dtype: Dtype,
-    /// Numbers of the storage before its first.
+    /// Index of its first number in the storage.
     pub(super) offset: usize,
     pub(super) shape: Vec<usize>,
 }
@@ -23,18 +23,18 @@ pub(super) struct TorchTensor {
 #[derive(Debug, Clone)]
 enum Value {
     None,
-    /// A truth value or a floating-point number, which no tensor depends on.
+    /// A boolean or float, which tensors do not need.
     Other,
     Int(i64),
     Text(usize),
-    /// Of the values in `sequences`.
+    /// Index into `sequences`.
     Sequence(usize),
-    /// Of the pairs in `dicts`.
+    /// Index into `dicts`.
     Dict(usize),
     Global(Global),
-    /// A storage's type, and its name among the texts.
+    /// A storage's type, and the index of its name in `texts`.
     Storage(Dtype, usize),
-    /// Of the tensors.
+    /// Index into `tensors`.
     Tensor(usize),
 }
 
@@ -72,7 +72,7 @@ impl Global {
 struct Machine<'a> {
     rest: &'a [u8],
     stack: Vec<Value>,
-    /// Lengths of the stack that were marked.
+    /// Marked stack lengths.
     marks: Vec<usize>,
     memo: HashMap<u32, Value>,
     texts: Vec<String>,
@@ -81,7 +81,7 @@ struct Machine<'a> {
     tensors: Vec<TorchTensor>,
 }
 
-/// The tensors of a state dictionary, by name.
+/// The tensors of a state dictionary with their names.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, TorchTensor)>, String> {
     let mut machine = Machine { rest: pickle, ..Machine::default() };
     let Value::Dict(all) = machine.run()? else {
@@ -104,7 +104,7 @@ impl Machine<'_> {
         loop {
             let [op] = self.bytes()?;
             match op {
-                // PROTO, FRAME: what follows is read as it comes.
+                // PROTO and FRAME, which need no action.
                 0x80 => drop(self.bytes::<1>()?),
                 0x95 => drop(self.bytes::<8>()?),
                 b'.' => return self.pop(),
@@ -190,7 +190,7 @@ impl Machine<'_> {
                 }
                 b'Q' => self.storage()?,
                 b'R' => self.call()?,
-                // BUILD: attributes of a dictionary (`_metadata`), which say nothing of tensors.
+                // BUILD sets a dictionary's attributes (`_metadata`), which do not concern tensors.
                 b'b' => {
                     self.pop()?;
                     if !matches!(self.stack.last(), Some(Value::Dict(_))) {
@@ -310,7 +310,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The values of a tuple.
+    /// Pops a tuple's values.
     fn pop_tuple(&mut self) -> Result<Vec<Value>, String> {
         match self.pop()? {
             Value::Sequence(values) => Ok(self.sequences[values].clone()),
@@ -318,7 +318,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `('storage', type, name, device, length)`: bytes of the archive.
+    /// `('storage', type, name, device, length)`, a reference to bytes in the archive.
     fn storage(&mut self) -> Result<(), String> {
         match self.pop_tuple()?.as_slice() {
             [Value::Text(_), Value::Global(Global::Storage(dtype)), Value::Text(name), ..] => {
@@ -377,7 +377,7 @@ fn size(value: &Value) -> Result<usize, String> {
     }
 }
 
-/// Whether numbers lie row by row. Where a dimension is 1, nothing is stepped over.
+/// Whether numbers are stored row by row. The stride of a dimension of size 1 does not matter.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let mut step = Some(1_usize);
     let row_by_row = shape.iter().zip(strides).rev().all(|(dim, stride)| {
