@@ -3,9 +3,9 @@
 //!
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
 //! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
-//! [`AdapterArchitecture`] has the others of its ablation (Table 2) and one of ours. Each is a
-//! decoder layer with parts left out, so that a target's own layer can give the first weights; there
-//! may be several of them, one behind the other, which is ours too.
+//! [`AdapterArchitecture`] has the others of its ablation (Table 2). Each is a decoder layer with
+//! parts left out, so that it can start from the weights of one of the target's layers. Stacking
+//! several of them is ours.
 
 mod files;
 mod kangaroo;
@@ -60,11 +60,6 @@ pub enum AdapterArchitecture {
     AttentionWithHead,
     /// A whole Llama layer: the paper's with an MLP behind its own norm, `h + mlp(norm(h))`.
     DecoderLayer,
-    /// `norm(x + mlp(post_attention_layernorm(x)))`, with a Llama's gated MLP and the target's LM
-    /// head: a token at a time, without a cache. Not in the paper. Files of releases that had no
-    /// other MLP call it `mlp`.
-    #[serde(alias = "mlp")]
-    GatedMlp,
     /// The paper's "MLP only": `norm(x + W₂ silu(W₁ input_layernorm(x)))` with two square matrices,
     /// and an LM head of its own; a token at a time. The paper counts the parameters and does not
     /// print the function: the residual and the activation are Medusa's (Cai et al. 2024), which it
@@ -74,22 +69,12 @@ pub enum AdapterArchitecture {
 
 impl AdapterArchitecture {
     /// All of them, in the order of their parameters in the paper.
-    pub const ALL: [Self; 5] = [
-        Self::Attention,
-        Self::GatedMlp,
-        Self::MlpOnly,
-        Self::AttentionWithHead,
-        Self::DecoderLayer,
-    ];
+    pub const ALL: [Self; 4] =
+        [Self::Attention, Self::MlpOnly, Self::AttentionWithHead, Self::DecoderLayer];
 
     /// Whether a token looks at those before it.
     pub fn has_attention(self) -> bool {
-        !matches!(self, Self::GatedMlp | Self::MlpOnly)
-    }
-
-    /// Whether there is an MLP.
-    pub fn has_mlp(self) -> bool {
-        matches!(self, Self::DecoderLayer | Self::GatedMlp | Self::MlpOnly)
+        self != Self::MlpOnly
     }
 
     /// Whether it has an LM head of its own.
@@ -105,7 +90,6 @@ impl std::fmt::Display for AdapterArchitecture {
             Self::Attention => "attention",
             Self::AttentionWithHead => "attention-with-head",
             Self::DecoderLayer => "decoder-layer",
-            Self::GatedMlp => "gated-mlp",
             Self::MlpOnly => "mlp-only",
         })
     }
@@ -208,9 +192,7 @@ impl AdapterConfig {
         let spec = &self.model.spec;
         let mlp = match self.architecture {
             AdapterArchitecture::Attention | AdapterArchitecture::AttentionWithHead => None,
-            AdapterArchitecture::DecoderLayer | AdapterArchitecture::GatedMlp => {
-                Some(spec.mlp.clone())
-            }
+            AdapterArchitecture::DecoderLayer => Some(spec.mlp.clone()),
             AdapterArchitecture::MlpOnly => Some(MlpSpec {
                 width: self.model.shape.hidden_size,
                 bias: false,

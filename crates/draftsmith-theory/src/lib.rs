@@ -21,7 +21,7 @@
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `review` | the same inside a cascade, where a drafter's model reviews a cheaper one and may be lenient |
 //! | `stop_rule` | when a draft phase ends |
-//! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
+//! | `threshold_policy` | the best stop decisions by exact solution, for tests |
 //! | `trace` | what happened in each round, and the rates that follow from it |
 //! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |

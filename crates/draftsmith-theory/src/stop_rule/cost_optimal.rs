@@ -1,4 +1,4 @@
-//! Stopping where another candidate costs more than it is worth.
+//! Stopping where another candidate costs more than it is worth. `replay::cost_optimal` fits it.
 
 use serde::{Deserialize, Serialize};
 
@@ -250,7 +250,7 @@ mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
     use crate::CostModel;
-    use crate::threshold_policy::{AcceptanceLevel, Predicted, optimal_stopping};
+    use crate::threshold_policy::Process;
 
     fn config(signal: AcceptanceSignal) -> CostOptimalConfig {
         CostOptimalConfig {
@@ -355,15 +355,15 @@ mod tests {
 
     #[test]
     fn where_chances_are_independent_and_known_it_is_the_best_of_all_policies() {
-        let levels = [(3.0, 0.95), (2.0, 0.6), (1.0, 0.2)]
-            .map(|(weight, acceptance_prob)| AcceptanceLevel { weight, acceptance_prob });
+        let levels = vec![(3.0 / 6.0, 0.95), (2.0 / 6.0, 0.6), (1.0 / 6.0, 0.2)];
         let mean = (3.0 * 0.95 + 2.0 * 0.6 + 0.2) / 6.0;
         let identity = StepFunction::new(vec![0.4, 0.8], vec![0.2, 0.6, 0.95]).expect("ascending");
         let bounds = Bounds { min: 1, max: 5 };
         let (mut num_stops, mut num_states) = (0, 0);
         for draft_seconds in [0.02, 0.1, 0.3] {
             let costs = CostModel { draft_seconds, target_seconds: 1.0, row_seconds: 0.01 };
-            let best = optimal_stopping(&levels, Predicted::All, &costs, bounds);
+            let process = Process { levels: levels.clone(), num_unpredicted: 0, costs, bounds };
+            let best = process.optimal_policy();
             let mut rule = rule(CostOptimalConfig {
                 least_worth: (draft_seconds + 0.01) / best.seconds_per_token,
                 least_draw_worth: 0.0,
@@ -378,7 +378,7 @@ mod tests {
             for drawn in 1..bounds.max {
                 for sequence in 0..3_usize.pow(drawn as u32) {
                     let probs: Vec<f64> = (0..drawn)
-                        .map(|at| levels[sequence / 3_usize.pow(at as u32) % 3].acceptance_prob)
+                        .map(|at| levels[sequence / 3_usize.pow(at as u32) % 3].1)
                         .collect();
                     rule.begin_round();
                     let mut stops = false;

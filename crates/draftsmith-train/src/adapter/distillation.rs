@@ -1,11 +1,10 @@
-//! What an adapter learns from its target: four distances between their distributions, through the
-//! target's LM head, a chunk of tokens at a time.
+//! The distillation losses of an adapter, and their gradients through the target's LM head.
 //!
-//! The logits of every token are too many to hold, and autodiff would hold several copies of them.
-//! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
-//! formula, and the learner takes it from there. On the CPU the formulas are passes over one token's
-//! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's
-//! type, everything between them in f32.
+//! The logits of a whole batch do not fit in memory, and autodiff would hold several copies of them.
+//! So the loss is computed a chunk of tokens at a time without autodiff: the gradient with respect to
+//! the adapter's hidden states has a closed form, and the learner backpropagates from there. On the
+//! CPU the formulas are passes over one token's logits (`on_host`), on other devices they are tensor
+//! operations (`on_device`). Matrix products run in the LM head's type, the rest in f32.
 
 mod on_device;
 mod on_host;
@@ -18,21 +17,15 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
-/// What is minimised, as the mean over supervised tokens: of the target's distribution p and the
-/// adapter's q, both raw (T = 1).
+/// The loss to minimise, a mean over supervised tokens. p is the target's distribution and q the
+/// adapter's, both at T = 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DistillationLoss {
-    /// −Σ p log q in nats (Kangaroo, section 3.1).
+    /// −Σ p log q in nats (Kangaroo §3.1, eq. 3).
     CrossEntropy,
-    /// KL(p ‖ q) = Σ p log(p / q) in nats: the cross-entropy less the target's own entropy. The
-    /// gradient is the same, so is the adapter; 0 is the best there is.
-    ForwardKl,
-    /// KL(q ‖ p) = Σ q log(q / p) in nats: it punishes what the target would not predict, and forgives
-    /// what the adapter leaves out.
-    ReverseKl,
-    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP,
-    /// section 2.1). Where p and q are far apart its gradient is next to nothing.
+    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP, §2).
+    /// Its gradient vanishes where p and q are far apart.
     TotalVariation,
 }
 
@@ -126,7 +119,7 @@ fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
 }
 
 /// The sums that [`LmHead::score_sums`] gives.
-pub(crate) const NUM_SCORES: usize = 5;
+pub(crate) const NUM_SCORES: usize = 4;
 
 /// The target's distributions at a chunk's tokens.
 enum Teacher {
@@ -194,7 +187,6 @@ impl LmHead {
     /// with the student's own head or this one, and its gradients. Nothing is recorded.
     ///
     /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
-    ///
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
@@ -245,7 +237,7 @@ impl LmHead {
     }
 
     /// Sums over tokens of: −Σ p log q, −Σ p log p (nats), whether p and q have the same most
-    /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
+    /// probable token, and Σ min(p, q).
     ///
     /// # Shapes
     /// - output: `[NUM_SCORES]`

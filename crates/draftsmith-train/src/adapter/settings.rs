@@ -23,9 +23,8 @@ pub struct AdapterTraining {
     /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B). 0: a small draft of its
     /// own, which shares the target's embedding and LM head and none of its layers.
     pub exit_layer: ExitLayers,
-    /// What the adapter is made of: `"attention"` (the paper's), `"mlp-only"`,
-    /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
-    /// Llama's MLP alone.
+    /// The parts of the adapter: `"attention"` (the paper's), or one of its ablation (Table 2):
+    /// `"mlp-only"`, `"attention-with-head"` or `"decoder-layer"`.
     pub architecture: AdapterArchitecture,
     /// How many such layers it has, one behind the other: 1, the paper's, to 8.
     pub num_layers: usize,
@@ -43,10 +42,9 @@ pub struct AdapterTraining {
     /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
     /// the target's context. 2048: the authors' code.
     pub max_len: usize,
-    /// What is minimised: `"cross-entropy"` (the paper), `"forward-kl"` (the same adapter, another
-    /// number), `"reverse-kl"`, or `"total-variation"`, the share of sampled candidates that are
-    /// rejected. The epoch that is kept is the one whose validation rows have the lowest mean of
-    /// it.
+    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`, the share of sampled
+    /// candidates that are rejected. Training keeps the epoch with the lowest mean loss on the
+    /// validation rows.
     pub loss: DistillationLoss,
     /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
     /// vocabulary × this many floats, and does not change the result. 256: ours.
@@ -175,20 +173,15 @@ impl AdapterTraining {
                 expected: "1 or more, and an architecture without an LM head of its own",
             });
         }
-        if self.teacher == Teaching::Response {
-            let refused = |key, value: String, expected| {
-                Err(TrainError::Setting { section: Section::Adapter, key, value, expected })
-            };
-            if self.loss == DistillationLoss::ReverseKl {
-                let expected = "another one where `teacher` is `response`: a token that was chosen \
-                                says nothing of how improbable the others were";
-                return refused("loss", "`reverse-kl`".to_owned(), expected);
-            }
-            if let Some(size) = self.draft_vocabulary {
-                let expected =
-                    "none where `teacher` is `response`: a token outside would teach nothing";
-                return refused("draft_vocabulary", size.to_string(), expected);
-            }
+        if let Some(size) = self.draft_vocabulary
+            && self.teacher == Teaching::Response
+        {
+            return Err(TrainError::Setting {
+                section: Section::Adapter,
+                key: "draft_vocabulary",
+                value: size.to_string(),
+                expected: "none where `teacher` is `response`: a token outside would teach nothing",
+            });
         }
         self.optimizer.check(Section::Adapter)?;
         check_counts(Section::Adapter, &[("loss_chunk", self.loss_chunk)])
@@ -226,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_architecture_is_one_of_five_and_first_weights_of_two() {
+    fn an_architecture_is_one_of_four_and_first_weights_of_two() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for architecture in AdapterArchitecture::ALL {
             let training = read(&format!("architecture = \"{architecture}\"")).unwrap();
@@ -244,12 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_one_of_four() {
+    fn a_loss_is_one_of_two() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for (name, loss) in [
             ("cross-entropy", DistillationLoss::CrossEntropy),
-            ("forward-kl", DistillationLoss::ForwardKl),
-            ("reverse-kl", DistillationLoss::ReverseKl),
             ("total-variation", DistillationLoss::TotalVariation),
         ] {
             let training = read(&format!("loss = \"{name}\"")).unwrap();
@@ -281,7 +272,6 @@ mod tests {
         check("draft_vocabulary", narrow);
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
         let teacher = Teaching::Response;
-        check("loss", AdapterTraining { teacher, loss: DistillationLoss::ReverseKl, ..default() });
         let narrow = AdapterTraining { teacher, draft_vocabulary: Some(9), ..default() };
         check("draft_vocabulary", narrow);
         let optimizer = OptimizerSettings { batch_size: 0, ..OptimizerSettings::ADAPTER };
