@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_files::FileError;
 
-use crate::provenance::Difference;
-
 /// The forms of prompt files, as told in messages.
 const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
      `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
@@ -290,7 +288,7 @@ pub enum DataError {
         /// The other.
         second: PathBuf,
         /// The first key that differs, with both values.
-        difference: Difference,
+        difference: String,
     },
     /// A file is not the shard that its name says.
     #[error("`{path}` {problem}; remove it and run build-data again")]

@@ -79,7 +79,7 @@ impl ShardSet {
         for file in found {
             let (other, other_place) = shard_header(&file)?;
             if let Some(difference) = provenance.differences(&other).into_iter().next() {
-                let (first, second) = (first.1, file.1);
+                let (first, second, difference) = (first.1, file.1, difference.to_string());
                 return Err(DataError::ProvenanceDiffers { first, second, difference });
             }
             if other_place.count != place.count {

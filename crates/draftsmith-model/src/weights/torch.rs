@@ -135,8 +135,8 @@ fn check_end(end: &[u8], file_bytes: u64) -> Result<(), &'static str> {
             let bytes = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map(u64::from_le_bytes)
         };
-        let is_in_place = record.starts_with(b"PK\x06\x06")
-            && number(locator, 8) == Some(file_bytes - END_BYTES);
+        let is_in_place =
+            record.starts_with(b"PK\x06\x06") && number(locator, 8) == Some(file_bytes - END_BYTES);
         if !is_in_place || number(record, 32).is_none_or(|num| num > MAX_ENTRIES) {
             return Err("its 64-bit record is malformed");
         }

@@ -1,5 +1,5 @@
-//! What drafters, ways of decoding and costs are called, in the file and in words. The names of stop
-//! rules come from their table in the theory crate.
+//! The names of drafters, decodings and costs, in files and in messages. The names of stop rules are
+//! in the theory crate.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Reading prompt files: which files a pattern names, and what becomes of records that are no prompts.
+//! Prompt files: which files a pattern names, how a file is opened, and what happens to malformed
+//! records.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
