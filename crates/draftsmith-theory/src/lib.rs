@@ -11,7 +11,7 @@
 //! | `enumerate` | the other form of `Draws`: every outcome with its exact chance |
 //! | `distribution` | softmax, overlap, entropies |
 //! | `exponentials` | e^logit over rows, vectorised |
-//! | `acceptance_bounds` | what KL or entropy tells of the overlap |
+//! | `acceptance_bounds` | bounds and estimates of the overlap from KL and entropy |
 //! | `decoding` | how the next token is chosen: the repetition penalty, then greedily or by a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p, as served (`select`: without sorting) |
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
-use super::problem::{Problem, kind};
+use super::record::{Problem, kind};
 
 /// What a record says, before it has an id.
 #[derive(Debug)]

@@ -34,7 +34,7 @@ pub enum DistillationLoss {
 pub(crate) struct LmHead {
     /// `[hidden, vocab]`
     weight: Tensor<2>,
-    /// Of its logits, and of those of an adapter's own head.
+    /// Applied to its logits and to those of an adapter's separate head.
     soft_cap: Option<f32>,
 }
 
@@ -43,17 +43,18 @@ pub(crate) struct LmHead {
 pub(crate) struct Student {
     /// `[tokens, hidden]`, normed.
     pub(crate) hidden: Tensor<2>,
-    /// `[hidden, vocab]`; `None` where the target's LM head serves.
+    /// `[hidden, vocab]`; `None` to use the target's LM head.
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
-/// What an adapter is to say at a batch's tokens.
+/// What an adapter learns to predict at a batch's tokens.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one a batch")]
 pub(crate) enum Lesson {
-    /// What the target's LM head makes of these hidden states: `[tokens, hidden]`, normed.
+    /// The target's distributions, by its LM head from these normed hidden states:
+    /// `[tokens, hidden]`.
     States(Tensor<2>),
-    /// These tokens, for certain.
+    /// These tokens with certainty.
     Tokens(Vec<u32>),
 }
 
@@ -79,20 +80,20 @@ impl Lesson {
     }
 }
 
-/// The logit of a token that is not chosen, for certain: its probability is 0 in f32, and a product of
-/// the two is a number.
+/// The logit of an impossible token. It is finite, so that its product with the probability 0 is not
+/// NaN.
 const NEVER: f32 = -1e30;
 
-/// The tokens of a batch that a loss is taken at, and padding behind them.
+/// The supervised tokens of a batch, followed by padding.
 #[derive(Debug, Clone)]
 pub(crate) struct Tokens {
-    /// Without padding; at least one.
+    /// The number without padding, at least 1.
     pub(crate) num: usize,
-    /// `[tokens, 1]`: 1 of a token, 0 of padding; None where there is none.
+    /// `[tokens, 1]`: 1 for a token, 0 for padding; `None` without padding.
     pub(crate) are: Option<Tensor<2>>,
 }
 
-/// A loss, and its gradients with respect to what a [`Student`] is made of.
+/// A loss, and its gradients with respect to a [`Student`]'s tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAndGradients {
     /// `[1]`
@@ -104,7 +105,7 @@ pub(crate) struct LossAndGradients {
 }
 
 impl Student {
-    /// The same without a graph.
+    /// The same without an autodiff graph.
     pub(crate) fn without_autodiff(&self) -> Self {
         Self {
             hidden: self.hidden.clone().without_autodiff(),
@@ -113,12 +114,12 @@ impl Student {
     }
 }
 
-/// Whether a chunk's losses are taken in host memory: where logits are, and no padding is.
+/// Whether a chunk's losses are computed in host memory: if the logits are there, without padding.
 fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
     vectors::reach(&logits.device()) && !is_padded
 }
 
-/// The sums that [`LmHead::score_sums`] gives.
+/// The number of sums of [`LmHead::score_sums`].
 pub(crate) const NUM_SCORES: usize = 4;
 
 /// The target's distributions at a chunk's tokens.
@@ -128,7 +129,7 @@ enum Teacher {
 }
 
 impl Teacher {
-    /// Takes the target's logits, `[tokens, vocab]`, which have padding or have none.
+    /// Takes the target's logits, `[tokens, vocab]`.
     fn new(logits: Tensor<2>, loss: DistillationLoss, is_padded: bool) -> Self {
         if is_on_host(&logits, is_padded) {
             let [_, vocab_size] = logits.dims();
@@ -172,21 +173,21 @@ impl Teacher {
 }
 
 impl LmHead {
-    /// The head of a target that does not record autodiff.
+    /// The head of a target without autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
         Self { weight: target.lm_head_weight(), soft_cap }
     }
 
-    /// The same of some tokens alone.
+    /// The same over a draft vocabulary.
     pub(crate) fn narrowed(self, vocabulary: &DraftVocabulary) -> Self {
         Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
     /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))
-    /// with the student's own head or this one, and its gradients. Nothing is recorded.
+    /// with the student's separate head or this one, and its gradients, without autodiff.
     ///
-    /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
+    /// It takes `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
@@ -210,7 +211,7 @@ impl LmHead {
             let teacher = Teacher::new(teacher, loss, are_tokens.is_some());
             let logits = self.logits(hidden.clone(), &students_head);
             let slopes = self.soft_cap.map(|cap| {
-                // The slope of a cap at a logit behind it: 1 − tanh².
+                // The slope of the cap: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
             let (loss, gradient) = teacher.loss_and_gradient(logits, are_tokens, token_share);
@@ -267,7 +268,7 @@ impl LmHead {
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
 
-    /// The logits of what is taught, `[tokens, vocab]` in f32.
+    /// The teacher's logits, `[tokens, vocab]` in f32.
     fn taught(&self, lesson: Lesson, device: &Device) -> Tensor<2> {
         match lesson {
             Lesson::States(states) => self.logits(states, &self.weight),
@@ -292,14 +293,14 @@ impl LmHead {
     }
 }
 
-/// What there is of a run of tokens, with its padding.
+/// A run of tokens, with its padding.
 struct Chunk {
     student: Tensor<2>,
     teacher: Lesson,
     are_tokens: Option<Tensor<2>>,
 }
 
-/// All cut into the same runs of tokens.
+/// Cuts a batch into runs of `loss_chunk` tokens.
 fn chunks(
     student: Tensor<2>,
     teacher: Lesson,

@@ -45,7 +45,7 @@ impl Teacher {
             DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
             DistillationLoss::TotalVariation => {
                 let difference = probs.clone() - p;
-                // 0 where there is none, which is a subgradient of |x| there.
+                // 0 at 0: a subgradient of |x|.
                 let sign = difference.clone().sign();
                 let lean = (probs.clone() * sign.clone()).sum_dim(1);
                 (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::{DistillationLoss, NUM_SCORES};
 
-/// Tokens from which on another thread is worth its start.
+/// The fewest tokens that are worth starting a thread for.
 const TOKENS_A_TASK: usize = 16;
 
 /// The target's distributions at a chunk's tokens.
@@ -36,8 +36,8 @@ impl Teacher {
         Self { loss, probs: logits, vocab_size }
     }
 
-    /// The sum of the tokens' losses in nats (total variation has no unit), and the gradient of
-    /// `token_share` times that sum with respect to the student's logits, in their place.
+    /// Returns the sum of the tokens' losses (cross-entropy in nats), and overwrites the student's
+    /// logits with the gradient of `token_share` times that sum.
     ///
     /// # Shapes
     /// - logits: `[tokens, vocab]`
@@ -96,13 +96,13 @@ pub(super) fn score_sums(
     sums
 }
 
-/// What a pass does at each number of a token: what takes its place, and what is summed.
+/// A pass over a token's numbers: what replaces each, and what is summed.
 trait Pass<const SUMS: usize>: Copy {
-    /// `teacher` is the other row's number at the same place.
+    /// `teacher` is the number at the same index of the other row.
     fn at(self, x: f32, teacher: f32) -> (f32, [f32; SUMS]);
 }
 
-/// Goes over a token's numbers and the target's beside them.
+/// Runs a pass over a token's numbers together with the target's.
 #[inline(always)]
 fn pass<P: Pass<SUMS>, const SUMS: usize>(
     pass: P,
@@ -137,7 +137,7 @@ fn pass<P: Pass<SUMS>, const SUMS: usize>(
     sums
 }
 
-/// Goes over a token's numbers alone.
+/// Runs a pass over a token's numbers.
 #[inline(always)]
 fn pass_alone<P: Pass<SUMS>, const SUMS: usize>(pass: P, row: &mut [f32]) -> [f32; SUMS] {
     let mut strands = [[0.0; STRANDS]; SUMS];
@@ -184,7 +184,7 @@ fn largest(row: &[f32]) -> f32 {
     largest
 }
 
-/// The first place of the largest number; `None` where there is none but NaN.
+/// The first index of the largest number; `None` if all are NaN.
 #[inline(always)]
 fn place_of_largest(row: &[f32]) -> Option<usize> {
     let largest = largest(row);
@@ -224,7 +224,7 @@ fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     0.5 * distance
 }
 
-/// 1, 0 or −1: 0 where there is no difference, which is a subgradient of |x| there.
+/// The sign, 0 at 0: a subgradient of |x|.
 #[inline(always)]
 fn sign(x: f32) -> f32 {
     let above = if x > 0.0 { 1.0 } else { 0.0 };
