@@ -19,7 +19,6 @@ pub(super) struct Along<'a> {
     pub(super) draws: &'a mut dyn Draws,
     /// The most tokens that a response can have.
     pub(super) limit: usize,
-    pub(super) prompt_len: usize,
     /// The prompt and the response so far, with what is rolled out at its end.
     pub(super) tokens: Vec<u32>,
     pub(super) places: Vec<RecordedPlace>,
@@ -77,16 +76,6 @@ impl Along<'_> {
     /// That token.
     pub(super) fn token(&self) -> u32 {
         self.response[self.at()]
-    }
-
-    /// The numbers of tokens that rounds begin behind which meet what is drafted at a place: those that
-    /// have accepted none of the response's tokens before it, one, and so on, as far as they are
-    /// recorded.
-    pub(super) fn starts(&self, place: usize, options: &RecordOptions) -> Vec<usize> {
-        let accepted = self.places[..place].iter().rev().take_while(|it| it.rollout.is_none());
-        let num_before = accepted.take(options.max_length.saturating_sub(1)).count();
-        let num_standing = self.prompt_len + place;
-        (0..=num_before).map(|before| num_standing - before).collect()
     }
 
     /// The candidate that is drafted instead of the response's next token and then rejected, if one

@@ -19,22 +19,15 @@ pub(super) struct Rollout {
     phase: DraftPhase,
     rule: EverySignal,
     room: usize,
-    /// Where rounds begin that meet it.
-    starts: Vec<usize>,
     pub(super) candidates: Vec<RecordedCandidate>,
 }
 
 impl Rollout {
-    pub(super) fn begin(
-        number: usize,
-        room: usize,
-        starts: Vec<usize>,
-        options: &RecordOptions,
-    ) -> Self {
+    pub(super) fn begin(number: usize, room: usize, options: &RecordOptions) -> Self {
         let mut rule = EverySignal { has_head: options.has_head };
         let limits = options.limits.of_drafts(room);
         let phase = DraftPhase::begin(&mut rule, limits);
-        Self { number, phase, rule, room, starts, candidates: Vec::new() }
+        Self { number, phase, rule, room, candidates: Vec::new() }
     }
 }
 
@@ -42,7 +35,6 @@ impl Rollout {
 struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
     models: &'s mut Models<'a, T, D>,
     slot: usize,
-    starts: &'s [usize],
     draws: &'r mut dyn Draws,
     step: &'s Step,
     rejected: Option<u32>,
@@ -62,13 +54,12 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let (slot, logits) = (self.slot, self.step.row.own_logits());
-        let predicted = self.models.predict_of_drawn(slot, self.starts, logits, candidate)?;
-        let first = predicted.in_round(0);
+        let logits = self.step.row.own_logits();
+        let predicted = self.models.predict_of_drawn(self.slot, logits, candidate)?;
         if let Some(drawn) = self.candidates.last_mut() {
             enter(predicted, drawn);
         }
-        Ok(first)
+        Ok(predicted)
     }
 }
 
@@ -94,9 +85,8 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
-                let slot = running[rollout.number].slot;
-                let predicted = self.predict_of_read(slot, &rollout.starts, &step)?;
-                enter(predicted, rollout.candidates.last_mut().expect("one was rejected"));
+                let last = rollout.candidates.last_mut().expect("one was rejected");
+                enter(step.predicted_of_read(), last);
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
@@ -165,18 +155,16 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         step: &Step,
         rejected: Option<u32>,
     ) -> Result<(), DecodeError> {
-        let Rollout { phase, rule, room, candidates, starts, .. } = rollout;
+        let Rollout { phase, rule, room, candidates, .. } = rollout;
         let limits = self.options.limits.of_drafts(*room);
         let (slot, draws) = (along.slot, &mut *along.draws);
-        let mut source =
-            RolloutSource { models: self, slot, starts, draws, step, rejected, candidates };
+        let mut source = RolloutSource { models: self, slot, draws, step, rejected, candidates };
         phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
         // A candidate that ends the response, which no rule is asked about.
         if let Some(last) = candidates.last_mut()
             && limits.is_end(&along.tokens)
         {
-            let predicted =
-                self.predict_of_drawn(slot, starts, step.row.own_logits(), last.token_id)?;
+            let predicted = self.predict_of_drawn(slot, step.row.own_logits(), last.token_id)?;
             enter(predicted, last);
         }
         Ok(())

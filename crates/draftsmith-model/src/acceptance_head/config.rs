@@ -1,4 +1,4 @@
-//! `config.json` of a head directory, and the two schemas that it may be of.
+//! `config.json` of a head directory, in either schema.
 
 use std::path::Path;
 
@@ -25,8 +25,6 @@ pub struct AcceptanceHeadConfig {
     pub tied: bool,
     /// What is read of a candidate.
     pub reads: HeadReads,
-    /// Width of the target's hidden states; Some where one is read.
-    pub target_hidden_size: Option<usize>,
     /// SHA-256 of the draft the head was trained on, if known.
     pub draft_hash: Option<String>,
     /// SHA-256 of the target whose verdicts the head predicts, if known.
@@ -50,8 +48,6 @@ struct Stored {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inputs: Option<Vec<HeadInput>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    target_hidden_size: Option<usize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     draft_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
@@ -69,7 +65,6 @@ impl From<AcceptanceHeadConfig> for Stored {
             tied: own.then_some(config.tied),
             form: own.then(|| config.reads.form()),
             inputs: own.then(|| config.reads.inputs().to_vec()),
-            target_hidden_size: config.target_hidden_size,
             draft_hash: config.draft_hash,
             target_hash: config.target_hash,
             training: config.training,
@@ -108,21 +103,11 @@ impl Stored {
             }
             (true, HeadForm::Candidate, Vec::new())
         };
-        let reads = HeadReads::new(form, &inputs);
-        let problem = match (reads.has_target_hidden(), self.target_hidden_size) {
-            (true, None | Some(0)) => Some("is missing or 0, but `inputs` has `target-hidden`"),
-            (false, Some(_)) => Some("is there, but `inputs` has no `target-hidden`"),
-            (true, Some(_)) | (false, None) => None,
-        };
-        if let Some(problem) = problem {
-            return Err(("target_hidden_size", problem.to_owned()));
-        }
         Ok(AcceptanceHeadConfig {
             hidden_size: self.hidden_size,
             num_layers: self.num_layers,
             tied,
-            reads,
-            target_hidden_size: self.target_hidden_size,
+            reads: HeadReads::new(form, &inputs),
             draft_hash: self.draft_hash,
             target_hash: self.target_hash,
             training: self.training,
@@ -131,29 +116,22 @@ impl Stored {
 }
 
 impl AcceptanceHeadConfig {
-    /// A head of `num_layers` tied or untied blocks that reads a hidden state alone.
+    /// A head of `num_layers` tied or untied blocks that reads only a hidden state.
     pub fn new(hidden_size: usize, num_layers: usize, tied: bool) -> Self {
         Self {
             hidden_size,
             num_layers,
             tied,
             reads: HeadReads::default(),
-            target_hidden_size: None,
             draft_hash: None,
             target_hash: None,
             training: serde_json::Map::new(),
         }
     }
 
-    /// The same with other things to read.
+    /// Sets what the head reads.
     pub fn with_reads(self, reads: HeadReads) -> Self {
         Self { reads, ..self }
-    }
-
-    /// The same for a target of this width, if one of its hidden states is read.
-    pub fn with_target(self, hidden_size: usize) -> Self {
-        let target_hidden_size = self.reads.has_target_hidden().then_some(hidden_size);
-        Self { target_hidden_size, ..self }
     }
 
     /// Whether one block serves every depth.
@@ -163,7 +141,7 @@ impl AcceptanceHeadConfig {
 
     /// Whether the authors' class has such heads, which are then stored as it stores them.
     pub fn is_authors(&self) -> bool {
-        self.tied && self.reads.is_hidden_alone()
+        self.tied && self.reads.is_hidden_only()
     }
 
     /// How many blocks differ.
@@ -178,7 +156,6 @@ impl AcceptanceHeadConfig {
         let matrix = |from| LinearConfig::new(from, hidden).with_bias(false).init(device);
         AcceptanceHead {
             input: (num_extra > 0).then(|| matrix(num_extra)),
-            target: self.target_hidden_size.map(matrix),
             blocks: (0..self.num_stored_blocks())
                 .map(|_| LinearConfig::new(hidden, hidden).init(device))
                 .collect(),

@@ -18,17 +18,14 @@ pub struct CandidateRows {
     /// The row that it was drawn from.
     drawn_from: Vec<i32>,
     tokens: Vec<u32>,
-    /// What comes closest to its position in a round.
-    positions: Vec<usize>,
 }
 
 impl CandidateRows {
     /// Adds a candidate that was drawn from row `drawn_from` and has the hidden state in row `own`.
-    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize, position: usize) {
+    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
         self.own.push(own as i32);
         self.drawn_from.push(drawn_from as i32);
         self.tokens.push(token);
-        self.positions.push(position);
     }
 
     /// The number of candidates.
@@ -45,7 +42,6 @@ impl CandidateRows {
         repeat_last(&mut self.own, num_candidates);
         repeat_last(&mut self.drawn_from, num_candidates);
         repeat_last(&mut self.tokens, num_candidates);
-        repeat_last(&mut self.positions, num_candidates);
     }
 }
 
@@ -72,8 +68,7 @@ impl DrafterModel {
         })
     }
 
-    /// What a head that is trained is given of candidates, but for what it reads of the target:
-    /// embeddings times [`Self::embedding_gain`].
+    /// Features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, what the LM head reads
@@ -84,23 +79,19 @@ impl DrafterModel {
         hidden: Tensor<2>,
         candidates: CandidateRows,
     ) -> HeadFeatures {
-        let CandidateRows { own, drawn_from, tokens, positions } = candidates;
+        let CandidateRows { own, drawn_from, tokens } = candidates;
         let (device, num_candidates) = (self.device(), own.len());
         let list = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
         };
-        if reads.is_of_draft_forward() {
+        if reads.is_hidden_only() {
             return hidden.select(0, list(own)).into();
         }
         let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
         let drawn_from = hidden.clone().select(0, list(drawn_from));
         let scalars: Vec<f32> = self
             .drawn(drawn_from.clone(), tokens.clone())
-            .zip(positions)
-            .flat_map(|(candidate, position)| {
-                let candidate = DrawnCandidate { position, ..candidate };
-                self.scalars(reads, &candidate).collect::<Vec<_>>()
-            })
+            .flat_map(|candidate| self.scalars(reads, &candidate).collect::<Vec<_>>())
             .collect();
         let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
         let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
@@ -113,8 +104,7 @@ impl DrafterModel {
         HeadFeatures { extra, ..drawn_from.into() }
     }
 
-    /// Tokens as candidates of the distributions that the drafter has after hidden states, at
-    /// position 0. One sync.
+    /// Tokens as candidates drawn from the drafter's distributions after hidden states. One sync.
     ///
     /// # Shapes
     /// - hidden: `[candidates, hidden]`, what the LM head reads
@@ -144,12 +134,7 @@ impl DrafterModel {
         (0..num_candidates).map(move |row| {
             let [entropy, top_log_prob, log_prob] =
                 [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
-            DrawnCandidate {
-                entropy,
-                top_prob: top_log_prob.exp(),
-                log_prob: Some(log_prob),
-                position: 0,
-            }
+            DrawnCandidate { entropy, top_prob: top_log_prob.exp(), log_prob: Some(log_prob) }
         })
     }
 }
