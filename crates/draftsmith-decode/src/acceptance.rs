@@ -115,7 +115,8 @@ impl<'m> Acceptance<'m> {
             Some(head) if needs_logits(head) && read.iter().any(is_own) => {
                 let [logits] = to_host([logits], role)?;
                 self.note_forwards(&rows, &logits, &normed);
-                let [acceptance] = to_host([self.logits_of_read(model, head, &normed, &read)], role)?;
+                let [acceptance] =
+                    to_host([self.logits_of_read(model, head, &normed, &read)], role)?;
                 (logits, acceptance)
             }
             Some(head) => {

@@ -273,12 +273,7 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
 
 /// Adds to `x` an acceptance head's further inputs: `y`, and the rows of a matrix, each times its
 /// scalar.
-pub(crate) fn add_read(
-    x: &mut [f32],
-    y: Option<&[f32]>,
-    scalars: &[f32],
-    matrix: &[f32],
-) {
+pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
     vectorized(
         #[inline(always)]
         || {

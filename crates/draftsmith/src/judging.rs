@@ -228,8 +228,8 @@ pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 
 #[cfg(test)]
 mod tests {
     use draftsmith_theory::{
-        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording,
-        SeededDraws, StopRuleConfig,
+        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
+        StopRuleConfig,
     };
 
     use super::*;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    Bigrams, Counts, Decoding, DrafterId, Draws, FixedLengthConfig, LookUpCascade, LookUps,
-    LookupFirst, MaxGramConfig, Oracle, Recordings, RoundCosts, SearchedText, SeededDraws,
+    Bigrams, Counts, Decoding, DrafterId, Draws, FixedLengthConfig, HeadTiming, LookUpCascade,
+    LookUps, LookupFirst, MaxGramConfig, Oracle, Recordings, RoundCosts, SearchedText, SeededDraws,
     StopRule, StopRuleConfig, distribution_of, enumerate,
 };
 
@@ -289,7 +289,11 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-pub(super) fn separate(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Table, Drafting> {
+pub(super) fn separate(
+    case: &Case,
+    head: HeadTiming,
+    decoding: Decoding,
+) -> Models<'_, Table, Drafting> {
     Models {
         case,
         head,

@@ -2,8 +2,8 @@
 //! an acceptance head about a candidate.
 
 use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling,
-    SignalNeeds, StopRule, TokenChoice, argmax, largest_prob,
+    Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
+    StopRule, TokenChoice, argmax, largest_prob,
 };
 
 use super::RecordOptions;

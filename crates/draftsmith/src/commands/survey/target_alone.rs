@@ -4,8 +4,7 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::ModelConfig;
 use draftsmith_theory::{
-    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending,
-    seconds_per_token,
+    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, seconds_per_token,
 };
 use serde::Serialize;
 
