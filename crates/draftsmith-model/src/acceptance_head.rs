@@ -85,7 +85,7 @@ impl AcceptanceHead {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
-    /// What is read of a candidate.
+    /// What the head reads.
     pub fn reads(&self) -> &HeadReads {
         &self.reads
     }

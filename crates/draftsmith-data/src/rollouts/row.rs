@@ -1,4 +1,4 @@
-//! One rollout as replay sees it, and the rules that a row keeps alone.
+//! One row of a rollouts file, and the rules for it.
 //!
 //! A response X of N tokens has one row of its own, whose candidates are X itself, and one row for
 //! each position at which something else is drafted and then rejected: what the drafter proposes there
@@ -49,7 +49,7 @@ pub struct RolloutCandidates {
     /// allowed.
     pub draft_log_prob: Vec<f64>,
     /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
-    /// allowed. NaN where the target was not asked: behind a rollout's first candidate, of all or none.
+    /// allowed. NaN where the target was not asked: for all candidates, or all after a rollout's first.
     pub target_log_prob: Vec<f64>,
     /// Of a greedy response's own tokens: which of the drafter's most probable each is, from 0 on, as a
     /// tree has children; 64 stands for that or more. `None` of others, and in files of versions that did
@@ -61,7 +61,7 @@ pub struct RolloutCandidates {
 const PREDICTED: &str = "predicted_acceptance_prob";
 /// Which of the drafter's tokens a greedy response's are.
 pub(super) const DRAFT_RANK: &str = "draft_rank";
-/// The one of which a rollout may have the first alone.
+/// The column in which a rollout may have only the first value.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
 impl RolloutRow {

@@ -1,5 +1,4 @@
-//! The models that are asked about a place: the drafter by a step of its own, the target about a token,
-//! an acceptance head about a candidate.
+//! What the drafter, its acceptance head and the target say at a place of a response.
 
 use draftsmith_theory::{
     Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
@@ -12,7 +11,7 @@ use crate::drafter::{DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::Target;
 
-/// Target and drafter, with what is recorded of them.
+/// Target and drafter, and how they are recorded.
 pub(super) struct Models<'a, T, D: ?Sized> {
     pub(super) target: &'a mut T,
     pub(super) drafter: &'a mut D,
@@ -42,7 +41,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)
     }
 
-    /// What the target gives a candidate; NaN where it was not asked.
+    /// log p of a candidate; NaN if the target was not asked.
     pub(super) fn target_log_prob(
         &self,
         candidate: &RecordedCandidate,
@@ -61,7 +60,7 @@ pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
     }
 }
 
-/// The distributions that labels are of.
+/// The distributions that labels are defined by: greedy, the models' at temperature 1.
 fn served(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
@@ -69,7 +68,7 @@ fn served(decoding: &Decoding) -> Sampling {
     }
 }
 
-/// A rule that never stops and reads all that any rule may read.
+/// A rule that never stops and reads every signal.
 pub(super) struct EverySignal {
     pub(super) has_head: bool,
 }
@@ -97,7 +96,7 @@ impl StopRule for EverySignal {
 /// A draft forward.
 pub(super) struct Step {
     pub(super) row: DraftRow,
-    /// What a candidate is drawn from; None where it is greedy.
+    /// What a candidate is drawn from; None if decoding is greedy.
     pub(super) probs: Option<Vec<f64>>,
 }
 
@@ -110,7 +109,7 @@ impl Step {
         }
     }
 
-    /// A token as this forward's candidate; what the target gives it is not known yet.
+    /// A token as this forward's candidate, still without log p.
     pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
         let (logits, signals) = (self.row.logits(), self.row.signals());

@@ -1,4 +1,4 @@
-//! What is drafted from a rejected candidate on.
+//! Rollouts: a rejected candidate, and what the drafter proposes after it.
 
 use draftsmith_theory::{
     CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
@@ -12,9 +12,9 @@ use crate::drafter::{DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 
-/// What is drafted from a rejected candidate on, itself included.
+/// A rejected candidate, and what is drafted after it.
 pub(super) struct Rollout {
-    /// Which of the running responses.
+    /// The index of the response among the running ones.
     number: usize,
     phase: DraftPhase,
     rule: EverySignal,
@@ -31,7 +31,7 @@ impl Rollout {
     }
 }
 
-/// A step, as what a rollout draws from.
+/// A step that a rollout draws from.
 struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
     models: &'s mut Models<'a, T, D>,
     slot: usize,
@@ -64,8 +64,8 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
 }
 
 impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
-    /// Lets the drafter draft on from rejected candidates: up to the room there is, or an end token.
-    /// Target and drafter are then back where they were.
+    /// Lets the drafter go on from rejected candidates, until the room is used or an end token comes.
+    /// Then rolls target and drafter back.
     pub(super) fn roll_out(
         &mut self,
         rollouts: &mut [Rollout],
@@ -105,13 +105,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(())
     }
 
-    /// Asks the target about what is drafted behind rejected candidates.
+    /// Asks the target for log p of the candidates after rejected ones.
     fn judge(
         &mut self,
         rollouts: &mut [Rollout],
         running: &[Along<'_>],
     ) -> Result<(), DecodeError> {
-        // Of the token before the rejected one the row is known, and nothing follows the last one.
+        // The row before the rejected candidate is known, and the last candidate's is not needed.
         let proposals: Vec<Proposal> = rollouts
             .iter()
             .map(|rollout| {
@@ -147,7 +147,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(())
     }
 
-    /// Goes on with a rollout behind a step: by the `rejected` candidate, if it is its first.
+    /// Advances a rollout after a step: with the `rejected` candidate in its first step.
     pub(super) fn advance(
         &mut self,
         rollout: &mut Rollout,
@@ -160,7 +160,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         let (slot, draws) = (along.slot, &mut *along.draws);
         let mut source = RolloutSource { models: self, slot, draws, step, rejected, candidates };
         phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
-        // A candidate that ends the response, which no rule is asked about.
+        // No rule is asked about a candidate that ends the response.
         if let Some(last) = candidates.last_mut()
             && limits.is_end(&along.tokens)
         {

@@ -10,10 +10,10 @@ use super::AcceptanceHead;
 use super::reads::{HeadForm, HeadInput, HeadReads};
 use crate::error::{ModelError, read_json};
 
-/// What heads that are not the authors' call their schema in `config.json`.
+/// The `schema` of heads that the authors' class cannot load.
 const OWN_SCHEMA: &str = "draftsmith.head.v2";
 
-/// The shape of a head, and where it came from: `config.json` of a head directory.
+/// The shape and provenance of a head: `config.json` of a head directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(into = "Stored")]
 pub struct AcceptanceHeadConfig {
@@ -23,7 +23,7 @@ pub struct AcceptanceHeadConfig {
     pub num_layers: usize,
     /// Whether one block serves every depth.
     pub tied: bool,
-    /// What is read of a candidate.
+    /// What the head reads.
     pub reads: HeadReads,
     /// SHA-256 of the draft the head was trained on, if known.
     pub draft_hash: Option<String>,
@@ -33,8 +33,7 @@ pub struct AcceptanceHeadConfig {
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
-/// The keys as they stand in the file. The authors' schema has no name, and its heads no keys but
-/// the first two.
+/// The keys of the file. The authors' schema has no name and only the first two keys.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
     hidden_size: usize,
@@ -139,12 +138,12 @@ impl AcceptanceHeadConfig {
         self.tied
     }
 
-    /// Whether the authors' class has such heads, which are then stored as it stores them.
+    /// Whether the authors' class can load the head, which is then stored in its format.
     pub fn is_authors(&self) -> bool {
         self.tied && self.reads.is_hidden_only()
     }
 
-    /// How many blocks differ.
+    /// The number of blocks with weights of their own.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }

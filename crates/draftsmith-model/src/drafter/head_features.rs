@@ -1,5 +1,5 @@
-//! What acceptance heads are given of a drafter's candidates: the numbers of one candidate while it
-//! decodes, and the features of many while a head is trained.
+//! An acceptance head's inputs from a drafter: the scalars of one candidate in decoding, and the
+//! features of many candidates in training.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 
@@ -7,13 +7,13 @@ use super::DrafterModel;
 use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
 use crate::rows::Rows;
 
-/// Logits that are held at a time, where the drafter's distributions are looked at: 32 MiB in f32.
+/// Number of logits held at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
 /// Candidates among rows of hidden states.
 #[derive(Debug, Clone, Default)]
 pub struct CandidateRows {
-    /// Each one's own row.
+    /// Each candidate's row.
     own: Vec<i32>,
     /// The row that it was drawn from.
     drawn_from: Vec<i32>,
@@ -21,7 +21,7 @@ pub struct CandidateRows {
 }
 
 impl CandidateRows {
-    /// Adds a candidate that was drawn from row `drawn_from` and has the hidden state in row `own`.
+    /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
     pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
         self.own.push(own as i32);
         self.drawn_from.push(drawn_from as i32);
@@ -55,12 +55,11 @@ impl DrafterModel {
         reads.scalars(candidate, self.vocab_size())
     }
 
-    /// What embeddings are multiplied with while a head is trained.
+    /// Factor of embeddings while a head is trained.
     ///
-    /// Models keep them small, some hundredths a number, where hidden states are of the size of 1.
-    /// AdamW's steps are as long for the weights that read the ones as for those that read the
-    /// others, so that a head would learn of tokens last. This makes embeddings as large. It is a
-    /// power of two, by which all numbers are multiplied without rounding.
+    /// Embeddings are a few hundredths in size, hidden states about 1. AdamW takes equally long steps
+    /// for the weights of both, so a head would learn from embeddings last. The factor scales them to
+    /// about 1. It is a power of two, so that scaling is exact.
     pub fn embedding_gain(&self) -> f32 {
         *self.embedding_gain.get_or_init(|| {
             let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();

@@ -6,13 +6,13 @@ use std::slice::Iter;
 use super::{RecordedCandidate, RecordedPlace};
 use crate::{CandidateSource, DraftSignals, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
 
-/// What a drafter did from an accepted prefix on: along the response while candidates are accepted,
-/// along the rollout from the first one that is not.
+/// The steps after an accepted prefix: along the response while candidates are accepted, then along
+/// the rollout from the first rejected one.
 pub(super) struct RecordedSteps<'a> {
     head: Option<HeadTiming>,
     /// From the accepted prefix on.
     places: Iter<'a, RecordedPlace>,
-    /// What follows once a candidate is rejected.
+    /// Set once a candidate is rejected.
     rollout: Option<Iter<'a, RecordedCandidate>>,
     /// The candidate that is drawn from the last step.
     last: Option<&'a RecordedCandidate>,
@@ -24,12 +24,12 @@ impl<'a> RecordedSteps<'a> {
         Self { head, places: places.iter(), rollout: None, last: None, num_accepted: 0 }
     }
 
-    /// How many of the candidates drawn so far stand.
+    /// How many of the candidates drawn so far are accepted.
     pub(super) fn num_accepted(&self) -> usize {
         self.num_accepted
     }
 
-    /// Whether there is another step: the drafter was stopped where a text ended.
+    /// Whether another step was recorded: recording stops where a text ends.
     pub(super) fn has_next(&self) -> bool {
         match &self.rollout {
             Some(rest) => rest.len() > 0,

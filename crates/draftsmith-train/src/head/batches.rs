@@ -57,7 +57,7 @@ pub(crate) struct HeadSource {
     /// Rows that go through the draft together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Hidden states on the disk, where rows are the same in every epoch.
+    /// Cached hidden states, if rows are the same in every epoch.
     pub(crate) stored: Option<Arc<StoredHidden>>,
 }
 

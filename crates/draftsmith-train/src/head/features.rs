@@ -49,18 +49,17 @@ pub(crate) struct Frozen<'a> {
     /// Rows that go through a model together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Hidden states on the disk instead of forwards, and the mixtures' rows.
+    /// Cached hidden states, and the ids of the mixtures' rows.
     pub(crate) stored: Option<(&'a StoredHidden, &'a [&'a str])>,
 }
 
 impl Frozen<'_> {
-    /// What a head is given of each mixture's labelled positions, then of its branches.
+    /// The features of each mixture's labelled positions, then of its branches.
     ///
-    /// Rows without branches go through the draft `batch_size` at a time, those of like length
-    /// together, padded on the right: the model is causal, so padding changes nothing to its left. A
-    /// row with branches goes alone, once for its own tokens, and each branch reads its prefix from
-    /// the cache. Several devices take turns at these forwards, whose rows do not depend on their
-    /// number.
+    /// Rows without branches go through the draft `batch_size` at a time, sorted by length and padded
+    /// on the right, which a causal model does not see. A row with branches has a forward to itself,
+    /// and each branch reads its prefix from the cache. Devices take turns; the rows of a forward do
+    /// not depend on the number of devices.
     ///
     /// # Shapes
     /// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
@@ -120,7 +119,7 @@ impl Frozen<'_> {
     }
 }
 
-/// The hidden states of rows that are kept on the disk, and their labelled positions among them.
+/// Cached hidden states of rows, and the labelled positions among them.
 fn stored_states(
     draft: &DrafterModel,
     stored: &StoredHidden,
@@ -140,7 +139,7 @@ fn stored_states(
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
 }
 
-/// Rows of numbers in the type that a model computes in, with zeros behind them.
+/// Rows of numbers in a model's type, padded with zeros.
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
@@ -180,8 +179,7 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
         draft.forward_cached(features, std::iter::once(ids.len()), &mut cache)
     };
     let mut hidden = vec![read(&mixture.input_ids, 0)];
-    // From the last on, each prefix is still in the cache: a branch overwrites only what lies
-    // behind its own.
+    // In reverse, each prefix is still in the cache: a branch overwrites only what follows its start.
     let branches = mixture.branches.iter().rev();
     let mut of_branches: Vec<Rows> =
         branches.map(|branch| read(&branch.token_ids, branch.start)).collect();
@@ -190,8 +188,8 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     Rows::cat(hidden).into_tensor(&draft.device()).squeeze_dim(0)
 }
 
-/// Adds a mixture's labelled positions, then those of its branches, which lie behind it; its first
-/// token's row is `start`.
+/// Adds a mixture's labelled positions, then its branches', whose rows follow; the first token's row is
+/// `start`.
 fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     push_labelled(candidates, mixture, start);
     let mut num_read = start + mixture.input_ids.len();
@@ -204,8 +202,8 @@ fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     }
 }
 
-/// Adds a mixture's labelled positions, whose first token's row is `start`. Something is before the
-/// first: rows without a prompt are not trained on.
+/// Adds a mixture's labelled positions, whose first token's row is `start`. Each has a position before
+/// it, since every row has a prompt.
 fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     for at in &mixture.labelled {
         candidates.push(mixture.input_ids[*at], start + at, start + at - 1);

@@ -1,9 +1,9 @@
-//! A response with what was recorded of the draft along it, as head training sees it: the
-//! candidates that rounds would meet, with what became of them.
+//! Training rows from recorded rollouts: the candidates that rounds along a response would meet, and
+//! whether they are accepted.
 //!
-//! That is the distribution met in use: at each place of a response the draft's candidate behind an
-//! accepted prefix, drawn as decoding draws it, and behind a rejected candidate what the draft goes
-//! on to propose. Nothing is mixed, and every epoch sees the same.
+//! This is the distribution in use: at each place of a response the draft's candidate after an
+//! accepted prefix, drawn as in decoding, and after a rejected candidate the draft's next proposals.
+//! Nothing is mixed, so every epoch sees the same rows.
 
 use std::collections::HashMap;
 
@@ -18,8 +18,8 @@ use crate::head::rows::{Branch, Mixture};
 pub struct RecordedRollouts<'a> {
     /// The rows, those of one response together, its own first.
     pub rows: &'a [RolloutRow],
-    /// Whether candidates and responses were chosen greedily: then a candidate is accepted or not,
-    /// and of those behind a rejected one nothing is known. Else labels are min(1, p/q).
+    /// Whether decoding was greedy: labels are then 0 or 1, and candidates after a rejected one have
+    /// none. Otherwise labels are min(1, p/q).
     pub is_greedy: bool,
 }
 
@@ -85,8 +85,7 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// What is drafted instead of the response's token at `start`, where there is room for a token
-    /// at least.
+    /// The candidates drafted instead of the response's token at `start`, which is less than `context`.
     fn branch(&self, rollout: &RolloutRow, start: usize, context: usize) -> Branch {
         let num_known = if self.is_greedy { 1 } else { rollout.candidates.candidate_ids.len() };
         let len = num_known.min(context - start);

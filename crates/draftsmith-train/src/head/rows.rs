@@ -1,5 +1,4 @@
-//! A response as head training sees it: its tokens, its labels, and the mixture an epoch makes of
-//! them.
+//! A response in head training: its tokens, its labels, and the mixture that an epoch makes of them.
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
@@ -16,13 +15,13 @@ pub(crate) struct TrainingRow {
 
 #[derive(Debug)]
 enum Content {
-    /// Mixed afresh in each epoch.
+    /// Mixed anew in each epoch.
     Mixed(MixedRow),
-    /// What was recorded of it, in each epoch the same.
+    /// Recorded rollouts, the same in each epoch.
     Recorded(Mixture),
 }
 
-/// What mixing needs of a [`ResponseRow`]. There is at least one position.
+/// The part of a [`ResponseRow`] that is mixed; at least one position.
 #[derive(Debug)]
 struct MixedRow {
     prompt_ids: Vec<u32>,
@@ -30,7 +29,7 @@ struct MixedRow {
     response_ids: Vec<u32>,
     /// Y, the draft's tokens: drawn, or its most probable ones.
     draft_ids: Vec<u32>,
-    /// What the head is to predict at Y.
+    /// The labels of Y.
     labels: Vec<f32>,
 }
 
@@ -42,21 +41,21 @@ pub(crate) struct Mixture {
     /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X
     /// that were drafted and accepted.
     pub(crate) labelled: Vec<usize>,
-    /// What the head is to predict at `labelled`.
+    /// The label of each of `labelled`.
     pub(crate) labels: Vec<f32>,
-    /// What the draft proposes elsewhere, by their start; none where tokens were mixed.
+    /// Rejected candidates and what follows them, by ascending start; empty for mixed rows.
     pub(crate) branches: Vec<Branch>,
 }
 
 /// Candidates that continue a prefix of a row's input: a rejected one, and what the draft proposes
-/// behind it.
+/// after it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
     /// The length of the prefix, 1 or more.
     pub(crate) start: usize,
     /// The candidates, at least one.
     pub(crate) token_ids: Vec<u32>,
-    /// What the head is to predict of each.
+    /// The label of each.
     pub(crate) labels: Vec<f32>,
 }
 
@@ -74,7 +73,7 @@ impl Mixture {
 }
 
 impl TrainingRow {
-    /// What was recorded of a row.
+    /// A row of recorded rollouts.
     pub(crate) fn recorded(row: &ResponseRow, recorded: Mixture) -> Self {
         Self { id: row.id.clone(), content: Content::Recorded(recorded) }
     }
