@@ -109,9 +109,8 @@ fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
 
 #[test]
 fn trees_that_a_head_grows_leave_the_targets_distribution() {
-    // The last one's predictions depend on where the round began.
-    for (vocab_size, max_new_tokens, head) in [(2, 4, HEADS[1]), (3, 3, HEADS[1]), (2, 4, HEADS[3])]
-    {
+    let head = HEADS[1];
+    for (vocab_size, max_new_tokens) in [(2, 4), (3, 3)] {
         let case = tree_case(vocab_size, max_new_tokens, Some(1), 820).with_head(head);
         for shape in ["2x2x3-head", "2x2x3-drawn-head", "3-1x2x2-head"].map(shape) {
             let rules = rules_with(head, 2);

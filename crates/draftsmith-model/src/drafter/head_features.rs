@@ -1,5 +1,5 @@
-//! The inputs of acceptance heads: the numbers of one candidate while decoding, and the features of
-//! many while training.
+//! An acceptance head's inputs from a drafter: the scalars of one candidate in decoding, and the
+//! features of many candidates in training.
 //!
 //! Heads in training get embeddings scaled to size 1, because AdamW learns slowly from weights that
 //! read small numbers. Exported weights are for unscaled embeddings.
@@ -10,36 +10,33 @@ use super::DrafterModel;
 use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
 use crate::rows::Rows;
 
-/// Most logits held at a time: 32 MiB in f32.
+/// Number of logits held at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
 /// Candidates, as indices into rows of hidden states.
 #[derive(Debug, Clone, Default)]
 pub struct CandidateRows {
-    /// Each candidate's own row.
+    /// Each candidate's row.
     own: Vec<i32>,
     /// The row that it was drawn from.
     drawn_from: Vec<i32>,
     tokens: Vec<u32>,
-    /// What comes closest to its position in a round.
-    positions: Vec<usize>,
 }
 
 impl CandidateRows {
     /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
-    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize, position: usize) {
+    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
         self.own.push(own as i32);
         self.drawn_from.push(drawn_from as i32);
         self.tokens.push(token);
-        self.positions.push(position);
     }
 
-    /// Number of candidates.
+    /// The number of candidates.
     pub fn num_candidates(&self) -> usize {
         self.own.len()
     }
 
-    /// Repeats the last candidate until there are `num_candidates`.
+    /// Repeats the last candidate until there are `num_candidates`, if there are fewer.
     pub fn pad(&mut self, num_candidates: usize) {
         fn repeat_last<T: Copy>(values: &mut Vec<T>, len: usize) {
             let last = values.last().copied();
@@ -48,12 +45,11 @@ impl CandidateRows {
         repeat_last(&mut self.own, num_candidates);
         repeat_last(&mut self.drawn_from, num_candidates);
         repeat_last(&mut self.tokens, num_candidates);
-        repeat_last(&mut self.positions, num_candidates);
     }
 }
 
 impl DrafterModel {
-    /// [`HeadReads::scalars`] of a candidate of this drafter.
+    /// [`HeadReads::scalars`] of one of this drafter's candidates.
     pub fn scalars(
         &self,
         reads: &HeadReads,
@@ -62,11 +58,11 @@ impl DrafterModel {
         reads.scalars(candidate, self.vocab_size())
     }
 
-    /// The factor of embeddings while a head is trained.
+    /// Factor of embeddings while a head is trained.
     ///
-    /// Embeddings are some hundredths in size, hidden states about 1. AdamW takes steps of equal
-    /// length for both, so a head would learn from tokens last. The gain makes embeddings as large;
-    /// it is a power of two, so multiplying is exact.
+    /// Embeddings are a few hundredths in size, hidden states about 1. AdamW takes equally long steps
+    /// for the weights of both, so a head would learn from embeddings last. The factor scales them to
+    /// about 1. It is a power of two, so that scaling is exact.
     pub fn embedding_gain(&self) -> f32 {
         *self.embedding_gain.get_or_init(|| {
             let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();
@@ -74,8 +70,7 @@ impl DrafterModel {
         })
     }
 
-    /// What a head that is trained is given of candidates, but for what it reads of the target:
-    /// embeddings times [`Self::embedding_gain`].
+    /// Features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, the LM head's input
@@ -86,23 +81,19 @@ impl DrafterModel {
         hidden: Tensor<2>,
         candidates: CandidateRows,
     ) -> HeadFeatures {
-        let CandidateRows { own, drawn_from, tokens, positions } = candidates;
+        let CandidateRows { own, drawn_from, tokens } = candidates;
         let (device, num_candidates) = (self.device(), own.len());
         let list = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
         };
-        if reads.is_of_draft_forward() {
+        if reads.is_hidden_only() {
             return hidden.select(0, list(own)).into();
         }
         let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
         let drawn_from = hidden.clone().select(0, list(drawn_from));
         let scalars: Vec<f32> = self
             .drawn(drawn_from.clone(), tokens.clone())
-            .zip(positions)
-            .flat_map(|(candidate, position)| {
-                let candidate = DrawnCandidate { position, ..candidate };
-                self.scalars(reads, &candidate).collect::<Vec<_>>()
-            })
+            .flat_map(|candidate| self.scalars(reads, &candidate).collect::<Vec<_>>())
             .collect();
         let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
         let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
@@ -115,8 +106,7 @@ impl DrafterModel {
         HeadFeatures { extra, ..drawn_from.into() }
     }
 
-    /// Tokens as candidates of the distributions that the drafter has after hidden states, at
-    /// position 0. One sync.
+    /// Tokens as candidates drawn from the drafter's distributions after hidden states. One sync.
     ///
     /// # Shapes
     /// - hidden: `[candidates, hidden]`, the LM head's input
@@ -137,7 +127,7 @@ impl DrafterModel {
             let tokens = tokens.clone().slice(rows.clone()).reshape([rows.len(), 1]);
             let of_token = log_probs.clone().gather(1, tokens);
             let top = log_probs.clone().max_dim(1);
-            // A token of probability 0 adds nothing, but 0 · −∞ would be NaN.
+            // A token of probability 0 adds nothing; 0 · −∞ would be NaN.
             let weighted = log_probs.clone().exp() * log_probs.clamp_min(f32::MIN);
             parts.push(Tensor::cat(vec![weighted.sum_dim(1).neg(), top, of_token], 1));
         }
@@ -146,12 +136,7 @@ impl DrafterModel {
         (0..num_candidates).map(move |row| {
             let [entropy, top_log_prob, log_prob] =
                 [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
-            DrawnCandidate {
-                entropy,
-                top_prob: top_log_prob.exp(),
-                log_prob: Some(log_prob),
-                position: 0,
-            }
+            DrawnCandidate { entropy, top_prob: top_log_prob.exp(), log_prob: Some(log_prob) }
         })
     }
 }
