@@ -27,7 +27,9 @@ use crate::spec::LinearSpec;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader};
 use layer::DecoderLayer;
 use norm::Norm;
-use source::{Drawn, Stored, WeightSource, linear, named_linears, parameter, transposed};
+use source::{
+    CheckpointSource, RandomSource, WeightSource, linear, named_linears, parameter, transposed,
+};
 use stack::LayerStack;
 
 /// Embedding, layers, final norm and LM head.
@@ -71,7 +73,7 @@ impl Decoder {
             let std = if linear.is_residual { residual_std } else { 0.02 };
             normal(std).init([linear.inputs, linear.outputs], device)
         };
-        let mut source = Drawn { device, matrix };
+        let mut source = RandomSource { device, matrix };
         let embedding = normal(0.02).init([shape.vocab_size, shape.hidden_size], device);
         let lm_head = (!spec.tie_word_embeddings).then(|| {
             let Ok(head) = source.linear("", &spec.lm_head(shape));
@@ -113,7 +115,7 @@ impl Decoder {
         let ModelConfig { shape, spec, .. } = config;
         let (vocab, hidden) = (shape.vocab_size, shape.hidden_size);
         let dtype = dtype.float_dtype();
-        let mut source = Stored { reader, device, dtype };
+        let mut source = CheckpointSource { reader, device, dtype };
         let table = format!("{}.weight", spec.names.embedding);
         let table = source.reader.take(&table, &[vocab, hidden])?;
         // A tied model on an autodiff device will be trained: the embedding stays both.

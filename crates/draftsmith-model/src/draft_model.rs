@@ -64,7 +64,7 @@ impl Adapter {
         let device = target.device();
         let ModelConfig { shape, spec, .. } = &model;
         let theirs = (0..config.exit_layer).map(|number| target.layer_and_norm(number).0);
-        let own = self.layers().iter().enumerate().map(|(number, layer)| {
+        let own = self.stack.layers.iter().enumerate().map(|(number, layer)| {
             let spec = spec.layer(config.exit_layer + number);
             layer.clone().with_both_parts(&spec, shape, &device)
         });
@@ -81,7 +81,7 @@ impl Adapter {
             &model,
             target.embedding(),
             theirs.chain(own).collect(),
-            self.norm().clone(),
+            self.stack.norm.clone(),
             lm_head,
         );
         Ok(CausalLm::of_tensors(model, decoder, target.stored_dtype()))

@@ -111,19 +111,6 @@ pub enum ModelError {
         /// The type.
         dtype: String,
     },
-    /// A head was trained for a draft of another width.
-    #[error(
-        "`{path}`: key `hidden_size` is {found}, but the draft's hidden size is {expected}: \
-         train the head on this draft, or point at the draft it was trained on"
-    )]
-    HeadHiddenSize {
-        /// The head's config.json.
-        path: PathBuf,
-        /// The head's width.
-        found: usize,
-        /// The draft's width.
-        expected: usize,
-    },
     /// An exit layer that the target does not have.
     #[error(
         "exit layer {exit_layer} of a target with {num_layers} layers: expected 0 to {}",
@@ -137,8 +124,8 @@ pub enum ModelError {
     },
     /// An adapter that no layer of the target's family computes.
     #[error(
-        "an adapter of the architecture `{architecture}` cannot be a draft model: no layer of a \
-         {family} computes it; train one of another architecture, best a `decoder-layer`"
+        "an adapter of architecture `{architecture}` cannot be a draft model, because no layer of \
+         {family} computes it; train another architecture, best `decoder-layer`"
     )]
     NoDraftModel {
         /// The adapter's architecture.
@@ -147,7 +134,7 @@ pub enum ModelError {
         family: &'static str,
     },
     /// An adapter that Kangaroo's class does not compute.
-    #[error("this adapter is none of Kangaroo's: {problem}")]
+    #[error("Kangaroo's class cannot compute this adapter: {problem}")]
     NotKangaroo {
         /// The reason.
         problem: String,

@@ -55,29 +55,11 @@ pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 /// rows and score more keys that they may not see.
 const MAX_ROWS_A_BLOCK: usize = 64;
 
-/// Packs layers with the same input side by side, as one matrix.
-pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
-    let inputs = linears[0].weight.dims()[0];
-    let parts: Vec<(Vec<f32>, usize)> = linears
-        .iter()
-        .map(|linear| (values(linear.weight.val()), linear.weight.dims()[1]))
-        .collect();
-    let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
-    let mut weight = Vec::with_capacity(inputs * outputs);
-    for input in 0..inputs {
-        for (part, outputs) in &parts {
-            weight.extend_from_slice(&part[input * outputs..(input + 1) * outputs]);
-        }
-    }
-    let has_bias = linears.iter().any(|linear| linear.bias.is_some());
-    let bias = has_bias.then(|| {
-        let bias = |(linear, (_, outputs)): (&&Linear, &(Vec<f32>, usize))| match &linear.bias {
-            Some(bias) => values(bias.val()),
-            None => vec![0.0; *outputs],
-        };
-        linears.iter().zip(&parts).flat_map(bias).collect()
-    });
-    PackedWeights::pack(&weight, inputs, outputs, bias)
+/// Packs a linear layer.
+pub(crate) fn pack(linear: &Linear) -> PackedWeights {
+    let [inputs, outputs] = linear.weight.dims();
+    let bias = linear.bias.as_ref().map(|bias| values(bias.val()));
+    PackedWeights::pack(&values(linear.weight.val()), inputs, outputs, bias)
 }
 
 /// One decoder layer.

@@ -16,7 +16,7 @@
 //! [`CausalLm::to_dtype`]: crate::CausalLm::to_dtype
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::weights::WeightDtype;
 
@@ -57,6 +57,21 @@ impl ModuleMapper for CastParameters {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let dtype = if self.is_in_norm { FloatDType::F32 } else { self.dtype };
         param.map(|value| value.cast(dtype))
+    }
+}
+
+/// A copy of the module in f32 on `device`, to be trained.
+pub(crate) fn copied<M: Module>(module: M, device: &Device) -> M {
+    module.map(&mut CopyParameters { device })
+}
+
+struct CopyParameters<'a> {
+    device: &'a Device,
+}
+
+impl ModuleMapper for CopyParameters<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        Param::from_data(param.val().cast(FloatDType::F32).into_data(), self.device)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::vectors;
 /// Rows of consecutive tokens of one or several sequences.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    pub(crate) place: Place,
+    pub(crate) place: RowData,
     slots: Slots,
 }
 
@@ -63,7 +63,7 @@ impl FromIterator<Run> for Slots {
 
 /// Where rows are.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum RowData {
     Host(HostRows),
     Device(DeviceRows),
 }
@@ -109,7 +109,7 @@ impl DeviceRows {
     }
 }
 
-impl Place {
+impl RowData {
     /// The rows in host memory; copies them from a device if necessary.
     pub(crate) fn into_host(self) -> HostRows {
         match self {
@@ -152,7 +152,7 @@ pub(crate) struct HostRows {
     pub(crate) width: usize,
 }
 
-impl From<HostRows> for Place {
+impl From<HostRows> for RowData {
     fn from(rows: HostRows) -> Self {
         Self::Host(rows)
     }
@@ -166,7 +166,7 @@ impl From<Tensor<3>> for DeviceRows {
     }
 }
 
-impl From<DeviceRows> for Place {
+impl From<DeviceRows> for RowData {
     fn from(rows: DeviceRows) -> Self {
         Self::Device(rows)
     }
@@ -196,7 +196,7 @@ impl Slots {
         only.into_iter().chain(several.iter().copied())
     }
 
-    pub(crate) fn rows(self, place: impl Into<Place>) -> Rows {
+    pub(crate) fn rows(self, place: impl Into<RowData>) -> Rows {
         Rows { place: place.into(), slots: self }
     }
 }
@@ -205,8 +205,8 @@ impl Rows {
     /// The number of rows.
     pub fn num_rows(&self) -> usize {
         match &self.place {
-            Place::Host(rows) => rows.values.len() / rows.width,
-            Place::Device(rows) => rows.num_rows,
+            RowData::Host(rows) => rows.values.len() / rows.width,
+            RowData::Device(rows) => rows.num_rows,
         }
     }
 
@@ -221,12 +221,12 @@ impl Rows {
         Slots::One(slot).rows(self.place)
     }
 
-    pub(crate) fn into_parts(self) -> (Place, Slots) {
+    pub(crate) fn into_parts(self) -> (RowData, Slots) {
         (self.place, self.slots)
     }
 
     /// The same runs with other numbers.
-    pub(crate) fn with_place(&self, place: impl Into<Place>) -> Self {
+    pub(crate) fn with_place(&self, place: impl Into<RowData>) -> Self {
         self.slots.clone().rows(place)
     }
 
@@ -240,11 +240,11 @@ impl Rows {
         }
         let slots = self.slots_of(&range);
         match &self.place {
-            Place::Host(HostRows { values, width }) => {
+            RowData::Host(HostRows { values, width }) => {
                 let values = values[range.start * width..range.end * width].to_vec();
                 slots.rows(HostRows { values, width: *width })
             }
-            Place::Device(rows) => slots.rows(rows.select(range)),
+            RowData::Device(rows) => slots.rows(rows.select(range)),
         }
     }
 
@@ -301,8 +301,8 @@ impl Rows {
         }
         let slots: Slots = parts.iter().flat_map(Self::runs).collect();
         let on_device = parts.iter().map(|part| match &part.place {
-            Place::Host(_) => None,
-            Place::Device(rows) => Some(rows),
+            RowData::Host(_) => None,
+            RowData::Device(rows) => Some(rows),
         });
         if let Some(parts) = on_device.collect::<Option<Vec<_>>>() {
             let rows = parts.iter().scan(0, |end, part| {
@@ -330,7 +330,7 @@ impl Rows {
     pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
         let mut on_device = Vec::new();
         for part in &parts {
-            if let Place::Device(DeviceRows { tensor, .. }) = &part.place {
+            if let RowData::Device(DeviceRows { tensor, .. }) = &part.place {
                 let values = Tensor::clone(tensor).cast(FloatDType::F32);
                 on_device.push(values.reshape([tensor.shape().num_elements()]));
             }
@@ -341,8 +341,8 @@ impl Rows {
             _ => read(Tensor::cat(on_device, 0))?,
         };
         Ok(parts.map(|part| match part.place {
-            Place::Host(rows) => rows.values,
-            Place::Device(DeviceRows { tensor, num_rows }) => {
+            RowData::Host(rows) => rows.values,
+            RowData::Device(DeviceRows { tensor, num_rows }) => {
                 let [_, num_padded, width] = tensor.dims();
                 let rest = brought.split_off(num_padded * width);
                 let mut values = std::mem::replace(&mut brought, rest);

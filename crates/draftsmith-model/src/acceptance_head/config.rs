@@ -15,7 +15,7 @@ const OWN_SCHEMA: &str = "draftsmith.head.v2";
 
 /// The shape and provenance of a head: `config.json` of a head directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(into = "Stored")]
+#[serde(into = "HeadKeys")]
 pub struct AcceptanceHeadConfig {
     /// Width of the draft's hidden states.
     pub hidden_size: usize,
@@ -35,7 +35,7 @@ pub struct AcceptanceHeadConfig {
 
 /// The keys of the file. The authors' schema has no name and only the first two keys.
 #[derive(Debug, Serialize, Deserialize)]
-struct Stored {
+struct HeadKeys {
     hidden_size: usize,
     num_layers: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ struct Stored {
     training: serde_json::Map<String, serde_json::Value>,
 }
 
-impl From<AcceptanceHeadConfig> for Stored {
+impl From<AcceptanceHeadConfig> for HeadKeys {
     fn from(config: AcceptanceHeadConfig) -> Self {
         let own = !config.is_authors();
         Self {
@@ -71,7 +71,7 @@ impl From<AcceptanceHeadConfig> for Stored {
     }
 }
 
-impl Stored {
+impl HeadKeys {
     /// The config.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl AcceptanceHeadConfig {
     /// If it is missing, not JSON, or of another schema.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let stored: Stored = read_json(&path)?;
+        let stored: HeadKeys = read_json(&path)?;
         stored.check().map_err(|(key, problem)| ModelError::Config { path, key, problem })
     }
 }

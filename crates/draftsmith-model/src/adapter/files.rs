@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, NORM, PackedAdapter};
 use crate::config::ModelConfig;
-use crate::decoder::source::{Stored, named_linears};
+use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
 use crate::error::{ModelError, read_json};
 use crate::packed;
@@ -47,7 +47,7 @@ impl AdapterConfig {
     /// If a tensor is missing, extra or misshapen, or the file is broken.
     pub(super) fn take(&self, mut reader: WeightReader) -> Result<Adapter, ModelError> {
         let device = &Device::flex();
-        let mut source = Stored { reader: &mut reader, device, dtype: FloatDType::F32 };
+        let mut source = CheckpointSource { reader: &mut reader, device, dtype: FloatDType::F32 };
         let adapter = self.build(&mut source)?;
         self.finish(reader)?;
         Ok(adapter)
@@ -163,7 +163,8 @@ impl Adapter {
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
         let dtype = dtype.float_dtype();
-        let mut adapter = config.build(&mut Stored { reader: &mut reader, device, dtype })?;
+        let mut adapter =
+            config.build(&mut CheckpointSource { reader: &mut reader, device, dtype })?;
         if dtype == FloatDType::F32 && packed::runs_on(device) {
             adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
         }
@@ -201,13 +202,13 @@ impl Adapter {
 
     /// The tensors in a checkpoint's layout.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
-        let layers = self.layers.iter().enumerate();
+        let layers = self.stack.layers.iter().enumerate();
         let mut tensors: Vec<NamedTensor> = layers
             .flat_map(|(number, layer)| {
                 layer.named(&config.layer(), &self.shape, &config.layer_name(number))
             })
             .collect();
-        tensors.extend(self.norm.named(&config.model.spec.norm, NORM));
+        tensors.extend(self.stack.norm.named(&config.model.spec.norm, NORM));
         tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
         tensors
     }

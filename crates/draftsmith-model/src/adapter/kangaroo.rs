@@ -21,32 +21,25 @@ impl AdapterConfig {
         self.model.spec.rope == kangaroo_rope()
     }
 
-    /// Why their class cannot compute this adapter, apart from its rotation; `None` if it can.
-    fn unlike_kangaroo(&self) -> Option<String> {
+    /// Checks that their class can compute this adapter, apart from its rotation.
+    fn check_kangaroo(&self) -> Result<(), ModelError> {
         let ModelConfig { architecture, shape, spec } = &self.model;
-        if self.architecture != AdapterArchitecture::Attention {
-            return Some(format!(
-                "it is a `{}`, and their class computes `attention` alone",
-                self.architecture
-            ));
-        }
-        if shape.num_layers != 1 {
-            return Some(format!("it has {} layers, and theirs has one", shape.num_layers));
-        }
-        if self.draft_vocabulary.is_some() {
-            return Some("it has a draft vocabulary, of which theirs knows nothing".to_owned());
-        }
-        if *architecture != Architecture::Llama
+        let problem = if self.architecture != AdapterArchitecture::Attention {
+            format!("it is a `{}`, expected `attention`", self.architecture)
+        } else if shape.num_layers != 1 {
+            format!("it has {} layers, expected one", shape.num_layers)
+        } else if self.draft_vocabulary.is_some() {
+            "it has a draft vocabulary".to_owned()
+        } else if *architecture != Architecture::Llama
             || spec.attention.qkv_bias
             || spec.attention.output_bias
             || shape.head_dim * shape.num_heads != shape.hidden_size
         {
-            return Some(
-                "its target is no Llama without biases whose heads together are as wide as it is"
-                    .to_owned(),
-            );
-        }
-        None
+            "its target is not a Llama without biases whose heads add up to its width".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::NotKangaroo { problem })
     }
 }
 
@@ -60,9 +53,7 @@ impl Adapter {
     /// # Errors
     /// If their class cannot compute the adapter, or the directory cannot be written.
     pub fn write_kangaroo(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
-        if let Some(problem) = config.unlike_kangaroo() {
-            return Err(ModelError::NotKangaroo { problem });
-        }
+        config.check_kangaroo()?;
         write_torch(&dir.join("pytorch_model.bin"), &self.named(config))?;
         write_json(&dir.join("config.json"), &config.model.to_json(WeightDtype::F32.config_name()))
     }
@@ -85,9 +76,7 @@ impl Adapter {
         // The target has at least one layer after the exit.
         model.shape.num_layers = exit_layer + 1;
         let config = AdapterConfig::new(&model, exit_layer)?;
-        if let Some(problem) = config.unlike_kangaroo() {
-            return Err(ModelError::NotKangaroo { problem });
-        }
+        config.check_kangaroo()?;
         let adapter = config.take(WeightReader::open_dir(from)?.without_prefix(MODULE))?;
         adapter.write_dir(to, &config)?;
         Ok((config, named_theta.filter(|theta| *theta != KANGAROO_ROPE_THETA)))

@@ -20,15 +20,17 @@ use burn::tensor::{
 use super::activation::soft_capped;
 use super::norm::Norm;
 use super::rope::RopeWindow;
-use super::source::WeightSource;
+use super::source::{WeightSource, named_linears};
 use crate::following::{Following, MASKED};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::packed::AttentionForm;
 use crate::placed::PlacedRun;
+use crate::precision::copied;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
 use crate::spec::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec};
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
+use crate::weights::NamedTensor;
 
 /// One layer's attention block with its norms.
 #[derive(Module, Debug)]
@@ -168,9 +170,22 @@ impl Attention {
         })
     }
 
-    /// The norm before attention, the norms of queries and keys, and the norm of the output.
-    pub(crate) fn norms(&self) -> (&Norm, Option<&[Norm; 2]>, Option<&Norm>) {
-        (&self.norm, self.head_norms.as_ref(), self.post_norm.as_ref())
+    /// The tensors in a checkpoint's layout, for the layer `name`.
+    pub(super) fn named(
+        &self,
+        spec: &AttentionSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Vec<NamedTensor> {
+        let AttentionNames { norm, head_norms, post_norm, .. } = spec.names;
+        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let mut tensors = named((&self.norm, norm));
+        let linears = spec.linears(shape).into_iter().zip(self.projections());
+        tensors.extend(named_linears(name, linears));
+        let of_heads = self.head_norms.iter().flatten().zip(head_norms.into_iter().flatten());
+        tensors.extend(of_heads.chain(self.post_norm.iter().zip(post_norm)).flat_map(named));
+        tensors
     }
 
     /// The projections to queries, keys, values and output.
@@ -178,25 +193,9 @@ impl Attention {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// The same block with weights derived from those of `other`.
-    pub(super) fn with_weights_of(
-        self,
-        other: &Self,
-        norm: impl Fn(&Norm) -> Norm,
-        linear: impl Fn(&Linear) -> Linear,
-    ) -> Self {
-        let [query, key, value, output] = other.projections().map(linear);
-        Self {
-            norm: norm(&other.norm),
-            head_norms: other.head_norms.as_ref().map(|both| both.each_ref().map(&norm)),
-            post_norm: other.post_norm.as_ref().map(&norm),
-            query,
-            key,
-            value,
-            output,
-            // An adapter keeps its reach.
-            form: self.form,
-        }
+    /// A trainable copy of `other` on `device`, with the reach of this one.
+    pub(super) fn with_weights_of(self, other: Self, device: &Device) -> Self {
+        Self { form: self.form, ..copied(other, device) }
     }
 
     /// Attends from each token to itself and earlier tokens of its sequence.

@@ -5,17 +5,18 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 
 use super::norm::Norm;
-use super::source::WeightSource;
+use super::source::{WeightSource, named_linears};
 use crate::spec::ModelShape;
-use crate::spec::{Activation, LayerSpec, MlpSpec};
+use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec};
+use crate::weights::NamedTensor;
 
 /// `down(activation(gate(x)) ∘ up(x))` of normed x, or `down(activation(up(x)))` without a gate.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
-    norm: Norm,
-    gate: Option<Linear>,
-    up: Linear,
-    down: Linear,
+    pub(crate) norm: Norm,
+    pub(crate) gate: Option<Linear>,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
     post_norm: Option<Norm>,
     #[module(skip)]
     activation: Activation,
@@ -42,36 +43,29 @@ impl Mlp {
         })
     }
 
-    /// The norm before the MLP and the norm of its output, if any.
-    pub(crate) fn norms(&self) -> (&Norm, Option<&Norm>) {
-        (&self.norm, self.post_norm.as_ref())
-    }
-
-    /// The gate, if any, then up and down.
-    pub(crate) fn projections(&self) -> (Option<&Linear>, [&Linear; 2]) {
-        (self.gate.as_ref(), [&self.up, &self.down])
+    /// The tensors in a checkpoint's layout, for the layer `name`.
+    pub(super) fn named(
+        &self,
+        spec: &MlpSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Vec<NamedTensor> {
+        let MlpNames { norm, post_norm, .. } = spec.names;
+        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let mut tensors = named((&self.norm, norm));
+        let (gate_spec, specs) = spec.linears(shape);
+        let specs = gate_spec.into_iter().chain(specs);
+        let linears = self.gate.iter().chain([&self.up, &self.down]);
+        tensors.extend(named_linears(name, specs.zip(linears)));
+        tensors.extend(self.post_norm.iter().zip(post_norm).flat_map(named));
+        tensors
     }
 
     /// Whether both have the same parts and activation.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
         form(self) == form(other)
-    }
-
-    /// The same MLP with weights derived from these.
-    pub(crate) fn map(
-        &self,
-        norm: impl Fn(&Norm) -> Norm,
-        linear: impl Fn(&Linear) -> Linear,
-    ) -> Self {
-        Self {
-            norm: norm(&self.norm),
-            post_norm: self.post_norm.as_ref().map(norm),
-            gate: self.gate.as_ref().map(&linear),
-            up: linear(&self.up),
-            down: linear(&self.down),
-            activation: self.activation,
-        }
     }
 
     /// # Shapes

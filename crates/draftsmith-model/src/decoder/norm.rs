@@ -18,15 +18,15 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// A norm from the weights of a checkpoint, and the biases if it is a LayerNorm.
+    /// A norm of these weights, with the 1 added if checkpoints leave it out, and of biases if it is
+    /// a LayerNorm.
     pub(crate) fn new(
         spec: &NormSpec,
-        mut weight: Vec<f32>,
+        weight: Vec<f32>,
         bias: Option<Vec<f32>>,
         device: &Device,
     ) -> Self {
         let width = weight.len();
-        weight.iter_mut().for_each(|weight| *weight += spec.offset());
         let parameter = |values| Param::from_data(TensorData::new(values, [width]), device);
         Self { gamma: parameter(weight), beta: bias.map(parameter), epsilon: spec.epsilon }
     }
@@ -34,7 +34,7 @@ impl Norm {
     /// A norm that neither scales nor shifts.
     pub(crate) fn ones(spec: &NormSpec, width: usize, device: &Device) -> Self {
         let bias = (spec.form == NormForm::Layer).then(|| vec![0.0; width]);
-        Self::new(spec, vec![1.0 - spec.offset(); width], bias, device)
+        Self::new(spec, vec![1.0; width], bias, device)
     }
 
     /// The scale.
@@ -47,23 +47,12 @@ impl Norm {
         self.beta.as_ref().map(Param::val)
     }
 
-    #[cfg(test)]
-    pub(crate) fn epsilon(&self) -> f64 {
-        self.epsilon
-    }
-
     /// The tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
         let bias = self.beta().map(|beta| NamedTensor::from_tensor(&format!("{name}.bias"), beta));
         [weight].into_iter().chain(bias).collect()
-    }
-
-    /// The same norm with weights derived from these.
-    pub(crate) fn map(&self, copied: impl Fn(Tensor<1>) -> Param<Tensor<1>>) -> Self {
-        let (gamma, beta) = (copied(self.gamma()), self.beta().map(&copied));
-        Self { gamma, beta, epsilon: self.epsilon }
     }
 
     /// Normalises the last dimension and returns it in the type of the input.

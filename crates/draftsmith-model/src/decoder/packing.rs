@@ -11,7 +11,7 @@ use super::norm::Norm;
 use super::source::{WeightSource, linear};
 use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
 use crate::spec::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec, NormForm, NormSpec};
+use crate::spec::{LayerSpec, LinearSpec, NormSpec};
 
 /// The weights and biases of some outputs, as tensors on `device`.
 pub(crate) fn unpacked_linear(
@@ -35,14 +35,11 @@ pub(crate) fn unpacked_linear(
 
 /// A norm as tensors on `device`.
 pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Device) -> Norm {
-    // The packed weights already include the 1.
-    let form = if spec.form == NormForm::RmsPlusOne { NormForm::Rms } else { spec.form };
-    let spec = NormSpec { form, ..*spec };
-    Norm::new(&spec, packed.gamma.clone(), packed.beta.clone(), device)
+    Norm::new(spec, packed.gamma.clone(), packed.beta.clone(), device)
 }
 
 /// A packed layer as a [`WeightSource`].
-pub(crate) struct Unpacked<'a> {
+pub(crate) struct UnpackedSource<'a> {
     /// The outputs of each matrix within the packed ones. Matrices stored in one tensor share a
     /// name.
     linears: Vec<(LinearSpec, &'a PackedWeights, Range<usize>)>,
@@ -50,7 +47,7 @@ pub(crate) struct Unpacked<'a> {
     device: &'a Device,
 }
 
-impl<'a> Unpacked<'a> {
+impl<'a> UnpackedSource<'a> {
     /// # Panics
     /// If the spec lacks a part, which no model's does.
     pub(crate) fn new(
@@ -86,7 +83,7 @@ impl<'a> Unpacked<'a> {
     }
 }
 
-impl WeightSource for Unpacked<'_> {
+impl WeightSource for UnpackedSource<'_> {
     type Error = Infallible;
 
     fn linear(&mut self, _: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
 use crate::error::ModelError;
-use crate::spec::{LinearSpec, NormForm, NormSpec};
+use crate::spec::{LinearSpec, NormSpec};
 use crate::weights::{NamedTensor, WeightReader};
 
 /// A source of linear layers and norms.
@@ -32,20 +32,20 @@ pub(crate) trait WeightSource {
 }
 
 /// A checkpoint. Each tensor goes to `device` in `dtype` as soon as it is read.
-pub(crate) struct Stored<'a> {
+pub(crate) struct CheckpointSource<'a> {
     pub(crate) reader: &'a mut WeightReader,
     pub(crate) device: &'a Device,
     pub(crate) dtype: FloatDType,
 }
 
-impl WeightSource for Stored<'_> {
+impl WeightSource for CheckpointSource<'_> {
     type Error = ModelError;
 
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
             // Check before allocating: the shape comes from a `config.json`.
-            self.reader.check_shape(&name, shape)?;
+            self.reader.check(&name, shape)?;
             let row_len: usize = shape[1..].iter().product();
             let mut values = Vec::with_capacity(spec.outputs * row_len);
             let strips = spec.rows.strips(spec.outputs);
@@ -68,23 +68,18 @@ impl WeightSource for Stored<'_> {
         width: usize,
         spec: &NormSpec,
     ) -> Result<Norm, ModelError> {
-        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
-        let weight = self.reader.take(&format!("{name}.weight"), &[width])?;
-        let mut bias = None;
-        if spec.form == NormForm::Layer {
-            bias = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
-        }
+        let (weight, bias) = self.reader.take_norm(layer, name, width, spec)?;
         Ok(Norm::new(spec, weight, bias, self.device))
     }
 }
 
 /// Matrices drawn by `matrix`, `[in, out]`; biases of zeros and norms of ones.
-pub(crate) struct Drawn<'a, F> {
+pub(crate) struct RandomSource<'a, F> {
     pub(crate) device: &'a Device,
     pub(crate) matrix: F,
 }
 
-impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for Drawn<'_, F> {
+impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_, F> {
     type Error = Infallible;
 
     fn linear(&mut self, _: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {

@@ -59,7 +59,8 @@ impl LayerStack {
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) -> Positions {
-        let num_kv_heads = self.layers[layers.start].attention().map(Attention::num_kv_heads);
+        let num_kv_heads =
+            self.layers[layers.start].attention.as_ref().map(Attention::num_kv_heads);
         Positions::following(&self.reaches, num_kv_heads, hidden, layers, runs, cache)
     }
 

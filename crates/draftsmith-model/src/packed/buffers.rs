@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::storage::{LINE, Line};
+use super::storage::{F32Line, LINE};
 use super::team::Team;
 use super::weights::Threads;
 
@@ -13,9 +13,9 @@ const TEAM_FORWARD: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct PackedLayerCache {
     /// For each head, panels of 16 positions, each `[head_dim, 16]`.
-    pub(super) keys: Vec<Line>,
+    pub(super) keys: Vec<F32Line>,
     /// For each head, panels of 16 channels, each `[capacity, 16]`.
-    pub(super) values: Vec<Line>,
+    pub(super) values: Vec<F32Line>,
     pub(super) head_dim: usize,
     /// A multiple of [`LINE`].
     pub(super) capacity: usize,
@@ -67,7 +67,7 @@ impl Scratch {
 impl PackedLayerCache {
     pub(crate) fn new(num_kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
         let capacity = capacity.next_multiple_of(LINE);
-        let empty = Line([0.0; LINE]);
+        let empty = F32Line([0.0; LINE]);
         Self {
             keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
             values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
@@ -81,7 +81,7 @@ impl PackedLayerCache {
         let heads = self.keys.len() * LINE / (self.capacity * self.head_dim);
         let mut grown = Self::new(heads, self.head_dim, capacity);
         // Keys gain panels per head; values gain lines per panel.
-        let copy = |from: &[Line], to: &mut [Line], parts: usize| {
+        let copy = |from: &[F32Line], to: &mut [F32Line], parts: usize| {
             let (width, to_width) = (from.len() / parts, to.len() / parts);
             for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
                 to[..width].copy_from_slice(from);

@@ -5,12 +5,12 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::kernel::{Shape, multiply_panels};
-use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+use super::storage::{Bf16Line, F16Line, F32Line, LANE_BYTES, LINE, Storage, StoredLine};
 
 /// Consecutive panels of lines in one of the storage formats.
 #[derive(Debug)]
 pub(super) enum Lines {
-    F32(Vec<Line>),
+    F32(Vec<F32Line>),
     Bf16(Vec<Bf16Line>),
     F16(Vec<F16Line>),
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::spec::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormForm, NormSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec};
 use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.
@@ -32,7 +32,7 @@ impl Packing<'_> {
         let storage = storage_of(stored);
         // Check before allocating: the shapes come from a `config.json`.
         for spec in specs {
-            self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
+            self.reader.check(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
         let outputs = specs.iter().map(|spec| spec.outputs).sum();
         let mut packed = PackedWeights::zeros(storage, inputs, outputs);
@@ -68,13 +68,7 @@ impl Packing<'_> {
         width: usize,
         spec: &NormSpec,
     ) -> Result<PackedNorm, ModelError> {
-        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
-        let mut gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
-        gamma.iter_mut().for_each(|gamma| *gamma += spec.offset());
-        let mut beta = None;
-        if spec.form == NormForm::Layer {
-            beta = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
-        }
+        let (gamma, beta) = self.reader.take_norm(layer, name, width, spec)?;
         Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
     }
 

@@ -71,9 +71,9 @@ pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
 /// Sixteen weights of one input.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Line(pub(crate) [f32; LINE]);
+pub(crate) struct F32Line(pub(crate) [f32; LINE]);
 
-impl StoredLine for Line {
+impl StoredLine for F32Line {
     type Factors = [f32; 1];
 
     const INPUTS: usize = 1;

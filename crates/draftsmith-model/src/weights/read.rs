@@ -19,6 +19,7 @@ use super::files::{WeightFiles, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
+use crate::spec::{NormForm, NormSpec};
 
 /// An open checkpoint.
 #[derive(Debug)]
@@ -146,6 +147,28 @@ impl WeightReader {
         Ok(values)
     }
 
+    /// Takes a norm's weights with the spec's offset added, and its biases if it is a LayerNorm.
+    /// `layer` is the prefix of its name.
+    ///
+    /// # Errors
+    /// As [`WeightReader::take`].
+    pub(crate) fn take_norm(
+        &mut self,
+        layer: &str,
+        name: &str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>), ModelError> {
+        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
+        let mut weight = self.take(&format!("{name}.weight"), &[width])?;
+        weight.iter_mut().for_each(|weight| *weight += spec.offset());
+        let mut bias = None;
+        if spec.form == NormForm::Layer {
+            bias = Some(self.take(&format!("{name}.bias"), &[width])?);
+        }
+        Ok((weight, bias))
+    }
+
     /// Takes some rows of a tensor, widened to f32, a few at a time. `each` gets the index of the
     /// first row among those taken, and the values. Rows span all but the first dimension.
     ///
@@ -214,7 +237,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or has another shape.
-    fn check(
+    pub(crate) fn check(
         &self,
         name: &str,
         expected: &[usize],
@@ -235,14 +258,6 @@ impl WeightReader {
             });
         }
         Ok((file, stored))
-    }
-
-    /// Checks a tensor's shape before memory is allocated for it.
-    ///
-    /// # Errors
-    /// If it is missing or has another shape.
-    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
-        self.check(name, expected).map(|_| ())
     }
 
     /// Drops tensors that the architecture does not need.

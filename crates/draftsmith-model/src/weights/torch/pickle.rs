@@ -85,14 +85,16 @@ struct Machine<'a> {
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, TorchTensor)>, String> {
     let mut machine = Machine { rest: pickle, ..Machine::default() };
     let Value::Dict(all) = machine.run()? else {
-        return Err("it holds no dictionary of tensors".to_owned());
+        return Err("it does not hold a dictionary of tensors".to_owned());
     };
     let mut tensors = Vec::with_capacity(machine.dicts[all].len());
     for (name, value) in &machine.dicts[all] {
-        let Value::Text(name) = name else { return Err("a tensor's name is no text".to_owned()) };
+        let Value::Text(name) = name else {
+            return Err("a tensor's name is not a text".to_owned());
+        };
         let name = machine.texts[*name].clone();
         let Value::Tensor(tensor) = value else {
-            return Err(format!("its `{name}` is no tensor: it is no state dictionary"));
+            return Err(format!("its `{name}` is not a tensor, so it is not a state dictionary"));
         };
         tensors.push((name, machine.tensors[*tensor].clone()));
     }
@@ -116,69 +118,45 @@ impl Machine<'_> {
                     self.stack.push(Value::Other);
                 }
                 b'J' => {
-                    let int = i64::from(i32::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
+                    let int = i32::from_le_bytes(self.bytes()?);
+                    self.stack.push(Value::Int(int.into()));
                 }
-                b'K' => {
-                    let int = i64::from(u8::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
-                }
-                b'M' => {
-                    let int = i64::from(u16::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
+                b'K' | b'M' => {
+                    let int = self.uint(if op == b'K' { 1 } else { 2 })?;
+                    self.stack.push(Value::Int(int.into()));
                 }
                 0x8a => self.long()?,
-                b'X' => {
-                    let len = u32::from_le_bytes(self.bytes()?);
+                b'X' | 0x8c => {
+                    let len = self.uint(if op == b'X' { 4 } else { 1 })?;
                     self.text(len as usize)?;
-                }
-                0x8c => {
-                    let [len] = self.bytes()?;
-                    self.text(len.into())?;
                 }
                 b'}' => self.new_dict(),
                 b']' | b')' => self.new_sequence(Vec::new()),
-                b't' => {
-                    let values = self.since_mark()?;
+                b't' | 0x85..=0x87 => {
+                    let values = self.items((op != b't').then(|| usize::from(op - 0x84)))?;
                     self.new_sequence(values);
                 }
-                0x85..=0x87 => {
-                    let start = self.stack.len().checked_sub(usize::from(op - 0x84));
-                    let values = self.stack.split_off(start.ok_or_else(underflow)?);
-                    self.new_sequence(values);
+                b'a' | b'e' => {
+                    let values = self.items((op == b'a').then_some(1))?;
+                    let Some(Value::Sequence(list)) = self.stack.last() else {
+                        return Err("it appends to a value that is not a list".to_owned());
+                    };
+                    self.sequences[*list].extend(values);
                 }
-                b'a' => {
-                    let value = self.pop()?;
-                    self.append(vec![value])?;
-                }
-                b'e' => {
-                    let values = self.since_mark()?;
-                    self.append(values)?;
-                }
-                b's' => {
-                    let (value, key) = (self.pop()?, self.pop()?);
-                    self.set_items(vec![key, value])?;
-                }
-                b'u' => {
-                    let values = self.since_mark()?;
+                b's' | b'u' => {
+                    let values = self.items((op == b's').then_some(2))?;
                     self.set_items(values)?;
                 }
-                b'q' => {
-                    let [place] = self.bytes()?;
-                    self.remember(place.into())?;
-                }
-                b'r' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
+                b'q' | b'r' => {
+                    let place = self.uint(if op == b'q' { 1 } else { 4 })?;
                     self.remember(place)?;
                 }
                 0x94 => self.remember(self.memo.len() as u32)?,
-                b'h' => {
-                    let [place] = self.bytes()?;
-                    self.recall(place.into())?;
-                }
-                b'j' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
-                    self.recall(place)?;
+                b'h' | b'j' => {
+                    let place = self.uint(if op == b'h' { 1 } else { 4 })?;
+                    let value =
+                        self.memo.get(&place).ok_or("it recalls a value it never stored")?;
+                    self.stack.push(value.clone());
                 }
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
@@ -194,13 +172,14 @@ impl Machine<'_> {
                 b'b' => {
                     self.pop()?;
                     if !matches!(self.stack.last(), Some(Value::Dict(_))) {
-                        return Err("it sets attributes of what is no dictionary".to_owned());
+                        let problem = "it sets attributes of a value that is not a dictionary";
+                        return Err(problem.to_owned());
                     }
                 }
                 other => {
                     return Err(format!(
-                        "its pickle has the instruction {other:#04x}, which no \
-                                        state dictionary needs"
+                        "its pickle has the instruction {other:#04x}, which state dictionaries do \
+                         not need"
                     ));
                 }
             }
@@ -211,6 +190,13 @@ impl Machine<'_> {
         let (bytes, rest) = self.rest.split_first_chunk().ok_or_else(cut_short)?;
         self.rest = rest;
         Ok(*bytes)
+    }
+
+    /// An unsigned number of up to four bytes.
+    fn uint(&mut self, len: usize) -> Result<u32, String> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(cut_short)?;
+        self.rest = rest;
+        Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte)))
     }
 
     /// A signed number of up to eight bytes.
@@ -251,13 +237,18 @@ impl Machine<'_> {
     fn pop_text(&mut self) -> Result<String, String> {
         match self.pop()? {
             Value::Text(text) => Ok(self.texts[text].clone()),
-            _ => Err("a name is no text".to_owned()),
+            _ => Err("a name is not a text".to_owned()),
         }
     }
 
-    fn since_mark(&mut self) -> Result<Vec<Value>, String> {
-        let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len());
-        Ok(self.stack.split_off(mark.ok_or_else(underflow)?))
+    /// Pops the last `num` values; `None` for all since the last mark.
+    fn items(&mut self, num: Option<usize>) -> Result<Vec<Value>, String> {
+        let start = match num {
+            Some(num) => self.stack.len().checked_sub(num),
+            None => self.marks.pop(),
+        };
+        let start = start.filter(|start| *start <= self.stack.len());
+        Ok(self.stack.split_off(start.ok_or_else(underflow)?))
     }
 
     fn new_dict(&mut self) {
@@ -270,17 +261,9 @@ impl Machine<'_> {
         self.stack.push(Value::Sequence(self.sequences.len() - 1));
     }
 
-    fn append(&mut self, values: Vec<Value>) -> Result<(), String> {
-        let Some(Value::Sequence(list)) = self.stack.last() else {
-            return Err("it appends to what is no list".to_owned());
-        };
-        self.sequences[*list].extend(values);
-        Ok(())
-    }
-
     fn set_items(&mut self, values: Vec<Value>) -> Result<(), String> {
         let Some(Value::Dict(dict)) = self.stack.last() else {
-            return Err("it sets items of what is no dictionary".to_owned());
+            return Err("it sets items of a value that is not a dictionary".to_owned());
         };
         let dict = &mut self.dicts[*dict];
         let mut values = values.into_iter();
@@ -296,15 +279,9 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn recall(&mut self, place: u32) -> Result<(), String> {
-        let value = self.memo.get(&place).ok_or("it recalls what it never remembered")?;
-        self.stack.push(value.clone());
-        Ok(())
-    }
-
     fn global(&mut self, module: &str, name: &str) -> Result<(), String> {
         let Some(global) = Global::of(module, name) else {
-            return Err(format!("its pickle names `{module}.{name}`: tensors alone are read"));
+            return Err(format!("its pickle names `{module}.{name}`, but only tensors are read"));
         };
         self.stack.push(Value::Global(global));
         Ok(())
@@ -314,7 +291,7 @@ impl Machine<'_> {
     fn pop_tuple(&mut self) -> Result<Vec<Value>, String> {
         match self.pop()? {
             Value::Sequence(values) => Ok(self.sequences[values].clone()),
-            _ => Err("arguments are no tuple".to_owned()),
+            _ => Err("arguments are not a tuple".to_owned()),
         }
     }
 
@@ -325,14 +302,14 @@ impl Machine<'_> {
                 self.stack.push(Value::Storage(*dtype, *name));
                 Ok(())
             }
-            _ => Err("a reference is to no storage".to_owned()),
+            _ => Err("a reference is not to a storage".to_owned()),
         }
     }
 
     fn call(&mut self) -> Result<(), String> {
         let arguments = self.pop_tuple()?;
         let Value::Global(function) = self.pop()? else {
-            return Err("it calls what is no function".to_owned());
+            return Err("it calls a value that is not a function".to_owned());
         };
         match (function, arguments.as_slice()) {
             (Global::OrderedDict, []) => self.new_dict(),
@@ -352,8 +329,8 @@ impl Machine<'_> {
                 let offset = size(&Value::Int(*offset))?;
                 let shape = self.sizes(*shape)?;
                 if !is_contiguous(&shape, &self.sizes(*strides)?) {
-                    return Err("a tensor's rows do not lie one after the other; hint: save it \
-                                once more, with `.contiguous()`"
+                    return Err("a tensor is not contiguous; hint: save it again after \
+                                `.contiguous()`"
                         .to_owned());
                 }
                 let (dtype, storage) = (*dtype, self.texts[*storage].clone());
@@ -373,7 +350,7 @@ impl Machine<'_> {
 fn size(value: &Value) -> Result<usize, String> {
     match value {
         Value::Int(int) => usize::try_from(*int).map_err(|_| format!("a size is {int}")),
-        _ => Err("a size is no number".to_owned()),
+        _ => Err("a size is not a number".to_owned()),
     }
 }
 
@@ -389,7 +366,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 }
 
 fn underflow() -> String {
-    "its pickle takes more than it has".to_owned()
+    "its pickle takes more values than there are".to_owned()
 }
 
 fn cut_short() -> String {
