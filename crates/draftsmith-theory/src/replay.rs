@@ -17,7 +17,6 @@
 //! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
 //! the time.
 
-mod cascades;
 mod cost_optimal;
 mod judged;
 mod likely_shapes;
@@ -40,7 +39,6 @@ use crate::{
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
-pub use cascades::{LookUpCascade, LookUps};
 pub use cost_optimal::{CostOptimum, cost_optimal};
 pub use predicted::PredictedProb;
 

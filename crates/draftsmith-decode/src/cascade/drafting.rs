@@ -204,7 +204,7 @@ impl<T: Target> Cascade<'_, T> {
         };
         drafting.forwards.add(DrafterId::MaxGram, found.len());
         found.iter().for_each(|token| chain.rule.drew(*token, DraftSignals::default(), None));
-        drafting.took(found.into_iter().map(CascadeCandidate::certain).collect());
+        drafting.took(found.into_iter().map(CascadeCandidate::looked_up).collect());
     }
 
     /// A forward of a drafter over what is proposed to it in each of the rounds, whose rows are one
