@@ -2,8 +2,8 @@
 //! nodes, and each node it reads has several children.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, SignalNeeds, TextEnd,
-    TreeGrowth, TreeShape,
+    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, SignalNeeds,
+    TextEnd, TreeGrowth, TreeShape,
 };
 
 use crate::chain::begin_phases;

@@ -245,7 +245,8 @@ mod tests {
                         "{lenience:?}: d {d:?}, r {r:?}: {found} {prob}"
                     );
                     // An exact reviewer emits tokens of its distribution.
-                    let own_lenience = if is_looked_up { lenience.look_ups } else { lenience.models };
+                    let own_lenience =
+                        if is_looked_up { lenience.look_ups } else { lenience.models };
                     if own_lenience == 1.0 {
                         assert!((r[token] - prob).abs() < 1e-12);
                     }

@@ -23,8 +23,8 @@ mod tests;
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
 pub use children::{Children, child_rank};
-pub use shape::{MAX_CHILDREN, TreeChildren, TreeShape};
 pub(crate) use shape::{Level, Place};
+pub use shape::{MAX_CHILDREN, TreeChildren, TreeShape};
 
 /// The tree of one round on its way.
 #[derive(Debug, Clone)]

@@ -385,7 +385,8 @@ fn sampled_cascades_side_by_side_are_independent_and_exact() {
     let members: [(&[u32], u64); 2] = [(&[0], 1), (&[1, 0], 0)];
     let drafts = Anew::new(&case, |case| of_drafts(case, &matrix(ONE_AND_LOOKUP[1]), lenient(3.0)));
     assert_independent(&case, &case.target, &drafts, &members);
-    let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(ONE_AND_LOOKUP[0]), Lenience::NONE));
+    let drafts =
+        Anew::new(&case, |case| of_self_draft(case, &matrix(ONE_AND_LOOKUP[0]), Lenience::NONE));
     assert_independent(&case, &Advanced::from(&case.target), &drafts, &members);
 }
 

@@ -8,8 +8,7 @@ use draftsmith_theory::{Decoding, Lenience, SeededDraws, StopRule, StopRuleConfi
 
 use super::cascade::{
     ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, leniences, lenient, matrix, of_drafts,
-    of_drafts_by,
-    of_self_draft, of_self_draft_by, run,
+    of_drafts_by, of_self_draft, of_self_draft_by, run,
 };
 use super::tables::{Advanced, Asked, Drafting, StopMap};
 use super::{Case, HEADS, assert_same_distribution, penalised, rules_with};
@@ -33,8 +32,11 @@ fn chains_that_rules_end_leave_the_targets_distribution_lenient_or_not() {
         let case = Case { decoding, ..Case::new(2, 4, Some(1), 2100) }.with_head(head);
         let expected = case.target_distribution();
         for rule in rules_with(head, 2) {
-            for (lengths, lenience) in [(VERTICAL[0], Lenience::NONE), (VERTICAL[0], lenient(3.0)), (VERTICAL[1], Lenience::NONE)]
-            {
+            for (lengths, lenience) in [
+                (VERTICAL[0], Lenience::NONE),
+                (VERTICAL[0], lenient(3.0)),
+                (VERTICAL[1], Lenience::NONE),
+            ] {
                 let lengths = matrix(lengths);
                 for rules in for_chains(&rule) {
                     let drafter = || of_drafts_by(&case, &lengths, lenience, &rules);

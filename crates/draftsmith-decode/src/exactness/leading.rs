@@ -116,7 +116,9 @@ fn greedy_output_is_plain_and_children_find_more_at_no_draft_forward() {
             case.target.context = context;
             case.decoding = Decoding::GREEDY;
             let plain = greedy_plain(&mut case.target.clone(), &[0], &case.limits);
-            for (leading, lenience) in [1, 2, 3].into_iter().flat_map(|it| leniences(3.0).map(|of| (it, of))) {
+            for (leading, lenience) in
+                [1, 2, 3].into_iter().flat_map(|it| leniences(3.0).map(|of| (it, of)))
+            {
                 for lengths in of_one().into_iter().chain(TWO_AND_LOOKUP.map(matrix)) {
                     let drafter = of_self_draft(&case, &lengths, lenience).branching(leading);
                     let target = &mut Advanced::from(&case.target);
@@ -151,11 +153,13 @@ fn branching_cascades_side_by_side_are_each_what_they_are_alone() {
     let case = Case::new(3, 9, Some(2), 3500);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
-        let drafts =
-            Anew::new(&case, |case| of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), lenient(2.0)).branching(2));
+        let drafts = Anew::new(&case, |case| {
+            of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), lenient(2.0)).branching(2)
+        });
         assert_each_as_alone(&case.target, &drafts, &members);
-        let drafts =
-            Anew::new(&case, |case| of_self_draft(case, &matrix(PAPERS), Lenience::NONE).branching(3));
+        let drafts = Anew::new(&case, |case| {
+            of_self_draft(case, &matrix(PAPERS), Lenience::NONE).branching(3)
+        });
         assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
     }
 }

@@ -86,9 +86,8 @@ pub(crate) struct GenerateArguments {
     bigrams: Option<PathBuf>,
     /// Propose trees of candidates: `3-2x4x12` has three children behind the text and two behind each
     /// node, of which a draft forward reads four, and twelve nodes at most beside the chain; `3-2.0.1`
-    /// has two behind the first of three, one behind the last, and nothing else. With
-    /// `-drawn` behind it, children of sampled text are drawn without replacement; with `-head`, the
-    /// predictions of a head that looks ahead say which are worth most.
+    /// has two behind the first of three, one behind the last, and nothing else. With the suffix
+    /// `-drawn`, children of sampled text are drawn without replacement.
     #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
     tree: Option<TreeShape>,
     /// The user's message.
