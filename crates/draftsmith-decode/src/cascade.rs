@@ -46,12 +46,12 @@ pub struct CascadeConfig {
     pub sampled: CascadeLengths,
     /// Lenience of all reviewers but the target.
     pub lenience: Lenience,
-    /// What ends the chain that each reviewer reads before its length, from the target's on; none
-    /// where there are fewer. A rule that reads signals is for a chain of models' tokens alone.
+    /// Rules that end the chain of each reviewer before its length, the target's first; a reviewer
+    /// without an entry has none. A rule that reads signals needs a chain of models' tokens only.
     pub rules: Vec<Option<StopRuleConfig>>,
-    /// Children of the sequence that stands, the chain's first token among them: 1 is the chain alone.
-    /// The others are the same drafter's, and behind each is looked up what the first row leaves to
-    /// prompt lookup. Where the chain's first token is looked up, it has no siblings.
+    /// First tokens of a proposal, the chain's among them: 1 is a chain. The others come from the same
+    /// drafter, and each is followed by as many look-ups as the first row asks for. A looked-up first
+    /// token has no siblings.
     pub leading: usize,
 }
 
@@ -77,7 +77,7 @@ pub struct Cascade<'m, T> {
     config: CascadeConfig,
     /// From the largest on.
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-    /// Behind them.
+    /// After them.
     lookup: Option<MaxGramDraft<'m>>,
     /// Makes the rules of a sequence's chains.
     init_rules: Box<dyn Fn() -> ChainRules + 'm>,
@@ -86,7 +86,7 @@ pub struct Cascade<'m, T> {
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
-    /// A cascade of drafters with models, from the largest on, and of prompt lookup behind them.
+    /// A cascade of drafters with models, from the largest on, and then prompt lookup.
     ///
     /// # Panics
     /// Unless matrices have a row and a column for each, rules are valid, and the leading node has a
@@ -121,7 +121,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         self
     }
 
-    /// The same with so many children of the leading node.
+    /// The same with `leading` first tokens.
     #[cfg(test)]
     pub(crate) fn branching(mut self, leading: usize) -> Self {
         self.config.leading = leading;
@@ -147,13 +147,13 @@ impl<'m, T: Target> Cascade<'m, T> {
         })
     }
 
-    /// How much is looked up behind each sibling of a chain's first token.
-    fn num_behind_siblings(&self, decoding: &Decoding) -> usize {
+    /// The most look-ups after each sibling of a chain's first token.
+    fn num_after_siblings(&self, decoding: &Decoding) -> usize {
         let first_row = self.config.lengths(decoding).first();
         first_row.and_then(|row| row.get(self.models.len())).copied().unwrap_or(0)
     }
 
-    /// Where its target must let its shallow layers run ahead, if it must.
+    /// The layer up to which the target's shallow layers run ahead, if a self-draft takes part.
     pub(crate) fn exit_layer(&self) -> Option<usize> {
         self.models.iter().find_map(|model| model.id().exit_layer())
     }
@@ -194,15 +194,15 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;
             if let Some(siblings) = siblings {
-                let num_behind = self.num_behind_siblings(round.decoding).min(room - 1);
+                let num_after = self.num_after_siblings(round.decoding).min(room - 1);
                 let num = self.config.leading - 1;
-                leading::branch(siblings, [num, num_behind], self.lookup.as_mut(), round);
+                leading::branch(siblings, [num, num_after], self.lookup.as_mut(), round);
             }
         }
         Ok(())
     }
 
-    /// Drafters keep what stands of their chain; of a sibling's look-ups they have read nothing.
+    /// Drafters keep the accepted tokens of their chain; they have not read a sibling's look-ups.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         let in_chain = path.iter().enumerate().take_while(|(at, node)| at == *node);
         let own: Vec<usize> = in_chain.map(|(at, _)| at).collect();

@@ -48,15 +48,15 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
     }
 }
 
-/// A round's tree on its way.
+/// The tree of a round that is being drafted.
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
     /// The candidates of the chain, which the stop rule sees.
     chain: Vec<u32>,
-    /// What each node follows.
+    /// The parent of each node.
     parents: Vec<Option<usize>>,
-    /// Nodes that the next step reads, the last ones; none in the first step, which reads what stands.
+    /// How many of the last nodes the next step reads; 0 before the first step, which reads the sequence.
     num_unread: usize,
 }
 
@@ -112,8 +112,8 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     Ok(())
 }
 
-/// Goes on behind a step that gave `rows`: the chain, unless its phase ends before a draw, then the
-/// children of the other nodes that were read; and what is to be read next.
+/// Grows a tree by a step's `rows`: extends the chain, unless its phase ends before a draw, adds the
+/// children of the other nodes that were read, and chooses the nodes to read next.
 fn grow<T, D: StepDrafter<T> + ?Sized>(
     drafter: &mut D,
     target: &mut T,
@@ -129,7 +129,7 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     let mut source =
         TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
     let num_before = phase.num_candidates();
-    // A tree's nodes are no text: the chain's is what stands, and the chain.
+    // The text is the sequence and the chain, without the tree's other nodes.
     let standing = &tokens[..tokens.len() - proposal.len()];
     let text_end = limits.text_end.map(|end| EndBehind { end, standing });
     let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);
@@ -150,7 +150,7 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     Ok(())
 }
 
-/// The row behind a tree's chain, as what a draft phase draws from.
+/// The row after a tree's chain, as the source of a draft phase's candidates.
 struct TreeSource<'a, T, D: ?Sized> {
     drafter: &'a mut D,
     target: &'a mut T,

@@ -42,7 +42,7 @@ pub struct HorizontalPlan {
 /// yields, with α = `acceptance_prob` and k = `candidate_length` (CS-Drafting, Theorem 4.1).
 ///
 /// The paper's form is 1 + (x − 1)(1 − α^{k+1}x^{k+1})/(1 − αx). The quotient is Σ (αx)^i for i in
-/// 0..=k, which is what is summed here, so αx = 1 is no exception. φ(1) = 1, and φ′(1) is
+/// 0..=k, which is what is summed here, so αx = 1 needs no special case. φ(1) = 1, and φ′(1) is
 /// [`expected_tokens_per_round`].
 pub fn step_tokens_generating_function(
     acceptance_prob: f64,

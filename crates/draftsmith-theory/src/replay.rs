@@ -105,12 +105,6 @@ impl Recording {
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
     }
-
-    /// The places at which something is drafted: the last token that the limit allows is the target's own
-    /// in any case.
-    pub fn drafted_places(&self) -> &[RecordedPlace] {
-        &self.places[..self.places.len().min(self.limit.saturating_sub(1))]
-    }
 }
 
 /// What a response took.

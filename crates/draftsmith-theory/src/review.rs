@@ -152,13 +152,13 @@ impl CascadeCandidate {
     }
 }
 
-/// What a reviewer makes of one candidate.
+/// The review of one candidate.
 struct Review {
     /// min(1, l·r/d).
     acceptance_prob: f64,
     /// (r − d)+, not normalised.
     residual: Vec<f64>,
-    /// The distribution of what stands in the candidate's place.
+    /// The distribution of the token that takes the candidate's place.
     emitted: Vec<f64>,
 }
 
@@ -180,7 +180,7 @@ impl Review {
         };
         let mut residual = own.clone();
         take_residual(&mut residual, 1.0, drawn_from, candidate);
-        // As a sum of what is rejected it cannot round to nothing where something is.
+        // Summed up directly: 1 minus the accepted share could round to 0.
         let rejected: f64 =
             own.iter().enumerate().map(|(token, own)| (d(token) - lenience * own).max(0.0)).sum();
         let scale = rejected / residual.iter().sum::<f64>();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greedy_reviewer_forgives_what_is_nearly_as_probable_as_it_was_said_to_be() {
+    fn a_lenient_greedy_reviewer_accepts_nearly_as_probable_candidates() {
         // Probabilities 1/2, 1/4, 1/4.
         let rows = [[2f32.ln(), 0.0, 0.0], [0.0, 0.0, 2f32.ln()], [0.0, 2f32.ln(), 0.0]];
         let candidate = |token_id, prob| CascadeCandidate {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reviewer_may_be_no_stricter_than_its_own_distribution() {
+    fn a_lenience_below_1_is_refused() {
         for lenience in [0.0, 0.99, f64::NAN, f64::INFINITY] {
             assert!(matches!(Lenience::new(lenience), Err(TheoryError::Lenience(_))));
         }

@@ -68,9 +68,10 @@ pub(crate) struct GenerateArguments {
         conflicts_with_all = ["prompt_lookup", "tree"]
     )]
     lookup_first: Option<LookupFirst>,
-    /// Put drafters together, in the words of a recipe's `[[evaluate.cascades]]`:
-    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. Rounds are as long as the
-    /// matrix says; with `leading = 8` they begin with eight first tokens beside each other.
+    /// Combine drafters, by the keys of a recipe's `[[evaluate.cascades]]`:
+    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. The matrix sets the lengths of
+    /// rounds; `leading = 8` adds first tokens up to eight; `lenience = 2` lets drafters accept less
+    /// probable candidates, looked-up ones only with `lenient_lookup = true`.
     #[arg(
         long,
         value_name = "KEYS",

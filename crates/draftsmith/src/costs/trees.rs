@@ -30,7 +30,7 @@ const NUM_TOKENS: usize = 16;
 /// 65 rows.
 ///
 /// # Errors
-/// If there is no prompt, a model fails, or there is no such drafter.
+/// If there are no prompts, a model fails, or the drafter is missing.
 pub(crate) fn measure_tree_costs(
     decoders: &mut Decoders<'_>,
     prompts: &[Vec<u32>],
