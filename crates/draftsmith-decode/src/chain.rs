@@ -19,7 +19,7 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let mut phases = begin_phases(drafter, target, rounds, false);
+    let mut phases = begin_phases(drafter, target, rounds);
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
         let steps_of = pairs.map(|(round, phase)| {
@@ -44,17 +44,15 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     }
 }
 
-/// Begins the draft phases of rounds, in which a head may be asked about candidates although the rule
-/// does not.
+/// Begins the draft phases of rounds.
 pub(crate) fn begin_phases<T, D: StepDrafter<T> + ?Sized>(
     drafter: &mut D,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
-    asks_head: bool,
 ) -> Vec<DraftPhase> {
     let begin = |round: &mut DraftRound<'_>| {
         let phase = DraftPhase::begin(round.rule, round.limits);
-        if phase.needs_step() && (asks_head || phase.needs().acceptance_prob) {
+        if phase.needs_step() && phase.needs().acceptance_prob {
             drafter.begin_round(target, round.slot, round.tokens.len(), 1);
         }
         phase
