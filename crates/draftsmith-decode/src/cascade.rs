@@ -157,11 +157,6 @@ impl<'m, T: Target> Cascade<'m, T> {
     pub(crate) fn exit_layer(&self) -> Option<usize> {
         self.models.iter().find_map(|model| model.id().exit_layer())
     }
-
-    /// Whether a head reads where rounds begin, and so may read what the target leaves behind.
-    pub(crate) fn has_head_of_rounds(&self) -> bool {
-        self.models.iter().any(|model| model.depends_on_round())
-    }
 }
 
 impl<T: Target> Drafter<T> for Cascade<'_, T> {

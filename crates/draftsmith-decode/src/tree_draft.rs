@@ -6,7 +6,6 @@ use draftsmith_theory::{
     TextEnd, TreeGrowth, TreeShape,
 };
 
-use crate::chain::begin_phases;
 use crate::draft_row::{DraftRow, draft_rows};
 use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
@@ -82,15 +81,14 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let phases = begin_phases(drafter, target, rounds);
-    let begin = |phase: DraftPhase| Growing {
-        phase,
+    let begin = |round: &mut DraftRound<'_>| Growing {
+        phase: DraftPhase::begin(round.rule, round.limits),
         growth: TreeGrowth::new(shape),
         chain: Vec::new(),
         parents: Vec::new(),
         num_unread: 0,
     };
-    let mut trees: Vec<Growing> = phases.into_iter().map(begin).collect();
+    let mut trees: Vec<Growing> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
         let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();

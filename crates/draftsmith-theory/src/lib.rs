@@ -99,8 +99,8 @@ pub use max_gram::{
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending,
-    cost_optimal, seconds_per_token,
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
+    seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;

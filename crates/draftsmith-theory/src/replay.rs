@@ -21,7 +21,6 @@ mod cost_optimal;
 mod judged;
 mod likely_shapes;
 mod look_ups;
-mod predicted;
 mod recorded_steps;
 mod static_trees;
 mod step_function;
@@ -40,7 +39,6 @@ use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
-pub use predicted::PredictedProb;
 
 /// One candidate as it was drafted, and what is true of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,10 +53,10 @@ pub struct RecordedCandidate {
     pub confidence_of_ten: f64,
     /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
-    /// What the acceptance head predicts for this candidate. Nothing without a head, and of a
-    /// rollout's or a response's last candidate where the head predicts once it is read, which then
-    /// nobody asks about.
-    pub predicted_acceptance_prob: PredictedProb,
+    /// The acceptance head's prediction for this candidate. None without a head. A head that predicts
+    /// once a candidate is read has none for the last candidate of a rollout or a response, either:
+    /// no rule asks for it.
+    pub predicted_acceptance_prob: Option<f64>,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
     /// log p, likewise. NaN where the target was not asked: only an acceptance head is judged by it, and,
@@ -254,8 +252,7 @@ impl Recordings {
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {
-            candidate.predicted_acceptance_prob =
-                PredictedProb::InAnyRound(candidate.acceptance_prob());
+            candidate.predicted_acceptance_prob = Some(candidate.acceptance_prob());
         });
         Self { head, ..knowing }
     }

@@ -215,11 +215,6 @@ impl<T: Target> Cascade<'_, T> {
         waiting: &[&mut Drafting<'_, '_>],
     ) -> Result<Vec<DraftRow>, DecodeError> {
         let model = &mut self.models[drafter];
-        for step in waiting.iter().map(|drafting| drafting.step()) {
-            if step.needs.acceptance_prob {
-                model.begin_round(target, step.slot, step.tokens.len() - step.num_candidates, 1);
-            }
-        }
         let steps: Vec<DraftStep<'_>> = waiting.iter().map(|drafting| drafting.step()).collect();
         let decodings = waiting.iter().map(|drafting| drafting.round.decoding);
         draft_rows(&mut **model, target, &steps, decodings)

@@ -10,7 +10,7 @@ use draftsmith_theory::{
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, HEADS, Head, STOPS, assert_same_distribution, penalised, rules_with};
+use super::{Case, HEADS, STOPS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
@@ -24,7 +24,7 @@ pub(super) const MAX_LENGTH: usize = 3;
 /// A target and what drafts for it.
 pub(super) struct Models<'a, T, D> {
     case: &'a Case,
-    pub(super) head: Head,
+    pub(super) head: HeadTiming,
     decoding: Decoding,
     target: T,
     pub(super) drafter: D,
@@ -90,7 +90,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             drafter: StepDrafter::id(drafter),
             max_length: MAX_LENGTH,
             eos_token_ids: limits.eos_token_ids.clone(),
-            head: Some(self.head.timing),
+            head: Some(self.head),
             responses: vec![recording],
         };
         (plain.token_ids, recordings)
@@ -121,7 +121,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             {
                 assert!(without.target_log_prob.is_nan() && !with.target_log_prob.is_nan());
                 without.target_log_prob = with.target_log_prob;
-                without.predicted_acceptance_prob = with.predicted_acceptance_prob.clone();
+                without.predicted_acceptance_prob = with.predicted_acceptance_prob;
             }
         }
         assert_eq!(**with, *without);
@@ -205,7 +205,11 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-pub(super) fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Drafting> {
+pub(super) fn separate(
+    case: &Case,
+    head: HeadTiming,
+    decoding: Decoding,
+) -> Models<'_, Table, Drafting> {
     Models {
         case,
         head,
@@ -217,7 +221,7 @@ pub(super) fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_
 
 pub(super) fn self_draft(
     case: &Case,
-    head: Head,
+    head: HeadTiming,
     decoding: Decoding,
 ) -> Models<'_, Advanced, Advancing> {
     let (target, drafter) = (Advanced::from(&case.target), Advancing::from(&case.draft));

@@ -110,9 +110,8 @@ struct Place<'a> {
     at: usize,
 }
 
-/// Of every place: its signal (what a head predicts that reads where a round began, in the round
-/// that begins there), with 1 where the candidates at `ahead` places from it are all
-/// accepted, else 0. Where `ahead` begins beyond the place itself, only places whose own candidate
+/// Each place's signal, with 1 where the candidates at `ahead` places from it are all accepted,
+/// else 0. Where `ahead` begins beyond the place itself, only places whose own candidate
 /// is accepted count: the chance is given that.
 fn outcomes(
     recordings: &Recordings,
@@ -151,7 +150,7 @@ fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
 impl AcceptanceSignal {
     fn of(self, candidate: &RecordedCandidate) -> Option<f64> {
         match self {
-            Self::AcceptanceProb => candidate.predicted_acceptance_prob.in_round(0),
+            Self::AcceptanceProb => candidate.predicted_acceptance_prob,
             Self::Confidence => Some(candidate.confidence),
             Self::Entropy => Some(candidate.entropy),
         }

@@ -136,13 +136,6 @@ fn read_chain_head(
         None => Some(workspace.target_hash()?),
         Some(id) => hash_of(id)?,
     };
-    if reviewer.is_some() && head.config.reads.has_target_hidden() {
-        bail!(
-            "the head in `{}` reads `target-hidden`, and a drafter that reviews leaves no hidden state \
-             behind; hint: train one without it",
-            dir.display()
-        );
-    }
     let config = &head.config;
     if let (Some(_), Some(hash)) = (&config.draft_hash, hash_of(drafter)?) {
         check_models("head", dir, &[("draft", &config.draft_hash, hash)])?;
