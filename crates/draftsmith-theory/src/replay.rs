@@ -23,7 +23,6 @@ mod likely_shapes;
 mod look_ups;
 mod recorded_steps;
 mod static_trees;
-mod step_function;
 #[cfg(test)]
 pub(crate) mod test_recordings;
 #[cfg(test)]

@@ -48,7 +48,7 @@ use self::server::check_without_weights;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::ends::Ends;
-use crate::prompts::reading::Reading;
+use crate::prompt_files::Reading;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]

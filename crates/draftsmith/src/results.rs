@@ -2,16 +2,15 @@
 //! what the rows were measured with.
 //!
 //! This file owns the rows: their schema, their order and their reading and writing as text.
-//! `results/names.rs` names drafters and rules, `results/group.rs` groups the rows that may be compared,
-//! and `results/summary.rs` owns the other schema. The rates come from the theory crate's `Counts`. The
-//! `evaluate` command decodes and decides where files go; `table` and `report` show these rows.
+//! `results/group.rs` groups the rows that may be compared, and `results/summary.rs` owns the other
+//! schema. The rates come from the theory crate's `Counts`. The `evaluate` command decodes and decides
+//! where files go; `table` and `report` show these rows.
 //!
 //! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
 //! memory and `null` in the file, never NaN, which is not JSON.
 
 pub(crate) mod answers;
 mod group;
-mod names;
 mod replay;
 mod summary;
 #[cfg(test)]
@@ -28,14 +27,16 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use replay::{
-    Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
+    FittedCalibration, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
 };
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
     Version, summary_to_json,
 };
+
+pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
+pub(crate) use crate::statistics::Estimate;
 
 /// The category of the rows that pool all prompts of a dataset.
 pub(crate) const ALL_CATEGORIES: &str = "all";

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::cascade_rules::ChainRuleRecipe;
 use super::checks::{require, toml_error};
 use super::data::one;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]

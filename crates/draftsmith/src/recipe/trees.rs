@@ -9,7 +9,7 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::checks::require;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// Which trees are measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
