@@ -6,7 +6,7 @@ use std::fmt;
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
 use serde::de::value::SeqAccessDeserializer;
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::checks::require;
 use crate::names::DecodingName;
