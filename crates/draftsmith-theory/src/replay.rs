@@ -17,7 +17,6 @@
 //! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
 //! the time.
 
-mod cascades;
 mod cost_optimal;
 mod judged;
 mod likely_shapes;
@@ -38,7 +37,6 @@ use crate::{
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
-pub use cascades::{LookUpCascade, LookUps};
 pub use cost_optimal::{CostOptimum, cost_optimal};
 
 /// One candidate as it was drafted, and what is true of it.
@@ -103,12 +101,6 @@ impl Recording {
     /// A response to a prompt.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
-    }
-
-    /// The places at which something is drafted: the last token that the limit allows is the target's own
-    /// in any case.
-    pub fn drafted_places(&self) -> &[RecordedPlace] {
-        &self.places[..self.places.len().min(self.limit.saturating_sub(1))]
     }
 }
 
