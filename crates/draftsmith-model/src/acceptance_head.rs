@@ -29,10 +29,10 @@ use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
 };
 
-/// A residual network from what is read of a candidate to the chance that it is accepted.
+/// A residual network that predicts the probability that a candidate is accepted.
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
-    /// U, without bias; None if the head reads only a hidden state.
+    /// U, without bias; `None` if the head reads only a hidden state.
     input: Option<Linear>,
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
     blocks: Vec<Linear>,
@@ -40,7 +40,7 @@ pub struct AcceptanceHead {
     num_layers: usize,
     #[module(skip)]
     reads: HeadReads,
-    /// The layers once more, for few rows on the CPU.
+    /// The same layers packed, for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedHead>>,
 }
@@ -52,7 +52,7 @@ struct PackedHead {
     /// U's part for scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
     blocks: Vec<PackedWeights>,
-    /// What makes the logit of acceptance of the last block's output, and the logit of none.
+    /// Weights of the logit of acceptance: those of accept minus those of reject.
     output: Vec<f32>,
     bias: f32,
 }
@@ -79,8 +79,8 @@ impl PackedHead {
 }
 
 impl AcceptanceHead {
-    /// A copy that computes in `dtype`, for one forward of a training: on an autodiff device,
-    /// gradients reach this head's own parameters, in their own type.
+    /// A copy that computes in `dtype`, for one training forward. On an autodiff device gradients
+    /// reach this head's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
@@ -115,13 +115,13 @@ impl AcceptanceHead {
     /// - output: `[rows, 2]`
     ///
     /// # Panics
-    /// If the features are another head's.
+    /// If the features belong to another head.
     pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
         let HeadFeatures { hidden, extra } = features.into();
         self.forward_blocks(match (&self.input, extra) {
             (Some(input), Some(extra)) => hidden + input.forward(extra),
             (None, None) => hidden,
-            _ => panic!("a head is given what it reads"),
+            _ => panic!("inputs that do not match the head"),
         })
     }
 
@@ -152,7 +152,7 @@ impl AcceptanceHead {
     /// token, so callers may cache it for [`Self::acceptance_logits`].
     ///
     /// # Shapes
-    /// - embedding, output: a row a candidate, of the draft's width
+    /// - embedding, output: one row per candidate, of the draft's width
     ///
     /// # Panics
     /// If the head does not look ahead.
@@ -179,7 +179,7 @@ impl AcceptanceHead {
         rows.map(|rows| rows.cast(FloatDType::from(weight.dtype())))
     }
 
-    /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
+    /// [`AcceptanceHead::acceptance_logit`] for rows; each output row is one number.
     ///
     /// # Shapes
     /// - hidden: one row per candidate
@@ -195,9 +195,9 @@ impl AcceptanceHead {
         scalars: &[f32],
     ) -> Rows {
         let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
-        assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
+        assert_eq!(scalars.len(), num_rows * num_scalars, "inputs that do not match the head");
         let looks_ahead = self.reads.looks_ahead();
-        assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
+        assert_eq!(of_embedding.is_some(), looks_ahead, "inputs that do not match the head");
         match (&self.packed, &hidden.place, of_embedding.map(|rows| &rows.place)) {
             (Some(packed), RowData::Host(rows), None) => {
                 return hidden.with_place(self.run_packed(packed, rows, None, scalars));
@@ -227,7 +227,7 @@ impl AcceptanceHead {
         }))
     }
 
-    /// The same in host memory.
+    /// The same with packed weights.
     fn run_packed(
         &self,
         packed: &PackedHead,
@@ -254,7 +254,7 @@ impl AcceptanceHead {
     /// Loads a head directory for a draft of width `draft_hidden_size`.
     ///
     /// # Errors
-    /// If a file is missing, broken or not as it was exported, a tensor missing, extra or
+    /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
     /// misshapen, or the head was trained for another width.
     pub fn from_dir(
         dir: &Path,

@@ -1,11 +1,11 @@
 //! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): a small layer that turns a
-//! target's own shallow layers into its draft.
+//! target's shallow layers into a draft.
 //!
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
-//! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
+//! state after its first `exit_layer` layers; the target's LM head turns `y` into logits.
 //! [`AdapterArchitecture`] has the others of its ablation (Table 2). Each is a decoder layer with
 //! parts left out, so that it can start from the weights of one of the target's layers. Stacking
-//! several of them is ours.
+//! several of them is our addition.
 
 mod files;
 mod kangaroo;
@@ -421,9 +421,8 @@ impl Adapter {
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
     pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
-        let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.packed {
             Some(packed) => {
                 let normed = packed.forward(place.into_host(), runs, cache);
@@ -443,16 +442,15 @@ impl Adapter {
     /// # Panics
     /// As [`Adapter::forward_cached`].
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
-        let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.packed {
             Some(packed) => packed.fill(place.into_host(), runs, cache),
             None => {
                 let features = place.into_device(&self.device());
                 let last = self.stack.layers.len() - 1;
                 let hidden = self.stack.forward_cached(0..last, features, runs, cache);
-                self.stack.fill_last(hidden, slots.runs(num_rows), cache);
+                self.stack.fill_last(hidden, slots.runs(), cache);
             }
         }
     }

@@ -256,15 +256,12 @@ impl CausalLm {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        match &self.weights {
-            ModelWeights::Tensors(decoder) => {
-                let place = CachePlace::Device(&decoder.device(), decoder.dtype());
-                KvCache::new(self.shape(), capacity, num_slots, place)
-            }
-            ModelWeights::Packed(_) => {
-                KvCache::new(self.shape(), capacity, num_slots, CachePlace::Host)
-            }
-        }
+        let device = self.device();
+        let place = match &self.weights {
+            ModelWeights::Tensors(decoder) => CachePlace::Device(&device, decoder.dtype()),
+            ModelWeights::Packed(_) => CachePlace::Host,
+        };
+        KvCache::new(self.shape(), capacity, num_slots, place)
     }
 
     /// Looks up token embeddings.
@@ -303,7 +300,7 @@ impl CausalLm {
         values.resize(padded_rows(num_rows), 0);
         let shape = [1, values.len()];
         let ids = Tensor::from_data(TensorData::new(values, shape), &self.device());
-        Slots::One(0).rows(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
+        Rows::of_slot_0(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
     }
 
     /// [`CausalLm::embed_ids`] for tokens of several sequences in one forward. Each run is a slot
@@ -326,9 +323,8 @@ impl CausalLm {
             return hidden;
         }
         self.check_here(&layers);
-        let num_rows = hidden.num_rows();
         let (place, slots) = hidden.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.weights {
             ModelWeights::Tensors(decoder) => {
                 let hidden = place.into_device(&decoder.device());
@@ -351,9 +347,8 @@ impl CausalLm {
     /// As [`CausalLm::forward_layers`].
     pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
         let last = self.shape().num_layers - 1;
-        let num_rows = hidden.num_rows();
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.weights {
             ModelWeights::Tensors(decoder) => {
                 decoder.stack.fill_last(place.into_device(&decoder.device()), runs, cache);

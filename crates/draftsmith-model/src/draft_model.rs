@@ -35,13 +35,11 @@ impl AdapterConfig {
             layers.resize(self.exit_layer + own_layers, looks_back);
             WindowSpec { layers, ..window }
         });
-        model.spec.tie_word_embeddings &= !self.has_other_head();
+        // Its LM head differs from the target's.
+        if self.architecture.has_head() || self.draft_vocabulary.is_some() {
+            model.spec.tie_word_embeddings = false;
+        }
         Ok(model)
-    }
-
-    /// Whether the draft model's LM head differs from the target's.
-    fn has_other_head(&self) -> bool {
-        self.architecture.has_head() || self.draft_vocabulary.is_some()
     }
 }
 

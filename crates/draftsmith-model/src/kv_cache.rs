@@ -1,7 +1,7 @@
 //! Keys and values of the tokens read so far, for several sequences: one slot per sequence, with a
 //! length per slot and layer.
 //!
-//! A limit is no allocation: `config.json` gives the most tokens of a sequence, which is rarely
+//! A limit allocates nothing: `config.json` gives the most tokens of a sequence, which is rarely
 //! reached. Memory grows with the tokens read, by doubling.
 //!
 //! Shallow layers may run ahead of deep ones in a self-draft, so each layer has a length.
@@ -10,7 +10,7 @@
 //! attention window keep all keys and values too, so a rollback never needs a token that was
 //! evicted.
 //!
-//! The last tokens of a slot may form a tree ([`KvCache::branch`]), of which one path is kept in
+//! The last tokens of a slot may form a tree ([`KvCache::branch`]); one path is kept in
 //! the end ([`KvCache::keep`]). The kept nodes were computed with other keys between theirs, so
 //! their logits differ by rounding from those of the path read as a chain.
 

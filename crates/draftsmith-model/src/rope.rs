@@ -1,6 +1,6 @@
 //! Rotary tables: cosines and sines of positions, computed when a forward first needs them.
 //!
-//! A limit is no allocation: a model that may read millions of tokens but reads a hundred has a
+//! A limit allocates nothing: a model that may read millions of tokens but reads a hundred has a
 //! table of the first thousand positions. Tables grow in chunks, each as long as all before it.
 //! Chunks never move, so sessions and threads share a table without waiting for each other.
 

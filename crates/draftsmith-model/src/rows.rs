@@ -39,7 +39,7 @@ pub struct Run {
 /// The sequences that rows belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Slots {
-    One(usize),
+    One(Run),
     /// Two or more runs; neighbours have different slots.
     Several(Vec<Run>),
 }
@@ -54,8 +54,8 @@ impl FromIterator<Run> for Slots {
             }
         }
         match runs[..] {
-            [] => Self::One(0),
-            [only] => Self::One(only.slot),
+            [] => Self::One(Run { slot: 0, num_rows: 0 }),
+            [only] => Self::One(only),
             _ => Self::Several(runs),
         }
     }
@@ -175,25 +175,24 @@ impl From<DeviceRows> for RowData {
 /// Rows of slot 0.
 impl From<HostRows> for Rows {
     fn from(rows: HostRows) -> Self {
-        Slots::One(0).rows(rows)
+        Self::of_slot_0(rows)
     }
 }
 
 /// From `[1, rows, width]`, on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
-        Slots::One(0).rows(DeviceRows::from(tensor))
+        Self::of_slot_0(DeviceRows::from(tensor))
     }
 }
 
 impl Slots {
-    /// The runs, given the number of rows in all.
-    pub(crate) fn runs(&self, num_rows: usize) -> impl Iterator<Item = Run> {
-        let (only, several) = match self {
-            Self::One(slot) => (Some(Run { slot: *slot, num_rows }), &[][..]),
-            Self::Several(runs) => (None, &runs[..]),
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+        let runs = match self {
+            Self::One(run) => std::slice::from_ref(run),
+            Self::Several(runs) => runs,
         };
-        only.into_iter().chain(several.iter().copied())
+        runs.iter().copied()
     }
 
     pub(crate) fn rows(self, place: impl Into<RowData>) -> Rows {
@@ -212,13 +211,13 @@ impl Rows {
 
     /// The runs of the rows, in order.
     pub fn runs(&self) -> impl Iterator<Item = Run> {
-        self.slots.runs(self.num_rows())
+        self.slots.runs()
     }
 
     /// The same rows, assigned to the sequence in `slot`.
     #[must_use]
     pub fn in_slot(self, slot: usize) -> Self {
-        Slots::One(slot).rows(self.place)
+        Slots::One(Run { slot, num_rows: self.num_rows() }).rows(self.place)
     }
 
     pub(crate) fn into_parts(self) -> (RowData, Slots) {
@@ -250,9 +249,6 @@ impl Rows {
 
     /// The sequences of a range of the rows.
     fn slots_of(&self, range: &Range<usize>) -> Slots {
-        if let Slots::One(_) = self.slots {
-            return self.slots.clone();
-        }
         let mut end = 0;
         let cut = self.runs().filter_map(|run| {
             let start = end;

@@ -296,7 +296,7 @@ impl LinearSpec {
         if layer.is_empty() { self.name.to_owned() } else { format!("{layer}.{}", self.name) }
     }
 
-    /// A matrix in a tensor of its own, without a bias.
+    /// A matrix in a separate tensor, without a bias.
     pub(crate) fn matrix(name: &'static str, inputs: usize, outputs: usize) -> Self {
         let rows = RowStrips::all(outputs);
         Self { name, inputs, outputs, rows, has_bias: false, is_residual: false }

@@ -81,7 +81,7 @@ fn logits(model: &CausalLm, pieces: &[usize]) -> Vec<f32> {
 }
 
 /// A model that allows 67 million tokens but reads a few needs little memory beside its weights.
-fn a_limit_is_no_allocation(device: &Device) {
+fn a_limit_allocates_nothing(device: &Device) {
     let shape = ModelShape {
         vocab_size: 64,
         hidden_size: 32,
@@ -115,7 +115,7 @@ fn a_model_is_held_once_and_computes_the_same_bits_in_every_exact_format() {
     if !vectors::reach(&device) {
         return;
     }
-    a_limit_is_no_allocation(&device);
+    a_limit_allocates_nothing(&device);
     for is_tied in [true, false] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = write_checkpoint(dir.path(), is_tied, &device) as f64;

@@ -29,7 +29,7 @@ pub struct AcceptanceHeadConfig {
     pub draft_hash: Option<String>,
     /// SHA-256 of the target whose verdicts the head predicts, if known.
     pub target_hash: Option<String>,
-    /// Everything else that training recorded.
+    /// The rest of the training record.
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -72,13 +72,13 @@ impl From<AcceptanceHeadConfig> for HeadKeys {
 }
 
 impl HeadKeys {
-    /// The config.
+    /// Checks the keys.
     ///
     /// # Errors
-    /// The key that is wrong, and how.
+    /// The bad key and the problem.
     fn check(self) -> Result<AcceptanceHeadConfig, (&'static str, String)> {
         if let Some(schema) = self.schema.as_deref().filter(|schema| *schema != OWN_SCHEMA) {
-            return Err(("schema", format!("is `{schema}`: `{OWN_SCHEMA}` and none are known")));
+            return Err(("schema", format!("is `{schema}`, expected `{OWN_SCHEMA}` or no schema")));
         }
         if self.hidden_size == 0 {
             return Err(("hidden_size", "is 0, expected the draft's hidden size".to_owned()));
@@ -87,7 +87,7 @@ impl HeadKeys {
             return Err(("num_layers", format!("is {}, expected 0 to 64", self.num_layers)));
         }
         let (tied, form, inputs) = if self.schema.is_some() {
-            let missing = |key| (key, format!("is missing, which `{OWN_SCHEMA}` has"));
+            let missing = |key| (key, format!("is missing, but `{OWN_SCHEMA}` needs it"));
             let tied = self.tied.ok_or_else(|| missing("tied"))?;
             let form = self.form.ok_or_else(|| missing("form"))?;
             (tied, form, self.inputs.ok_or_else(|| missing("inputs"))?)
@@ -98,7 +98,7 @@ impl HeadKeys {
                 ("inputs", self.inputs.is_some()),
             ];
             if let Some((key, _)) = own.into_iter().find(|(_, is_there)| *is_there) {
-                return Err((key, format!("is there, but not `schema` = `{OWN_SCHEMA}`")));
+                return Err((key, format!("is set, which needs `schema` = `{OWN_SCHEMA}`")));
             }
             (true, HeadForm::Candidate, Vec::new())
         };
@@ -133,17 +133,12 @@ impl AcceptanceHeadConfig {
         Self { reads, ..self }
     }
 
-    /// Whether one block serves every depth.
-    pub fn is_tied(&self) -> bool {
-        self.tied
-    }
-
     /// Whether the authors' class can load the head, which is then stored in its format.
     pub fn is_authors(&self) -> bool {
         self.tied && self.reads.is_hidden_only()
     }
 
-    /// The number of blocks with weights of their own.
+    /// Number of stored blocks.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }

@@ -89,7 +89,7 @@ impl AdapterConfig {
                 path,
                 key: "exit_layer",
                 problem: "is missing: give the number of the target's layers that run before the \
-                          adapter (Kangaroo's own adapters: 2 for 7B, 3 for 13B models)"
+                          adapter (in Kangaroo: 2 for 7B, 3 for 13B models)"
                     .to_owned(),
             });
         };
@@ -126,7 +126,7 @@ fn read_draft_vocabulary(
     }
     if config.architecture.has_head() {
         return Err(refused(format!(
-            "is for adapters with the target's LM head, but `{}` has its own",
+            "needs an adapter with the target's LM head, but `{}` has a separate one",
             config.architecture
         )));
     }

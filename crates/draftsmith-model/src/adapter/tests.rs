@@ -1,5 +1,5 @@
-//! What every adapter must hold to: files round-trip, any split of a sequence gives the same, its
-//! parts are a Llama layer's, and what fits no target is refused.
+//! Adapters round-trip through files, give the same for any split of a sequence, have the parts of
+//! a Llama layer, and are refused by targets that they do not fit.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ fn config_for(
     AdapterConfig { architecture, ..config }.with_layers(num_layers)
 }
 
-/// Every architecture, of one layer and of two.
+/// Every architecture, with one layer and with two.
 fn architectures() -> impl Iterator<Item = (AdapterArchitecture, usize)> {
     AdapterArchitecture::ALL.into_iter().flat_map(|all| [(all, 1), (all, 2)])
 }
@@ -62,7 +62,7 @@ fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConf
     written_for(&target(), architecture, 1)
 }
 
-/// The same for another target.
+/// The same for a given target.
 fn written_for(
     target: &CausalLm,
     architecture: AdapterArchitecture,
@@ -100,7 +100,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
         let mut all_logits = Vec::new();
-        // The one that was read has packed weights, the other has none; each takes both.
+        // The adapter that was read is packed, the other is not; each takes rows in both places.
         for (adapter, features) in
             [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
         {
@@ -123,7 +123,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
             adapter.fill_cache(features.slice(0..9), &mut cache);
             assert_eq!(cache.len(0, 0), 9);
             assert_close(&forward(9, 30, &mut cache).0, &expected[9 * width..]);
-            // The same beside another sequence, which begins later and with a filled cache.
+            // The same next to another sequence, which begins later in a filled cache.
             let mut cache = adapter.new_cache(30, 2);
             let part = |from, to, slot| features.slice(from..to).in_slot(slot);
             adapter.fill_cache(part(0, 3, 1), &mut cache);
@@ -151,7 +151,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
 }
 
 #[test]
-fn weights_of_16_bits_are_read_and_computed_with_as_the_file_has_them() {
+fn weights_of_16_bits_keep_the_files_numbers() {
     let (target, device) = (target(), Device::flex());
     let features =
         Tensor::random([1, 9, target.shape().hidden_size], Distribution::Default, &device);
@@ -169,7 +169,7 @@ fn weights_of_16_bits_are_read_and_computed_with_as_the_file_has_them() {
             let rounded = written.values.iter().map(|value| bf16::from_f32(*value).to_f32());
             assert!(found.values.iter().copied().eq(rounded), "{}", found.name);
         }
-        // Packed weights beside tensors.
+        // Packed weights and tensors.
         let normed = read.forward_cached(features.clone().into(), &mut read.new_cache(9, 1));
         assert_close(&values(normed.into_tensor(&device)), &values(read.forward(features.clone())));
     }
@@ -215,7 +215,7 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
 }
 
 #[test]
-fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
+fn initial_weights_from_the_target_are_exact_copies() {
     for name in FIXTURES {
         first_weights_are_its_layers(&load(name));
     }
@@ -252,7 +252,7 @@ fn first_weights_are_its_layers(target: &CausalLm) {
 }
 
 #[test]
-fn layers_begin_as_the_targets_next_ones_and_then_its_last_again() {
+fn layers_start_from_the_targets_next_layers_and_repeat_its_last() {
     let target = target();
     let last = target.shape().num_layers - 1;
     let config = config_for(&target, AdapterArchitecture::DecoderLayer, 3);
@@ -331,7 +331,7 @@ fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
         let json: Value = read_json(&dir.path().join("config.json")).expect("JSON");
         assert_eq!((&json["num_hidden_layers"], &json["exit_layer"]), (&1.into(), &1.into()));
         let named = match architecture {
-            // As Kangaroo has it.
+            // Kangaroo's files have no such key.
             AdapterArchitecture::Attention => Value::Null,
             other => other.to_string().into(),
         };
@@ -341,7 +341,7 @@ fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
 }
 
 #[test]
-fn what_fits_no_target_is_refused_and_says_why() {
+fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
     let (dir, ..) = written(AdapterArchitecture::DecoderLayer);
     let target = target();
     let refused = |dir: &Path, shape: &ModelShape| {
@@ -360,7 +360,7 @@ fn what_fits_no_target_is_refused_and_says_why() {
         std::fs::write(&path, json.to_string()).expect("written");
         refused(dir.path(), target.shape())
     };
-    // Another architecture has other tensors: too many, or too few.
+    // Another architecture has more or fewer tensors.
     let message = rewritten(&|json| drop(json.remove("architecture")));
     assert!(message.contains("layers.0.mlp"), "{message}");
     let message = rewritten(&|json| json["architecture"] = "attention-with-head".into());
@@ -384,7 +384,7 @@ fn the_papers_mlp_is_two_matrices_in_the_residual_stream() {
 }
 
 #[test]
-fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
+fn initial_weights_are_uniform_within_one_over_the_root_of_the_inputs() {
     let mut model = target().config().clone();
     (model.shape.hidden_size, model.shape.head_dim) = (128, 24);
     model.spec.mlp.width = 300;
@@ -392,7 +392,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
         let config = AdapterConfig::new(&model, 1).expect("a valid exit layer");
         let config = AdapterConfig { architecture, ..config };
         let device = Device::flex();
-        // Draws that fill [0, 1) evenly, whatever their number (golden ratio).
+        // Numbers that fill [0, 1) evenly (golden ratio).
         let mut nth = 0.0_f64;
         let draw = || {
             nth += 1.0;
@@ -407,8 +407,8 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
                 let bound = 1.0 / (inputs as f32).sqrt();
                 let largest = tensor.values.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
                 assert!(largest <= bound && largest > 0.99 * bound, "{}: {largest}", tensor.name);
-                // Uniform: each tenth of the range has a tenth of the values, and a normal
-                // distribution's have from a hundredth to a sixth.
+                // Uniform: each tenth of the range has a tenth of the values. For a normal
+                // distribution the shares would be a hundredth to a sixth.
                 let mut tenths = [0; 10];
                 for x in &tensor.values {
                     let place = 5.0 * (x / bound + 1.0);
@@ -416,7 +416,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
                 }
                 let share = |count: i32| f64::from(count) / tensor.values.len() as f64;
                 let name = &tensor.name;
-                // Nearly six standard deviations of the smallest matrix, of 6,144 numbers.
+                // Nearly six standard deviations for the smallest matrix, of 6,144 numbers.
                 let fair = tenths.iter().all(|count| (share(*count) - 0.1).abs() < 0.022);
                 assert!(fair, "{name}: {tenths:?}");
             }
@@ -425,7 +425,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
 }
 
 #[test]
-fn a_draft_vocabulary_is_kept_in_the_files_and_broken_ones_are_named() {
+fn a_draft_vocabulary_round_trips_and_errors_name_a_broken_one() {
     let target = target();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let vocabulary = DraftVocabulary::new(vec![2, 9, 30]);

@@ -10,7 +10,7 @@ use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::packing::{UnpackedSource, unpacked_linear, unpacked_norm};
+use crate::decoder::packing::{unpacked_layer, unpacked_linear, unpacked_norm};
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing};
@@ -97,10 +97,8 @@ impl PackedModel {
         config: &ModelConfig,
         device: &Device,
     ) -> DecoderLayer {
-        let (shape, spec) = (&config.shape, config.spec.layer(number));
-        let mut source = UnpackedSource::new(&self.weights.layers[number], &spec, shape, device);
-        let Ok(layer) = DecoderLayer::build(&spec, shape, "", &mut source);
-        layer
+        let layer = &self.weights.layers[number];
+        unpacked_layer(layer, &config.spec.layer(number), &config.shape, device)
     }
 
     /// The final norm as a tensor.

@@ -309,7 +309,7 @@ fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, Mo
     window(keys, keys.sliding_window.unwrap_or(Some(4096)), slides)
 }
 
-/// The window of the layers that slide; `None` if there is no window size, or no such layer.
+/// The window of the sliding layers; `None` without a window size or such a layer.
 fn window(
     keys: &Keys,
     size: Option<usize>,

@@ -209,7 +209,7 @@ fn each_familys_keys_and_defaults_are_read() {
     );
     assert_eq!((gemma3.spec.attention.soft_cap, gemma3.spec.logit_soft_cap), (None, None));
     let local = gemma3.spec.window.as_ref().and_then(|window| window.rope.as_ref());
-    assert_eq!((gemma3.spec.rope.theta, local.expect("its own").theta), (1e6, 1e4));
+    assert_eq!((gemma3.spec.rope.theta, local.expect("a separate rotation").theta), (1e6, 1e4));
     assert_eq!((pythia.spec.rope.width, serial.spec.rope.width), (Some(2), None));
     assert!(pythia.spec.is_parallel && !serial.spec.is_parallel);
     assert!(pythia.spec.attention.output_bias && !serial.spec.attention.output_bias);

@@ -35,16 +35,16 @@ use crate::weights::NamedTensor;
 /// One layer's attention block with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    norm: Norm,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
+    pub(super) norm: Norm,
+    pub(super) query: Linear,
+    pub(super) key: Linear,
+    pub(super) value: Linear,
+    pub(super) output: Linear,
     /// Norms of each head's query and key, before rotation.
-    head_norms: Option<[Norm; 2]>,
-    post_norm: Option<Norm>,
+    pub(super) head_norms: Option<[Norm; 2]>,
+    pub(super) post_norm: Option<Norm>,
     #[module(skip)]
-    form: AttentionForm,
+    pub(super) form: AttentionForm,
 }
 
 /// What the layers of one forward share: rotary tables and masks for each reach of the model.
@@ -59,17 +59,9 @@ pub(crate) struct Positions {
 #[derive(Debug, Clone)]
 struct View {
     rope: RopeWindow,
-    seen: Seen,
-}
-
-/// What queries see.
-#[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "there is one a forward and reach")]
-enum Seen {
-    /// The positions that a mask allows.
-    Masked(Mask),
-    /// Whole sequences, causally, through the backend's fused attention.
-    Fused,
+    mask: Mask,
+    /// Whether the backend's fused attention replaces the mask.
+    is_fused: bool,
 }
 
 /// Added to the scores, `[batch or 1, 1, seq, all]`: 0 where a query may look, a large negative
@@ -103,12 +95,9 @@ impl Positions {
             let rope = RopeWindow::new(&reach.rope, all[..].into(), dtype, device);
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
-            let seen = if may_fuse && is_causal && !reach.is_capped {
-                Seen::Fused
-            } else {
-                Seen::Masked(mask_of(reach, seq, dtype, device))
-            };
-            View { rope, seen }
+            let is_fused = may_fuse && is_causal && !reach.is_capped;
+            let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
+            View { rope, mask, is_fused }
         };
         Self { views: reaches.iter().map(view).collect(), following: None }
     }
@@ -134,7 +123,8 @@ impl Positions {
         let views = following.iter().flat_map(|following| {
             reaches.iter().map(|reach| View {
                 rope: RopeWindow::new(&reach.rope, rows, dtype, &device),
-                seen: Seen::Masked(Some(following.mask(rows, reach, dtype, &device))),
+                mask: Some(following.mask(rows, reach, dtype, &device)),
+                is_fused: false,
             })
         });
         Self { views: views.collect(), following }
@@ -214,25 +204,25 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
-        let View { rope, seen } = &positions.views[reach];
+        let View { rope, mask, is_fused } = &positions.views[reach];
         let x = self.norm.forward(x);
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
         let [k, v] = self.keys_and_values(x, rope);
         // The scale of the scores is applied to the queries, which are fewer.
-        let mixed = match (seen, &positions.following) {
-            (Seen::Fused, _) => {
+        let mixed = match &positions.following {
+            None if *is_fused => {
                 // The backend scales by 1 / √head_dim.
                 let rest = scale * (head_dim as f32).sqrt();
                 let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
                 joined(self.mix_fused(rope.rotate(q, rest), k, v))
             }
-            (Seen::Masked(mask), None) => {
+            None => {
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
                 joined(self.mix(rope.rotate(q, scale), k, v, mask))
             }
-            (Seen::Masked(mask), Some(following)) => {
-                let cache = cache.expect("positions behind a cache's come with it");
+            Some(following) => {
+                let cache = cache.expect("positions that continue a cache come with it");
                 let [k, v] = cache.append(following, [k, v]);
                 let q = following.batch(rope.rotate(q, scale));
                 following.unbatch(joined(self.mix(q, k, v, mask)))
@@ -294,7 +284,7 @@ impl Attention {
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         let View { rope, .. } = &positions.views[self.form.reach];
         let new = self.keys_and_values(self.norm.forward(x), rope);
-        let following = positions.following.as_ref().expect("positions behind a cache's");
+        let following = positions.following.as_ref().expect("positions that continue a cache");
         cache.append(following, new);
     }
 

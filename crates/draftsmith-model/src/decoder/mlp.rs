@@ -17,9 +17,9 @@ pub(crate) struct Mlp {
     pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
-    post_norm: Option<Norm>,
+    pub(super) post_norm: Option<Norm>,
     #[module(skip)]
-    activation: Activation,
+    pub(super) activation: Activation,
 }
 
 impl Mlp {

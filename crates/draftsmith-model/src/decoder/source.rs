@@ -1,4 +1,4 @@
-//! Where a decoder's weights come from: a checkpoint, a distribution, or packed weights. Building a
+//! Where a decoder's weights come from: a checkpoint or a distribution. Building a
 //! decoder asks a [`WeightSource`] for one after the other, by the names of the spec.
 //!
 //! Hugging Face stores linear weights as `[out, in]`; they are transposed here, once.

@@ -317,7 +317,7 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
     hash_files(dir, weight_files(dir)?, observe)
 }
 
-/// The same over the files that exist, for a model of which only the first layers are needed.
+/// The same over the files that exist, if only a model's first layers are needed.
 ///
 /// # Errors
 /// If a file cannot be read.

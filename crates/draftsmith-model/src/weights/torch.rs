@@ -33,14 +33,14 @@ const MAX_ENTRIES: u64 = 100_000;
 /// comment, which torch never writes.
 const END_BYTES: u64 = 56 + 20 + 22;
 
-/// Where an entry's bytes lie in the file.
+/// Where an entry's bytes are in the file.
 #[derive(Clone, Copy)]
 struct Entry {
     start: u64,
     len: u64,
 }
 
-/// The tensors of a file, by name.
+/// The tensors of a file by name.
 pub(super) fn tensors_of(
     file: &File,
     path: &Path,

@@ -171,7 +171,7 @@ fn head(dir: &Path) -> Result<Value> {
         "kind": "acceptance head",
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
-        "blocks": if config.is_tied() { "tied" } else { "untied" },
+        "blocks": if config.tied { "tied" } else { "untied" },
         "form": config.reads.form(),
         "inputs": config.reads.inputs(),
         "labels": config.training.get("labels"),
