@@ -201,12 +201,19 @@ impl Slots {
 }
 
 impl Rows {
-    /// The number of rows.
-    pub fn num_rows(&self) -> usize {
-        match &self.place {
+    /// Rows of the sequence in slot 0.
+    pub(crate) fn of_slot_0(place: impl Into<RowData>) -> Self {
+        let place = place.into();
+        let num_rows = match &place {
             RowData::Host(rows) => rows.values.len() / rows.width,
             RowData::Device(rows) => rows.num_rows,
-        }
+        };
+        Slots::One(Run { slot: 0, num_rows }).rows(place)
+    }
+
+    /// Number of rows.
+    pub fn num_rows(&self) -> usize {
+        self.runs().map(|run| run.num_rows).sum()
     }
 
     /// The runs of the rows, in order.

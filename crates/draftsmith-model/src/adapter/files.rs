@@ -85,12 +85,12 @@ impl AdapterConfig {
             training,
         } = read_json(&path)?;
         let Some(exit_layer) = exit_layer else {
+            let problem = "is missing: give the number of the target's layers that run before the \
+                           adapter (in Kangaroo: 2 for 7B, 3 for 13B models)";
             return Err(ModelError::Config {
                 path,
                 key: "exit_layer",
-                problem: "is missing: give the number of the target's layers that run before the \
-                          adapter (in Kangaroo: 2 for 7B, 3 for 13B models)"
-                    .to_owned(),
+                problem: problem.to_owned(),
             });
         };
         let dtype = WeightDtype::of_config(dtype.or(torch_dtype).as_deref());

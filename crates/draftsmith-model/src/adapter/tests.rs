@@ -9,6 +9,8 @@ use burn::tensor::{Distribution, Int, TensorData};
 use half::bf16;
 
 use super::*;
+use crate::decoder::attention::Positions;
+use crate::decoder::norm::Norm;
 use crate::error::read_json;
 use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;

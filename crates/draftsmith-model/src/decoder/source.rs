@@ -45,7 +45,7 @@ impl WeightSource for CheckpointSource<'_> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
             // Check before allocating: the shape comes from a `config.json`.
-            self.reader.check(&name, shape)?;
+            self.reader.check_shape(&name, shape)?;
             let row_len: usize = shape[1..].iter().product();
             let mut values = Vec::with_capacity(spec.outputs * row_len);
             let strips = spec.rows.strips(spec.outputs);

@@ -32,7 +32,7 @@ impl Packing<'_> {
         let storage = storage_of(stored);
         // Check before allocating: the shapes come from a `config.json`.
         for spec in specs {
-            self.reader.check(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
+            self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
         let outputs = specs.iter().map(|spec| spec.outputs).sum();
         let mut packed = PackedWeights::zeros(storage, inputs, outputs);

@@ -237,7 +237,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or has another shape.
-    pub(crate) fn check(
+    fn check(
         &self,
         name: &str,
         expected: &[usize],
@@ -258,6 +258,14 @@ impl WeightReader {
             });
         }
         Ok((file, stored))
+    }
+
+    /// Checks a tensor's shape before memory is allocated for it.
+    ///
+    /// # Errors
+    /// If it is missing or has another shape.
+    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+        self.check(name, expected).map(|_| ())
     }
 
     /// Drops tensors that the architecture does not need.
