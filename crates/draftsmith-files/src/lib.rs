@@ -1,15 +1,16 @@
-//! Files: whole or absent where they are written, on disks that have room for them, and where they are
-//! JSON, read with errors that name the key.
+//! Atomic file writes, free-space checks, and JSON parsing whose errors name the key.
 //!
-//! A crate of its own, because models and datasets both have files and must not see each other.
+//! This is a separate crate because models and datasets both have files but must not see each other.
+//! It knows nothing about the contents of the files.
 
-mod file_error;
+mod error;
 mod json;
 mod room;
 mod temporary;
 mod whole;
 
-pub use file_error::FileError;
+pub use error::FileError;
 pub use json::{JsonError, Notation, parse_json, parse_json_value, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};
-pub use whole::{remove_abandoned, write_new, write_whole, write_whole_with};
+pub use temporary::remove_abandoned;
+pub use whole::{write_new, write_whole, write_whole_with};

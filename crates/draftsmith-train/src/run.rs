@@ -12,6 +12,5 @@ pub(crate) mod optimizer;
 pub(crate) mod progress;
 pub(crate) mod schedule;
 pub(crate) mod trained;
-pub(crate) mod trainee;
 pub(crate) mod trainer;
 pub(crate) mod training_run;

@@ -1,6 +1,8 @@
-//! The recipe's sections that say how something is trained, and their names.
+//! The recipe sections that configure training, and the checks that their settings are in range.
 
 use std::fmt::{self, Display, Formatter};
+
+use crate::error::TrainError;
 
 /// A section of the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,22 +15,61 @@ pub enum Section {
     AdapterHead,
 }
 
-impl Section {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Head, Self::Adapter, Self::AdapterHead];
-
-    /// The name in a recipe.
-    pub fn name(self) -> &'static str {
-        match self {
+impl Display for Section {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Head => "head",
             Self::Adapter => "adapter",
             Self::AdapterHead => "adapter_head",
+        })
+    }
+}
+
+/// The range of a numeric setting. NaN and the infinities are outside every range.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Range {
+    Positive,
+    /// Positive after rounding to f32, the optimizer's type.
+    PositiveInF32,
+    NotNegative,
+    /// [0, 1).
+    BelowOne,
+    /// [0, 1].
+    UpToOne,
+    /// (0, 1).
+    BetweenZeroAndOne,
+    /// A count of at least 1.
+    AtLeastOne,
+}
+
+impl Range {
+    /// Whether `x` is in the range, and the range in words.
+    fn check(self, x: f64) -> (bool, &'static str) {
+        match self {
+            Self::Positive => (x > 0.0, "a number above 0"),
+            Self::PositiveInF32 => (x >= f64::from(f32::MIN_POSITIVE), "a number above 1.2e-38"),
+            Self::NotNegative => (x >= 0.0, "0 or more"),
+            Self::BelowOne => ((0.0..1.0).contains(&x), "0 to below 1"),
+            Self::UpToOne => ((0.0..=1.0).contains(&x), "0 to 1"),
+            Self::BetweenZeroAndOne => (x > 0.0 && x < 1.0, "a number between 0 and 1"),
+            Self::AtLeastOne => (x >= 1.0, "1 or more"),
         }
     }
 }
 
-impl Display for Section {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+/// Checks the numbers of a section in order.
+///
+/// # Errors
+/// [`TrainError::Setting`] with the first number outside its range.
+pub(crate) fn check_numbers(
+    section: Section,
+    numbers: &[(&'static str, f64, Range)],
+) -> Result<(), TrainError> {
+    for &(key, value, range) in numbers {
+        let (is_inside, expected) = range.check(value);
+        if !(is_inside && value.is_finite()) {
+            return Err(TrainError::Setting { section, key, value: value.to_string(), expected });
+        }
     }
+    Ok(())
 }

@@ -11,8 +11,7 @@ use crate::adapter::distillation::{Lesson, LmHead, Tokens};
 use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
 use crate::adapter::settings::Teaching;
 use crate::adapter::stored::StoredStates;
-use crate::data::batches::{BatchSource, TrainingBatch, real};
-use crate::data::examples::Example;
+use crate::data::batches::{BatchSource, Example, TrainingBatch, real};
 use crate::run::devices::PerDevice;
 
 /// A few rows, as the adapter and its loss see them.

@@ -12,7 +12,7 @@ use crate::adapter::scores::AdapterScores;
 use crate::error::{TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
-use crate::run::trainee::Trainee;
+use crate::run::member::Trainee;
 use crate::section::Section;
 
 /// The adapter, and the settings that its steps need. The target is not in here: what is in

@@ -7,9 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::adapter::distillation::DistillationLoss;
 use crate::error::TrainError;
-use crate::ranges::check_counts;
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::Section;
+use crate::section::{Range, Section, check_numbers};
 use crate::states::{FeatureFormat, Features};
 
 /// The most layers of an adapter: it is to be small beside its target.
@@ -191,7 +190,10 @@ impl AdapterTraining {
             }
         }
         self.optimizer.check(Section::Adapter)?;
-        check_counts(Section::Adapter, &[("loss_chunk", self.loss_chunk)])
+        check_numbers(
+            Section::Adapter,
+            &[("loss_chunk", self.loss_chunk as f64, Range::AtLeastOne)],
+        )
     }
 }
 

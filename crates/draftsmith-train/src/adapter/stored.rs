@@ -8,7 +8,7 @@ use draftsmith_model::{CausalLm, Lengths};
 use crate::adapter::rows::{AdapterRow, Padded};
 use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
-use crate::states::{StateFile, StateFiles, StatesOf, problems};
+use crate::states::{RowStatesPlan, StateFile, StateFiles, problems};
 
 /// The files of a training.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ impl StoredStates {
         for exit_layer in exit_layers {
             let rows = rows.iter().map(|row| {
                 let num_states = row.input_ids.len();
-                StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+                RowStatesPlan { id: &row.id, num_states, ids: states(row, num_states) }
             });
             files.add(&format!("-layer-{exit_layer}"), width, rows);
         }
         let supervised = rows.iter().map(|row| {
             let num_states = row.num_supervised();
-            StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+            RowStatesPlan { id: &row.id, num_states, ids: states(row, num_states) }
         });
         if teaching == Teaching::Target {
             files.add("-final", width, supervised);
@@ -116,9 +116,9 @@ impl StoredStates {
             };
             let exits = self.exits.iter().zip(&exits);
             let exits =
-                exits.map(|(file, all)| file.keep(&row.id, states(all, 0, row.input_ids.len())));
+                exits.map(|(file, all)| file.store(&row.id, states(all, 0, row.input_ids.len())));
             let own = last.as_ref().map(|(file, all)| {
-                file.keep(&row.id, states(all, row.first_supervised, row.num_supervised()))
+                file.store(&row.id, states(all, row.first_supervised, row.num_supervised()))
             });
             RowStates { exits: exits.collect(), last: own.unwrap_or_default() }
         };

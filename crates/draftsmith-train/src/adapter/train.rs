@@ -14,13 +14,12 @@ use crate::adapter::rows::AdapterRow;
 use crate::adapter::scores::AdapterScores;
 use crate::adapter::settings::{AdapterTraining, InitialWeights};
 use crate::adapter::stored::StoredStates;
-use crate::data::batches::{BatchSettings, Loaders, Prepared};
-use crate::data::examples::StepExamples;
-use crate::data::split::Split;
+use crate::data::batches::{BatchSettings, Loaders, Prepared, StepExamples};
+use crate::data::split::SplitRows;
 use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
-use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
+use crate::run::training_run::{Ending, Setup, TrainingRun};
 use crate::states::{FeatureDir, Features, StateFiles};
 
 /// A trained adapter, and how it came about.
@@ -74,7 +73,8 @@ pub fn train_adapters(
         .into_iter()
         .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
         .collect();
-    let (devices, optimizer) = (targets.trained()?, training.optimizer);
+    let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
+    let optimizer = training.optimizer;
     let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
     let learners = configs.iter().enumerate().map(|(place, config)| {
         let learner = AdapterLearner {
@@ -86,10 +86,8 @@ pub fn train_adapters(
         };
         (format!("exit-{}", config.exit_layer), learner)
     });
-    let trained = run.train(setup, learners.collect(), |nth, best| {
-        let BestOf { part, place, progress, interrupted, duration } = best;
-        let trained = (part, configs[nth].clone());
-        let mut trained = Trained::new(trained, rows, progress, place, interrupted, duration);
+    let trained = run.train(setup, learners.collect(), |nth, part, outcome| {
+        let mut trained = Trained::new((part, configs[nth].clone()), rows, outcome);
         let in_config = ["exit_layer", "architecture"];
         trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
         if let Some(coverage) = coverage {
@@ -98,7 +96,7 @@ pub fn train_adapters(
         trained
     });
     let problems = stored.iter().flat_map(|stored| stored.problems());
-    problems.for_each(|problem| (place.tell)(problem));
+    problems.for_each(|problem| (place.notify)(problem));
     trained
 }
 
@@ -169,7 +167,7 @@ fn prepare(
     let max_len = training.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
     let optimizer = &training.optimizer;
-    let split = Split::new(rows, vocab_size, optimizer.validation_fraction, |row| {
+    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
         Ok(AdapterRow::new(row, max_len))
     })?;
     let counts = split.counts();

@@ -1,63 +1,85 @@
-//! Which rows make which batch of which step, and the thread that prepares them.
+//! Batches and steps: which rows each contains, and the thread that prepares them.
 //!
-//! A step is `batch_size` × `gradient_accumulation` rows of a shuffle that is a function of (seed,
-//! epoch): an epoch looks the same however many were run before it in this process. A step never
-//! spans two epochs. An epoch's last step has the rows that are left, and its gradients are
-//! averaged over the batches that it has, so that nothing is lost and nothing counts too little
-//! (the Hugging Face Trainer of the SpecDec++ authors' time carried the remainder into the next
-//! epoch, and lost it after the last).
+//! A step takes `batch_size` × `gradient_accumulation` rows of a shuffle that is a function of (seed,
+//! epoch), so an epoch does not depend on the epochs before it. A step never spans two epochs. The last
+//! step of an epoch takes the remaining rows and averages gradients over the batches that it has, so no
+//! row is lost or weighs too little. (The Hugging Face Trainer that the SpecDec++ authors used carried
+//! the remainder into the next epoch and dropped it after the last one.)
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use burn::data::dataloader::Progress;
 use burn::tensor::{Device, Tensor};
 use draftsmith_model::Lengths;
 use draftsmith_theory::SeededDraws;
+use serde::Serialize;
 
-use crate::data::examples::{Example, StepExamples};
-
-/// Batches that wait for the learner, for each device. Each holds hidden states, which are large.
+/// Prepared batches that wait for the learner, per device. They hold hidden states, which are large.
 const QUEUE_LEN: usize = 2;
 
-/// The epoch whose rows validation uses, always: training counts its epochs from 1.
+/// The epoch number of validation batches, which are not shuffled. Training epochs count from 1.
 pub(crate) const VALIDATION_EPOCH: u64 = 0;
 
-/// A batch as the loop over epochs sees it.
+/// A batch as the training loop sees it.
 pub(crate) trait TrainingBatch: Send + 'static {
-    /// The rows' ids, for messages.
+    /// The ids of its rows, for messages.
     fn row_ids(&self) -> &[String];
 
-    /// The number of positions that the loss is taken at.
+    /// The number of positions that the loss covers.
     fn num_supervised(&self) -> usize;
 
-    /// Whether the step's gradients are complete after this batch.
+    /// Whether this is the last batch of its step.
     fn ends_step(&self) -> bool;
 }
 
-/// One side's rows, with the frozen model that makes batches of them.
+/// The training or validation rows, with the frozen model that computes features for their batches.
 pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
-    /// What the learner is given.
+    /// The learner's input.
     type Batch: TrainingBatch;
 
     /// The number of rows.
     fn num_rows(&self) -> usize;
 
-    /// The number of devices that batches are dealt out to, in turn from the first of each step on.
+    /// The number of devices. Batches go to them in turn, beginning with the first device at each step.
     fn num_devices(&self) -> usize;
 
-    /// Whether a row has anything to learn in an epoch.
+    /// Whether a row has any label in an epoch.
     fn is_used(&self, row: usize, epoch: u64) -> bool;
 
-    /// Makes the batches of one step, given the rows of each, in order.
+    /// Prepares the batches of one step, given the rows of each batch.
     fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = Self::Batch>;
 
-    /// What [`Self::step_batches`] makes batches of, row by row.
+    /// The inputs of [`Self::step_batches`], row by row.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
 }
 
-/// Which of a batch's numbers are of something, 1, and which of padding, 0: `[padded]`. None where
-/// there is no padding at any length.
+/// The inputs and labels of one optimizer step, or of a group of validation batches, as plain data:
+/// another trainer can be given the same.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepExamples {
+    /// The epoch, counted from 1; 0 for validation.
+    pub epoch: usize,
+    /// The rows of each batch.
+    pub batches: Vec<Vec<Example>>,
+}
+
+/// One row of a batch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Example {
+    /// The row's id.
+    pub row_id: String,
+    /// The frozen model's input, without padding.
+    pub input_ids: Vec<u32>,
+    /// The positions in `input_ids` that the loss covers, ascending.
+    pub positions: Vec<usize>,
+    /// A head's label at each of `positions`. Empty for an adapter, which learns the target's
+    /// distribution.
+    pub labels: Vec<f32>,
+}
+
+/// 1 for each of `num` real entries and 0 for the padding after them, `[padded]`; `None` if lengths
+/// are not padded.
 pub(crate) fn real(num: usize, lengths: Lengths, device: &Device) -> Option<Tensor<1>> {
     (lengths == Lengths::InBuckets).then(|| {
         let mut is_real = vec![1.0; num];
@@ -66,48 +88,47 @@ pub(crate) fn real(num: usize, lengths: Lengths, device: &Device) -> Option<Tens
     })
 }
 
-/// Row indices: epoch → steps → batches → rows.
-type Plan = Vec<Vec<Vec<usize>>>;
+/// The row indices of an epoch: steps → batches → rows.
+type EpochPlan = Vec<Vec<Vec<usize>>>;
 
-/// Rows and everything that turns them into batches.
+/// Makes the batches of the training rows, or of the validation rows.
 #[derive(Clone)]
 pub(crate) struct Loader<S> {
     source: S,
     settings: BatchSettings,
-    order: Order,
 }
 
-/// The loaders of both sides, and what a training has of each.
+/// The loaders of a training.
 pub(crate) struct Loaders<S> {
     pub(crate) training: Loader<S>,
     pub(crate) validation: Loader<S>,
     pub(crate) num_epochs: usize,
     /// Optimizer steps of all epochs.
     pub(crate) num_steps: usize,
-    /// Training rows that are used, in the epoch that uses fewest.
+    /// Training rows with a label, in the epoch with the fewest.
     pub(crate) num_training: usize,
-    /// Validation rows that are used.
+    /// Validation rows with a label.
     pub(crate) num_validation: usize,
 }
 
-/// The loaders of a training, and what became of its rows.
+/// The loaders of a training, and the number of its rows.
 pub(crate) struct Prepared<S> {
     pub(crate) loaders: Loaders<S>,
     pub(crate) rows: RowCounts,
 }
 
-/// What becomes of a training's rows.
+/// The number of rows on each side of the split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCounts {
-    /// Those that are trained on.
+    /// Training rows.
     pub num_training: usize,
-    /// Those that are held out.
+    /// Validation rows.
     pub num_validation: usize,
-    /// Those of neither: without a response, or one that begins past the longest sequence.
+    /// Rows without a response, or whose response begins past the longest sequence.
     pub num_unusable: usize,
 }
 
-/// What the cut into batches depends on.
+/// The settings that decide how rows are divided into batches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSettings {
     pub(crate) seed: u64,
@@ -115,24 +136,16 @@ pub(crate) struct BatchSettings {
     pub(crate) gradient_accumulation: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// Shuffled afresh for each epoch.
-    Shuffled,
-    /// As the rows are.
-    AsGiven,
-}
-
 impl<S: BatchSource> Loaders<S> {
-    /// The loaders of `num_epochs` epochs; at least one.
+    /// Loaders for `num_epochs` ≥ 1 epochs.
     pub(crate) fn new(
         training: S,
         validation: S,
         settings: BatchSettings,
         num_epochs: usize,
     ) -> Self {
-        let training = Loader::training(training, settings);
-        let validation = Loader::validation(validation, settings);
+        let training = Loader { source: training, settings };
+        let validation = Loader { source: validation, settings };
         let sizes = (1..=num_epochs).map(|epoch| training.size(epoch as u64));
         let (num_training, num_steps) = sizes
             .reduce(|(fewest, all), (rows, steps)| (fewest.min(rows), all + steps))
@@ -141,39 +154,26 @@ impl<S: BatchSource> Loaders<S> {
         Self { training, validation, num_epochs, num_steps, num_training, num_validation }
     }
 
-    /// All epochs' steps in order, then what validation is scored on.
+    /// The examples of every training step in order, then those of validation.
     pub(crate) fn examples(&self) -> Vec<StepExamples> {
-        let of_epoch = |loader: &Loader<S>, epoch: usize| -> Vec<StepExamples> {
-            let steps = loader.examples(epoch as u64).into_iter();
-            steps.map(|batches| StepExamples { epoch, batches }).collect()
-        };
-        let mut steps: Vec<StepExamples> =
-            (1..=self.num_epochs).flat_map(|epoch| of_epoch(&self.training, epoch)).collect();
-        steps.extend(of_epoch(&self.validation, VALIDATION_EPOCH as usize));
-        steps
+        let training = (1..=self.num_epochs as u64).map(|epoch| (&self.training, epoch));
+        let all = training.chain([(&self.validation, VALIDATION_EPOCH)]);
+        all.flat_map(|(loader, epoch)| loader.examples(epoch)).collect()
     }
 }
 
 impl<S: BatchSource> Loader<S> {
-    /// Training batches.
-    pub(crate) fn training(source: S, settings: BatchSettings) -> Self {
-        Self { source, settings, order: Order::Shuffled }
-    }
-
-    /// Validation batches.
-    pub(crate) fn validation(source: S, settings: BatchSettings) -> Self {
-        Self { source, settings, order: Order::AsGiven }
-    }
-
-    /// The number of rows that are used, and of steps, in an epoch.
+    /// The numbers of used rows and of steps in an epoch.
     pub(crate) fn size(&self, epoch: u64) -> (usize, usize) {
         let plan = self.plan(epoch);
-        (plan.iter().flatten().map(Vec::len).sum(), plan.len())
+        (num_rows(&plan), plan.len())
     }
 
-    /// What an epoch's batches are made of: steps, batches, rows.
-    pub(crate) fn examples(&self, epoch: u64) -> Vec<Vec<Vec<Example>>> {
-        self.plan(epoch).iter().map(|step| self.source.step_examples(epoch, step)).collect()
+    /// The examples of an epoch's steps.
+    fn examples(&self, epoch: u64) -> Vec<StepExamples> {
+        let plan = self.plan(epoch);
+        let batches = plan.iter().map(|step| self.source.step_examples(epoch, step));
+        batches.map(|batches| StepExamples { epoch: epoch as usize, batches }).collect()
     }
 
     /// The number of rows, used or not.
@@ -181,22 +181,24 @@ impl<S: BatchSource> Loader<S> {
         self.source.num_rows()
     }
 
-    /// An epoch's batches, without those of its first `num_steps` steps.
+    /// The batches of an epoch after its first `num_steps` steps.
     pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Batch> {
         let mut plan = self.plan(epoch);
-        let count = |plan: &Plan| plan.iter().flatten().map(Vec::len).sum::<usize>();
-        let num_rows = count(&plan);
+        let num_all = num_rows(&plan);
         plan.drain(..num_steps.min(plan.len()));
-        let num_skipped_rows = num_rows - count(&plan);
+        let num_skipped = num_all - num_rows(&plan);
         let (sender, receiver) = sync_channel(QUEUE_LEN * self.source.num_devices());
         let source = self.source.clone();
         let producer = std::thread::spawn(move || {
-            // The frozen model's sequences are long work: on the learner's pool, each of its short
-            // products would wait behind one. Without a pool of its own it shares that one.
+            let deliver = || {
+                let mut batches = plan.iter().flat_map(|step| source.step_batches(epoch, step));
+                // Sending fails once the receiver is dropped.
+                let _ = batches.try_for_each(|batch| sender.send(batch));
+            };
+            // A pool of its own: on the learner's pool, each short product of the learner would wait
+            // for a sequence of the frozen model.
             let num_threads = rayon::current_num_threads();
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build();
-            let deliver = || deliver(&source, epoch, plan, &sender);
-            match &pool {
+            match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build() {
                 Ok(pool) => pool.install(deliver),
                 Err(_) => deliver(),
             }
@@ -204,16 +206,16 @@ impl<S: BatchSource> Loader<S> {
         Batches {
             receiver: Some(receiver),
             producer: Some(producer),
-            progress: Progress::new(num_skipped_rows, num_rows, Some("rows".to_owned())),
+            progress: Progress::new(num_skipped, num_all, Some("rows".to_owned())),
         }
     }
 
-    /// The epoch's rows that are used, in order, cut into steps and batches.
-    fn plan(&self, epoch: u64) -> Plan {
+    /// Divides an epoch's used rows into steps and batches.
+    fn plan(&self, epoch: u64) -> EpochPlan {
         let BatchSettings { seed, batch_size, gradient_accumulation } = self.settings;
         let mut rows: Vec<usize> =
             (0..self.source.num_rows()).filter(|row| self.source.is_used(*row, epoch)).collect();
-        if self.order == Order::Shuffled {
+        if epoch != VALIDATION_EPOCH {
             shuffle(&mut rows, &mut SeededDraws::new(seed, &["order", &epoch.to_string()]));
         }
         rows.chunks(batch_size.saturating_mul(gradient_accumulation))
@@ -222,27 +224,19 @@ impl<S: BatchSource> Loader<S> {
     }
 }
 
-/// Fisher and Yates's shuffle.
+fn num_rows(plan: &EpochPlan) -> usize {
+    plan.iter().flatten().map(Vec::len).sum()
+}
+
+/// The Fisher–Yates shuffle.
 fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
     for last in (1..rows.len()).rev() {
-        // Below `last + 1`: the uniform number is below 1.
+        // At most `last`, since the uniform number is below 1.
         rows.swap(last, (draws.uniform() * (last + 1) as f64) as usize);
     }
 }
 
-/// Makes the batches of the steps of a plan and sends them, as long as somebody wants them.
-fn deliver<S: BatchSource>(source: &S, epoch: u64, plan: Plan, sender: &SyncSender<S::Batch>) {
-    for step in plan {
-        for batch in source.step_batches(epoch, &step) {
-            // The iterator is gone: nobody wants the rest.
-            if sender.send(batch).is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// The batches of one epoch, as the producer delivers them.
+/// The batches of one epoch, received from the producer thread.
 pub(crate) struct Batches<B> {
     receiver: Option<Receiver<B>>,
     producer: Option<JoinHandle<()>>,
@@ -260,7 +254,7 @@ impl<B: TrainingBatch> Iterator for Batches<B> {
             }
             Err(_) => {
                 self.receiver = None;
-                // The producer has ended. If by a panic, the epoch must not look complete.
+                // If the producer panicked, the epoch must not look complete.
                 if let Some(Err(panic)) = self.producer.take().map(JoinHandle::join) {
                     std::panic::resume_unwind(panic);
                 }
@@ -271,13 +265,13 @@ impl<B: TrainingBatch> Iterator for Batches<B> {
 }
 
 impl<B: TrainingBatch> Batches<B> {
-    /// How many of the epoch's rows have been handed out, those that were left out included.
+    /// The number of rows handed out so far, including those of skipped steps.
     pub(crate) fn progress(&self) -> Progress {
         self.progress.clone()
     }
 
-    /// The next batches of a step, at most `num` or what is left of the step, and how far the epoch
-    /// is with each; none at its end.
+    /// The next batches of the current step, at most `num`, with the epoch's progress after each. Empty
+    /// at the end of the epoch.
     pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<B>, Vec<Progress>) {
         let (mut batches, mut progress) = (Vec::new(), Vec::new());
         while batches.len() < num && !batches.last().is_some_and(B::ends_step) {
@@ -305,16 +299,16 @@ mod tests {
 
     use super::*;
 
-    /// Rows that are made into batches of their own names.
+    /// Rows that are represented by their ids.
     #[derive(Clone)]
-    struct Names(Arc<Vec<String>>);
+    struct RowIds(Arc<Vec<String>>);
 
-    struct Named {
+    struct IdBatch {
         row_ids: Vec<String>,
         ends_step: bool,
     }
 
-    impl TrainingBatch for Named {
+    impl TrainingBatch for IdBatch {
         fn row_ids(&self) -> &[String] {
             &self.row_ids
         }
@@ -328,8 +322,8 @@ mod tests {
         }
     }
 
-    impl BatchSource for Names {
-        type Batch = Named;
+    impl BatchSource for RowIds {
+        type Batch = IdBatch;
 
         fn num_rows(&self) -> usize {
             self.0.len()
@@ -343,8 +337,8 @@ mod tests {
             epoch < 3 || row.is_multiple_of(2)
         }
 
-        fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = Named> {
-            step.iter().enumerate().map(|(nth, rows)| Named {
+        fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = IdBatch> {
+            step.iter().enumerate().map(|(nth, rows)| IdBatch {
                 row_ids: rows.iter().map(|row| self.0[*row].clone()).collect(),
                 ends_step: nth + 1 == step.len(),
             })
@@ -364,22 +358,22 @@ mod tests {
     const SETTINGS: BatchSettings =
         BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 4 };
 
-    fn names(num_rows: usize) -> Names {
-        Names(Arc::new((0..num_rows).map(|n| format!("set#{n}")).collect()))
+    fn row_ids(num_rows: usize) -> RowIds {
+        RowIds(Arc::new((0..num_rows).map(|n| format!("set#{n}")).collect()))
     }
 
-    fn loader(num_rows: usize) -> Loader<Names> {
-        Loader::training(names(num_rows), SETTINGS)
+    fn loader(num_rows: usize) -> Loader<RowIds> {
+        Loader { source: row_ids(num_rows), settings: SETTINGS }
     }
 
-    fn order(loader: &Loader<Names>, epoch: u64) -> Vec<Vec<String>> {
+    fn order(loader: &Loader<RowIds>, epoch: u64) -> Vec<Vec<String>> {
         loader.batches(epoch, 0).map(|batch| batch.row_ids).collect()
     }
 
     #[test]
-    fn steps_are_whole_but_for_the_last_and_lose_no_row() {
+    fn only_the_last_step_is_short_and_no_row_is_lost() {
         let loader = loader(31);
-        let batches: Vec<Named> = loader.batches(1, 0).collect();
+        let batches: Vec<IdBatch> = loader.batches(1, 0).collect();
         // 31 rows: two steps of 4 batches of 3 rows, and a step of 3 batches of 3, 3 and 1.
         let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
         assert_eq!(sizes, [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1]);
@@ -396,25 +390,25 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_dealt_out_within_their_step() {
+    fn batches_for_several_devices_are_of_one_step() {
         // Two steps of 4 batches, and one of 3.
         for (num_devices, expected) in
             [(1, [1; 11].as_slice()), (3, &[3, 1, 3, 1, 3]), (4, &[4, 4, 3]), (9, &[4, 4, 3])]
         {
             let mut batches = loader(31).batches(1, 0);
-            let (mut num_dealt, mut num_rows) = (Vec::new(), 0);
+            let (mut sizes, mut num_rows) = (Vec::new(), 0);
             loop {
-                let (dealt, progress) = batches.next_of_step(num_devices);
-                if dealt.is_empty() {
+                let (batches_now, progress) = batches.next_of_step(num_devices);
+                if batches_now.is_empty() {
                     break;
                 }
-                for (batch, progress) in dealt.iter().zip(&progress) {
+                for (batch, progress) in batches_now.iter().zip(&progress) {
                     num_rows += batch.row_ids.len();
                     assert_eq!(progress.items_processed, num_rows);
                 }
-                num_dealt.push(dealt.len());
+                sizes.push(batches_now.len());
             }
-            assert_eq!((num_dealt.as_slice(), num_rows), (expected, 31));
+            assert_eq!((sizes.as_slice(), num_rows), (expected, 31));
         }
     }
 
@@ -430,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_were_taken_are_left_out() {
+    fn steps_already_taken_are_skipped() {
         let loader = loader(31);
         let whole = order(&loader, 1);
         // Two steps of 4 batches, and one of 3.
@@ -446,28 +440,28 @@ mod tests {
     }
 
     #[test]
-    fn validation_is_in_order() {
-        let loader = Loader::validation(names(10), SETTINGS);
+    fn validation_rows_are_not_shuffled() {
+        let loader = loader(10);
         let first = order(&loader, VALIDATION_EPOCH);
         assert_eq!(first[0], ["set#0", "set#1", "set#2"]);
         assert_eq!(order(&loader, VALIDATION_EPOCH), first);
     }
 
     #[test]
-    fn rows_that_are_not_used_are_left_out_of_the_epoch() {
+    fn rows_without_labels_are_skipped() {
         let loader = loader(31);
         assert_eq!(loader.size(3), (16, 2));
         assert_eq!(order(&loader, 3).concat().len(), 16);
     }
 
     #[test]
-    fn an_iterator_that_is_dropped_early_ends_its_thread() {
+    fn dropping_the_iterator_early_ends_its_thread() {
         let loader = loader(31);
         let mut batches = loader.batches(1, 0);
         assert!(batches.next().is_some());
         let is_held = || Arc::strong_count(&loader.source.0) > 1;
         assert!(is_held(), "the producer has a copy of the rows");
-        // Would wait for ever if the producer did.
+        // This would block forever if the producer did.
         drop(batches);
         assert!(!is_held(), "the producer still has the rows");
     }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
-use crate::data::batches::{BatchSource, TrainingBatch, real};
-use crate::data::examples::Example;
+use crate::data::batches::{BatchSource, Example, TrainingBatch, real};
 use crate::head::features::{Frozen, LabelledRows};
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::head::stored::StoredHidden;

@@ -12,7 +12,7 @@ use crate::head::batches::HeadBatch;
 use crate::head::loss::weighted_bce;
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
-use crate::run::trainee::Trainee;
+use crate::run::member::Trainee;
 use crate::section::Section;
 
 /// The head, and the settings that its steps need. The draft is not in here: what is in the

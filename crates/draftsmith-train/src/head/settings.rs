@@ -8,9 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::TrainError;
 use crate::head::sweep::{HeadSweep, SweptSettings, check_num_layers};
-use crate::ranges::{Range, check_counts, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::Section;
+use crate::section::{Range, Section, check_numbers};
 use crate::states::{FeatureFormat, Features};
 
 /// What a head learns to predict at a token of the draft's.
@@ -178,7 +177,7 @@ impl HeadTraining {
                            `labels = \"rollouts\"` can be cached",
             });
         }
-        check_counts(section, &[("rollout_length", self.rollout_length)])
+        check_numbers(section, &[("rollout_length", self.rollout_length as f64, Range::AtLeastOne)])
     }
 }
 

@@ -8,7 +8,7 @@ use draftsmith_model::{DrafterModel, Lengths};
 
 use crate::error::TrainError;
 use crate::head::rows::Mixture;
-use crate::states::{StateFile, StateFiles, StatesOf, problems};
+use crate::states::{RowStatesPlan, StateFile, StateFiles, problems};
 
 /// The files of a training.
 #[derive(Debug)]
@@ -41,13 +41,13 @@ impl StoredHidden {
                 ids.extend([u32::MAX, branch.start as u32]);
                 ids.extend(&branch.token_ids);
             }
-            StatesOf { id, num_states: num_tokens(mixture), ids }
+            RowStatesPlan { id, num_states: num_tokens(mixture), ids }
         });
         files.add("", width, of_draft);
         if let Some(width) = target_width {
             let of_target = rows.iter().map(|StoredRow { id, mixture }| {
                 let ids = mixture.input_ids.clone();
-                StatesOf { id, num_states: ids.len(), ids }
+                RowStatesPlan { id, num_states: ids.len(), ids }
             });
             files.add("-target", width, of_target);
         }
@@ -76,7 +76,7 @@ impl StoredHidden {
 }
 
 fn read_or_keep(file: &StateFile, id: &str, compute: impl FnOnce() -> Tensor<2>) -> Vec<f32> {
-    file.read(id).unwrap_or_else(|| file.keep(id, values(compute())))
+    file.read(id).unwrap_or_else(|| file.store(id, values(compute())))
 }
 
 /// The tokens that the draft reads of a row: its own, and those of its branches.

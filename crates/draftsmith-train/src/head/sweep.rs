@@ -8,8 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::ranges::{Range, check_numbers};
-use crate::section::Section;
+use crate::section::{Range, Section, check_numbers};
 
 /// The greatest depth of a head.
 const MAX_NUM_LAYERS: usize = 64;

@@ -8,9 +8,8 @@ use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel, Lengths};
 use draftsmith_theory::{HeadScores, SeededDraws};
 
-use crate::data::batches::{BatchSettings, Loaders, Prepared};
-use crate::data::examples::StepExamples;
-use crate::data::split::Split;
+use crate::data::batches::{BatchSettings, Loaders, Prepared, StepExamples};
+use crate::data::split::SplitRows;
 use crate::error::TrainError;
 use crate::head::batches::HeadSource;
 use crate::head::learner::HeadLearner;
@@ -21,7 +20,7 @@ use crate::head::stored::{StoredHidden, StoredRow};
 use crate::run::devices::PerDevice;
 use crate::run::first_weights::{Redrawn, redrawn};
 use crate::run::trained::Trained;
-use crate::run::training_run::{BestOf, Ending, Setup, TrainingRun};
+use crate::run::training_run::{Ending, Setup, TrainingRun};
 use crate::section::Section;
 use crate::states::{FeatureDir, Features, StateFiles};
 
@@ -103,7 +102,7 @@ pub fn train_heads<'a>(
     let place = run.feature_dir();
     let (prepared, stored) = prepare(&drafts, targets, data, shared, seed, Some(&place))?;
     let Prepared { loaders, rows } = prepared;
-    let devices = drafts.trained()?;
+    let devices = PerDevice::trained(drafts.first().device(), &run.more_devices)?;
     let widths = (draft.hidden_size(), target_hidden_size);
 
     let learner = |head: &HeadTraining| HeadLearner {
@@ -115,19 +114,17 @@ pub fn train_heads<'a>(
     let optimizer = shared.optimizer;
     let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
     let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
-    let trained = run.train(setup, learners, |nth, best| {
-        let BestOf { part, place, progress, interrupted, duration } = best;
+    let trained = run.train(setup, learners, |nth, part, outcome| {
         // It was trained on larger embeddings than those that it is going to read.
         let head = part.with_embedding_gain(embedding_gain);
         let config = config_of(widths, &heads[nth]);
-        let mut trained =
-            Trained::new((head, config), rows, progress, place, interrupted, duration);
+        let mut trained = Trained::new((head, config), rows, outcome);
         let in_config = ["num_layers", "tied", "form", "inputs", "sweep"];
         trained.config.training = trained.record(&heads[nth], &in_config, "num_labels", seed);
         trained
     });
     let problems = stored.iter().flat_map(|stored| stored.problems());
-    problems.for_each(|problem| (place.tell)(problem));
+    problems.for_each(|problem| (place.notify)(problem));
     trained
 }
 
@@ -202,7 +199,7 @@ fn prepare(
         }
         (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
     };
-    let split = Split::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
+    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
     let settings = BatchSettings {
         seed,

@@ -1,33 +1,33 @@
-//! What a training tells of its steps: `metrics.jsonl`, a line of numbers for each, the same in the
-//! end however often training was stopped; and the same numbers, with the scores of validations, in
-//! TensorBoard's event files.
+//! The log of optimizer steps: `metrics.jsonl`, one line of numbers per step, and the same numbers with
+//! the validation scores in TensorBoard event files.
+//!
+//! A resumed training cuts off later steps, so that `metrics.jsonl` does not depend on interruptions.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use draftsmith_data::DataError;
 use draftsmith_files::write_whole;
 use serde::Serialize;
 
-use crate::error::TrainError;
-use crate::log::event_file::EventFile;
+use crate::error::{TrainError, file_error};
+use crate::log::event_file::{EventFile, TRAINING, VALIDATION};
 
-/// One step.
+/// The numbers of one step.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct StepMetrics {
-    /// Its number, counted from 1 since training began.
+    /// The step, counted from 1 since training began.
     pub(crate) step: usize,
-    /// Its epoch, counted from 1.
+    /// The epoch, counted from 1.
     pub(crate) epoch: usize,
-    /// The mean of its batches' losses, taken before it.
+    /// The mean loss of its batches, before the step.
     pub(crate) loss: f64,
     pub(crate) learning_rate: f64,
-    /// The norm of all its gradients together, before they are cut.
+    /// The global norm of its gradients before clipping.
     pub(crate) gradient_norm: f64,
 }
 
-/// The files, open for steps to come.
+/// The open log files.
 #[derive(Debug)]
 pub(crate) struct StepLog {
     path: PathBuf,
@@ -36,12 +36,10 @@ pub(crate) struct StepLog {
 }
 
 impl StepLog {
-    /// The name of the file with a line a step.
-    pub(crate) const NAME: &str = "metrics.jsonl";
+    const NAME: &str = "metrics.jsonl";
 
-    /// Opens the log of a training that has taken `num_steps` and was validated `num_validations`
-    /// times. Steps that it is to take again are cut off: whoever was killed had not saved their
-    /// state.
+    /// Opens the log of a training after `num_steps` steps and `num_validations` validations. Later
+    /// steps are cut off: a killed run logged them but did not save their state.
     pub(crate) fn open(
         dir: &Path,
         num_steps: usize,
@@ -51,14 +49,14 @@ impl StepLog {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(DataError::io("read", &path, error).into()),
+            Err(error) => return Err(file_error("read", &path)(error)),
         };
         let kept: String = text.split_inclusive('\n').take(num_steps).collect();
         if kept.len() < text.len() {
             write_whole(&path, &kept)?;
         }
         let file = OpenOptions::new().append(true).create(true).open(&path);
-        let file = file.map_err(|error| DataError::io("create", &path, error))?;
+        let file = file.map_err(file_error("create", &path))?;
         let events = EventFile::begin(dir, num_steps, num_validations)?;
         Ok(Self { path, file, events })
     }
@@ -67,33 +65,28 @@ impl StepLog {
     pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
         let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
         line.push('\n');
-        let written = self.file.write_all(line.as_bytes());
-        self.done(written)?;
+        self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))?;
         let numbers = [
             ("loss", metrics.loss),
             ("learning_rate", metrics.learning_rate),
             ("gradient_norm", metrics.gradient_norm),
         ];
-        self.events.push_step(metrics.step, &numbers)
+        self.events.push_numbers(TRAINING, metrics.step, &numbers)
     }
 
-    /// Appends the scores of a validation after `step`, with their names.
+    /// Appends the scores of a validation after `step`.
     pub(crate) fn push_validation(
         &mut self,
         step: usize,
         scores: &[(&str, f64)],
     ) -> Result<(), TrainError> {
-        self.events.push_validation(step, scores)
+        self.events.push_numbers(VALIDATION, step, scores)
     }
 
-    /// Waits until all is on the disk: a state that counts on it may be saved.
+    /// Syncs the log to the disk, before the state of its last step is saved.
     pub(crate) fn sync(&self) -> Result<(), TrainError> {
-        self.done(self.file.sync_data())?;
+        self.file.sync_data().map_err(file_error("write", &self.path))?;
         self.events.sync()
-    }
-
-    fn done(&self, result: std::io::Result<()>) -> Result<(), TrainError> {
-        Ok(result.map_err(|error| DataError::io("write", &self.path, error))?)
     }
 }
 
@@ -114,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_taken_again_are_cut_off() {
+    fn steps_after_the_saved_state_are_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let push = |log: &mut StepLog, step| {
             let loss = 0.1 + 0.2;
@@ -129,7 +122,7 @@ mod tests {
             whole.lines().next().unwrap(),
             r#"{"step":1,"epoch":1,"loss":0.30000000000000004,"learning_rate":0.001,"gradient_norm":2.0}"#
         );
-        // Killed in the middle of a line.
+        // The process was killed while it wrote a line.
         std::fs::write(dir.path().join(StepLog::NAME), &whole[..whole.len() - 9]).unwrap();
         let mut log = StepLog::open(dir.path(), 3, 0).unwrap();
         assert_eq!(read().lines().count(), 3);
