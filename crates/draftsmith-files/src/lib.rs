@@ -1,15 +1,17 @@
-//! Atomic file writes, free-space checks, and JSON parsing whose errors name the key.
+//! Atomic file writes, free-space checks, JSON parsing whose errors name the key, and hashes.
 //!
 //! This is a separate crate because models and datasets both have files but must not see each other.
 //! It knows nothing about the contents of the files.
 
 mod error;
+mod hash;
 mod json;
 mod room;
 mod temporary;
 mod whole;
 
 pub use error::FileError;
+pub use hash::{hash_bytes, hash_file, hex};
 pub use json::{JsonError, Notation, parse_json, parse_json_value, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};
 pub use temporary::remove_abandoned;

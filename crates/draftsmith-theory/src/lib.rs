@@ -11,7 +11,7 @@
 //! | `enumerate` | the other form of `Draws`: every outcome with its exact chance |
 //! | `distribution` | softmax, overlap, entropies |
 //! | `exponentials` | e^logit over rows, vectorised |
-//! | `acceptance_bounds` | what KL or entropy tells of the overlap |
+//! | `acceptance_bounds` | bounds and estimates of the overlap from KL and entropy |
 //! | `decoding` | how the next token is chosen: the repetition penalty, then greedily or by a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p, as served (`select`: without sorting) |
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
@@ -21,13 +21,13 @@
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `review` | the same inside a cascade, where a drafter's model reviews a cheaper one and may be lenient |
 //! | `stop_rule` | when a draft phase ends |
-//! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
+//! | `threshold_policy` | the best stop decisions by exact solution, for tests |
 //! | `trace` | what happened in each round, and the rates that follow from it |
 //! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
 //! | `round_costs` | the same, where rows cost in steps |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
-//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
+//! | `cascade` | the same for drafts that draft for drafts or take turns: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
 //! | `losslessness` | whether sampled output has the target's distribution, tested; which greedy mismatches are rounding |
@@ -78,10 +78,8 @@ pub use calibration::{
     preferred_calibration, try_calibrations,
 };
 pub use cascade::{
-    CascadeAcceptance, DraftProfile, DrafterSays, Emitted, ExpectedRound, HorizontalPlan,
-    TargetSays, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
-    expected_cascade_round, horizontal_cascade_improvement, step_tokens_generating_function,
-    vertical_cascade_improvement,
+    DraftProfile, HorizontalPlan, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
+    horizontal_cascade_improvement, step_tokens_generating_function, vertical_cascade_improvement,
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
@@ -101,8 +99,8 @@ pub use max_gram::{
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, LookUpCascade, LookUps, PredictedProb, RecordedCandidate, RecordedPlace,
-    Recording, Recordings, Spending, cost_optimal, seconds_per_token,
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
+    seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
@@ -120,5 +118,5 @@ pub use stop_rule::{
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
-pub use tree::{Children, GrownBy, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
+pub use tree::{Children, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
 pub use verify::{Commit, verify_greedy, verify_sampled};

@@ -9,7 +9,7 @@
 //! batch, and `end_half`, and after both halves `end_epoch`. The numbers are named `Loss` and
 //! `Learning Rate` in training. In validation they are `Loss`, `training loss` (the mean of the epoch),
 //! and `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`,
-//! `reverse KL`, `agreement`, `overlap` for adapters.
+//! `agreement`, `overlap` for adapters.
 
 use std::collections::HashMap;
 use std::error::Error;
