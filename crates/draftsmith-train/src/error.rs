@@ -48,52 +48,31 @@ pub enum TrainError {
         /// The problem.
         problem: &'static str,
     },
-    /// The training or the validation rows of a head have no labels.
+    /// There are too few rows to train and to validate.
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \
-         {num_rows} in all ({num_unusable} are empty or begin past the draft's context of \
-         {context} tokens), with `{section}.optimizer.validation_fraction` = {validation_fraction} and \
-         `{section}.mixing_ratio` = {mixing_ratio}: at least one of each is necessary; hint: build \
-         more data"
+         {num_rows} in all ({num_unusable} have no response within {max_len} tokens), with \
+         `{section}.optimizer.validation_fraction` = {validation_fraction}{}: at least one of each is \
+         necessary; hint: build more data",
+        mixing_ratio.map(|ratio| format!(" and `{section}.mixing_ratio` = {ratio}")).unwrap_or_default()
     )]
     TooFewRows {
-        /// The recipe's section: the head of a draft or of an adapter.
+        /// The recipe's section.
         section: Section,
         /// The rows given.
         num_rows: usize,
-        /// Rows without a position in the draft's context.
+        /// Rows without a response within `max_len` tokens.
         num_unusable: usize,
         /// Training rows with a label, in the epoch with the fewest.
         num_training: usize,
         /// Validation rows with a label.
         num_validation: usize,
-        /// The draft's longest sequence, in tokens.
-        context: usize,
-        /// The fraction of conversations held out.
-        validation_fraction: f64,
-        /// The fraction of positions without a label.
-        mixing_ratio: f64,
-    },
-    /// There are no training or no validation rows for an adapter.
-    #[error(
-        "{num_training} rows for training and {num_validation} for validation, of {num_rows} in \
-         all ({num_unusable} have no response within {max_len} tokens), with \
-         `adapter.optimizer.validation_fraction` = {validation_fraction}: at least one of each is \
-         necessary; hint: build more data"
-    )]
-    TooFewResponses {
-        /// The rows given.
-        num_rows: usize,
-        /// Rows without a response within `max_len` tokens.
-        num_unusable: usize,
-        /// Training rows.
-        num_training: usize,
-        /// Validation rows.
-        num_validation: usize,
-        /// The longest sequence, in tokens: `adapter.max_len` or the target's context.
+        /// The longest sequence, in tokens: the frozen model's context or `adapter.max_len`.
         max_len: usize,
         /// The fraction of conversations held out.
         validation_fraction: f64,
+        /// A head's fraction of positions without a label.
+        mixing_ratio: Option<f64>,
     },
     /// The target has no layer after the exit layer.
     #[error(

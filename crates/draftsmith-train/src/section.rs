@@ -31,28 +31,26 @@ pub(crate) enum Range {
     Positive,
     /// Positive after rounding to f32, the optimizer's type.
     PositiveInF32,
-    NotNegative,
     /// [0, 1).
     BelowOne,
-    /// [0, 1].
-    UpToOne,
     /// (0, 1).
     BetweenZeroAndOne,
-    /// A count of at least 1.
-    AtLeastOne,
+    /// From a least to a greatest number, both included, with the words for messages.
+    Within(f64, f64, &'static str),
 }
 
 impl Range {
+    pub(crate) const NOT_NEGATIVE: Self = Self::Within(0.0, f64::MAX, "0 or more");
+    pub(crate) const AT_LEAST_ONE: Self = Self::Within(1.0, f64::MAX, "1 or more");
+
     /// Whether `x` is in the range, and the range in words.
     fn check(self, x: f64) -> (bool, &'static str) {
         match self {
             Self::Positive => (x > 0.0, "a number above 0"),
             Self::PositiveInF32 => (x >= f64::from(f32::MIN_POSITIVE), "a number above 1.2e-38"),
-            Self::NotNegative => (x >= 0.0, "0 or more"),
             Self::BelowOne => ((0.0..1.0).contains(&x), "0 to below 1"),
-            Self::UpToOne => ((0.0..=1.0).contains(&x), "0 to 1"),
             Self::BetweenZeroAndOne => (x > 0.0 && x < 1.0, "a number between 0 and 1"),
-            Self::AtLeastOne => (x >= 1.0, "1 or more"),
+            Self::Within(least, most, expected) => ((least..=most).contains(&x), expected),
         }
     }
 }

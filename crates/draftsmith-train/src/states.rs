@@ -11,8 +11,7 @@ mod format;
 
 use std::path::Path;
 
-use draftsmith_data::hash_bytes;
-use draftsmith_files::{check_room, in_bytes};
+use draftsmith_files::{check_room, hash_bytes, in_bytes};
 use serde::{Deserialize, Serialize};
 
 use self::file::FilePlan;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::in_validation;
 
-use crate::data::batches::RowCounts;
+use crate::data::RowCounts;
 use crate::error::TrainError;
 
 /// The rows of each side, in their original order.

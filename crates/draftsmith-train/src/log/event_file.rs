@@ -14,7 +14,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::record::{Content, Event, SessionLog, SessionStatus, Summary, Value, decode, encode};
+use self::record::{
+    Event, EventContent, SessionLog, SessionStatus, Summary, Value, decode, encode,
+};
 use crate::error::{TrainError, file_error};
 
 /// The prefix by which TensorBoard recognises event files. It orders them by the rest of the name.
@@ -44,9 +46,9 @@ impl EventFile {
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(file_error("create", &path))?;
         let mut begun = Self { path, file };
-        begun.push(0, Content::FileVersion("brain.Event:2".to_owned()))?;
+        begun.push(0, EventContent::FileVersion("brain.Event:2".to_owned()))?;
         let start = SessionLog { status: SessionStatus::Start.into() };
-        begun.push(num_steps + 1, Content::SessionLog(start))?;
+        begun.push(num_steps + 1, EventContent::SessionLog(start))?;
         Ok(begun)
     }
 
@@ -62,7 +64,10 @@ impl EventFile {
             tag: format!("{group}{name}"),
             simple_value: Some(*number as f32),
         };
-        self.push(step, Content::Summary(Summary { values: numbers.iter().map(value).collect() }))
+        self.push(
+            step,
+            EventContent::Summary(Summary { values: numbers.iter().map(value).collect() }),
+        )
     }
 
     /// Syncs the file to the disk.
@@ -70,7 +75,7 @@ impl EventFile {
         self.file.sync_data().map_err(file_error("write", &self.path))
     }
 
-    fn push(&mut self, step: usize, content: Content) -> Result<(), TrainError> {
+    fn push(&mut self, step: usize, content: EventContent) -> Result<(), TrainError> {
         let wall_time = SystemTime::now().duration_since(UNIX_EPOCH);
         // The clock may be set before 1970.
         let wall_time = wall_time.map_or(0.0, |time| time.as_secs_f64());
@@ -91,7 +96,7 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
         let bytes = fs::read(&path).map_err(file_error("read", &path))?;
         let (mut kept, mut has_numbers) = (0, false);
         while !is_past && let Some((event, length)) = decode(&bytes[kept..]) {
-            if let Some(Content::Summary(summary)) = &event.content {
+            if let Some(EventContent::Summary(summary)) = &event.content {
                 let is_validation =
                     summary.values.iter().any(|value| value.tag.starts_with(VALIDATION));
                 is_past = event.step > num_steps as i64 || (is_validation && validations_left == 0);

@@ -10,15 +10,14 @@
 //! Training resumes exactly: the state holds everything that a step changes. It is taken only between
 //! steps, when no gradients are pending. The order of rows and their mixtures are functions of (seed,
 //! epoch, row id), and the learning rate is a function of the step. The fingerprint covers everything
-//! else that a training depends on. Whatever a new feature changes during a step must be added to
-//! `progress.rs`, and whatever it reads to the fingerprint.
+//! else that a training depends on. State that a new feature changes during a step must be added to
+//! `progress.rs`, and settings that it reads to the fingerprint.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use draftsmith_data::hash_bytes;
-use draftsmith_files::write_whole;
+use draftsmith_files::{hash_bytes, write_whole};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +62,7 @@ struct Fingerprint {
 /// Where a run would begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resumption {
-    /// At the beginning: there is no saved state.
+    /// At the beginning, without a saved state.
     Nothing,
     /// At the beginning: the saved state has another fingerprint.
     Other,

@@ -8,7 +8,7 @@
 //!
 //! burn-train's `MultiDevicesTrainStep` is not used: it adds gradients in the order in which devices
 //! finish, does not say which device they come from, sends all weights with each batch, trains one model
-//! at a time, and needs one data loader per device, all of which would have to agree on the ends of steps.
+//! at a time, and needs one data loader per device; these would have to agree on the ends of steps.
 //!
 //! The threads live as long as the training, because CubeCL gives each thread that uses a GPU a separate
 //! stream and memory pool.

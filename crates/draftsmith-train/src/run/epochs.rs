@@ -16,10 +16,10 @@ use burn_train::{
     SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
 };
 
-use crate::data::batches::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
+use crate::data::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
 use crate::error::TrainError;
 use crate::log::metrics::{ScoreSlot, TRAINING_LOSS};
-use crate::log::step_log::{StepLog, StepMetrics};
+use crate::log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
 use crate::run::devices::side_by_side;
 use crate::run::member::{Member, StepNumbers, Trainee, count_step};

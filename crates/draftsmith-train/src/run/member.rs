@@ -13,7 +13,7 @@ use burn_train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::data::batches::TrainingBatch;
+use crate::data::TrainingBatch;
 use crate::error::{TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;

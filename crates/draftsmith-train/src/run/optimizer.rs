@@ -7,6 +7,7 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::data::BatchSettings;
 use crate::error::TrainError;
 use crate::run::clipping::Clipping;
 use crate::run::schedule::{LearningRates, Schedule};
@@ -108,13 +109,13 @@ impl OptimizerSettings {
             Clipping::Norm(limit) => ("optimizer.clipping.norm", limit),
             Clipping::Value(limit) => ("optimizer.clipping.value", limit),
         };
-        let count = |key, count: usize| (key, count as f64, Range::AtLeastOne);
+        let count = |key, count: usize| (key, count as f64, Range::AT_LEAST_ONE);
         check_numbers(
             section,
             &[
                 ("optimizer.learning_rate", self.learning_rate, Range::Positive),
-                ("optimizer.warmup_ratio", self.warmup_ratio, Range::UpToOne),
-                ("optimizer.weight_decay", self.weight_decay, Range::NotNegative),
+                ("optimizer.warmup_ratio", self.warmup_ratio, Range::Within(0.0, 1.0, "0 to 1")),
+                ("optimizer.weight_decay", self.weight_decay, Range::NOT_NEGATIVE),
                 ("optimizer.beta_1", self.beta_1, Range::BelowOne),
                 ("optimizer.beta_2", self.beta_2, Range::BelowOne),
                 ("optimizer.epsilon", self.epsilon, Range::PositiveInF32),
@@ -130,6 +131,12 @@ impl OptimizerSettings {
                 count("optimizer.gradient_accumulation", self.gradient_accumulation),
             ],
         )
+    }
+
+    /// How these settings divide rows into batches.
+    pub(crate) fn batches(&self, seed: u64) -> BatchSettings {
+        let Self { batch_size, gradient_accumulation, .. } = *self;
+        BatchSettings { seed, batch_size, gradient_accumulation }
     }
 
     /// AdamW. Every setting is explicit because burn's defaults differ from torch's.

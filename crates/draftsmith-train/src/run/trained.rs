@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::data::batches::RowCounts;
+use crate::data::RowCounts;
 use crate::run::progress::{EpochScores, MemberProgress};
 
 /// A trained head or adapter.
@@ -41,6 +41,7 @@ pub(crate) struct Outcome<S> {
     pub(crate) best: usize,
     /// Whether training was stopped while this member was still being trained.
     pub(crate) interrupted: bool,
+    pub(crate) rows: RowCounts,
     /// The time of the whole training so far.
     pub(crate) duration: Duration,
 }
@@ -51,8 +52,8 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
         self.num_supervised as f64 / self.duration.as_secs_f64()
     }
 
-    pub(crate) fn new((model, config): (M, C), rows: RowCounts, outcome: Outcome<S>) -> Self {
-        let Outcome { progress, best, interrupted, duration } = outcome;
+    pub(crate) fn new((model, config): (M, C), outcome: Outcome<S>) -> Self {
+        let Outcome { progress, best, interrupted, rows, duration } = outcome;
         let EpochScores { epoch: best_epoch, validation: scores, .. } = progress.epochs[best];
         let MemberProgress { epochs, num_supervised, num_steps, .. } = progress;
         Self {

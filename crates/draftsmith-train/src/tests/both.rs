@@ -11,20 +11,20 @@ use serde_json::Value;
 
 use crate::adapter::learner::AdapterLearner;
 use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::train::train_adapters;
-use crate::data::batches::RowCounts;
+use crate::adapter::train_adapters;
+use crate::data::RowCounts;
 use crate::data::split::is_held_out;
 use crate::error::TrainError;
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
-use crate::head::train::train_heads;
+use crate::head::train_heads;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
-use crate::run::training_run::{Ending, TrainingRun};
+use crate::run::{Ending, TrainingRun};
 use crate::section::Section;
 use crate::tests::pair::{response_row, responses, tiny_draft};
-use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
+use crate::tests::runs::{Export, Watcher, assert_contains, exported, files_under, finished};
 
 /// The result of a training of either kind.
 struct Outcome {
@@ -169,10 +169,7 @@ impl Subject {
 
     #[track_caller]
     fn assert_error(&self, rows: &[ResponseRow], optimizer: OptimizerSettings, parts: &[&str]) {
-        let message = self.error(rows, optimizer);
-        for part in parts {
-            assert!(message.contains(part), "`{part}` is not in: {message}");
-        }
+        assert_contains(&self.error(rows, optimizer), parts);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Test data: tiny random models and random responses, the same in every run.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
@@ -10,7 +10,7 @@ use draftsmith_model::{
 use draftsmith_theory::SeededDraws;
 
 use crate::error::to_host;
-use crate::run::first_weights::{Redrawn, redrawn};
+use crate::head::Redraw;
 
 /// The vocabulary size of all models here.
 pub(crate) const VOCAB_SIZE: u32 = 48;
@@ -34,7 +34,7 @@ pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel
     };
     let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
     let draw = || draws.uniform() as f32 - 0.5;
-    let adapter = redrawn(config.init(&Device::flex()), Redrawn::Matrices, draw);
+    let adapter = redrawn(config.init(&Device::flex()), draw);
     [(&tiny_draft(hidden_size, context)).into(), DrafterModel::self_draft(target, adapter, 2)]
 }
 
@@ -55,7 +55,7 @@ fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> Causal
     )
     .with_tied_embeddings(true);
     let mut draws = SeededDraws::new(1, &["tiny-draft"]);
-    redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
+    redrawn(config.init(&Device::flex()), || draws.uniform() as f32 - 0.5)
 }
 
 /// The model of [`tiny_draft`] with a nearly inactive MLP in its second layer, so that an attention adapter
@@ -66,11 +66,24 @@ pub(crate) fn early_target() -> CausalLm {
     // The embedding and two layers of seven matrices; the last one is the MLP's output projection.
     let last_matrix = 48 * 16 + 2 * (2 * 16 * 16 + 2 * 16 * 8 + 2 * 16 * 32);
     let mut num_drawn = 0;
-    redrawn(target, Redrawn::Matrices, || {
+    redrawn(target, || {
         num_drawn += 1;
         let scale = if num_drawn > last_matrix { 0.1 } else { 1.0 };
         scale * (draws.uniform() as f32 - 0.5)
     })
+}
+
+/// The module with drawn matrices. Norms and biases do not change.
+fn redrawn<M: Module>(module: M, draw: impl FnMut() -> f32) -> M {
+    module.map(&mut RedrawMatrices(draw))
+}
+
+struct RedrawMatrices<F>(F);
+
+impl<F: FnMut() -> f32> ModuleMapper for RedrawMatrices<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D == 2 { Redraw(&mut self.0).map_float(param) } else { param }
+    }
 }
 
 /// A row whose draft tokens have the given acceptance probabilities.

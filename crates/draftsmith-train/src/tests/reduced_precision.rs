@@ -6,11 +6,11 @@ use burn::tensor::{DType, Tensor};
 use draftsmith_model::{HeadForm, WeightDtype};
 
 use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::train::{TrainedAdapter, train_adapters};
+use crate::adapter::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
-use crate::head::train::{TrainedHead, train_heads};
+use crate::head::{TrainedHead, train_heads};
+use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
-use crate::run::training_run::TrainingRun;
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use crate::run::checkpoint::Resumption;
-use crate::run::training_run::{Ending, TrainingRun};
+use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{

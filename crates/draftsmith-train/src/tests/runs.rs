@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn_train::Interrupter;
 
 use crate::log::renderer::{Half, Listener, ListeningRenderer, MetricsRenderer};
-use crate::run::training_run::Ending;
+use crate::run::Ending;
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
 pub(crate) type Export = [Vec<u8>; 2];
@@ -35,6 +35,14 @@ pub(crate) fn only<T>(ending: Ending<Vec<T>>) -> T {
     let mut all = finished(ending);
     assert_eq!(all.len(), 1);
     all.remove(0)
+}
+
+/// Checks that a message contains every part.
+#[track_caller]
+pub(crate) fn assert_contains(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
 }
 
 /// Every file under a directory, relative to it.

@@ -13,12 +13,12 @@ pub(super) struct Event {
     pub(super) wall_time: f64,
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
-    #[prost(oneof = "Content", tags = "3, 5, 7")]
-    pub(super) content: Option<Content>,
+    #[prost(oneof = "EventContent", tags = "3, 5, 7")]
+    pub(super) content: Option<EventContent>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum Content {
+pub(super) enum EventContent {
     /// The first event of a file.
     #[prost(string, tag = "3")]
     FileVersion(String),
@@ -98,7 +98,7 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn event(step: i64, content: Content) -> Event {
+    fn event(step: i64, content: EventContent) -> Event {
         Event { wall_time: 1.5, step, content: Some(content) }
     }
 
@@ -129,9 +129,9 @@ mod tests {
         let value = |tag: &str, value| Value { tag: tag.to_owned(), simple_value: Some(value) };
         let values = vec![value("train/loss", 0.25), value("train/learning_rate", 0.0)];
         let events = [
-            event(0, Content::FileVersion("brain.Event:2".to_owned())),
-            event(3, Content::SessionLog(SessionLog { status: SessionStatus::Start.into() })),
-            event(300, Content::Summary(Summary { values })),
+            event(0, EventContent::FileVersion("brain.Event:2".to_owned())),
+            event(3, EventContent::SessionLog(SessionLog { status: SessionStatus::Start.into() })),
+            event(300, EventContent::Summary(Summary { values })),
         ];
         let bytes: Vec<u8> = events.iter().flat_map(encode).collect();
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_truncated_or_changed_record_is_rejected() {
-        let record = encode(&event(7, Content::FileVersion("brain.Event:2".to_owned())));
+        let record = encode(&event(7, EventContent::FileVersion("brain.Event:2".to_owned())));
         assert!(decode(&record).is_some());
         for length in 0..record.len() {
             assert!(decode(&record[..length]).is_none(), "{length} bytes");

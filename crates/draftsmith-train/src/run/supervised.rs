@@ -22,7 +22,7 @@ use burn_train::{
     ValidLoader,
 };
 
-use crate::data::batches::BatchSource;
+use crate::data::BatchSource;
 use crate::error::TrainError;
 use crate::log::metrics::{ScoreMetric, TRAINING_LOSS};
 use crate::run::epochs::{EpochLoop, History};
