@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    Counts, Decoding, Draws, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws, StopRule,
-    distribution_of, enumerate,
+    Counts, Decoding, Draws, HeadTiming, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws,
+    StopRule, distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};

@@ -9,8 +9,8 @@ use crate::{
     StopRuleConfig, TheoryError,
 };
 
-/// The most steps to the fixed point; a few suffice.
-const MAX_STEPS: usize = 30;
+/// The most iterations to the fixed point; a few suffice.
+const MAX_ITERATIONS: usize = 30;
 /// The prices of a row to try, as shares of its average cost.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 /// The relative change of λ that counts as converged.
@@ -75,7 +75,7 @@ pub fn cost_optimal(
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_ITERATIONS {
             let config = CostOptimalConfig {
                 signal,
                 least_worth: (draft_seconds + row_seconds) / lambda,
