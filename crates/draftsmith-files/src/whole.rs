@@ -89,6 +89,7 @@ mod tests {
     use std::io::Error;
 
     use super::*;
+    use crate::temporary::remove_abandoned;
     use crate::temporary::tests::names;
 
     #[test]
@@ -146,5 +147,24 @@ mod tests {
         let error = write_whole(&file.join("b.json"), "x").unwrap_err().to_string();
         assert!(error.starts_with("cannot create `") && error.contains("a.json`"), "{error}");
         assert!(write_whole(Path::new("/"), "x").is_err());
+    }
+
+    #[test]
+    fn concurrent_writers_leave_a_complete_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let text = |writer: usize| format!("{writer}").repeat(50_000 + 1000 * writer);
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = &path;
+                scope.spawn(move || (0..25).for_each(|_| write_whole(path, text(writer)).unwrap()));
+            }
+            for _ in 0..200 {
+                let found = fs::read_to_string(&path).unwrap_or_else(|_| text(0));
+                assert!((0..4).any(|writer| found == text(writer)), "{} bytes", found.len());
+            }
+        });
+        remove_abandoned(dir.path());
+        assert_eq!(names(dir.path()), ["a.json"]);
     }
 }

@@ -28,11 +28,10 @@ use self::settings::{AdapterTraining, InitialWeights};
 use self::stored::StoredStates;
 use crate::data::split::SplitRows;
 use crate::data::{Loaders, StepExamples};
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
-use crate::section::Section;
 use crate::states::{FeatureDir, Features, StateFiles};
 
 /// A trained adapter.

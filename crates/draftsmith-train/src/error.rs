@@ -1,5 +1,6 @@
 //! Errors of training. Each message names the setting, row or file, and says what to do about it.
 
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,8 +8,6 @@ use burn::tensor::Tensor;
 use draftsmith_data::DataError;
 use draftsmith_files::{FileError, NoRoom};
 use draftsmith_model::ModelError;
-
-use crate::section::Section;
 
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +126,27 @@ pub enum TrainError {
     /// burn-train stopped because a metric or the renderer failed.
     #[error("training stopped: {0}")]
     Learner(Arc<burn_train::TrainingError>),
+}
+
+/// A section of the recipe that configures training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// `[head]`: the acceptance head of a draft model.
+    Head,
+    /// `[adapter]`: self-draft adapters.
+    Adapter,
+    /// `[adapter_head]`: the acceptance head of an adapter.
+    AdapterHead,
+}
+
+impl Display for Section {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Head => "head",
+            Self::Adapter => "adapter",
+            Self::AdapterHead => "adapter_head",
+        })
+    }
 }
 
 fn quoted(ids: &[String]) -> String {

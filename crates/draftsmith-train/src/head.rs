@@ -31,11 +31,10 @@ use self::rows::{Mixture, TrainingRow};
 use self::settings::HeadTraining;
 use crate::data::split::SplitRows;
 use crate::data::{Loaders, StepExamples};
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
-use crate::section::Section;
 use crate::states::{FeatureDir, Features, RowStatesPlan, StateFile, StateFiles, problems};
 
 /// The training data of heads.

@@ -13,15 +13,15 @@
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
 //! | `log` | `metrics.jsonl`, TensorBoard event files, burn-train metrics, and [`renderer`] |
 //! | `states` | hidden states of frozen models on the disk |
-//! | `section` | the recipe's sections and the ranges of settings |
+//! | `ranges` | the ranges of numeric settings |
 
 mod adapter;
 mod data;
 mod error;
 mod head;
 mod log;
+mod ranges;
 mod run;
-mod section;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapter
 pub use burn_train::Interrupter;
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
-pub use error::TrainError;
+pub use error::{Section, TrainError};
 pub use head::recorded::RecordedRollouts;
 pub use head::settings::{HeadLabels, HeadTraining};
 pub use head::sweep::HeadSweep;
@@ -46,5 +46,4 @@ pub use run::progress::EpochScores;
 pub use run::schedule::Schedule;
 pub use run::trained::Trained;
 pub use run::{Ending, TrainingRun, TrainingSize};
-pub use section::Section;
 pub use states::{FeatureDir, FeatureFormat, Features};

@@ -9,11 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::adapter::batches::{AdapterBatch, at_positions};
 use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
-use crate::error::{TrainError, to_host};
+use crate::error::{Section, TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::member::Trainee;
-use crate::section::Section;
 
 /// An adapter with the settings of its steps. The target is not part of it: everything here is trained and
 /// saved.

@@ -6,9 +6,9 @@ use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::adapter::distillation::DistillationLoss;
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
+use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::{Range, Section, check_numbers};
 use crate::states::{FeatureFormat, Features};
 
 /// The settings of [`train_adapters`](crate::train_adapters). Every key is optional.

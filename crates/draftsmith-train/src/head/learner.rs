@@ -7,13 +7,12 @@ use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
-use crate::error::{TrainError, to_host};
+use crate::error::{Section, TrainError, to_host};
 use crate::head::batches::HeadBatch;
 use crate::head::loss::weighted_bce;
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::member::Trainee;
-use crate::section::Section;
 
 /// A head with the settings of its steps. The draft is not part of it: everything here is trained and saved.
 #[derive(Module, Debug)]

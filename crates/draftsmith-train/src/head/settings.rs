@@ -6,10 +6,10 @@
 use draftsmith_model::{HeadForm, HeadInput, HeadReads, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::head::sweep::{DEPTH, HeadSweep};
+use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::{Range, Section, check_numbers};
 use crate::states::{FeatureFormat, Features};
 
 /// The labels of a head: what it learns to predict.

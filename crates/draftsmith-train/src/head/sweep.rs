@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::TrainError;
-use crate::section::{Range, Section, check_numbers};
+use crate::error::{Section, TrainError};
+use crate::ranges::{Range, check_numbers};
 
 /// The range of a head's depth.
 pub(crate) const DEPTH: Range = Range::Within(0.0, 64.0, "0 to 64");

@@ -14,12 +14,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::data::TrainingBatch;
-use crate::error::{TrainError, to_host};
+use crate::error::{Section, TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::devices::PerDevice;
 use crate::run::progress::{EpochScores, MemberProgress};
-use crate::section::Section;
 
 /// The learner of a head or an adapter: burn-train's steps, and how validation scores it.
 pub(crate) trait Trainee: LearnerModel

@@ -8,10 +8,10 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::data::BatchSettings;
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
+use crate::ranges::{Range, check_numbers};
 use crate::run::clipping::Clipping;
 use crate::run::schedule::{LearningRates, Schedule};
-use crate::section::{Range, Section, check_numbers};
 
 /// The training schedule of a head or adapter, and the fraction of data held out. In a recipe every key
 /// is optional.

@@ -14,7 +14,7 @@ use crate::adapter::settings::{AdapterTraining, ExitLayers};
 use crate::adapter::train_adapters;
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
 use crate::head::train_heads;
@@ -22,7 +22,6 @@ use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
 use crate::run::{Ending, TrainingRun};
-use crate::section::Section;
 use crate::tests::pair::{response_row, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, assert_contains, exported, files_under, finished};
 

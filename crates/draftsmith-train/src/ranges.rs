@@ -1,29 +1,6 @@
-//! The recipe sections that configure training, and the checks that their settings are in range.
+//! The ranges of numeric settings in a recipe.
 
-use std::fmt::{self, Display, Formatter};
-
-use crate::error::TrainError;
-
-/// A section of the recipe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Section {
-    /// `[head]`: the acceptance head of a draft model.
-    Head,
-    /// `[adapter]`: self-draft adapters.
-    Adapter,
-    /// `[adapter_head]`: the acceptance head of an adapter.
-    AdapterHead,
-}
-
-impl Display for Section {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Head => "head",
-            Self::Adapter => "adapter",
-            Self::AdapterHead => "adapter_head",
-        })
-    }
-}
+use crate::error::{Section, TrainError};
 
 /// The range of a numeric setting. NaN and the infinities are outside every range.
 #[derive(Debug, Clone, Copy)]
