@@ -1,4 +1,4 @@
-//! Acceptance heads: from rows and a frozen drafter to trained heads (SpecDec++, §3.2).
+//! Acceptance heads: from rows and a frozen drafter to trained heads (SpecDec++, §3).
 //!
 //! A response becomes a mixture of the target's and the draft's tokens (`rows`), or the candidates that
 //! decoding rounds would meet (`recorded`). The frozen drafter turns these into features (`features`), the

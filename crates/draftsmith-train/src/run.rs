@@ -20,20 +20,19 @@ use burn_train::Interrupter;
 use burn_train::renderer::MetricsRenderer;
 use draftsmith_files::check_room;
 
+use self::devices::PerDevice;
+use self::epochs::{EpochLoop, History, Saving, ShouldStop};
+use self::member::{Member, Trainee};
+use self::optimizer::OptimizerSettings;
+use self::progress::RunProgress;
+use self::supervised::launch;
+use self::trained::Outcome;
+use self::trainer::Trainer;
 use crate::data::{BatchSource, Loaders, RowCounts};
 use crate::error::{TrainError, file_error};
 use crate::log::StepLog;
 use crate::log::metrics::ScoreSlot;
 use crate::log::renderer::{EndRenderer, ListeningRenderer};
-use crate::run::checkpoint;
-use crate::run::devices::PerDevice;
-use crate::run::epochs::{EpochLoop, History, Saving, ShouldStop};
-use crate::run::member::{Member, Trainee};
-use crate::run::optimizer::OptimizerSettings;
-use crate::run::progress::RunProgress;
-use crate::run::supervised::launch;
-use crate::run::trained::Outcome;
-use crate::run::trainer::Trainer;
 use crate::states::FeatureDir;
 
 /// The default of [`TrainingRun::save_interval`].

@@ -1,4 +1,4 @@
-//! Rows of head training: a response's tokens and labels, and its mixture in each epoch (SpecDec++, §3.2).
+//! Rows of head training: a response's tokens and labels, and its mixture in each epoch (SpecDec++, §3).
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
