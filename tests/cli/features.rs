@@ -71,7 +71,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
     assert!(kept(&place).is_empty());
     let exact = trained.map(|name| scores("kept", name));
     let told = train(&CACHED);
-    assert!(told.contains("hidden states are kept in `data/kept/features-draft*.bin`"), "{told}");
+    assert!(told.contains("hidden states are stored in `data/kept/features-draft*.bin`"), "{told}");
     let files = kept(&place);
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     let expected = [

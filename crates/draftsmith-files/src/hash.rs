@@ -1,4 +1,4 @@
-//! SHA-256 as lower-case hex: of files, and of what provenance records.
+//! SHA-256 hashes as lower-case hex.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::file_error::FileError;
+use crate::error::FileError;
 
 /// Bytes read at a time while hashing a file.
 const CHUNK_BYTES: usize = 1 << 16;
@@ -53,12 +53,12 @@ mod tests {
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]
-    fn known_digest() {
+    fn the_digest_equals_the_published_one() {
         assert_eq!(hash_bytes(b"abc"), ABC);
     }
 
     #[test]
-    fn file_and_bytes_agree_across_chunks() {
+    fn a_file_and_its_bytes_have_the_same_hash() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         for num_bytes in [0, 3, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 7] {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_is_named() {
+    fn an_error_names_the_missing_file() {
         let error = hash_file(Path::new("nowhere/file")).unwrap_err().to_string();
         assert!(error.starts_with("cannot read `nowhere/file`"), "{error}");
     }

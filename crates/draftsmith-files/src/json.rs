@@ -1,55 +1,46 @@
-//! JSON files that others may have written: what is wrong with one is told by its key, in words that
-//! are not Rust's.
+//! Parsing of JSON files that others may have written. Errors name the key, in words without Rust's type
+//! names.
 
 use std::path::{Path, PathBuf};
 
 use serde::de::{DeserializeOwned, Deserializer};
-use serde_json::Value;
 use serde_json::error::Category;
 
 /// The longest value that a message shows, in characters.
 const SHOWN_LEN: usize = 80;
 
-/// A JSON file is not what it should be.
+/// A JSON file that is malformed or does not have the expected form.
 #[derive(Debug, thiserror::Error)]
 #[error("`{path}`{problem}")]
 pub struct JsonError {
     /// The file.
     pub path: PathBuf,
-    /// What follows its name: ` is not JSON: …`, or `: key …`.
+    /// The message after the path: ` is not JSON: …`, or `: key …`.
     problem: String,
 }
 
-/// Reads JSON text.
+/// Parses the JSON text of the file at `path`.
 ///
 /// # Errors
-/// If it is not JSON, or not of `T`'s form. `path` is the file to name then.
+/// If it is not JSON, or does not have the form of `T`.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, JsonError> {
     let mut json = serde_json::Deserializer::from_slice(text);
-    let value = parse(path, "", &mut json)?;
+    let value = parse_json_value(path, "", &mut json)?;
     json.end()
         .map_err(|error| JsonError { path: path.to_path_buf(), problem: not_json(&error) })?;
     Ok(value)
 }
 
-/// Reads what the key `under` of a file holds.
+/// Parses the value of the key `under` in the file at `path`.
 ///
 /// # Errors
-/// If it is not of `T`'s form.
-pub fn parse_json_value<T: DeserializeOwned>(
-    path: &Path,
-    under: &str,
-    value: Value,
-) -> Result<T, JsonError> {
-    parse(path, under, value)
-}
-
-fn parse<'de, T, D>(path: &Path, under: &str, json: D) -> Result<T, JsonError>
+/// If it does not have the form of `T`.
+pub fn parse_json_value<'de, T, D>(path: &Path, under: &str, value: D) -> Result<T, JsonError>
 where
     T: DeserializeOwned,
     D: Deserializer<'de, Error = serde_json::Error>,
 {
-    serde_path_to_error::deserialize(json).map_err(|error| {
+    serde_path_to_error::deserialize(value).map_err(|error| {
         let within = error.path().to_string();
         let error = error.into_inner();
         let problem = match error.classify() {
@@ -64,27 +55,27 @@ fn not_json(error: &serde_json::Error) -> String {
     format!(" is not JSON: {error}")
 }
 
-/// What is wrong with the value of a key, or with the whole where there is none.
+/// Describes a wrong value of a key, or of the whole document if `key` is empty.
 fn data_problem(key: &str, error: &serde_json::Error) -> String {
-    let told = error.to_string();
-    let told = told.rsplit_once(" at line ").map_or(told.as_str(), |(told, _)| told);
-    if let Some(name) = told.strip_prefix("missing field ") {
+    let message = error.to_string();
+    let message = message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message);
+    if let Some(name) = message.strip_prefix("missing field ") {
         return format!(": key `{}` is missing", joined(key, name.trim_matches('`')));
     }
     if let Some((name, known)) =
-        told.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
+        message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
     {
         let parent = key.strip_suffix(name).unwrap_or(key).trim_end_matches('.');
         return format!(": key `{}` is not known{known}", joined(parent, name));
     }
-    let told = match told.strip_prefix("unknown variant ") {
+    let problem = match message.strip_prefix("unknown variant ") {
         Some(rest) => format!("is {rest}"),
-        None => plain_problem(told, Notation::Json),
+        None => plain_problem(message, Notation::Json),
     };
-    if key.is_empty() { format!(": {told}") } else { format!(": key `{key}` {told}") }
+    if key.is_empty() { format!(": {problem}") } else { format!(": key `{key}` {problem}") }
 }
 
-/// A key in another, as messages name it; `.` is none.
+/// The path of `key` within `parent`; `.` stands for the document itself.
 fn joined(parent: &str, key: &str) -> String {
     match (parent, key) {
         (parent, "" | ".") => parent.to_owned(),
@@ -94,60 +85,50 @@ fn joined(parent: &str, key: &str) -> String {
     }
 }
 
-/// Whose words for values are used.
+/// The format whose words a message uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notation {
-    /// Objects and lists.
+    /// "Object" and "list".
     Json,
-    /// Tables and arrays.
+    /// "Table" and "array".
     Toml,
 }
 
 impl Notation {
     fn object(self) -> &'static str {
-        match self {
-            Self::Json => "an object",
-            Self::Toml => "a table",
-        }
+        if self == Self::Json { "an object" } else { "a table" }
     }
 
     fn list(self) -> &'static str {
-        match self {
-            Self::Json => "a list",
-            Self::Toml => "an array",
-        }
+        if self == Self::Json { "a list" } else { "an array" }
     }
 }
 
-/// What serde says of a value of another type than expected, without the names of Rust's types: `is
-/// 1.5, expected a whole number, 0 or more`. Anything else stays as it is.
+/// Rewrites serde's message about a wrong type or length without Rust's type names: `is 1.5, expected a
+/// whole number, 0 or more`. Other messages are returned unchanged.
 #[must_use]
-pub fn plain_problem(told: &str, notation: Notation) -> String {
-    let parts = |prefix| told.strip_prefix(prefix)?.rsplit_once(", expected ");
+pub fn plain_problem(message: &str, notation: Notation) -> String {
+    let parts = |prefix| message.strip_prefix(prefix)?.rsplit_once(", expected ");
     if let Some((found, expected)) = parts("invalid type: ").or_else(|| parts("invalid value: ")) {
-        return format!(
-            "is {}, expected {}",
-            found_in(found, notation),
-            wanted(expected, notation)
-        );
+        let (found, expected) = (plain_value(found, notation), plain_type(expected, notation));
+        return format!("is {found}, expected {expected}");
     }
     match parts("invalid length ") {
-        Some((length, expected)) => {
-            format!("has {length} entries, expected {}", wanted(expected, notation))
+        Some((len, expected)) => {
+            format!("has {len} entries, expected {}", plain_type(expected, notation))
         }
-        None => told.to_owned(),
+        None => message.to_owned(),
     }
 }
 
-fn found_in(found: &str, notation: Notation) -> String {
-    match found {
-        "map" => return notation.object().to_owned(),
-        "sequence" => return notation.list().to_owned(),
-        "unit value" => return "null".to_owned(),
-        _ => {}
-    }
+fn plain_value(found: &str, notation: Notation) -> String {
     let kinds = ["string ", "integer ", "floating point ", "boolean ", "character "];
-    let value = kinds.iter().find_map(|kind| found.strip_prefix(kind)).unwrap_or(found);
+    let value = match found {
+        "map" => notation.object(),
+        "sequence" => notation.list(),
+        "unit value" => "null",
+        _ => kinds.iter().find_map(|kind| found.strip_prefix(kind)).unwrap_or(found),
+    };
     let value = value.trim_matches('`');
     match value.char_indices().nth(SHOWN_LEN) {
         Some((end, _)) => format!("{}…", &value[..end]),
@@ -155,8 +136,8 @@ fn found_in(found: &str, notation: Notation) -> String {
     }
 }
 
-fn wanted(expected: &str, notation: Notation) -> String {
-    let plain = match expected {
+fn plain_type(expected: &str, notation: Notation) -> &str {
+    match expected {
         "u8" => "a whole number from 0 to 255",
         "u16" => "a whole number from 0 to 65535",
         "u32" => "a whole number from 0 to 4294967295",
@@ -173,8 +154,7 @@ fn wanted(expected: &str, notation: Notation) -> String {
         other if other.starts_with("enum ") => "a string",
         other if other.starts_with("a tuple ") || other.starts_with("an array ") => notation.list(),
         other => other,
-    };
-    plain.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -183,13 +163,14 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use serde::Deserialize;
+    use serde_json::Value;
 
     use super::*;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "read alone")]
-    struct Whole {
+    #[expect(dead_code, reason = "only deserialized")]
+    struct Document {
         size: usize,
         #[serde(default)]
         ids: Vec<u32>,
@@ -201,7 +182,7 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize)]
-    #[expect(dead_code, reason = "read alone")]
+    #[expect(dead_code, reason = "only deserialized")]
     struct Inner {
         factor: f64,
         kind: Option<Kind>,
@@ -215,11 +196,11 @@ mod tests {
     }
 
     fn problem(text: &str) -> String {
-        parse_json::<Whole>(Path::new("a/c.json"), text.as_bytes()).unwrap_err().to_string()
+        parse_json::<Document>(Path::new("a/c.json"), text.as_bytes()).unwrap_err().to_string()
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_key_and_in_plain_words() {
+    fn errors_name_the_key_in_plain_words() {
         for (text, expected) in [
             ("{", "`a/c.json` is not JSON: EOF while parsing an object at line 1 column 1"),
             ("{\"size\": 1} x", "`a/c.json` is not JSON: trailing characters at line 1 column 13"),
@@ -282,20 +263,20 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_told_under_its_key() {
+    fn errors_about_a_value_begin_with_its_key() {
         let value = serde_json::json!({ "size": 1, "ids": 3 });
-        let read = parse_json_value::<Whole>(Path::new("c.json"), "tuned", value);
+        let read = parse_json_value::<Document, _>(Path::new("c.json"), "tuned", value);
         let message = read.unwrap_err().to_string();
         assert_eq!(message, "`c.json`: key `tuned.ids` is 3, expected a list");
-        let read = parse_json_value::<usize>(Path::new("c.json"), "since", "then".into());
+        let read = parse_json_value::<usize, _>(Path::new("c.json"), "since", Value::from("then"));
         let message = read.unwrap_err().to_string();
         assert!(message.starts_with("`c.json`: key `since` is \"then\""), "{message}");
     }
 
     #[test]
-    fn tables_are_called_so_in_toml() {
-        let told = "invalid type: map, expected a sequence";
-        assert_eq!(plain_problem(told, Notation::Toml), "is a table, expected an array");
+    fn toml_has_tables_and_arrays() {
+        let message = "invalid type: map, expected a sequence";
+        assert_eq!(plain_problem(message, Notation::Toml), "is a table, expected an array");
         assert_eq!(plain_problem("unclosed table", Notation::Toml), "unclosed table");
     }
 }

@@ -1,45 +1,43 @@
-//! Temporary files: each is written by one process at a time, wherever else processes write files of the
-//! same name.
+//! Temporary files, each written by one process at a time.
 //!
-//! Whoever writes one holds the operating system's lock on it, which ends with the process. So one that
-//! is not locked was left by a process that was killed, and is written over; one that is, is left alone,
-//! and the next name is taken. Between opening a file and locking it, its owner may have renamed it:
-//! what was locked then has another name, and is let go of again.
+//! The writer holds the operating system's lock on the file; the lock ends with the process. An unlocked
+//! temporary file was therefore left by a killed process and can be overwritten. If a file is locked, the
+//! next writer takes the next name. The owner may rename its file after another process has opened it
+//! and before that process locks it; [`is_at`] detects this, and the other process tries again.
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::Error;
 use std::path::{Path, PathBuf};
 
-use crate::file_error::FileError;
+use crate::error::FileError;
 
-/// What temporary files' names end in.
 const SUFFIX: &str = ".tmp";
 
-/// A file that nobody else writes to.
+/// A temporary file that only this process writes to.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     pub(crate) path: PathBuf,
-    /// Empty.
+    /// Empty and locked.
     pub(crate) file: File,
 }
 
 impl Temporary {
-    /// Opens a temporary file beside `path`.
+    /// Creates a temporary file beside `path`.
     ///
     /// # Errors
-    /// If none can be created, or `path` names no file.
+    /// If it cannot be created, or `path` has no file name.
     pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
         let mut number = 0;
         loop {
             let temporary = temporary_path(path, number)?;
             let error = |source| FileError::new("create", &temporary, source);
-            // Not cut before it is known to be nobody else's.
+            // Another process may own it: truncate only after locking.
             let file = File::options().write(true).create(true).truncate(false).open(&temporary);
             let file = file.map_err(error)?;
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => number += 1,
                 Ok(()) if !is_at(&file, &temporary) => {}
-                // Where there are no locks, it is as if nobody else wrote there.
+                // Without support for locks, assume that nobody else writes here.
                 Ok(()) | Err(TryLockError::Error(_)) => {
                     if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
                         file.set_len(0).map_err(error)?;
@@ -51,8 +49,8 @@ impl Temporary {
     }
 }
 
-/// Removes the temporary files in a directory that are nobody's any more.
-pub(crate) fn remove_abandoned(dir: &Path) {
+/// Removes the temporary files in a directory that killed processes left. Errors are ignored.
+pub fn remove_abandoned(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_temporary = name.to_str().is_some_and(|n| n.starts_with('.') && n.ends_with(SUFFIX));
@@ -62,13 +60,13 @@ pub(crate) fn remove_abandoned(dir: &Path) {
             && file.try_lock().is_ok()
             && is_at(&file, &path)
         {
-            // Whoever opened it meanwhile finds that it is gone, and makes another.
+            // A process that has opened it meanwhile notices that it is gone.
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// `DIR/.NAME.tmp` for `DIR/NAME`, then `DIR/.NAME.1.tmp` and on.
+/// `DIR/.NAME.tmp` for `DIR/NAME`, then `DIR/.NAME.1.tmp` and so on.
 fn temporary_path(path: &Path, number: usize) -> Result<PathBuf, FileError> {
     let name = path
         .file_name()
@@ -82,12 +80,10 @@ fn temporary_path(path: &Path, number: usize) -> Result<PathBuf, FileError> {
     Ok(path.with_file_name(temporary))
 }
 
-/// Whether an open file is still the one of that name.
+/// Whether an open file still has this path.
 fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(named)) => is_same(&open, &named),
-        _ => false,
-    }
+    let (open, named) = (file.metadata(), fs::metadata(path));
+    open.is_ok_and(|open| named.is_ok_and(|named| is_same(&open, &named)))
 }
 
 #[cfg(unix)]
@@ -96,18 +92,18 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Elsewhere an open file cannot be renamed by another process.
+/// On other systems another process cannot rename an open file.
 #[cfg(not(unix))]
 fn is_same(_: &Metadata, _: &Metadata) -> bool {
     true
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::write_whole;
 
-    fn names(dir: &Path) -> Vec<String> {
+    /// The names of the files in a directory, sorted.
+    pub(crate) fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
         names.sort();
@@ -115,20 +111,21 @@ mod tests {
     }
 
     #[test]
-    fn what_another_writes_is_left_to_it_and_what_nobody_writes_goes() {
+    fn locked_files_are_kept_and_abandoned_ones_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
         let first = Temporary::open(&path).unwrap();
         let second = Temporary::open(&path).unwrap();
         assert_eq!(names(dir.path()), [".a.json.1.tmp", ".a.json.tmp"]);
-        write_whole(&path, "third").unwrap();
+        let third = Temporary::open(&path).unwrap();
+        fs::rename(&third.path, &path).unwrap();
         remove_abandoned(dir.path());
         assert_eq!(names(dir.path()), [".a.json.1.tmp", ".a.json.tmp", "a.json"]);
         drop(second);
         remove_abandoned(dir.path());
         assert_eq!(names(dir.path()), [".a.json.tmp", "a.json"]);
         drop(first);
-        // What is left is taken over, and cut.
+        // An abandoned file is reused and truncated.
         fs::write(dir.path().join(".a.json.tmp"), "left by a killed process").unwrap();
         let taken = Temporary::open(&path).unwrap();
         assert_eq!(taken.path, dir.path().join(".a.json.tmp"));
@@ -137,24 +134,5 @@ mod tests {
         fs::write(dir.path().join("other.tmp"), "not ours").unwrap();
         remove_abandoned(dir.path());
         assert_eq!(names(dir.path()), ["a.json", "other.tmp"]);
-    }
-
-    #[test]
-    fn many_who_write_one_file_leave_it_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
-        let text = |writer: usize| format!("{writer}").repeat(50_000 + 1000 * writer);
-        std::thread::scope(|scope| {
-            for writer in 0..4 {
-                let path = &path;
-                scope.spawn(move || (0..25).for_each(|_| write_whole(path, text(writer)).unwrap()));
-            }
-            for _ in 0..200 {
-                let found = fs::read_to_string(&path).unwrap_or_else(|_| text(0));
-                assert!((0..4).any(|writer| found == text(writer)), "{} bytes", found.len());
-            }
-        });
-        remove_abandoned(dir.path());
-        assert_eq!(names(dir.path()), ["a.json"]);
     }
 }

@@ -1,98 +1,87 @@
-//! How files reach the disk: whole or not at all.
+//! Atomic file writes: a path holds either its old contents or the complete new ones, no matter when
+//! the process is killed or the power fails.
 //!
-//! A file is written under a temporary name beside its own (`.NAME.tmp`), synced and renamed, and
-//! then its directory is synced: the path holds what it held before or everything that was written,
-//! whenever the process is killed or the power fails. A temporary file that a killed process left is
-//! overwritten by the next; one that another process is writing is left to it (`temporary.rs`).
+//! A file is written under a temporary name beside the final one (`.NAME.tmp`), synced and renamed, and
+//! then its directory is synced. `temporary.rs` keeps two processes from writing the same temporary
+//! file.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use crate::file_error::FileError;
-use crate::temporary::{self, Temporary};
+use crate::error::FileError;
+use crate::temporary::Temporary;
 
-/// Writes a file whole or not at all, making its directory where there is none.
+/// Writes a file atomically, and creates its directory if necessary.
 ///
 /// # Errors
-/// What creating, writing, syncing or renaming the file met.
+/// If the file cannot be created, written, synced or renamed.
 pub fn write_whole(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), FileError> {
     write_whole_with(path, |file| {
         file.write_all(bytes.as_ref()).map_err(|source| FileError::new("write", path, source))
     })
 }
 
-/// Writes a file whole where there is none; false where there is one. Of several that do so at once,
-/// one does.
+/// Writes a file atomically unless it exists already, and returns whether it was written. If several
+/// processes try at once, exactly one succeeds.
 ///
 /// # Errors
 /// As [`write_whole`].
 pub fn write_new(path: &Path, bytes: impl AsRef<[u8]>) -> Result<bool, FileError> {
-    let error = |source| FileError::new("write", path, source);
-    fs::create_dir_all(dir_of(path)).map_err(|source| FileError::new("create", path, source))?;
-    let Temporary { path: from, mut file } = Temporary::open(path)?;
+    let Temporary { path: from, mut file } = create(path)?;
     let written = file.write_all(bytes.as_ref()).and_then(|()| file.sync_all());
-    // A name is made where there is none, which a rename does not ask about.
+    // Unlike a rename, a link fails if the name exists.
     let linked = written.and_then(|()| fs::hard_link(&from, path));
-    // Whatever happened, its first name is of no use any more.
     let _ = fs::remove_file(&from);
     match linked {
-        Ok(()) => sync_dir(path),
-        Err(source) if source.kind() == ErrorKind::AlreadyExists => return Ok(false),
-        Err(source) => return Err(error(source)),
+        Ok(()) => {
+            sync_dir(path);
+            Ok(true)
+        }
+        Err(source) if source.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(source) => Err(FileError::new("write", path, source)),
     }
-    Ok(true)
 }
 
-/// The same as [`write_whole`], of what `write` writes.
+/// Like [`write_whole`], with contents written by a closure.
 ///
 /// # Errors
-/// What `write` returns, or what creating, syncing or renaming the file met; the temporary file is
-/// then removed.
+/// The closure's error, or that of creating, syncing or renaming the file. The temporary file is then
+/// removed.
 pub fn write_whole_with<E: From<FileError>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
+    let Temporary { path: from, mut file } = create(path)?;
+    let written = write(&mut file).and_then(|()| {
+        // `file` stays locked until the rename is done, so that no process takes it for abandoned.
+        let renamed = file.sync_all().and_then(|()| fs::rename(&from, path));
+        Ok(renamed.map_err(|source| FileError::new("write", path, source))?)
+    });
+    match written {
+        Ok(()) => sync_dir(path),
+        Err(_) => drop(fs::remove_file(&from)),
+    }
+    written
+}
+
+/// Opens a temporary file for `path`, whose directory it creates if necessary.
+fn create(path: &Path) -> Result<Temporary, FileError> {
     let dir = dir_of(path);
     fs::create_dir_all(dir).map_err(|source| FileError::new("create", dir, source))?;
-    let mut temporary = Temporary::open(path)?;
-    let written = write_and_rename(path, &mut temporary, write);
-    if written.is_err() {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(&temporary.path);
-        return written;
-    }
-    sync_dir(path);
-    written
+    Temporary::open(path)
 }
 
 fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Syncs the directory of a file. That is whole either way, so a file system that cannot is no error.
+/// Syncs the directory of a file. Errors are ignored: the file is complete either way, and not every
+/// file system can sync a directory.
 fn sync_dir(path: &Path) {
     if let Ok(dir) = File::open(dir_of(path)) {
         let _ = dir.sync_all();
     }
-}
-
-fn write_and_rename<E: From<FileError>>(
-    path: &Path,
-    temporary: &mut Temporary,
-    write: impl FnOnce(&mut File) -> Result<(), E>,
-) -> Result<(), E> {
-    let Temporary { path: from, file } = temporary;
-    write(file)?;
-    file.sync_all().map_err(|source| FileError::new("write", path, source))?;
-    // Still locked, so that nobody takes for abandoned what has its last name already.
-    fs::rename(from, path).map_err(|source| FileError::new("write", path, source))?;
-    Ok(())
-}
-
-/// Removes the temporary files in a directory that killed processes left, as far as that can be told.
-pub fn remove_abandoned(dir: &Path) {
-    temporary::remove_abandoned(dir);
 }
 
 #[cfg(test)]
@@ -100,20 +89,13 @@ mod tests {
     use std::io::Error;
 
     use super::*;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
+    use crate::temporary::remove_abandoned;
+    use crate::temporary::tests::names;
 
     #[test]
-    fn writes_and_replaces_leaving_nothing_else() {
+    fn a_file_is_written_and_replaced_without_leftovers() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("made/on/the/way/a.json");
+        let path = dir.path().join("new/directories/a.json");
         write_whole(&path, "first").unwrap();
         let dir = path.parent().unwrap();
         fs::write(dir.join(".a.json.tmp"), "left by a killed process, and longer").unwrap();
@@ -125,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_is_written_where_there_is_none_by_one_of_many() {
+    fn only_one_of_many_writers_creates_a_new_file() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("made/a.json");
+        let path = dir.path().join("new/a.json");
         let texts: Vec<String> = (0..8).map(|writer| format!("{writer}").repeat(10_000)).collect();
         let to = &path;
         let is_written = std::thread::scope(|scope| {
@@ -158,12 +140,31 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_cannot_be_written_is_named() {
+    fn an_error_names_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.json");
         write_whole(&file, "x").unwrap();
         let error = write_whole(&file.join("b.json"), "x").unwrap_err().to_string();
         assert!(error.starts_with("cannot create `") && error.contains("a.json`"), "{error}");
         assert!(write_whole(Path::new("/"), "x").is_err());
+    }
+
+    #[test]
+    fn concurrent_writers_leave_a_complete_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let text = |writer: usize| format!("{writer}").repeat(50_000 + 1000 * writer);
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = &path;
+                scope.spawn(move || (0..25).for_each(|_| write_whole(path, text(writer)).unwrap()));
+            }
+            for _ in 0..200 {
+                let found = fs::read_to_string(&path).unwrap_or_else(|_| text(0));
+                assert!((0..4).any(|writer| found == text(writer)), "{} bytes", found.len());
+            }
+        });
+        remove_abandoned(dir.path());
+        assert_eq!(names(dir.path()), ["a.json"]);
     }
 }

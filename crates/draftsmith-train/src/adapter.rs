@@ -1,13 +1,252 @@
-//! Self-draft adapters: their settings, what they learn from, and the training itself.
+//! Self-draft adapters: from rows and a frozen target to trained adapters (Kangaroo, §3.1).
 //!
-//! The frozen target's hidden states at the exit layers and at the end make a batch (`batches`); the
-//! learner holds what the adapter predicts against the target (`distillation`).
+//! The frozen target's hidden states at the exit layers and at the end form a batch (`batches`); the learner
+//! (`learner`) compares the adapter's predictions with the target's (`distillation`). The target never enters
+//! the learner, so checkpoints contain only adapters.
 
 pub(crate) mod batches;
 pub(crate) mod distillation;
 pub(crate) mod learner;
 pub(crate) mod rows;
-pub(crate) mod scores;
 pub(crate) mod settings;
 pub(crate) mod stored;
-pub(crate) mod train;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use burn::module::Module;
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary, Lengths};
+use draftsmith_theory::SeededDraws;
+
+use self::batches::{AdapterSource, FrozenTarget};
+use self::learner::{AdapterLearner, AdapterScores};
+use self::rows::AdapterRow;
+use self::settings::{AdapterTraining, InitialWeights};
+use self::stored::StoredStates;
+use crate::data::split::SplitRows;
+use crate::data::{Loaders, StepExamples};
+use crate::error::{Section, TrainError};
+use crate::run::devices::PerDevice;
+use crate::run::trained::Trained;
+use crate::run::{Ending, Setup, TrainingRun};
+use crate::states::{FeatureDir, Features, StateFiles};
+
+/// A trained adapter.
+pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
+
+/// Trains an adapter for each exit layer of `training`. All adapters share the target's forwards, on the
+/// target's device and `run.more_devices`. Each ends with the same bits as if it were trained alone.
+///
+/// The adapter A learns that softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, §3.1; the distance is
+/// `training.loss`), where h_ℓ is the target's hidden state after ℓ layers, h its final one after the final
+/// norm, and head its LM head, at the positions that predict a token of the response. The target is frozen;
+/// rows need no draft columns. Rows are split by a hash of their conversation's id, and shuffled as a
+/// function of `seed` and the epoch. The same arguments give the same adapters, bit for bit, on the same CPU
+/// build.
+///
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, `metrics.jsonl` with one line per step,
+/// and TensorBoard event files. Several adapters have their logs in directories named `exit-2/` and so on. A
+/// run resumes from a state with its fingerprint, with the same result as without an interruption, and
+/// removes any other state. When `run` is stopped, it saves its state after the current step and returns the
+/// best adapters so far. The state remains at the end until [`discard`](crate::discard), because the caller
+/// has yet to save the adapters.
+///
+/// # Errors
+/// If a setting is out of range, an exit layer is not below the target's number of layers, a row is invalid,
+/// either side of the split has no response, a loss or prediction is not finite, or a file cannot be
+/// written.
+pub fn train_adapters(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
+    training.validate()?;
+    let exit_layers = training.exit_layer.to_vec();
+    let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
+    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
+    // Without autodiff on any device: hidden states are constants.
+    let frozen = target.valid().to_dtype(training.dtype);
+    let targets = PerDevice::frozen(frozen, &run.more_devices)?;
+    let place = run.feature_dir();
+    let Sources { loaders, vocabulary, stored } =
+        prepare(&targets, rows, training, seed, Some(&place))?;
+    let (vocabulary, coverage) = vocabulary.unzip();
+    let configs: Vec<AdapterConfig> = configs
+        .into_iter()
+        .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
+        .collect();
+    let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
+    let optimizer = training.optimizer;
+    let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
+    let learners = configs.iter().enumerate().map(|(exit, config)| {
+        let learner = AdapterLearner {
+            adapter: initial_adapter(config, target, training.initial, seed),
+            exit,
+            loss: training.loss,
+            loss_chunk: training.loss_chunk,
+            clipping: training.optimizer.clipping,
+        };
+        (format!("exit-{}", config.exit_layer), learner)
+    });
+    let trained = run.train(setup, learners.collect(), |nth, part, outcome| {
+        let mut trained = Trained::new((part, configs[nth].clone()), outcome);
+        let in_config = ["exit_layer", "architecture"];
+        trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
+        if let Some(coverage) = coverage {
+            trained.config.set_vocabulary_coverage(coverage);
+        }
+        trained
+    });
+    stored.iter().flat_map(|stored| stored.problems()).for_each(place.notify);
+    trained
+}
+
+/// The examples that [`train_adapters`] uses: those of every training step and of validation.
+///
+/// # Errors
+/// As [`train_adapters`] before training begins.
+pub fn adapter_examples(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+) -> Result<Vec<StepExamples>, TrainError> {
+    training.validate()?;
+    Ok(prepare(&target.valid().into(), rows, training, seed, None)?.loaders.examples())
+}
+
+/// The initial adapter of [`train_adapters`], on the target's device.
+///
+/// # Errors
+/// If `exit_layer` is not below the target's number of layers.
+pub fn first_adapter(
+    target: &CausalLm,
+    training: &AdapterTraining,
+    exit_layer: usize,
+    seed: u64,
+) -> Result<(AdapterConfig, Adapter), TrainError> {
+    let config = config_of(target, training, exit_layer)?;
+    let first = initial_adapter(&config, target, training.initial, seed).valid();
+    Ok((config, first))
+}
+
+fn config_of(
+    target: &CausalLm,
+    training: &AdapterTraining,
+    exit_layer: usize,
+) -> Result<AdapterConfig, TrainError> {
+    let num_layers = target.shape().num_layers;
+    let config = AdapterConfig::new(target.config(), exit_layer)
+        .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
+    let (architecture, dtype) = (training.architecture, target.stored_dtype());
+    let config = AdapterConfig { architecture, dtype, ..config };
+    Ok(config.with_layers(training.num_layers))
+}
+
+/// The inputs of a training.
+struct Sources {
+    loaders: Loaders<AdapterSource>,
+    /// The draft vocabulary, and the fraction of the validation rows' response tokens in it.
+    vocabulary: Option<(DraftVocabulary, f64)>,
+    /// Hidden states on the disk.
+    stored: Option<Arc<StoredStates>>,
+}
+
+/// Splits the rows and makes the loaders of both sides. If the settings ask for it, chooses a draft
+/// vocabulary from the training rows, and stores hidden states in `place`. `targets` are without autodiff.
+fn prepare(
+    targets: &PerDevice<CausalLm>,
+    rows: &[ResponseRow],
+    training: &AdapterTraining,
+    seed: u64,
+    place: Option<&FeatureDir<'_>>,
+) -> Result<Sources, TrainError> {
+    let target = targets.first();
+    let max_len = training.max_len.min(target.shape().context);
+    let vocab_size = target.shape().vocab_size;
+    let optimizer = &training.optimizer;
+    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
+        Ok(AdapterRow::new(row, max_len))
+    })?;
+    let counts = split.counts();
+    if counts.num_training == 0 || counts.num_validation == 0 {
+        return Err(TrainError::TooFewRows {
+            section: Section::Adapter,
+            num_rows: rows.len(),
+            num_unusable: counts.num_unusable,
+            num_training: counts.num_training,
+            num_validation: counts.num_validation,
+            max_len,
+            validation_fraction: optimizer.validation_fraction,
+            mixing_ratio: None,
+        });
+    }
+
+    let lengths = Lengths::on(&targets.first().device());
+    let vocabulary = training.draft_vocabulary.map(|size| {
+        let counts = |rows: &[Arc<AdapterRow>]| {
+            let mut counts = vec![0_u64; vocab_size];
+            for id in rows.iter().flat_map(|row| row.predicted()) {
+                counts[*id as usize] += 1;
+            }
+            counts
+        };
+        let always = &target.shape().eos_token_ids;
+        let vocabulary = DraftVocabulary::most_frequent(&counts(&split.training), size, always);
+        let coverage = vocabulary.coverage(&counts(&split.validation));
+        (vocabulary, coverage)
+    });
+    let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
+    let targets = targets.clone().map(|target| FrozenTarget::new(target, narrowed));
+    let stored = match (training.features, place) {
+        (Features::Cache, Some(place)) => {
+            let files = StateFiles::new(place.clone(), training.features_format);
+            let mut all: Vec<&AdapterRow> =
+                split.training.iter().chain(&split.validation).map(AsRef::as_ref).collect();
+            // Sorted, so that the file does not depend on the split.
+            all.sort_by(|one, other| one.id.cmp(&other.id));
+            let width = target.shape().hidden_size;
+            let exit_layers = training.exit_layer.to_vec();
+            let wanted = (&exit_layers[..], training.teacher);
+            Some(Arc::new(StoredStates::open(files, wanted, width, &all)?))
+        }
+        _ => None,
+    };
+    let room = Arc::new(AtomicUsize::new(training.cache_mib.saturating_mul(1 << 20)));
+    let source = |rows| AdapterSource {
+        targets: targets.clone(),
+        exit_layers: training.exit_layer.to_vec(),
+        teaching: training.teacher,
+        rows,
+        batch_size: optimizer.batch_size,
+        lengths,
+        room: room.clone(),
+        stored: stored.clone(),
+    };
+    let (training_rows, validation_rows) = (source(split.training), source(split.validation));
+    let (settings, num_epochs) = (optimizer.batches(seed), optimizer.num_epochs);
+    let loaders = Loaders::new(training_rows, validation_rows, settings, num_epochs, counts);
+    Ok(Sources { loaders, vocabulary, stored })
+}
+
+/// An adapter with initial weights, drawn from the seed or copied from the target, on the target's device
+/// with autodiff.
+fn initial_adapter(
+    config: &AdapterConfig,
+    target: &CausalLm,
+    initial: InitialWeights,
+    seed: u64,
+) -> Adapter {
+    let mut draws = SeededDraws::new(seed, &["adapter"]);
+    let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
+    let adapter = match initial {
+        InitialWeights::Random => drawn,
+        InitialWeights::Target => drawn.with_layers_of(target, config.exit_layer),
+    };
+    adapter.with_head_of(target)
+}

@@ -1,5 +1,466 @@
-//! From rows to steps: which rows make which batch, and the thread that prepares them.
+//! Batches and steps: which rows each contains, and the thread that prepares them.
+//!
+//! A step takes `batch_size` × `gradient_accumulation` rows of a shuffle that is a function of (seed,
+//! epoch), so an epoch does not depend on the epochs before it. A step never spans two epochs. The last
+//! step of an epoch takes the remaining rows and averages gradients over the batches that it has, so no
+//! row is lost or weighs too little. (The Hugging Face Trainer that the SpecDec++ authors used carried
+//! the remainder into the next epoch and dropped it after the last one.)
 
-pub(crate) mod batches;
-pub(crate) mod examples;
 pub(crate) mod split;
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use burn::data::dataloader::Progress;
+use burn::tensor::{Device, Tensor};
+use draftsmith_model::Lengths;
+use draftsmith_theory::SeededDraws;
+use serde::Serialize;
+
+/// Prepared batches that wait for the learner, per device. They hold hidden states, which are large.
+const QUEUE_LEN: usize = 2;
+
+/// The epoch number of validation batches, which are not shuffled. Training epochs count from 1.
+pub(crate) const VALIDATION_EPOCH: u64 = 0;
+
+/// A batch as the training loop sees it.
+pub(crate) trait TrainingBatch: Send + 'static {
+    /// The ids of its rows, for messages.
+    fn row_ids(&self) -> &[String];
+
+    /// The number of positions that the loss covers.
+    fn num_supervised(&self) -> usize;
+
+    /// Whether this is the last batch of its step.
+    fn ends_step(&self) -> bool;
+}
+
+/// The training or validation rows, with the frozen model that computes features for their batches.
+pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
+    /// The learner's input.
+    type Batch: TrainingBatch;
+
+    /// The number of rows.
+    fn num_rows(&self) -> usize;
+
+    /// The number of devices. Batches go to them in turn, beginning with the first device at each step.
+    fn num_devices(&self) -> usize;
+
+    /// Whether a row has any label in an epoch.
+    fn is_used(&self, row: usize, epoch: u64) -> bool;
+
+    /// Prepares the batches of one step, given the rows of each batch.
+    fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = Self::Batch>;
+
+    /// The inputs of [`Self::step_batches`], row by row.
+    fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
+}
+
+/// The inputs and labels of one optimizer step, or of a group of validation batches, as plain data:
+/// another trainer can be given the same.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepExamples {
+    /// The epoch, counted from 1; 0 for validation.
+    pub epoch: usize,
+    /// The rows of each batch.
+    pub batches: Vec<Vec<Example>>,
+}
+
+/// One row of a batch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Example {
+    /// The row's id.
+    pub row_id: String,
+    /// The frozen model's input, without padding.
+    pub input_ids: Vec<u32>,
+    /// The positions in `input_ids` that the loss covers, ascending.
+    pub positions: Vec<usize>,
+    /// A head's label at each of `positions`. Empty for an adapter, which learns the target's
+    /// distribution.
+    pub labels: Vec<f32>,
+}
+
+/// 1 for each of `num` entries and 0 for the padding after them, `[padded]`; `None` if lengths are not
+/// padded.
+pub(crate) fn padding_mask(num: usize, lengths: Lengths, device: &Device) -> Option<Tensor<1>> {
+    (lengths == Lengths::InBuckets).then(|| {
+        let mut mask = vec![1.0; num];
+        mask.resize(lengths.padded(num), 0.0);
+        Tensor::from_floats(mask.as_slice(), device)
+    })
+}
+
+/// The row indices of an epoch: steps → batches → rows.
+type EpochPlan = Vec<Vec<Vec<usize>>>;
+
+/// Makes the batches of the training rows, or of the validation rows.
+#[derive(Clone)]
+pub(crate) struct Loader<S> {
+    pub(crate) source: S,
+    pub(crate) settings: BatchSettings,
+}
+
+/// The loaders of a training.
+pub(crate) struct Loaders<S> {
+    pub(crate) training: Loader<S>,
+    pub(crate) validation: Loader<S>,
+    pub(crate) num_epochs: usize,
+    /// Optimizer steps of all epochs.
+    pub(crate) num_steps: usize,
+    /// Training rows with a label, in the epoch with the fewest.
+    pub(crate) num_training: usize,
+    /// Validation rows with a label.
+    pub(crate) num_validation: usize,
+    /// All rows, with labels or without.
+    pub(crate) rows: RowCounts,
+}
+
+/// The number of rows on each side of the split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Training rows.
+    pub num_training: usize,
+    /// Validation rows.
+    pub num_validation: usize,
+    /// Rows without a response, or whose response begins past the longest sequence.
+    pub num_unusable: usize,
+}
+
+/// The settings that decide how rows are divided into batches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchSettings {
+    pub(crate) seed: u64,
+    pub(crate) batch_size: usize,
+    pub(crate) gradient_accumulation: usize,
+}
+
+impl<S: BatchSource> Loaders<S> {
+    pub(crate) fn new(
+        training: S,
+        validation: S,
+        settings: BatchSettings,
+        num_epochs: usize,
+        rows: RowCounts,
+    ) -> Self {
+        let training = Loader { source: training, settings };
+        let validation = Loader { source: validation, settings };
+        let sizes = (1..=num_epochs).map(|epoch| training.size(epoch as u64));
+        let (num_training, num_steps) = sizes
+            .reduce(|(fewest, all), (rows, steps)| (fewest.min(rows), all + steps))
+            .unwrap_or((0, 0));
+        let (num_validation, _) = validation.size(VALIDATION_EPOCH);
+        Self { training, validation, num_epochs, num_steps, num_training, num_validation, rows }
+    }
+
+    /// The examples of every training step in order, then those of validation.
+    pub(crate) fn examples(&self) -> Vec<StepExamples> {
+        let training = (1..=self.num_epochs as u64).map(|epoch| (&self.training, epoch));
+        let all = training.chain([(&self.validation, VALIDATION_EPOCH)]);
+        all.flat_map(|(loader, epoch)| loader.examples(epoch)).collect()
+    }
+}
+
+impl<S: BatchSource> Loader<S> {
+    /// The numbers of used rows and of steps in an epoch.
+    pub(crate) fn size(&self, epoch: u64) -> (usize, usize) {
+        let plan = self.plan(epoch);
+        (num_rows(&plan), plan.len())
+    }
+
+    /// The examples of an epoch's steps.
+    pub(crate) fn examples(&self, epoch: u64) -> Vec<StepExamples> {
+        let plan = self.plan(epoch);
+        let batches = plan.iter().map(|step| self.source.step_examples(epoch, step));
+        batches.map(|batches| StepExamples { epoch: epoch as usize, batches }).collect()
+    }
+
+    /// The number of rows, used or not.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.source.num_rows()
+    }
+
+    /// The batches of an epoch after its first `num_steps` steps.
+    pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Batch> {
+        let mut plan = self.plan(epoch);
+        let num_all = num_rows(&plan);
+        plan.drain(..num_steps.min(plan.len()));
+        let num_skipped = num_all - num_rows(&plan);
+        let (sender, receiver) = sync_channel(QUEUE_LEN * self.source.num_devices());
+        let source = self.source.clone();
+        let producer = std::thread::spawn(move || {
+            let deliver = || {
+                let mut batches = plan.iter().flat_map(|step| source.step_batches(epoch, step));
+                // Sending fails once the receiver is dropped.
+                let _ = batches.try_for_each(|batch| sender.send(batch));
+            };
+            // A pool of its own: on the learner's pool, each short product of the learner would wait
+            // for a sequence of the frozen model.
+            let num_threads = rayon::current_num_threads();
+            match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build() {
+                Ok(pool) => pool.install(deliver),
+                Err(_) => deliver(),
+            }
+        });
+        Batches {
+            receiver: Some(receiver),
+            producer: Some(producer),
+            progress: Progress::new(num_skipped, num_all, Some("rows".to_owned())),
+        }
+    }
+
+    /// Divides an epoch's used rows into steps and batches.
+    fn plan(&self, epoch: u64) -> EpochPlan {
+        let BatchSettings { seed, batch_size, gradient_accumulation } = self.settings;
+        let mut rows: Vec<usize> =
+            (0..self.source.num_rows()).filter(|row| self.source.is_used(*row, epoch)).collect();
+        if epoch != VALIDATION_EPOCH {
+            shuffle(&mut rows, &mut SeededDraws::new(seed, &["order", &epoch.to_string()]));
+        }
+        rows.chunks(batch_size.saturating_mul(gradient_accumulation))
+            .map(|step| step.chunks(batch_size).map(<[usize]>::to_vec).collect())
+            .collect()
+    }
+}
+
+fn num_rows(plan: &EpochPlan) -> usize {
+    plan.iter().flatten().map(Vec::len).sum()
+}
+
+/// The Fisher–Yates shuffle.
+fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
+    for last in (1..rows.len()).rev() {
+        // At most `last`, since the uniform number is below 1.
+        rows.swap(last, (draws.uniform() * (last + 1) as f64) as usize);
+    }
+}
+
+/// The batches of one epoch, received from the producer thread.
+pub(crate) struct Batches<B> {
+    receiver: Option<Receiver<B>>,
+    producer: Option<JoinHandle<()>>,
+    progress: Progress,
+}
+
+impl<B: TrainingBatch> Iterator for Batches<B> {
+    type Item = B;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.receiver.as_ref()?.recv() {
+            Ok(batch) => {
+                self.progress.items_processed += batch.row_ids().len();
+                Some(batch)
+            }
+            Err(_) => {
+                self.receiver = None;
+                // If the producer panicked, the epoch must not look complete.
+                if let Some(Err(panic)) = self.producer.take().map(JoinHandle::join) {
+                    std::panic::resume_unwind(panic);
+                }
+                None
+            }
+        }
+    }
+}
+
+impl<B: TrainingBatch> Batches<B> {
+    /// The number of rows handed out so far, including those of skipped steps.
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    /// The next batches of the current step, at most `num`, with the epoch's progress after each. Empty
+    /// at the end of the epoch.
+    pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<B>, Vec<Progress>) {
+        let (mut batches, mut progress) = (Vec::new(), Vec::new());
+        while batches.len() < num && !batches.last().is_some_and(B::ends_step) {
+            let Some(batch) = self.next() else { break };
+            batches.push(batch);
+            progress.push(self.progress());
+        }
+        (batches, progress)
+    }
+}
+
+impl<B> Drop for Batches<B> {
+    fn drop(&mut self) {
+        // Without a receiver the producer ends at its next batch.
+        self.receiver = None;
+        if let Some(producer) = self.producer.take() {
+            drop(producer.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Rows that are represented by their ids.
+    #[derive(Clone)]
+    struct RowIds(Arc<Vec<String>>);
+
+    struct IdBatch {
+        row_ids: Vec<String>,
+        ends_step: bool,
+    }
+
+    impl TrainingBatch for IdBatch {
+        fn row_ids(&self) -> &[String] {
+            &self.row_ids
+        }
+
+        fn num_supervised(&self) -> usize {
+            self.row_ids.len()
+        }
+
+        fn ends_step(&self) -> bool {
+            self.ends_step
+        }
+    }
+
+    impl BatchSource for RowIds {
+        type Batch = IdBatch;
+
+        fn num_rows(&self) -> usize {
+            self.0.len()
+        }
+
+        fn num_devices(&self) -> usize {
+            1
+        }
+
+        fn is_used(&self, row: usize, epoch: u64) -> bool {
+            epoch < 3 || row.is_multiple_of(2)
+        }
+
+        fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = IdBatch> {
+            step.iter().enumerate().map(|(nth, rows)| IdBatch {
+                row_ids: rows.iter().map(|row| self.0[*row].clone()).collect(),
+                ends_step: nth + 1 == step.len(),
+            })
+        }
+
+        fn step_examples(&self, _epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
+            let example = |row: &usize| Example {
+                row_id: self.0[*row].clone(),
+                input_ids: Vec::new(),
+                positions: Vec::new(),
+                labels: Vec::new(),
+            };
+            step.iter().map(|rows| rows.iter().map(example).collect()).collect()
+        }
+    }
+
+    const SETTINGS: BatchSettings =
+        BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 4 };
+
+    fn row_ids(num_rows: usize) -> RowIds {
+        RowIds(Arc::new((0..num_rows).map(|n| format!("set#{n}")).collect()))
+    }
+
+    fn loader(num_rows: usize) -> Loader<RowIds> {
+        Loader { source: row_ids(num_rows), settings: SETTINGS }
+    }
+
+    fn order(loader: &Loader<RowIds>, epoch: u64) -> Vec<Vec<String>> {
+        loader.batches(epoch, 0).map(|batch| batch.row_ids).collect()
+    }
+
+    #[test]
+    fn only_the_last_step_is_short_and_no_row_is_lost() {
+        let loader = loader(31);
+        let batches: Vec<IdBatch> = loader.batches(1, 0).collect();
+        // 31 rows: two steps of 4 batches of 3 rows, and a step of 3 batches of 3, 3 and 1.
+        let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
+        assert_eq!(sizes, [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1]);
+        let ends: Vec<usize> = (0..11).filter(|nth| batches[*nth].ends_step).collect();
+        assert_eq!(ends, [3, 7, 10]);
+        let mut ids: Vec<String> = batches.into_iter().flat_map(|batch| batch.row_ids).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 31);
+        assert_eq!(loader.size(1), (31, 3));
+        let mut iterator = loader.batches(1, 0);
+        iterator.by_ref().for_each(drop);
+        assert!(iterator.progress().is_completed());
+    }
+
+    #[test]
+    fn batches_for_several_devices_are_of_one_step() {
+        // Two steps of 4 batches, and one of 3.
+        for (num_devices, expected) in
+            [(1, [1; 11].as_slice()), (3, &[3, 1, 3, 1, 3]), (4, &[4, 4, 3]), (9, &[4, 4, 3])]
+        {
+            let mut batches = loader(31).batches(1, 0);
+            let (mut sizes, mut num_rows) = (Vec::new(), 0);
+            loop {
+                let (batches_now, progress) = batches.next_of_step(num_devices);
+                if batches_now.is_empty() {
+                    break;
+                }
+                for (batch, progress) in batches_now.iter().zip(&progress) {
+                    num_rows += batch.row_ids.len();
+                    assert_eq!(progress.items_processed, num_rows);
+                }
+                sizes.push(batches_now.len());
+            }
+            assert_eq!((sizes.as_slice(), num_rows), (expected, 31));
+        }
+    }
+
+    #[test]
+    fn the_order_is_a_function_of_seed_and_epoch() {
+        let loader = loader(31);
+        let first = order(&loader, 1);
+        assert_eq!(order(&loader, 1), first);
+        assert_ne!(order(&loader, 2), first);
+        assert_eq!(order(&loader, 1), first);
+        let other_seed = BatchSettings { seed: 8, ..SETTINGS };
+        assert_ne!(order(&Loader { settings: other_seed, ..loader.clone() }, 1), first);
+    }
+
+    #[test]
+    fn steps_already_taken_are_skipped() {
+        let loader = loader(31);
+        let whole = order(&loader, 1);
+        // Two steps of 4 batches, and one of 3.
+        for (num_steps, num_batches) in [(0, 0), (1, 4), (2, 8), (3, 11), (4, 11)] {
+            let left: Vec<_> = loader.batches(1, num_steps).map(|batch| batch.row_ids).collect();
+            assert_eq!(left, whole[num_batches..]);
+            let mut batches = loader.batches(1, num_steps);
+            let rows = whole[..num_batches].concat().len();
+            assert_eq!(batches.progress().items_processed, rows);
+            batches.by_ref().for_each(drop);
+            assert!(batches.progress().is_completed());
+        }
+    }
+
+    #[test]
+    fn validation_rows_are_not_shuffled() {
+        let loader = loader(10);
+        let first = order(&loader, VALIDATION_EPOCH);
+        assert_eq!(first[0], ["set#0", "set#1", "set#2"]);
+        assert_eq!(order(&loader, VALIDATION_EPOCH), first);
+    }
+
+    #[test]
+    fn rows_without_labels_are_skipped() {
+        let loader = loader(31);
+        assert_eq!(loader.size(3), (16, 2));
+        assert_eq!(order(&loader, 3).concat().len(), 16);
+    }
+
+    #[test]
+    fn dropping_the_iterator_early_ends_its_thread() {
+        let loader = loader(31);
+        let mut batches = loader.batches(1, 0);
+        assert!(batches.next().is_some());
+        let is_held = || Arc::strong_count(&loader.source.0) > 1;
+        assert!(is_held(), "the producer has a copy of the rows");
+        // This would block forever if the producer did.
+        drop(batches);
+        assert!(!is_held(), "the producer still has the rows");
+    }
+}

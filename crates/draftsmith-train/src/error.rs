@@ -1,7 +1,7 @@
-//! What can go wrong while training: every message names the setting, the row or the file, and
-//! tells what to do.
+//! Errors of training. Each message names the setting, row or file, and says what to do about it.
 
-use std::path::PathBuf;
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -9,102 +9,71 @@ use draftsmith_data::DataError;
 use draftsmith_files::{FileError, NoRoom};
 use draftsmith_model::ModelError;
 
-use crate::section::Section;
-
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A setting is out of its range.
+    /// A setting is out of range.
     #[error("`{section}.{key}` is {value}, expected {expected}")]
     Setting {
         /// The recipe's section.
         section: Section,
-        /// The key in it.
+        /// The key in the section.
         key: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// The values it may have.
+        /// The range.
         expected: &'static str,
     },
-    /// A training's state does not fit the disk.
+    /// The disk is too small for the training's state or its hidden states.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// A setting is where it was before sections had a table `optimizer`.
-    #[error("`{section}.{old}` has moved; hint: write `{section}.optimizer.{new}`")]
-    MovedKey {
-        /// The recipe's section.
-        section: Section,
-        /// The key in it.
-        old: &'static str,
-        /// The key in its table `optimizer`.
-        new: &'static str,
-    },
-    /// A row has no columns of a draft.
+    /// A row has no draft columns.
     #[error(
-        "row `{id}` has no draft columns: the data was built without a drafter; \
-         give `models.draft` and build it again"
+        "row `{id}` has no draft columns: the data was built without a drafter; hint: set \
+         `models.draft` and build the data again"
     )]
     NoDraftColumns {
         /// The row.
         id: String,
     },
-    /// A row is not what the data format promises, or has a token that the model does not know.
+    /// A row is invalid, or has a token outside the model's vocabulary.
     #[error(transparent)]
     Row(#[from] DataError),
-    /// What was recorded is not of the responses.
-    #[error("row `{id}`: of the rollouts to learn from, {problem}; record them again")]
+    /// The rollouts that labels come from do not belong to the responses.
+    #[error("row `{id}`: among the rollouts for training, {problem}; hint: record them again")]
     Rollouts {
         /// The row.
         id: String,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
-    /// One side of the split has nothing to learn or to measure.
+    /// There are too few rows to train and to validate.
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \
-         {num_rows} in all ({num_unusable} are empty or begin past the draft's context of \
-         {context} tokens), with `{section}.optimizer.validation_fraction` = {validation_fraction} and \
-         `{section}.mixing_ratio` = {mixing_ratio}: each side needs one; build more data"
+         {num_rows} in all ({num_unusable} have no response within {max_len} tokens), with \
+         `{section}.optimizer.validation_fraction` = {validation_fraction}{}: at least one of each is \
+         necessary; hint: build more data",
+        mixing_ratio.map(|ratio| format!(" and `{section}.mixing_ratio` = {ratio}")).unwrap_or_default()
     )]
     TooFewRows {
-        /// The recipe's section: the head of a draft or of an adapter.
+        /// The recipe's section.
         section: Section,
-        /// Rows given.
+        /// The rows given.
         num_rows: usize,
-        /// Rows that have no position inside the draft's context.
+        /// Rows without a response within `max_len` tokens.
         num_unusable: usize,
-        /// Training rows that have a label, in the epoch that has fewest.
+        /// Training rows with a label, in the epoch with the fewest.
         num_training: usize,
-        /// Validation rows that have a label.
+        /// Validation rows with a label.
         num_validation: usize,
-        /// Longest sequence of the draft, in tokens.
-        context: usize,
-        /// The share of conversations that was to be held out.
-        validation_fraction: f64,
-        /// The share of positions without a label.
-        mixing_ratio: f64,
-    },
-    /// One side of the split has nothing for an adapter to learn or to measure.
-    #[error(
-        "{num_training} rows for training and {num_validation} for validation, of {num_rows} in \
-         all ({num_unusable} have no response within {max_len} tokens), with \
-         `adapter.optimizer.validation_fraction` = {validation_fraction}: each side needs one; build more data"
-    )]
-    TooFewResponses {
-        /// Rows given.
-        num_rows: usize,
-        /// Rows without a response, or whose response begins past `max_len`.
-        num_unusable: usize,
-        /// Training rows.
-        num_training: usize,
-        /// Validation rows.
-        num_validation: usize,
-        /// The longest sequence, in tokens: `adapter.max_len` or the target's context.
+        /// The longest sequence, in tokens: the frozen model's context or `adapter.max_len`.
         max_len: usize,
-        /// The share of conversations that was to be held out.
+        /// The fraction of conversations held out.
         validation_fraction: f64,
+        /// A head's fraction of positions without a label.
+        mixing_ratio: Option<f64>,
     },
-    /// The target has no layer behind an exit.
+    /// The target has no layer after the exit layer.
     #[error(
         "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to \
          {}",
@@ -126,7 +95,7 @@ pub enum TrainError {
         quoted(.row_ids)
     )]
     NotFinite {
-        /// `training loss`, `gradient` or `prediction`, and of which member if there are several.
+        /// `training loss`, `gradient` or `prediction`, with the member's name if there are several.
         what: String,
         /// The epoch, counted from 1.
         epoch: usize,
@@ -137,43 +106,62 @@ pub enum TrainError {
         /// The frozen model: `draft` or `target`.
         frozen: &'static str,
     },
-    /// The directory of checkpoints cannot be used.
-    #[error("cannot {action} `{path}`: {source}")]
-    CheckpointDir {
-        /// What was being done: `create`, `read`, `clear`.
-        action: &'static str,
-        /// The directory.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A file could not be written.
+    /// A file or directory cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A run cannot resume from a training's state.
+    /// A run cannot resume from a saved state.
     #[error(
-        "cannot resume from `{path}`: {problem}; hint: delete the directory `checkpoint` that it is in, \
-         and training begins anew"
+        "cannot resume from `{path}`: {problem}; hint: delete the `checkpoint` directory that contains \
+         it to train from the beginning"
     )]
     State {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),
-    /// burn-train stopped: a checkpoint could not be written, or a metric not be computed.
+    /// burn-train stopped because a metric or the renderer failed.
     #[error("training stopped: {0}")]
     Learner(Arc<burn_train::TrainingError>),
+}
+
+/// A section of the recipe that configures training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// `[head]`: the acceptance head of a draft model.
+    Head,
+    /// `[adapter]`: self-draft adapters.
+    Adapter,
+    /// `[adapter_head]`: the acceptance head of an adapter.
+    AdapterHead,
+}
+
+impl Display for Section {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Head => "head",
+            Self::Adapter => "adapter",
+            Self::AdapterHead => "adapter_head",
+        })
+    }
 }
 
 fn quoted(ids: &[String]) -> String {
     ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Copies a tensor from its device: waits for it.
+/// Wraps an I/O error with the operation and the path, for `map_err`.
+pub(crate) fn file_error<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(std::io::Error) -> TrainError + 'a {
+    move |source| FileError::new(action, path, source).into()
+}
+
+/// Copies a tensor from its device, waiting for pending work.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TrainError> {
     let data = tensor.try_into_data().map_err(|e| TrainError::Device(e.to_string()))?;
     data.try_into_vec().map_err(|e| TrainError::Device(format!("{e:?}")))

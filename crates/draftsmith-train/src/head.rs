@@ -1,8 +1,9 @@
-//! Acceptance heads: their settings, what they learn from, and the training itself.
+//! Acceptance heads: from rows and a frozen drafter to trained heads (SpecDec++, §3).
 //!
-//! A response becomes a mixture of the target's and the draft's tokens (`rows`) or the candidates
-//! that rounds would meet (`recorded`); the frozen drafter turns it into features (`features`), the
-//! loader into batches (`batches`), and the learner takes the loss over them.
+//! A response becomes a mixture of the target's and the draft's tokens (`rows`), or the candidates that
+//! decoding rounds would meet (`recorded`). The frozen drafter turns these into features (`features`), the
+//! loader collects them in batches (`batches`), and the learner (`learner`) computes the loss. The drafter
+//! never enters the learner, so checkpoints contain only heads.
 
 pub(crate) mod batches;
 pub(crate) mod features;
@@ -11,6 +12,267 @@ pub(crate) mod loss;
 pub(crate) mod recorded;
 pub(crate) mod rows;
 pub(crate) mod settings;
-pub(crate) mod stored;
 pub(crate) mod sweep;
-pub(crate) mod train;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterModel, Lengths};
+use draftsmith_theory::{HeadScores, SeededDraws};
+
+use self::batches::HeadSource;
+use self::learner::HeadLearner;
+use self::recorded::{RecordedRollouts, RolloutsById};
+use self::rows::{Mixture, TrainingRow};
+use self::settings::HeadTraining;
+use crate::data::split::SplitRows;
+use crate::data::{Loaders, StepExamples};
+use crate::error::{Section, TrainError};
+use crate::run::devices::PerDevice;
+use crate::run::trained::Trained;
+use crate::run::{Ending, Setup, TrainingRun};
+use crate::states::{FeatureDir, Features, RowStatesPlan, StateFile, StateFiles, problems};
+
+/// The training data of heads.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadData<'a> {
+    /// The responses.
+    pub rows: &'a [ResponseRow],
+    /// The draft's rollouts along them, if labels come from rollouts.
+    pub rollouts: Option<RecordedRollouts<'a>>,
+}
+
+impl<'a> From<&'a [ResponseRow]> for HeadData<'a> {
+    fn from(rows: &'a [ResponseRow]) -> Self {
+        Self { rows, rollouts: None }
+    }
+}
+
+impl<'a> From<&'a Vec<ResponseRow>> for HeadData<'a> {
+    fn from(rows: &'a Vec<ResponseRow>) -> Self {
+        rows.as_slice().into()
+    }
+}
+
+/// A trained head.
+pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>;
+
+/// Trains an acceptance head for `draft` with each of the settings `heads`. All heads share one stream of
+/// hidden states, on the draft's device and `run.more_devices`. Each ends with the same bits as if it were
+/// trained alone.
+///
+/// Rows are split by a hash of their conversation's id. Each epoch mixes and shuffles them again, as a
+/// function of `seed`, the epoch and the row's id; validation always uses the same mixture. The draft is
+/// frozen. The same arguments give the same heads, bit for bit, on the same CPU build.
+///
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, `metrics.jsonl` with one line per step,
+/// and TensorBoard event files. Several heads have their logs in directories of their
+/// [names](HeadTraining::name). A run resumes from a state with its fingerprint, with the same result as
+/// without an interruption, and removes any other state. When `run` is stopped, it saves its state after
+/// the current step and returns the best heads so far. The state remains at the end until
+/// [`discard`](crate::discard), because the caller has yet to save the heads.
+///
+/// # Errors
+/// If a setting is out of range, a row has missing or invalid draft columns, either side of the split has
+/// no labels, a loss or prediction is not finite, or a file cannot be written.
+///
+/// # Panics
+/// If `heads` is empty, or its settings differ in more than `num_layers`, `tied` and `rejection_weight`:
+/// such heads would not share batches and learning rates.
+pub fn train_heads<'a>(
+    draft: impl Into<DrafterModel>,
+    data: impl Into<HeadData<'a>>,
+    heads: &[HeadTraining],
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
+    let draft = draft.into();
+    let section = section_of(&draft);
+    heads.iter().try_for_each(|head| head.validate(section))?;
+    let shared = &heads[0];
+    assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads must share batches");
+    let embedding_gain = draft.embedding_gain();
+    // Without autodiff on any device: hidden states are constants.
+    let frozen = draft.valid().to_dtype(shared.dtype);
+    let drafts = PerDevice::frozen(frozen, &run.more_devices)?;
+    let place = run.feature_dir();
+    let (loaders, stored) = prepare(&drafts, data.into(), shared, seed, Some(&place))?;
+    let devices = PerDevice::trained(drafts.first().device(), &run.more_devices)?;
+    let width = draft.hidden_size();
+
+    let learner = |head: &HeadTraining| HeadLearner {
+        head: initial_head(&config_of(width, head), seed, devices.first()),
+        rejection_weight: head.rejection_weight,
+        clipping: head.optimizer.clipping,
+        section,
+    };
+    let optimizer = shared.optimizer;
+    let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
+    let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
+    let trained = run.train(setup, learners, |nth, part, outcome| {
+        // It was trained on scaled embeddings, and will read unscaled ones.
+        let head = part.with_embedding_gain(embedding_gain);
+        let config = config_of(width, &heads[nth]);
+        let mut trained = Trained::new((head, config), outcome);
+        let in_config = ["num_layers", "tied", "form", "inputs", "sweep"];
+        trained.config.training = trained.record(&heads[nth], &in_config, "num_labels", seed);
+        trained
+    });
+    stored.iter().flat_map(|stored| problems(&[&**stored])).for_each(place.notify);
+    trained
+}
+
+/// The examples that [`train_heads`] uses for one head: the mixtures and labels of every training step and
+/// of validation.
+///
+/// # Errors
+/// As [`train_heads`] before training begins.
+///
+/// # Panics
+/// If labels come from rollouts: such rows have branches.
+pub fn head_examples(
+    draft: &CausalLm,
+    rows: &[ResponseRow],
+    head: &HeadTraining,
+    seed: u64,
+) -> Result<Vec<StepExamples>, TrainError> {
+    head.validate(Section::Head)?;
+    let draft = DrafterModel::from(&draft.valid());
+    let (loaders, _) = prepare(&draft.into(), rows.into(), head, seed, None)?;
+    Ok(loaders.examples())
+}
+
+/// The initial head of [`train_heads`], on the draft's device.
+pub fn first_head(
+    draft: &CausalLm,
+    head: &HeadTraining,
+    seed: u64,
+) -> (AcceptanceHeadConfig, AcceptanceHead) {
+    let config = config_of(draft.shape().hidden_size, head);
+    let first = initial_head(&config, seed, &draft.device());
+    (config, first)
+}
+
+/// The recipe section that configures a drafter's head.
+fn section_of(draft: &DrafterModel) -> Section {
+    if draft.is_self_draft() { Section::AdapterHead } else { Section::Head }
+}
+
+/// The configuration of a head that reads hidden states of width `hidden_size`.
+fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
+    let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
+    config.with_reads(head.reads())
+}
+
+/// Splits the rows and makes the loaders of both sides. `drafts` are without autodiff. Only settings that
+/// all heads share are read from `shared`. If the settings ask for it, hidden states are stored in `place`.
+fn prepare(
+    drafts: &PerDevice<DrafterModel>,
+    data: HeadData<'_>,
+    shared: &HeadTraining,
+    seed: u64,
+    place: Option<&FeatureDir<'_>>,
+) -> Result<(Loaders<HeadSource>, Option<Arc<StateFile>>), TrainError> {
+    let optimizer = &shared.optimizer;
+    let context = drafts.first().context();
+    let vocab_size = drafts.first().vocab_size();
+    let HeadData { rows, rollouts } = data;
+    let recorded = rollouts.iter().flat_map(|rollouts| rollouts.rows);
+    recorded.into_iter().try_for_each(|rollout| rollout.check_ids(vocab_size))?;
+    let rollouts = rollouts.map(RolloutsById::from);
+    let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
+        (Some(labels), _) => TrainingRow::new(row, context, labels),
+        (None, Some(rollouts)) => {
+            let recorded = rollouts.mixture(row, context)?;
+            Ok(recorded.map(|recorded| TrainingRow::recorded(row, recorded)))
+        }
+        (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
+    };
+    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
+    let counts = split.counts();
+    let stored = match (shared.features, place) {
+        (Features::Cache, Some(place)) => {
+            let files = StateFiles::new(place.clone(), shared.features_format);
+            let rows = split.training.iter().chain(&split.validation).map(AsRef::as_ref);
+            let width = drafts.first().hidden_size();
+            Some(Arc::new(open_states(files, width, rows.collect(), seed)?))
+        }
+        _ => None,
+    };
+    let source = |rows| HeadSource {
+        drafts: drafts.clone(),
+        reads: shared.reads(),
+        rows,
+        seed,
+        mixing_ratio: shared.mixing_ratio,
+        batch_size: optimizer.batch_size,
+        lengths: Lengths::on(&drafts.first().device()),
+        stored: stored.clone(),
+    };
+    let (training, validation) = (source(split.training), source(split.validation));
+    let (settings, num_epochs) = (optimizer.batches(seed), optimizer.num_epochs);
+    let loaders = Loaders::new(training, validation, settings, num_epochs, counts);
+    if loaders.num_training == 0 || loaders.num_validation == 0 {
+        return Err(TrainError::TooFewRows {
+            section: section_of(drafts.first()),
+            num_rows: rows.len(),
+            num_unusable: counts.num_unusable,
+            num_training: loaders.num_training,
+            num_validation: loaders.num_validation,
+            max_len: context,
+            validation_fraction: optimizer.validation_fraction,
+            mixing_ratio: Some(shared.mixing_ratio),
+        });
+    }
+    Ok((loaders, stored))
+}
+
+/// Opens the file for the draft's hidden states at all tokens of recorded rows and of their branches. Such
+/// rows are the same in every epoch and run.
+fn open_states(
+    mut files: StateFiles<'_>,
+    width: usize,
+    mut rows: Vec<&TrainingRow>,
+    seed: u64,
+) -> Result<StateFile, TrainError> {
+    rows.sort_by(|one, other| one.id().cmp(other.id()));
+    let plans = rows.into_iter().map(|row| {
+        let mixture = row.mixture(seed, 0, 0.0);
+        let num_states = mixture.num_tokens();
+        let Mixture { input_ids: mut ids, branches, .. } = mixture;
+        for branch in branches {
+            ids.extend([u32::MAX, branch.start as u32]);
+            ids.extend(branch.token_ids);
+        }
+        RowStatesPlan { id: row.id(), num_states, ids }
+    });
+    files.add("", width, plans);
+    Ok(files.open()?.remove(0))
+}
+
+/// A head with PyTorch's default weights for linear layers, uniform in ±1/√in and drawn from the seed (burn
+/// draws from one generator for all threads). `in` is the hidden size for every layer, also for those that
+/// read further inputs.
+fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
+    let bound = 1.0 / (config.hidden_size as f64).sqrt();
+    let mut draws = SeededDraws::new(seed, &["head"]);
+    let draw = || ((2.0 * draws.uniform() - 1.0) * bound) as f32;
+    config.init(device).map(&mut Redraw(draw))
+}
+
+/// Replaces every weight by a drawn one.
+pub(crate) struct Redraw<F>(pub(crate) F);
+
+impl<F: FnMut() -> f32> ModuleMapper for Redraw<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|old| {
+            let values: Vec<f32> = (0..old.shape().num_elements()).map(|_| (self.0)()).collect();
+            let new = Tensor::from_data(TensorData::new(values, old.shape()), &old.device());
+            new.set_require_grad(old.is_require_grad())
+        })
+    }
+}

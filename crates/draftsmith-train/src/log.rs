@@ -1,7 +1,136 @@
-//! What a training tells while it runs: a line a step, TensorBoard's files, burn-train's metrics,
-//! and renderers.
+//! The log of optimizer steps: `metrics.jsonl`, one line of numbers per step, and the same numbers with
+//! the validation scores in TensorBoard event files.
+//!
+//! A resumed training cuts off later steps, so that `metrics.jsonl` does not depend on interruptions.
 
 pub(crate) mod event_file;
 pub(crate) mod metrics;
 pub mod renderer;
-pub(crate) mod step_log;
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use draftsmith_files::write_whole;
+use serde::Serialize;
+
+use self::event_file::{EventFile, TRAINING, VALIDATION};
+use crate::error::{TrainError, file_error};
+
+/// The numbers of one step.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct StepMetrics {
+    /// The step, counted from 1 since training began.
+    pub(crate) step: usize,
+    /// The epoch, counted from 1.
+    pub(crate) epoch: usize,
+    /// The mean loss of its batches, before the step.
+    pub(crate) loss: f64,
+    pub(crate) learning_rate: f64,
+    /// The global norm of its gradients before clipping.
+    pub(crate) gradient_norm: f64,
+}
+
+/// The open log files.
+#[derive(Debug)]
+pub(crate) struct StepLog {
+    path: PathBuf,
+    file: File,
+    events: EventFile,
+}
+
+impl StepLog {
+    const NAME: &str = "metrics.jsonl";
+
+    /// Opens the log of a training after `num_steps` steps and `num_validations` validations. Later
+    /// steps are cut off: a killed run logged them but did not save their state.
+    pub(crate) fn open(
+        dir: &Path,
+        num_steps: usize,
+        num_validations: usize,
+    ) -> Result<Self, TrainError> {
+        let path = dir.join(Self::NAME);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(file_error("read", &path)(error)),
+        };
+        let kept: String = text.split_inclusive('\n').take(num_steps).collect();
+        if kept.len() < text.len() {
+            write_whole(&path, &kept)?;
+        }
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        let file = file.map_err(file_error("create", &path))?;
+        let events = EventFile::begin(dir, num_steps, num_validations)?;
+        Ok(Self { path, file, events })
+    }
+
+    /// Appends a step.
+    pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+        let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))?;
+        let numbers = [
+            ("loss", metrics.loss),
+            ("learning_rate", metrics.learning_rate),
+            ("gradient_norm", metrics.gradient_norm),
+        ];
+        self.events.push_numbers(TRAINING, metrics.step, &numbers)
+    }
+
+    /// Appends the scores of a validation after `step`.
+    pub(crate) fn push_validation(
+        &mut self,
+        step: usize,
+        scores: &[(&str, f64)],
+    ) -> Result<(), TrainError> {
+        self.events.push_numbers(VALIDATION, step, scores)
+    }
+
+    /// Syncs the log to the disk, before the state of its last step is saved.
+    pub(crate) fn sync(&self) -> Result<(), TrainError> {
+        self.file.sync_data().map_err(file_error("write", &self.path))?;
+        self.events.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_that_names_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        log.file = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let metrics =
+            StepMetrics { step: 1, epoch: 1, loss: 0.5, learning_rate: 1e-3, gradient_norm: 2.0 };
+        let message = log.push(&metrics).unwrap_err().to_string();
+        assert!(message.contains("metrics.jsonl`: No space left"), "{message}");
+    }
+
+    #[test]
+    fn steps_after_the_saved_state_are_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let push = |log: &mut StepLog, step| {
+            let loss = 0.1 + 0.2;
+            log.push(&StepMetrics { step, epoch: 1, loss, learning_rate: 1e-3, gradient_norm: 2.0 })
+        };
+        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        (1..=5).for_each(|step| push(&mut log, step).unwrap());
+        log.sync().unwrap();
+        let read = || std::fs::read_to_string(dir.path().join(StepLog::NAME)).unwrap();
+        let whole = read();
+        assert_eq!(
+            whole.lines().next().unwrap(),
+            r#"{"step":1,"epoch":1,"loss":0.30000000000000004,"learning_rate":0.001,"gradient_norm":2.0}"#
+        );
+        // The process was killed while it wrote a line.
+        std::fs::write(dir.path().join(StepLog::NAME), &whole[..whole.len() - 9]).unwrap();
+        let mut log = StepLog::open(dir.path(), 3, 0).unwrap();
+        assert_eq!(read().lines().count(), 3);
+        (4..=5).for_each(|step| push(&mut log, step).unwrap());
+        assert_eq!(read(), whole);
+    }
+}

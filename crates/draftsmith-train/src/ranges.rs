@@ -1,83 +1,50 @@
-//! The ranges of a recipe's settings, and the error that names what is outside its own.
+//! The ranges of numeric settings in a recipe.
 
-use crate::error::TrainError;
-use crate::section::Section;
+use crate::error::{Section, TrainError};
 
-/// What a number may be. NaN and the infinities are in no range.
+/// The range of a numeric setting. NaN and the infinities are outside every range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Range {
-    /// Above 0.
     Positive,
-    /// Above 0 in f32 too, where the optimizer computes.
+    /// Positive after rounding to f32, the optimizer's type.
     PositiveInF32,
-    /// 0 or more.
-    NotNegative,
-    /// From 0 to below 1.
+    /// [0, 1).
     BelowOne,
-    /// From 0 to 1.
-    UpToOne,
-    /// Above 0 and below 1.
+    /// (0, 1).
     BetweenZeroAndOne,
+    /// From a least to a greatest number, both included, with the words for messages.
+    Within(f64, f64, &'static str),
 }
 
 impl Range {
-    fn contains(self, x: f64) -> bool {
-        match self {
-            Self::Positive => x > 0.0 && x.is_finite(),
-            Self::PositiveInF32 => x >= f64::from(f32::MIN_POSITIVE) && x.is_finite(),
-            Self::NotNegative => x >= 0.0 && x.is_finite(),
-            Self::BelowOne => (0.0..1.0).contains(&x),
-            Self::UpToOne => (0.0..=1.0).contains(&x),
-            Self::BetweenZeroAndOne => x > 0.0 && x < 1.0,
-        }
-    }
+    pub(crate) const NOT_NEGATIVE: Self = Self::Within(0.0, f64::MAX, "0 or more");
+    pub(crate) const AT_LEAST_ONE: Self = Self::Within(1.0, f64::MAX, "1 or more");
 
-    fn expected(self) -> &'static str {
+    /// Whether `x` is in the range, and the range in words.
+    fn check(self, x: f64) -> (bool, &'static str) {
         match self {
-            Self::Positive => "a number above 0",
-            Self::PositiveInF32 => "a number above 1.2e-38",
-            Self::NotNegative => "0 or more",
-            Self::BelowOne => "0 to below 1",
-            Self::UpToOne => "0 to 1",
-            Self::BetweenZeroAndOne => "a number between 0 and 1",
+            Self::Positive => (x > 0.0, "a number above 0"),
+            Self::PositiveInF32 => (x >= f64::from(f32::MIN_POSITIVE), "a number above 1.2e-38"),
+            Self::BelowOne => ((0.0..1.0).contains(&x), "0 to below 1"),
+            Self::BetweenZeroAndOne => (x > 0.0 && x < 1.0, "a number between 0 and 1"),
+            Self::Within(least, most, expected) => ((least..=most).contains(&x), expected),
         }
     }
 }
 
-/// Checks the numbers of a recipe's section, in order.
+/// Checks the numbers of a section in order.
 ///
 /// # Errors
-/// [`TrainError::Setting`] with the first one outside its range.
+/// [`TrainError::Setting`] with the first number outside its range.
 pub(crate) fn check_numbers(
     section: Section,
     numbers: &[(&'static str, f64, Range)],
 ) -> Result<(), TrainError> {
-    match numbers.iter().find(|(_, value, range)| !range.contains(*value)) {
-        Some((key, value, range)) => Err(TrainError::Setting {
-            section,
-            key,
-            value: value.to_string(),
-            expected: range.expected(),
-        }),
-        None => Ok(()),
+    for &(key, value, range) in numbers {
+        let (is_inside, expected) = range.check(value);
+        if !(is_inside && value.is_finite()) {
+            return Err(TrainError::Setting { section, key, value: value.to_string(), expected });
+        }
     }
-}
-
-/// Checks that no count of a recipe's section is 0.
-///
-/// # Errors
-/// [`TrainError::Setting`] with the first one that is.
-pub(crate) fn check_counts(
-    section: Section,
-    counts: &[(&'static str, usize)],
-) -> Result<(), TrainError> {
-    match counts.iter().find(|(_, value)| *value == 0) {
-        Some((key, value)) => Err(TrainError::Setting {
-            section,
-            key,
-            value: value.to_string(),
-            expected: "1 or more",
-        }),
-        None => Ok(()),
-    }
+    Ok(())
 }

@@ -1,17 +1,243 @@
-//! The training loop, the same for heads and adapters: epochs, members, devices, optimizer, and the
-//! state from which a run resumes.
+//! One run of a training, which resumes where an earlier run stopped: its settings, assembly and result.
 
-pub(crate) mod burn_train;
 pub(crate) mod checkpoint;
 pub(crate) mod clipping;
 pub(crate) mod devices;
 pub(crate) mod epochs;
-pub(crate) mod first_weights;
 pub(crate) mod member;
 pub(crate) mod optimizer;
 pub(crate) mod progress;
 pub(crate) mod schedule;
+mod supervised;
 pub(crate) mod trained;
-pub(crate) mod trainee;
 pub(crate) mod trainer;
-pub(crate) mod training_run;
+
+use std::path::Path;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use burn_train::Interrupter;
+use burn_train::renderer::MetricsRenderer;
+use draftsmith_files::check_room;
+
+use self::devices::PerDevice;
+use self::epochs::{EpochLoop, History, Saving, ShouldStop};
+use self::member::{Member, Trainee};
+use self::optimizer::OptimizerSettings;
+use self::progress::RunProgress;
+use self::supervised::launch;
+use self::trained::Outcome;
+use self::trainer::Trainer;
+use crate::data::{BatchSource, Loaders, RowCounts};
+use crate::error::{TrainError, file_error};
+use crate::log::StepLog;
+use crate::log::metrics::ScoreSlot;
+use crate::log::renderer::{EndRenderer, ListeningRenderer};
+use crate::states::FeatureDir;
+
+/// The default of [`TrainingRun::save_interval`].
+const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Bytes on the disk per weight. While a new state is written beside the previous one, each contains the
+/// weight, AdamW's two moments, and the best weight.
+const BYTES_PER_WEIGHT: u64 = (2 * 3 + 2) * 4;
+
+/// The settings of one run: where its state is saved, how long it may take, which devices it uses, and how
+/// its progress is shown.
+pub struct TrainingRun<'a> {
+    /// The directory for the training's state and metrics.
+    pub checkpoint_dir: &'a Path,
+    /// Identifies everything that the training depends on: settings, seed, models and rows. A state with
+    /// another fingerprint is removed.
+    pub fingerprint: &'a str,
+    /// The most optimizer steps of this run; `None` for no limit.
+    pub max_steps: Option<usize>,
+    /// The least time between two saved states within an epoch. Default: 60 s. States are saved less often
+    /// if saving takes more than a fiftieth of this.
+    pub save_interval: Duration,
+    /// Devices that share the work with the frozen model's device. Default: none. Each gets a copy of the
+    /// frozen model and some batches of every step; a step with fewer batches than devices leaves some
+    /// idle. Sums are taken in the order of the batches, so the result equals that of a single device, bit
+    /// for bit where all compute alike, and a training may resume on other devices.
+    pub more_devices: Vec<Device>,
+    /// Where hidden states are stored if the settings ask for it. Default: beside the state.
+    pub features: Option<FeatureDir<'a>>,
+    /// Shows the progress. Default: nothing is shown.
+    pub renderer: Box<dyn MetricsRenderer>,
+    /// Disposes of the renderer after the last step; by default it is dropped. burn-train's dashboard waits
+    /// for its thread here.
+    pub end_renderer: EndRenderer,
+    /// Stops the run from outside, for example from a dashboard.
+    pub interrupter: Interrupter,
+    /// Called after each batch; if it returns true, the run stops. Default: never.
+    pub should_stop: ShouldStop,
+    /// Called with the size of the training before it begins.
+    pub begins: Box<dyn FnOnce(TrainingSize) + 'a>,
+}
+
+/// The size of a training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrainingSize {
+    /// Planned optimizer steps.
+    pub num_steps: usize,
+    /// Trained weights.
+    pub num_weights: usize,
+    /// The most bytes that its state takes on the disk.
+    pub num_bytes: u64,
+}
+
+impl<'a> TrainingRun<'a> {
+    /// A run to the end of the training that shows nothing.
+    pub fn new(checkpoint_dir: &'a Path, fingerprint: &'a str) -> Self {
+        Self {
+            checkpoint_dir,
+            fingerprint,
+            max_steps: None,
+            save_interval: SAVE_INTERVAL,
+            more_devices: Vec::new(),
+            features: None,
+            renderer: Box::new(ListeningRenderer::new(())),
+            end_renderer: drop,
+            interrupter: Interrupter::new(),
+            should_stop: Box::new(|| false),
+            begins: Box::new(|_| ()),
+        }
+    }
+
+    /// Where hidden states are stored.
+    pub(crate) fn feature_dir(&self) -> FeatureDir<'a> {
+        self.features.clone().unwrap_or_else(|| FeatureDir {
+            dir: self.checkpoint_dir,
+            name: "frozen".to_owned(),
+            models: self.fingerprint.to_owned(),
+            notify: &|_| (),
+        })
+    }
+
+    /// Trains named models side by side, beginning with the saved state if there is one. `trained` converts
+    /// each model's best weights, given its index. Several models have a directory of their name each; the
+    /// name of a single model is not used.
+    pub(crate) fn train<S, L, T>(
+        self,
+        setup: Setup<S>,
+        models: Vec<(String, L)>,
+        trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
+    ) -> Result<Ending<Vec<T>>, TrainError>
+    where
+        S: BatchSource<Batch = L::Batch>,
+        L: Trainee,
+    {
+        let Setup { loaders, devices, optimizer, label } = setup;
+        let models = match <[_; 1]>::try_from(models) {
+            Ok([(_, model)]) => vec![(String::new(), model)],
+            Err(models) => models,
+        };
+        let num_weights: usize = models.iter().map(|(_, model)| model.num_params()).sum();
+        let (num_steps, rows) = (loaders.num_steps, loaders.rows);
+        let num_bytes = num_weights as u64 * BYTES_PER_WEIGHT;
+        check_room("a training's state", self.checkpoint_dir, num_bytes)?;
+        (self.begins)(TrainingSize { num_steps, num_weights, num_bytes });
+        let trainer = Trainer::new(models, devices, &optimizer, num_steps);
+        let dir = self.checkpoint_dir;
+        let trainer = match checkpoint::load(dir, self.fingerprint)? {
+            Some((state, state_dir)) => trainer.resumed(state, &state_dir)?,
+            None => {
+                checkpoint::discard(dir)?;
+                trainer
+            }
+        };
+        let logs = trainer.members.iter().map(|member| {
+            let dir = dir.join(&member.name);
+            std::fs::create_dir_all(&dir).map_err(file_error("create", &dir))?;
+            StepLog::open(&dir, member.progress.num_steps, member.progress.epochs.len())
+        });
+        let logs = logs.collect::<Result<Vec<_>, _>>()?;
+        let epochs = EpochLoop {
+            trainer,
+            loaders,
+            logs,
+            scores: ScoreSlot::default(),
+            saving: Saving {
+                dir: dir.to_path_buf(),
+                fingerprint: self.fingerprint.to_owned(),
+                interval: self.save_interval,
+            },
+            max_steps: self.max_steps,
+            should_stop: self.should_stop,
+        };
+        let (renderer, outcome) = launch(epochs, label, self.renderer, self.interrupter);
+        (self.end_renderer)(renderer);
+        let history = outcome?;
+        Ok(Ending::of_members(history, num_steps, rows, trained))
+    }
+}
+
+/// What a run needs besides the models to train.
+pub(crate) struct Setup<S> {
+    pub(crate) loaders: Loaders<S>,
+    /// With autodiff.
+    pub(crate) devices: PerDevice<Device>,
+    pub(crate) optimizer: OptimizerSettings,
+    /// What is trained, for renderers.
+    pub(crate) label: &'static str,
+}
+
+/// The result of a run.
+#[derive(Debug)]
+pub enum Ending<T> {
+    /// Training reached its end.
+    Finished(T),
+    /// Training was stopped before its end. Its state is saved.
+    Stopped {
+        /// The best result so far; `None` before the end of the first epoch.
+        best: Option<T>,
+        /// Optimizer steps since training began.
+        num_steps: usize,
+        /// Optimizer steps of the whole training.
+        num_planned_steps: usize,
+    },
+}
+
+impl<T> Ending<Vec<T>> {
+    /// The result of a run: `trained` converts each member's best weights, given the member's index.
+    fn of_members<L: Trainee>(
+        history: History<L>,
+        num_planned_steps: usize,
+        rows: RowCounts,
+        mut trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
+    ) -> Self {
+        let History { trainer, interrupted } = history;
+        let RunProgress { num_steps, duration, .. } = trainer.progress;
+        let members = trainer.members.into_iter().enumerate();
+        let best = members.map(|(nth, Member { progress, best, .. })| {
+            let (part, best) = best.zip(progress.best)?;
+            let interrupted = interrupted && !progress.is_out_of_patience(trainer.patience);
+            Some(trained(nth, part, Outcome { progress, best, interrupted, rows, duration }))
+        });
+        let best: Option<Vec<T>> = best.collect();
+        if interrupted {
+            return Self::Stopped { best, num_steps, num_planned_steps };
+        }
+        Self::Finished(best.expect("a finished training has validated an epoch"))
+    }
+}
+
+impl<T> Ending<T> {
+    /// Converts the result.
+    pub fn map<U>(self, then: impl FnOnce(T) -> U) -> Ending<U> {
+        match self {
+            Self::Finished(best) => Ending::Finished(then(best)),
+            Self::Stopped { best, num_steps, num_planned_steps } => {
+                Ending::Stopped { best: best.map(then), num_steps, num_planned_steps }
+            }
+        }
+    }
+
+    /// The best result, finished or not.
+    pub fn best(self) -> Option<T> {
+        match self {
+            Self::Finished(best) => Some(best),
+            Self::Stopped { best, .. } => best,
+        }
+    }
+}

@@ -27,7 +27,7 @@ use draftsmith_files::write_whole;
 use draftsmith_model::AdapterConfig;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
-    Section, check_moved_keys,
+    Section,
 };
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,6 @@ impl Recipe {
         let mut table: toml::Table =
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
         let is_changed = overrides.apply(&mut table)?;
-        check_moved_keys(&table).with_context(named)?;
         let mut recipe: Self = if is_changed {
             // Through text again, so that messages name keys as they do for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;

@@ -1,4 +1,4 @@
-//! Batches of sequences: what an adapter is given of rows and the frozen target.
+//! Batches of adapter training: rows with the frozen target's hidden states.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,29 +11,27 @@ use crate::adapter::distillation::{Lesson, LmHead, Tokens};
 use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
 use crate::adapter::settings::Teaching;
 use crate::adapter::stored::StoredStates;
-use crate::data::batches::{BatchSource, TrainingBatch, real};
-use crate::data::examples::Example;
+use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
 use crate::run::devices::PerDevice;
 
-/// A few rows, as the adapter and its loss see them.
+/// The rows of a batch, as inputs of the adapter and its loss.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterBatch {
-    /// `[rows, seq, hidden]` each: the frozen target's hidden states at the exit layers, padded on
-    /// the right.
+    /// `[rows, seq, hidden]` for each exit layer: the frozen target's hidden states, padded on the right.
     pub(crate) features: Vec<Tensor<3>>,
-    /// `[tokens]`: the supervised positions, in `features` seen as `[rows · seq, hidden]`, and
-    /// padding.
+    /// `[tokens]`: the supervised positions as row indices of `features` reshaped to `[rows · seq, hidden]`,
+    /// then padding.
     pub(crate) supervised: Tensor<1, Int>,
     pub(crate) tokens: Tokens,
-    /// What is learned there.
+    /// The labels at these positions.
     pub(crate) teacher: Lesson,
-    /// The target's own.
+    /// The target's LM head.
     pub(crate) lm_head: LmHead,
-    /// The rows' ids, for messages.
+    /// The ids of the rows, for messages.
     pub(crate) row_ids: Vec<String>,
-    /// The share of the step's supervised tokens that is in this batch.
+    /// This batch's fraction of the step's supervised tokens.
     pub(crate) step_share: f64,
-    /// Whether the step's gradients are complete after this batch.
+    /// Whether this is the last batch of its step.
     pub(crate) ends_step: bool,
 }
 
@@ -51,16 +49,16 @@ impl TrainingBatch for AdapterBatch {
     }
 }
 
-/// A target that is only read.
+/// The frozen target.
 #[derive(Debug, Clone)]
 pub(crate) struct FrozenTarget {
-    /// Records no autodiff.
+    /// Without autodiff.
     model: CausalLm,
     lm_head: LmHead,
 }
 
 impl FrozenTarget {
-    /// A target whose LM head has the tokens that are to be drafted, or all.
+    /// A target with its LM head, limited to the draft vocabulary if there is one.
     pub(crate) fn new(model: CausalLm, vocabulary: Option<&DraftVocabulary>) -> Self {
         let lm_head = LmHead::of(&model);
         let lm_head = match vocabulary {
@@ -71,7 +69,7 @@ impl FrozenTarget {
     }
 }
 
-/// Rows, and the target that reads them.
+/// Rows, with the target that reads them.
 #[derive(Clone)]
 pub(crate) struct AdapterSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
@@ -80,9 +78,9 @@ pub(crate) struct AdapterSource {
     pub(crate) rows: Vec<Arc<AdapterRow>>,
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Bytes that the rows' final hidden states may still take.
+    /// Free bytes for the rows' final hidden states in memory.
     pub(crate) room: Arc<AtomicUsize>,
-    /// Hidden states on the disk, instead of those that are computed.
+    /// Hidden states on the disk.
     pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
@@ -101,8 +99,8 @@ impl BatchSource for AdapterSource {
         true
     }
 
-    /// Makes batches of rows of like length, so that little is padding. Each counts by its tokens,
-    /// so that a step's gradient is the same however its rows are cut into batches.
+    /// Groups rows of similar length to reduce padding. Batches are weighted by their tokens, so that the
+    /// gradient of a step does not depend on how its rows are divided.
     fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = AdapterBatch> {
         let batches = self.rows_of_batches(step);
         let num_supervised: usize = batches.iter().flatten().map(|row| row.num_supervised()).sum();
@@ -129,7 +127,7 @@ impl BatchSource for AdapterSource {
 }
 
 impl AdapterSource {
-    /// A step's rows by batch, those of like length together.
+    /// The rows of each batch of a step, grouped by length.
     fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&AdapterRow>> {
         let mut rows: Vec<&AdapterRow> =
             step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
@@ -138,7 +136,7 @@ impl AdapterSource {
         rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect()
     }
 
-    /// Runs a target on rows of a step that has `step_supervised` supervised tokens.
+    /// Makes a batch of a step that has `step_supervised` supervised tokens.
     fn batch(
         &self,
         target: &FrozenTarget,
@@ -159,7 +157,7 @@ impl AdapterSource {
         supervised.resize(self.lengths.padded(num_tokens), supervised[num_tokens - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
-        let are_tokens = real(num_tokens, self.lengths, &device);
+        let are_tokens = padding_mask(num_tokens, self.lengths, &device);
         let (features, teacher) = match &self.stored {
             Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),
             None => {
@@ -189,8 +187,8 @@ impl AdapterSource {
         }
     }
 
-    /// The hidden states of rows that are kept on the disk: at the exits, and the final ones at the
-    /// supervised positions.
+    /// The stored hidden states of rows: those after the exit layers, and the final ones at the supervised
+    /// positions.
     fn stored_states(
         &self,
         stored: &StoredStates,
@@ -219,7 +217,7 @@ impl AdapterSource {
         }
         let [num_tokens] = supervised.dims();
         let mut last: Vec<f32> = states.iter().flat_map(|row| row.last.iter().copied()).collect();
-        // Padding repeats the last token.
+        // The padding repeats the last token.
         let padding = last[last.len() - width..].to_vec();
         while last.len() < num_tokens * width {
             last.extend_from_slice(&padding);
@@ -228,7 +226,7 @@ impl AdapterSource {
         (features, Some(last))
     }
 
-    /// The tokens that follow the supervised positions; the last repeats for padding.
+    /// The tokens that the supervised positions predict; the padding repeats the last one.
     fn responses(&self, rows: &[&AdapterRow], supervised: &Tensor<1, Int>) -> Lesson {
         let mut ids: Vec<u32> = rows.iter().flat_map(|row| row.next_ids()).collect();
         let last = ids.last().copied().unwrap_or_default();
@@ -236,9 +234,9 @@ impl AdapterSource {
         Lesson::Tokens(ids)
     }
 
-    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a
-    /// packed target are kept as long as there is room: they cost all layers behind the exits, and
-    /// are the same bits whichever rows are beside.
+    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a packed
+    /// target are kept in memory while there is room, because they take all layers after the exits; their
+    /// bits do not depend on the other rows of the batch.
     fn teacher(
         &self,
         target: &FrozenTarget,
@@ -274,7 +272,7 @@ impl AdapterSource {
             all.extend_from_slice(states);
             let take = |room: usize| room.checked_sub(size_of_val(states));
             if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
-                // Nobody else makes batches of this row meanwhile.
+                // No other thread makes a batch of this row.
                 let _ = row.teacher.set(states.to_vec());
             }
         }
@@ -282,7 +280,7 @@ impl AdapterSource {
     }
 }
 
-/// The hidden states at positions of a batch, row after row.
+/// Selects the hidden states at positions of a batch.
 ///
 /// # Shapes
 /// - hidden: `[rows, seq, hidden]`

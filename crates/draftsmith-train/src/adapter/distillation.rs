@@ -47,11 +47,11 @@ pub(crate) struct Student {
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
-/// What an adapter learns to predict at a batch's tokens.
+/// The labels of a batch's tokens.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "there is one a batch")]
+#[expect(clippy::large_enum_variant, reason = "there is one per batch")]
 pub(crate) enum Lesson {
-    /// The target's distributions, by its LM head from these normed hidden states:
+    /// The target's distributions, computed by its LM head from these normed hidden states:
     /// `[tokens, hidden]`.
     States(Tensor<2>),
     /// These tokens with certainty.
@@ -139,8 +139,8 @@ impl Teacher {
         }
     }
 
-    /// `token_share` times the sum of the tokens' losses, and its gradient with respect to the
-    /// student's logits.
+    /// The sum of the tokens' losses times `token_share`, and its gradient with respect to the student's
+    /// logits.
     ///
     /// # Shapes
     /// - logits: `[tokens, vocab]`
@@ -293,14 +293,14 @@ impl LmHead {
     }
 }
 
-/// A run of tokens, with its padding.
+/// Consecutive tokens of a batch, including padding.
 struct Chunk {
     student: Tensor<2>,
     teacher: Lesson,
     are_tokens: Option<Tensor<2>>,
 }
 
-/// Cuts a batch into runs of `loss_chunk` tokens.
+/// Divides a batch into chunks of `loss_chunk` tokens.
 fn chunks(
     student: Tensor<2>,
     teacher: Lesson,
@@ -308,7 +308,7 @@ fn chunks(
     loss_chunk: usize,
 ) -> impl Iterator<Item = Chunk> {
     let [num_tokens, _] = student.dims();
-    assert_eq!(teacher.num_tokens(), num_tokens, "a lesson for each token");
+    assert_eq!(teacher.num_tokens(), num_tokens, "every token needs a label");
     (0..num_tokens).step_by(loss_chunk).map(move |start| {
         let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
         Chunk {

@@ -1,28 +1,27 @@
-//! The adapter as burn-train's learner sees it: one batch forward and back.
+//! The burn-train learner of an adapter: training and validation steps, and scores.
 
 use burn::module::Module;
 use burn::tensor::{ExecutionError, Tensor};
 use burn_train::metric::{Adaptor, LossInput};
 use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::Adapter;
+use serde::{Deserialize, Serialize};
 
 use crate::adapter::batches::{AdapterBatch, at_positions};
 use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
-use crate::adapter::scores::AdapterScores;
-use crate::error::{TrainError, to_host};
+use crate::error::{Section, TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
-use crate::run::trainee::Trainee;
-use crate::section::Section;
+use crate::run::member::Trainee;
 
-/// The adapter, and the settings that its steps need. The target is not in here: what is in
-/// the learner is trained and saved.
+/// An adapter with the settings of its steps. The target is not part of it: everything here is trained and
+/// saved.
 #[derive(Module, Debug)]
 pub(crate) struct AdapterLearner {
     pub(crate) adapter: Adapter,
-    /// That of its exit layer among those whose hidden states a batch has.
+    /// The index of its exit layer in [`AdapterBatch::features`].
     #[module(skip)]
-    pub(crate) place: usize,
+    pub(crate) exit: usize,
     #[module(skip)]
     pub(crate) loss: DistillationLoss,
     #[module(skip)]
@@ -31,11 +30,11 @@ pub(crate) struct AdapterLearner {
     pub(crate) clipping: Clipping,
 }
 
-/// What a training batch gives back: `[1]`, without a graph.
+/// The loss of a training batch, `[1]`, without an autodiff graph.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterLoss(Tensor<1>);
 
-/// What a validation batch gives back.
+/// The score sums of a validation batch.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterSums {
     /// `[NUM_SCORES]`: see [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
@@ -43,17 +42,49 @@ pub(crate) struct AdapterSums {
     num_tokens: usize,
 }
 
-/// The sums of a validation so far, in f64.
+/// The score sums of a validation so far.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterTally {
     sums: [f64; NUM_SCORES],
     num_tokens: usize,
 }
 
+/// The scores of one adapter on one set of tokens, against the target's raw distribution (T = 1).
+/// Means over no tokens are NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterScores {
+    /// The number of tokens predicted.
+    pub num_tokens: usize,
+    /// Mean −Σ p log q in nats, p the target's and q the adapter's distribution.
+    pub cross_entropy: f64,
+    /// Mean −Σ p log p in nats: the lowest possible `cross_entropy`.
+    pub target_entropy: f64,
+    /// The share of tokens where both have the same most probable token.
+    pub agreement: f64,
+    /// Mean Σ min(p, q): the expected acceptance probability of a token drawn from q.
+    pub overlap: f64,
+}
+
+impl AdapterScores {
+    /// Mean KL(p ‖ q) in nats: the part of the cross-entropy that training can remove.
+    pub fn kl(&self) -> f64 {
+        self.cross_entropy - self.target_entropy
+    }
+
+    /// The mean of a loss.
+    pub fn loss(&self, loss: DistillationLoss) -> f64 {
+        match loss {
+            DistillationLoss::CrossEntropy => self.cross_entropy,
+            DistillationLoss::TotalVariation => 1.0 - self.overlap,
+        }
+    }
+}
+
 impl AdapterLearner {
     /// The adapter's outputs at the batch's supervised positions, computed in the features' type.
     fn student(&self, batch: &AdapterBatch) -> Student {
-        let features = batch.features[self.place].clone();
+        let features = batch.features[self.exit].clone();
         let adapter = self.adapter.to_dtype(features.dtype().into());
         Student {
             hidden: at_positions(adapter.forward(features), batch.supervised.clone()),
@@ -75,9 +106,9 @@ impl TrainStep for AdapterLearner {
             &batch.tokens,
             self.loss_chunk,
         );
-        // The gradient of Σ student ∘ gradient with respect to the student is `gradient`: so the
-        // loss's own is what goes back through the adapter. Accumulation sums: each batch brings
-        // its share, so that a step has the mean over its tokens.
+        // The gradient of Σ student ∘ g with respect to the student is g, so this backpropagates the
+        // loss's gradient through the adapter. Accumulation adds gradients: with each batch's share, the
+        // step has the mean over its tokens.
         let mut sum = (student.hidden * (hidden * batch.step_share)).sum();
         if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
             let gradient = (gradient * batch.step_share).cast(head.dtype());
@@ -195,11 +226,11 @@ mod tests {
     use crate::adapter::distillation::Lesson;
     use crate::adapter::rows::AdapterRow;
     use crate::adapter::settings::Teaching;
-    use crate::data::batches::BatchSource;
+    use crate::data::BatchSource;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
     #[test]
-    fn a_steps_gradients_are_those_of_the_whole_loss_at_once() {
+    fn chunked_gradients_equal_those_of_the_whole_loss() {
         for architecture in AdapterArchitecture::ALL {
             for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
                 check_gradients(architecture, 1, lengths);
@@ -230,7 +261,7 @@ mod tests {
         let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
         let mut learner = AdapterLearner {
             adapter: config.init(&target.device().autodiff()),
-            place: 0,
+            exit: 0,
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
             clipping: Clipping::Norm(1.0),
@@ -246,17 +277,19 @@ mod tests {
         student.hidden = student.hidden.slice(0..batch.tokens.num);
         let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
         let log_probs = log_softmax(student.hidden.matmul(head), 1);
-        let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states are learned") };
+        let Lesson::States(teacher) = batch.teacher.clone() else {
+            panic!("the teacher has states")
+        };
         let teacher = teacher.slice(0..batch.tokens.num);
         let logits = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
         let num_tokens = batch.tokens.num as f64;
-        assert!(num_tokens > 16.0, "so few rows of a target are not recorded");
+        assert!(num_tokens > 16.0, "too few tokens");
         let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
         let expected = GradientsParams::from_grads(direct.backward(), &learner);
         let expected = gradients_of(&learner, &expected);
         let direct: f32 = direct.into_scalar();
         let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
-        assert!(largest > 1e-3, "gradients this small show little: {largest}");
+        assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
         for loss_chunk in [1, 7, 1000] {
             learner.loss_chunk = loss_chunk;
             let output = TrainStep::step(&learner, batch.clone());

@@ -1,4 +1,4 @@
-//! What adapter training needs of a response, and how a few of them become one tensor.
+//! Rows of adapter training, and their conversion to a padded batch.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -7,29 +7,27 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::Lengths;
 
-/// What adapter training needs of a [`ResponseRow`]. At least one position is supervised.
+/// The parts of a [`ResponseRow`] that adapter training needs, with at least one supervised position.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AdapterRow {
     pub(crate) id: String,
-    /// The prompt and the response, but for the last token, after which nothing is known.
+    /// The prompt and the response without its last token.
     pub(crate) input_ids: Vec<u32>,
-    /// The token that the last of them predicts.
+    /// The token that the last position predicts.
     pub(crate) last_id: u32,
-    /// The first position that predicts a token of the response; all that follow do too.
+    /// The first supervised position: it and all later ones predict a token of the response.
     pub(crate) first_supervised: usize,
-    /// The target's final hidden states at the supervised positions, once they are known and if there
-    /// is room for them.
+    /// The target's final hidden states at the supervised positions, once computed and if there is room.
     pub(crate) teacher: OnceLock<Vec<f32>>,
 }
 
 impl AdapterRow {
-    /// Takes a row as far as it fits `max_len` tokens; `None` if no token of the response that
-    /// another precedes does.
+    /// A row cut to `max_len` tokens. `None` without a supervised position.
     ///
-    /// Position j predicts token j + 1, and so is supervised if and only if token j + 1 belongs to
-    /// the response: from the prompt's last token to the response's last but one. The authors'
-    /// code shifts hidden states and targets by one, but not its mask, and so supervises
-    /// predictions two tokens late; here BOS is read, as it is when decoding.
+    /// Position j predicts token j + 1, so it is supervised if and only if token j + 1 belongs to the
+    /// response: from the last token of the prompt to the last but one of the response. The authors' code
+    /// shifts hidden states and targets by one but not its mask, which supervises predictions two tokens
+    /// late. Here the adapter reads BOS, as in decoding.
     pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
         let mut input_ids: Vec<u32> =
             row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
@@ -44,18 +42,18 @@ impl AdapterRow {
         self.input_ids.len() - self.first_supervised
     }
 
-    /// The tokens of the response that it predicts, but for the last.
+    /// The predicted tokens of the response, without the last one.
     pub(crate) fn predicted(&self) -> &[u32] {
         &self.input_ids[self.first_supervised + 1..]
     }
 
-    /// The tokens that the supervised positions predict.
+    /// The token that each supervised position predicts.
     pub(crate) fn next_ids(&self) -> impl Iterator<Item = u32> {
         self.predicted().iter().copied().chain([self.last_id])
     }
 }
 
-/// The tokens of a few rows, padded to one length.
+/// The tokens of several rows, padded to one length.
 pub(crate) struct Padded {
     /// `[rows, seq]`
     pub(crate) ids: Tensor<2, Int>,
@@ -63,14 +61,14 @@ pub(crate) struct Padded {
     pub(crate) wanted: Vec<Range<usize>>,
 }
 
-/// The rows and the length of a batch.
+/// The padded numbers of rows and positions of a batch.
 pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
     let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
     [lengths.padded_batch(rows.len(), batch_size), lengths.padded(seq)]
 }
 
 impl Padded {
-    /// Rows as a batch. The models are causal: padding on the right changes nothing to its left.
+    /// Pads rows on the right, which does not affect a causal model's states on the left.
     pub(crate) fn new(
         rows: &[&AdapterRow],
         lengths: Lengths,

@@ -6,14 +6,10 @@ use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::adapter::distillation::DistillationLoss;
-use crate::error::TrainError;
-use crate::ranges::check_counts;
+use crate::error::{Section, TrainError};
+use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::Section;
 use crate::states::{FeatureFormat, Features};
-
-/// The most layers of an adapter.
-const MAX_LAYERS: usize = 8;
 
 /// The settings of [`train_adapters`](crate::train_adapters). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -136,55 +132,36 @@ impl AdapterTraining {
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of range.
     pub fn validate(&self) -> Result<(), TrainError> {
+        let section = Section::Adapter;
+        let invalid =
+            |key, value, expected| Err(TrainError::Setting { section, key, value, expected });
         let exit_layers = self.exit_layer.to_vec();
         let are_distinct =
             exit_layers.iter().enumerate().all(|(n, layer)| !exit_layers[..n].contains(layer));
         if exit_layers.is_empty() || !are_distinct {
-            return Err(TrainError::Setting {
-                section: Section::Adapter,
-                key: "exit_layer",
-                value: format!("{exit_layers:?}"),
-                expected: "0 or more, or a list of different such numbers",
-            });
+            let expected = "0 or more, or a list of different such numbers";
+            return invalid("exit_layer", format!("{exit_layers:?}"), expected);
         }
-        if self.max_len < 2 {
-            return Err(TrainError::Setting {
-                section: Section::Adapter,
-                key: "max_len",
-                value: self.max_len.to_string(),
-                expected: "2 or more",
-            });
+        if let Some(size) = self.draft_vocabulary {
+            if size == 0 || self.architecture.has_head() {
+                let expected = "1 or more, and an architecture without a separate LM head";
+                return invalid("draft_vocabulary", size.to_string(), expected);
+            }
+            if self.teacher == Teaching::Response {
+                let expected =
+                    "none with `teacher = \"response\"`: a token outside it would have no label";
+                return invalid("draft_vocabulary", size.to_string(), expected);
+            }
         }
-        if !(1..=MAX_LAYERS).contains(&self.num_layers) {
-            return Err(TrainError::Setting {
-                section: Section::Adapter,
-                key: "num_layers",
-                value: self.num_layers.to_string(),
-                expected: "1 to 8",
-            });
-        }
-        if let Some(size) = self.draft_vocabulary
-            && (size == 0 || self.architecture.has_head())
-        {
-            return Err(TrainError::Setting {
-                section: Section::Adapter,
-                key: "draft_vocabulary",
-                value: size.to_string(),
-                expected: "1 or more, and an architecture without an LM head of its own",
-            });
-        }
-        if let Some(size) = self.draft_vocabulary
-            && self.teacher == Teaching::Response
-        {
-            return Err(TrainError::Setting {
-                section: Section::Adapter,
-                key: "draft_vocabulary",
-                value: size.to_string(),
-                expected: "none where `teacher` is `response`: a token outside would teach nothing",
-            });
-        }
-        self.optimizer.check(Section::Adapter)?;
-        check_counts(Section::Adapter, &[("loss_chunk", self.loss_chunk)])
+        self.optimizer.check(section)?;
+        check_numbers(
+            section,
+            &[
+                ("max_len", self.max_len as f64, Range::Within(2.0, f64::MAX, "2 or more")),
+                ("num_layers", self.num_layers as f64, Range::Within(1.0, 8.0, "1 to 8")),
+                ("loss_chunk", self.loss_chunk as f64, Range::AT_LEAST_ONE),
+            ],
+        )
     }
 }
 
@@ -197,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_section_is_the_default_and_a_misspelt_key_is_named() {
+    fn an_empty_section_is_the_default_and_an_error_names_a_misspelt_key() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         assert_eq!(read("").unwrap(), AdapterTraining::default());
         let message = read("loss_chunks = 1").unwrap_err().to_string();
@@ -205,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_exit_layer_or_a_list_of_them() {
+    fn exit_layers_are_a_number_or_a_list() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         assert_eq!(read("exit_layer = 3").unwrap().exit_layer.to_vec(), [3]);
         assert_eq!(read("exit_layer = [1, 2]").unwrap().exit_layer.to_vec(), [1, 2]);
@@ -219,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_architecture_is_one_of_four_and_first_weights_of_two() {
+    fn every_architecture_and_initialisation_has_a_name() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for architecture in AdapterArchitecture::ALL {
             let training = read(&format!("architecture = \"{architecture}\"")).unwrap();
@@ -237,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_one_of_two() {
+    fn every_loss_has_a_name() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for (name, loss) in [
             ("cross-entropy", DistillationLoss::CrossEntropy),
@@ -252,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_in_range_and_bad_values_name_their_key() {
+    fn defaults_are_in_range_and_errors_name_the_key() {
         AdapterTraining::default().validate().unwrap();
         let check = |key: &str, bad: AdapterTraining| {
             let message = bad.validate().unwrap_err().to_string();

@@ -1,6 +1,6 @@
-//! The target's hidden states of rows, kept on the disk: those after each exit, at all positions, and
-//! the final ones at the supervised positions. They depend on the rows alone, so that every epoch and
-//! every run that follows reads them, and runs no layer of the target.
+//! The target's hidden states on disk: those after each exit layer at all positions, and the final ones at the
+//! supervised positions. They depend only on the rows, so later epochs and runs read them and run no layer of
+//! the target.
 
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
@@ -8,29 +8,29 @@ use draftsmith_model::{CausalLm, Lengths};
 use crate::adapter::rows::{AdapterRow, Padded};
 use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
-use crate::states::{StateFile, StateFiles, StatesOf, problems};
+use crate::states::{RowStatesPlan, StateFile, StateFiles, problems};
 
-/// The files of a training.
+/// The open files of a training.
 #[derive(Debug)]
 pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
-    /// Where the target's own distributions are learned.
+    /// `None` if the response is the teacher.
     last: Option<StateFile>,
 }
 
-/// A row's states, token by token.
+/// The states of a row, token by token.
 pub(crate) struct RowStates {
-    /// After each exit.
+    /// After each exit layer.
     pub(crate) exits: Vec<Vec<f32>>,
-    /// At the supervised positions, where those are read.
+    /// The final ones at the supervised positions; empty if the response is the teacher.
     pub(crate) last: Vec<f32>,
 }
 
 impl StoredStates {
-    /// Opens the files of rows that a target of `width` reads.
+    /// Opens the files for the rows of a target with hidden size `width`.
     ///
     /// # Errors
-    /// If there is no room for them, or one cannot be opened.
+    /// If the disk has too little room, or a file cannot be opened.
     pub(crate) fn open(
         mut files: StateFiles<'_>,
         (exit_layers, teaching): (&[usize], Teaching),
@@ -45,13 +45,13 @@ impl StoredStates {
         for exit_layer in exit_layers {
             let rows = rows.iter().map(|row| {
                 let num_states = row.input_ids.len();
-                StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+                RowStatesPlan { id: &row.id, num_states, ids: states(row, num_states) }
             });
             files.add(&format!("-layer-{exit_layer}"), width, rows);
         }
         let supervised = rows.iter().map(|row| {
             let num_states = row.num_supervised();
-            StatesOf { id: &row.id, num_states, ids: states(row, num_states) }
+            RowStatesPlan { id: &row.id, num_states, ids: states(row, num_states) }
         });
         if teaching == Teaching::Target {
             files.add("-final", width, supervised);
@@ -61,7 +61,7 @@ impl StoredStates {
         Ok(Self { exits, last })
     }
 
-    /// The states of rows, which the target computes where they are not there.
+    /// The states of rows. The target computes those that are not stored.
     pub(crate) fn states(
         &self,
         target: &CausalLm,
@@ -92,7 +92,7 @@ impl StoredStates {
         Some(RowStates { exits, last })
     }
 
-    /// Runs the target on rows, and keeps what comes of it.
+    /// Computes the states of rows with the target, and stores them.
     fn compute(
         &self,
         target: &CausalLm,
@@ -116,16 +116,16 @@ impl StoredStates {
             };
             let exits = self.exits.iter().zip(&exits);
             let exits =
-                exits.map(|(file, all)| file.keep(&row.id, states(all, 0, row.input_ids.len())));
+                exits.map(|(file, all)| file.store(&row.id, states(all, 0, row.input_ids.len())));
             let own = last.as_ref().map(|(file, all)| {
-                file.keep(&row.id, states(all, row.first_supervised, row.num_supervised()))
+                file.store(&row.id, states(all, row.first_supervised, row.num_supervised()))
             });
             RowStates { exits: exits.collect(), last: own.unwrap_or_default() }
         };
         rows.iter().enumerate().map(of_row).collect()
     }
 
-    /// What went wrong, to be told when training ends.
+    /// Messages about problems with the files, for the end of the training.
     pub(crate) fn problems(&self) -> Vec<String> {
         let files: Vec<&StateFile> = self.exits.iter().chain(&self.last).collect();
         problems(&files)

@@ -1,22 +1,21 @@
-//! Which rows are trained on, and which are held out for validation.
+//! The split of rows into training and validation.
 
 use std::sync::Arc;
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::in_validation;
 
-use crate::data::batches::RowCounts;
+use crate::data::RowCounts;
 use crate::error::TrainError;
 
-/// The rows of each side, in their order.
-pub(crate) struct Split<T> {
+/// The rows of each side, in their original order.
+pub(crate) struct SplitRows<T> {
     pub(crate) training: Vec<Arc<T>>,
     pub(crate) validation: Vec<Arc<T>>,
     pub(crate) num_unusable: usize,
 }
 
-impl<T> Split<T> {
-    /// How many rows are on each side.
+impl<T> SplitRows<T> {
     pub(crate) fn counts(&self) -> RowCounts {
         RowCounts {
             num_training: self.training.len(),
@@ -25,11 +24,10 @@ impl<T> Split<T> {
         }
     }
 
-    /// Splits what `usable` takes of each row, for a model of `vocab_size` tokens; `None` counts as
-    /// unusable.
+    /// Converts each row with `usable`, whose `None` counts as unusable, and splits the results.
     ///
     /// # Errors
-    /// If a row is broken, has a token that the model does not know, or is refused by `usable`.
+    /// If a row is invalid, has a token outside the vocabulary, or `usable` fails.
     pub(crate) fn new(
         rows: &[ResponseRow],
         vocab_size: usize,
@@ -52,13 +50,13 @@ impl<T> Split<T> {
     }
 }
 
-/// Whether training holds a row out for validation: decided by its conversation, so that turns stay
-/// together.
+/// Whether a row is held out for validation. This depends on its conversation, so that all turns of one
+/// are on the same side.
 pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
     in_validation(conversation(row), validation_fraction)
 }
 
-/// A row's id without its turn: `source#n` of `source#n#turn`. A source's name may have a `#`.
+/// A row's id without its turn: `source#n` for `source#n#turn`. A source's name may contain `#`.
 fn conversation(row: &ResponseRow) -> &str {
     let start = match row.id.strip_prefix(&row.source) {
         Some(rest) if rest.starts_with('#') => row.source.len() + 1,
@@ -74,7 +72,7 @@ mod tests {
     use crate::tests::pair::response_row;
 
     #[test]
-    fn turns_of_a_conversation_share_their_side() {
+    fn turns_of_a_conversation_are_on_the_same_side() {
         let named = |id: &str, source: &str| {
             let mut row = response_row(id, &[1], &[2], &[3], &[0.5]);
             row.source = source.to_owned();
@@ -97,11 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_break_their_rules_or_are_of_another_vocabulary_are_named() {
+    fn invalid_rows_and_unknown_tokens_are_errors_that_name_the_row() {
         let message = |break_it: fn(&mut ResponseRow)| {
             let mut broken = response_row("set#3", &[1], &[2, 3], &[4, 5], &[0.5; 2]);
             break_it(&mut broken);
-            let split = Split::new(&[broken], 6, 0.5, |_| Ok(Some(())));
+            let split = SplitRows::new(&[broken], 6, 0.5, |_| Ok(Some(())));
             split.map(|split| split.counts().num_unusable).map_err(|error| error.to_string())
         };
         assert_eq!(message(|_| ()), Ok(0));

@@ -1,33 +1,32 @@
-//! Batches of labelled positions, with the features that the frozen draft gives.
+//! Batches of labelled positions, with the frozen draft's features.
 
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
-use crate::data::batches::{BatchSource, TrainingBatch, real};
-use crate::data::examples::Example;
+use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
 use crate::head::features::{Frozen, LabelledRows};
 use crate::head::rows::{Mixture, TrainingRow};
-use crate::head::stored::StoredHidden;
 use crate::run::devices::PerDevice;
+use crate::states::StateFile;
 
 /// The labelled positions of a few rows.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadBatch {
-    /// Of the frozen draft, a row a label.
+    /// One row per label.
     pub(crate) features: HeadFeatures,
-    /// `[labels]`: acceptance probabilities; 0 of padding.
+    /// `[labels]`: acceptance probabilities; 0 for padding.
     pub(crate) labels: Tensor<1>,
     /// The number of labels without padding.
     pub(crate) num_labels: usize,
-    /// `[labels]`: 1 of a label, 0 of padding; None where there is none.
+    /// `[labels]`: 1 for a label, 0 for padding; `None` without padding.
     pub(crate) is_label: Option<Tensor<1>>,
-    /// The rows' ids, for messages.
+    /// The ids of the rows, for messages.
     pub(crate) row_ids: Vec<String>,
-    /// One over the number of batches of the step.
+    /// 1 / the number of batches of the step.
     pub(crate) step_share: f64,
-    /// Whether the step's gradients are complete after this batch.
+    /// Whether this is the last batch of its step.
     pub(crate) ends_step: bool,
 }
 
@@ -45,7 +44,7 @@ impl TrainingBatch for HeadBatch {
     }
 }
 
-/// Rows, and the draft that reads their mixtures.
+/// Rows, with the draft that reads their mixtures.
 #[derive(Clone)]
 pub(crate) struct HeadSource {
     /// Without autodiff.
@@ -54,11 +53,11 @@ pub(crate) struct HeadSource {
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
     pub(crate) mixing_ratio: f64,
-    /// Rows that go through the draft together.
+    /// Rows per forward of the draft.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
     /// Cached hidden states, if rows are the same in every epoch.
-    pub(crate) stored: Option<Arc<StoredHidden>>,
+    pub(crate) stored: Option<Arc<StateFile>>,
 }
 
 impl BatchSource for HeadSource {
@@ -76,8 +75,8 @@ impl BatchSource for HeadSource {
         self.rows[row].has_label(self.seed, epoch, self.mixing_ratio)
     }
 
-    /// Runs the draft on one step's rows together, so that rows of like length can share a
-    /// forward, and deals the features out to the step's batches.
+    /// Runs the draft on all rows of a step, so that rows of similar length share a forward, and divides
+    /// the features among the step's batches.
     fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = HeadBatch> {
         let mixtures: Vec<Mixture> = step
             .iter()
@@ -108,7 +107,7 @@ impl BatchSource for HeadSource {
                 features: LabelledRows::cat(&features, num_padded, &device),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
                 num_labels,
-                is_label: real(num_labels, lengths, &device),
+                is_label: padding_mask(num_labels, lengths, &device),
                 row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
                 step_share: 1.0 / step.len() as f64,
                 ends_step: nth + 1 == step.len(),
@@ -117,13 +116,13 @@ impl BatchSource for HeadSource {
     }
 
     /// # Panics
-    /// If a row has branches: they are no one sequence.
+    /// If a row has branches: it is not a single sequence.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
         let example = |row: &usize| {
             let row = &self.rows[*row];
             let Mixture { input_ids, labelled, labels, branches, .. } =
                 row.mixture(self.seed, epoch, self.mixing_ratio);
-            assert!(branches.is_empty(), "a row of rollouts is no one sequence");
+            assert!(branches.is_empty(), "a row with branches is not a single sequence");
             Example { row_id: row.id().to_owned(), input_ids, positions: labelled, labels }
         };
         step.iter().map(|rows| rows.iter().map(example).collect()).collect()
@@ -136,7 +135,7 @@ mod tests {
     use burn::tensor::Device;
     use draftsmith_model::{HeadForm, HeadInput};
 
-    use crate::data::batches::{BatchSettings, Loader, VALIDATION_EPOCH};
+    use crate::data::{BatchSettings, Loader, VALIDATION_EPOCH};
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{responses, tiny_draft};
 
@@ -159,7 +158,7 @@ mod tests {
     }
 
     fn loader(source: HeadSource) -> Loader<HeadSource> {
-        Loader::training(source, SETTINGS)
+        Loader { source, settings: SETTINGS }
     }
 
     fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {
@@ -170,9 +169,9 @@ mod tests {
         tensor.clone().into_data().try_into_vec().unwrap()
     }
 
-    /// Hidden states and what is read beside them, row by row.
+    /// Hidden states and further inputs, row by row.
     fn both(features: &HeadFeatures) -> Vec<f32> {
-        let extra = features.extra.clone().expect("more is read");
+        let extra = features.extra.clone().expect("there are further inputs");
         values(&Tensor::cat(vec![features.hidden.clone(), extra], 1))
     }
 
@@ -211,10 +210,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_is_what_the_batches_hold() {
+    fn examples_equal_the_batches() {
         let source = source(31, 0.15);
         let loader = loader(source);
-        let written: Vec<Vec<Example>> = loader.examples(1).into_iter().flatten().collect();
+        let written: Vec<Vec<Example>> =
+            loader.examples(1).into_iter().flat_map(|step| step.batches).collect();
         let batches = collect(&loader);
         assert_eq!(written.len(), batches.len());
         for (examples, batch) in written.iter().zip(&batches) {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steps_batches_share_it_evenly() {
+    fn batches_have_equal_shares_of_their_step() {
         let shares: Vec<f64> =
             collect(&loader(source(31, 0.0))).iter().map(|batch| batch.step_share).collect();
         assert_eq!(shares[..8], [0.25; 8]);
@@ -235,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn validation_is_the_same_every_time() {
-        let loader = Loader::validation(source(10, 0.15), SETTINGS);
+    fn validation_batches_never_change() {
+        let loader = loader(source(10, 0.15));
         let labels = |loader: &Loader<HeadSource>| -> Vec<Vec<f32>> {
             loader.batches(VALIDATION_EPOCH, 0).map(|batch| values(&batch.labels)).collect()
         };
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_label_are_left_out_of_the_epoch() {
+    fn rows_without_labels_are_skipped() {
         let loader = loader(source(31, 0.95));
         let (num_rows, _) = loader.size(1);
         assert!(num_rows > 0 && num_rows < 31, "{num_rows}");

@@ -1,27 +1,29 @@
-//! The features of a row: the frozen draft's hidden states at labelled positions, or at those that the
-//! tokens there were drawn from, and the head's further inputs.
+//! The features of labelled positions: the frozen draft's hidden states there, or at the positions that the
+//! tokens were drawn from, and the head's further inputs.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows};
+use draftsmith_model::{
+    CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows, vectors,
+};
 
 use crate::head::rows::Mixture;
-use crate::head::stored::{StoredHidden, num_tokens};
 use crate::run::devices::PerDevice;
+use crate::states::StateFile;
 
-/// The rows of a forward's features that are of one mixture.
+/// The rows of one mixture among the features of a forward.
 #[derive(Debug, Clone)]
 pub(crate) struct LabelledRows {
-    /// Which of the forwards.
+    /// The index of the forward.
     forward: usize,
     features: HeadFeatures,
     rows: Range<usize>,
 }
 
 impl LabelledRows {
-    /// The features of several mixtures on a device, one after the other; the last row repeats
-    /// until there are `num_rows`, if there are fewer.
+    /// Concatenates the features of several mixtures on a device, and repeats the last row until there are
+    /// `num_rows`.
     pub(crate) fn cat(parts: &[Self], num_rows: usize, device: &Device) -> HeadFeatures {
         let mut forwards: Vec<&Self> = Vec::new();
         for part in parts {
@@ -42,15 +44,15 @@ impl LabelledRows {
     }
 }
 
-/// The frozen draft that heads read, and how its forwards are cut.
+/// The frozen draft, and how rows are divided among its forwards.
 pub(crate) struct Frozen<'a> {
     pub(crate) drafts: &'a PerDevice<DrafterModel>,
     pub(crate) reads: &'a HeadReads,
-    /// Rows that go through a model together.
+    /// Rows per forward.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
     /// Cached hidden states, and the ids of the mixtures' rows.
-    pub(crate) stored: Option<(&'a StoredHidden, &'a [&'a str])>,
+    pub(crate) stored: Option<(&'a StateFile, &'a [&'a str])>,
 }
 
 impl Frozen<'_> {
@@ -73,7 +75,7 @@ impl Frozen<'_> {
             by_length.chunks(self.batch_size).chain(branching.chunks(1)).collect();
         let num_used = self.drafts.num_devices().min(forwards.len());
         let made = self.drafts.work(num_used, |nth, draft| {
-            let own = (0..forwards.len()).skip(nth).step_by(num_used);
+            let forwards_here = (0..forwards.len()).skip(nth).step_by(num_used);
             let run = |forward: usize| {
                 let rows = forwards[forward];
                 let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
@@ -83,7 +85,7 @@ impl Frozen<'_> {
                 let stored = stored.as_ref().map(|(stored, names)| (*stored, &names[..]));
                 (forward, self.forward_features(draft, &batch, stored))
             };
-            own.map(run).collect::<Vec<_>>()
+            forwards_here.map(run).collect::<Vec<_>>()
         });
         let mut of_mixtures: Vec<Option<LabelledRows>> = vec![None; mixtures.len()];
         for (forward, features) in made.into_iter().flatten() {
@@ -95,15 +97,15 @@ impl Frozen<'_> {
                 of_mixtures[*row] = Some(LabelledRows { forward, features, rows: start..end });
             }
         }
-        of_mixtures.into_iter().map(|rows| rows.expect("every row is in one batch")).collect()
+        of_mixtures.into_iter().map(|rows| rows.expect("every row is in a forward")).collect()
     }
 
-    /// The features of rows that go through the draft together, row after row.
+    /// The features of the rows of one forward, row by row.
     fn forward_features(
         &self,
         draft: &DrafterModel,
         batch: &[&Mixture],
-        stored: Option<(&StoredHidden, &[&str])>,
+        stored: Option<(&StateFile, &[&str])>,
     ) -> HeadFeatures {
         let (hidden, mut candidates) = match (stored, batch) {
             (Some((stored, names)), _) => stored_states(draft, stored, names, batch, self.lengths),
@@ -122,7 +124,7 @@ impl Frozen<'_> {
 /// Cached hidden states of rows, and the labelled positions among them.
 fn stored_states(
     draft: &DrafterModel,
-    stored: &StoredHidden,
+    stored: &StateFile,
     names: &[&str],
     batch: &[&Mixture],
     lengths: Lengths,
@@ -130,16 +132,18 @@ fn stored_states(
     let (mut all, mut candidates, mut num_rows) = (Vec::new(), CandidateRows::default(), 0);
     for (name, mixture) in names.iter().zip(batch) {
         push_all(&mut candidates, mixture, num_rows);
-        let num_tokens = num_tokens(mixture);
+        let num_tokens = mixture.num_tokens();
         num_rows += num_tokens;
-        // A device's rows have padding behind them.
-        let compute = || branching_states(draft, mixture).slice(0..num_tokens);
-        all.extend(stored.of_row(name, compute));
+        all.extend(stored.read(name).unwrap_or_else(|| {
+            // On a device, padding follows.
+            let states = branching_states(draft, mixture).slice(0..num_tokens);
+            stored.store(name, vectors::values(states))
+        }));
     }
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
 }
 
-/// Rows of numbers in a model's type, padded with zeros.
+/// A tensor of rows in a model's type, padded with zeros.
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
@@ -171,7 +175,7 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =
         (draft.new_feature_cache(capacity, 1), draft.new_cache(capacity, 1));
-    // Forgets all tokens from `start` on, and reads others there.
+    // Replaces the tokens from `start` on.
     let mut read = |ids: &[u32], start: usize| {
         feature_cache.iter_mut().for_each(|cache| cache.truncate(0, start));
         cache.truncate(0, start);
@@ -188,8 +192,8 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     Rows::cat(hidden).into_tensor(&draft.device()).squeeze_dim(0)
 }
 
-/// Adds a mixture's labelled positions, then its branches', whose rows follow; the first token's row is
-/// `start`.
+/// Adds a mixture's labelled positions, then those of its branches, whose rows follow. `start` is the row of
+/// the first token.
 fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     push_labelled(candidates, mixture, start);
     let mut num_read = start + mixture.input_ids.len();
@@ -202,8 +206,8 @@ fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     }
 }
 
-/// Adds a mixture's labelled positions, whose first token's row is `start`. Each has a position before
-/// it, since every row has a prompt.
+/// Adds a mixture's labelled positions; `start` is the row of its first token. Each has a predecessor,
+/// because every row has a prompt.
 fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     for at in &mixture.labelled {
         candidates.push(mixture.input_ids[*at], start + at, start + at - 1);
@@ -220,7 +224,7 @@ mod tests {
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
 
-    /// Of each mixture its features, where forwards are as long as what there is.
+    /// The features of each mixture, without padded lengths.
     fn labelled_features(
         drafts: &PerDevice<DrafterModel>,
         reads: &HeadReads,
@@ -256,8 +260,7 @@ mod tests {
         }
     }
 
-    /// What a head is to be given of a labelled position, from the whole row's hidden states and
-    /// logits.
+    /// The expected features of a labelled position, from the whole row's hidden states and logits.
     fn expected(
         draft: &DrafterModel,
         reads: &HeadReads,
@@ -286,11 +289,11 @@ mod tests {
     }
 
     #[test]
-    fn features_are_those_of_each_row_alone() {
-        tiny_drafters(16, 64).iter().for_each(assert_features_are_those_of_each_row_alone);
+    fn features_equal_those_of_single_rows() {
+        tiny_drafters(16, 64).iter().for_each(assert_features_equal_those_of_single_rows);
     }
 
-    fn assert_features_are_those_of_each_row_alone(draft: &DrafterModel) {
+    fn assert_features_equal_those_of_single_rows(draft: &DrafterModel) {
         let mixtures: Vec<Mixture> = responses(9, 20, 8)
             .iter()
             .map(|row| {
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_take_turns_at_the_forwards() {
+    fn devices_take_turns() {
         let drafts =
             [tiny_draft(16, 64), deep_target(16, 64)].map(|draft| DrafterModel::from(&draft));
         let mixtures: Vec<Mixture> = responses(11, 20, 8)
@@ -340,19 +343,19 @@ mod tests {
         let found = features(PerDevice::new(drafts.to_vec()).unwrap());
         let mut by_length: Vec<usize> = (0..mixtures.len()).collect();
         by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
-        for (place, row) in by_length.into_iter().enumerate() {
-            let expected = if (place / 2).is_multiple_of(2) { &first } else { &second };
-            assert!(found[row] == expected[row], "row {row} is of another forward");
+        for (nth, row) in by_length.into_iter().enumerate() {
+            let expected = if (nth / 2).is_multiple_of(2) { &first } else { &second };
+            assert!(found[row] == expected[row], "row {row} was in another forward");
             assert!(first[row] != second[row]);
         }
     }
 
     #[test]
-    fn a_branch_is_read_as_if_it_stood_behind_its_prefix_alone() {
-        tiny_drafters(16, 64).iter().for_each(assert_a_branch_is_read_as_if_it_stood_alone);
+    fn a_branch_is_read_as_a_continuation_of_its_prefix() {
+        tiny_drafters(16, 64).iter().for_each(assert_branch_continues_its_prefix);
     }
 
-    fn assert_a_branch_is_read_as_if_it_stood_alone(draft: &DrafterModel) {
+    fn assert_branch_continues_its_prefix(draft: &DrafterModel) {
         let trunk = Mixture {
             input_ids: vec![3, 9, 4, 30, 11, 25],
             labelled: vec![2, 5],
@@ -387,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_the_draft_does_not_know_is_read_as_token_0() {
+    fn a_token_outside_the_drafts_vocabulary_is_read_as_token_0() {
         let [draft, _] = &tiny_drafters(16, 64);
         let mixture = |id: u32| Mixture {
             input_ids: vec![3, id, 5],

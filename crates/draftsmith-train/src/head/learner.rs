@@ -1,4 +1,4 @@
-//! The head as burn-train's learner sees it: one batch forward and back.
+//! The burn-train learner of a head: training and validation steps, and scores.
 
 use burn::module::Module;
 use burn::tensor::{ExecutionError, Tensor};
@@ -7,16 +7,14 @@ use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
-use crate::error::{TrainError, to_host};
+use crate::error::{Section, TrainError, to_host};
 use crate::head::batches::HeadBatch;
 use crate::head::loss::weighted_bce;
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
-use crate::run::trainee::Trainee;
-use crate::section::Section;
+use crate::run::member::Trainee;
 
-/// The head, and the settings that its steps need. The draft is not in here: what is in the
-/// learner is trained and saved.
+/// A head with the settings of its steps. The draft is not part of it: everything here is trained and saved.
 #[derive(Module, Debug)]
 pub(crate) struct HeadLearner {
     pub(crate) head: AcceptanceHead,
@@ -24,27 +22,27 @@ pub(crate) struct HeadLearner {
     pub(crate) rejection_weight: f64,
     #[module(skip)]
     pub(crate) clipping: Clipping,
-    /// The recipe's, for messages.
+    /// The recipe's section, for messages.
     #[module(skip)]
     pub(crate) section: Section,
 }
 
-/// What a batch gives back. No tensor of it holds on to the graph.
+/// The outputs of a batch, without an autodiff graph.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadOutput {
     /// `[1]`
     pub(crate) loss: Tensor<1>,
-    /// `[labels]`: accept minus reject.
+    /// `[labels]`: the logit of acceptance minus that of rejection.
     pub(crate) logit: Tensor<1>,
     /// `[labels]`: acceptance probabilities.
     pub(crate) labels: Tensor<1>,
-    /// How many there are; what follows is padding.
+    /// The number of labels before the padding.
     pub(crate) num_labels: usize,
 }
 
 impl HeadLearner {
     fn output(&self, batch: &HeadBatch) -> HeadOutput {
-        // In the features' type; logits are f32.
+        // The head computes in the features' type, but its logits are f32.
         let head = self.head.to_dtype(batch.features.hidden.dtype().into());
         let logit = head.acceptance_logit(batch.features.clone());
         let loss = weighted_bce(
@@ -63,7 +61,7 @@ impl TrainStep for HeadLearner {
 
     fn step(&self, batch: HeadBatch) -> TrainOutput<HeadOutput> {
         let output = self.output(&batch);
-        // Accumulation sums: each batch brings its share, so that a step has the mean.
+        // Accumulation adds gradients: with each batch's share, the step has the mean.
         let grads = (output.loss.clone() * batch.step_share).backward();
         TrainOutput::new(self, grads, output.without_graph())
     }
@@ -135,6 +133,8 @@ impl Trainee for HeadLearner {
         tally.finish()
     }
 
+    /// The validation KL without the shift of the rejection weight, which a sweep compares too: the best
+    /// epoch is the one that a sweep would choose.
     fn to_minimise(&self, scores: &HeadScores) -> f64 {
         scores.comparable_kl()
     }
@@ -166,14 +166,14 @@ mod tests {
     };
 
     use super::*;
-    use crate::data::batches::{BatchSettings, Loader};
+    use crate::data::{BatchSettings, Loader};
     use crate::head::batches::HeadSource;
     use crate::head::rows::TrainingRow;
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
     #[test]
-    fn padding_changes_no_loss_and_no_gradient() {
+    fn padding_changes_neither_losses_nor_gradients() {
         let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
         let source = HeadSource {
             drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
@@ -198,7 +198,7 @@ mod tests {
         };
         let batches = |lengths| -> Vec<HeadBatch> {
             let source = HeadSource { lengths, ..source.clone() };
-            Loader::training(source, settings).batches(1, 0).collect()
+            Loader { source, settings }.batches(1, 0).collect()
         };
         let (given, padded) = (batches(Lengths::AsGiven), batches(Lengths::InBuckets));
         assert_eq!(given.len(), 3);
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What the learner minimises over epochs, of predictions for labels that are all `label`.
+    /// The epoch score that the learner minimises, if all labels and all predictions are equal.
     fn to_minimise(rejection_weight: f64, predicted_prob: f64, label: f64) -> f64 {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&Device::flex()),
@@ -236,10 +236,10 @@ mod tests {
     }
 
     #[test]
-    fn the_best_epoch_is_the_one_that_the_weighted_loss_leads_to() {
+    fn the_epoch_score_is_lowest_at_the_minimum_of_the_weighted_loss() {
         for label in [0.2, 0.5, 0.9] {
             for weight in [0.5, 1.0, 6.0, 12.0] {
-                // Where that loss is least, as its derivative says.
+                // The minimum of the weighted loss, from its derivative.
                 let least = label / (label + weight * (1.0 - label));
                 let best = to_minimise(weight, least, label);
                 assert!(best.abs() < 1e-12, "{best} at weight {weight}");

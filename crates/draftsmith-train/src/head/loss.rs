@@ -1,16 +1,16 @@
-//! The loss of SpecDec++: binary cross-entropy with soft labels, where rejection weighs more.
+//! The loss of SpecDec++: binary cross-entropy with soft labels and a weight for rejection.
 
 use burn::tensor::{Tensor, activation::log_sigmoid};
 
 /// [Σ w_rej (1 − y)(−log P(reject)) + y (−log P(accept))] / [w_rej Σ (1 − y) + Σ y] over the labels
 /// of one batch, as in the authors' code (the paper prints the numerator). Nats.
 ///
-/// The head's softmax over two logits is a sigmoid of their difference.
+/// The head's softmax over two logits equals a sigmoid of their difference.
 ///
 /// # Shapes
-/// - logit: `[labels]`, accept minus reject; at least one
-/// - labels: `[labels]`, acceptance probabilities; 0 of padding
-/// - is_label: `[labels]`, 1 of a label, 0 of padding; None without padding
+/// - logit: `[labels]`, the logit of acceptance minus that of rejection; at least one
+/// - labels: `[labels]`, acceptance probabilities; 0 for padding
+/// - is_label: `[labels]`, 1 for a label, 0 for padding; `None` without padding
 /// - output: `[1]`
 pub(crate) fn weighted_bce(
     logit: Tensor<1>,
@@ -47,10 +47,10 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_is_the_hand_computed_one() {
+    fn the_loss_equals_a_hand_computed_one() {
         // P(accept) is ½ at logit 0 and ¾ at ln 3; w = 6.
-        // Row 1, y = 1: 1 · ln 2 of weight 1. Row 2, y = 0: 6 · ln 4 of weight 6.
-        // Row 3, y = ¼ at ln 3: 6 · ¾ · ln 4 + ¼ · ln (4/3) of weight 4.75.
+        // Row 1, y = 1: 1 · ln 2, weight 1. Row 2, y = 0: 6 · ln 4, weight 6.
+        // Row 3, y = ¼ at ln 3: 6 · ¾ · ln 4 + ¼ · ln (4/3), weight 4.75.
         let ln3 = 3_f64.ln();
         let numerator =
             2_f64.ln() + 6.0 * 4_f64.ln() + 4.5 * 4_f64.ln() + 0.25 * (4.0_f64 / 3.0).ln();
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_one_is_the_mean_cross_entropy() {
+    fn with_weight_1_the_loss_is_the_mean_cross_entropy() {
         let rows: [(f64, f64); 3] = [(0.3, 0.2), (-1.0, 0.9), (2.0, 0.5)];
         let mean = rows.iter().map(|(z, y)| {
             let accept = 1.0 / (1.0 + (-z).exp());
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn one_label_alone_is_normalised_by_its_own_weight() {
+    fn a_single_label_is_normalised_by_its_weight() {
         for weight in [1.0, 6.0, 12.0] {
             close(loss(&[0.0], &[0.0], weight), 2_f64.ln());
             close(loss(&[0.0], &[1.0], weight), 2_f64.ln());
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn certain_and_wrong_stays_finite() {
+    fn certain_wrong_predictions_have_a_finite_loss() {
         close(loss(&[200.0, -200.0], &[0.0, 1.0], 1.0), 200.0);
         close(loss(&[200.0, -200.0], &[1.0, 0.0], 1.0), 0.0);
     }

@@ -1,9 +1,9 @@
-//! Training rows from recorded rollouts: the candidates that rounds along a response would meet, and
-//! whether they are accepted.
+//! Training rows from recorded rollouts: the candidates of decoding rounds along a response, and whether they
+//! are accepted.
 //!
-//! This is the distribution in use: at each place of a response the draft's candidate after an
-//! accepted prefix, drawn as in decoding, and after a rejected candidate the draft's next proposals.
-//! Nothing is mixed, so every epoch sees the same rows.
+//! These candidates are distributed as in use: at each position of a response the draft's candidate after an
+//! accepted prefix, drawn as in decoding, and after a rejected candidate the draft's next proposals. Rows are
+//! not mixed, so they are the same in every epoch.
 
 use std::collections::HashMap;
 
@@ -13,13 +13,13 @@ use draftsmith_theory::acceptance_prob;
 use crate::error::TrainError;
 use crate::head::rows::{Branch, Mixture};
 
-/// Rollouts of the draft along the responses that are trained on, recorded without a head.
+/// Rollouts of the draft along the training responses, recorded without a head.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordedRollouts<'a> {
-    /// The rows, those of one response together, its own first.
+    /// The rows. Those of one response are adjacent, beginning with the row of the response itself.
     pub rows: &'a [RolloutRow],
-    /// Whether decoding was greedy: labels are then 0 or 1, and candidates after a rejected one have
-    /// none. Otherwise labels are min(1, p/q).
+    /// Whether decoding was greedy. Labels are then 0 or 1, and candidates after a rejected one have no label.
+    /// Otherwise labels are min(1, p/q).
     pub is_greedy: bool,
 }
 
@@ -38,9 +38,8 @@ impl<'a> From<RecordedRollouts<'a>> for RolloutsById<'a> {
 }
 
 impl RolloutsById<'_> {
-    /// A row's input and labels, as far as they fit `context` tokens: the response with labels
-    /// where its token is the candidate that is accepted, and a branch for each rejected one.
-    /// `None` if nothing is labelled.
+    /// A row's input and labels, cut to `context` tokens: the response with labels at accepted candidates, and
+    /// a branch for each rejected one. `None` without any label.
     ///
     /// # Errors
     /// If there are no rollouts of the row's response.
@@ -54,12 +53,12 @@ impl RolloutsById<'_> {
         if first == 0 || len == 0 {
             return Ok(None);
         }
-        let wrong = |problem| TrainError::Rollouts { id: row.id.clone(), problem };
-        let rows = self.by_id.get(row.id.as_str()).ok_or_else(|| wrong("there are none"))?;
-        let (response, rollouts) = rows.split_first().expect("a chunk has a row");
+        let invalid = |problem| TrainError::Rollouts { id: row.id.clone(), problem };
+        let rows = self.by_id.get(row.id.as_str()).ok_or_else(|| invalid("there are none"))?;
+        let (response, rollouts) = rows.split_first().expect("a chunk is not empty");
         let recorded = &response.candidates.candidate_ids;
         if !response.is_response || !recorded.starts_with(&row.response_ids[..len]) {
-            return Err(wrong("they are of another response"));
+            return Err(invalid("they belong to another response"));
         }
         let mut input_ids = row.prompt_ids.clone();
         input_ids.extend(&row.response_ids[..len]);
@@ -67,7 +66,7 @@ impl RolloutsById<'_> {
         let mut rollouts = rollouts.iter().peekable();
         for at in 0..len {
             let rollout = rollouts.next_if(|rollout| rollout.start as usize == at);
-            // The last token that the limit allows is the target's own: nothing is drafted for it.
+            // Nothing is drafted for the last token that the limit allows.
             if at + 1 >= response.limit as usize {
                 break;
             }
@@ -134,7 +133,7 @@ mod tests {
         }
     }
 
-    /// A response of four tokens: accepted, rejected, accepted, and the last that the limit allows.
+    /// A response of four tokens: accepted, rejected, accepted, and the last one that the limit allows.
     fn recorded() -> (ResponseRow, Vec<RolloutRow>) {
         let row = response_row("set#0", &[1, 2], &[3, 4, 5, 6], &[0; 4], &[0.5; 4]);
         let response = rollout(0, &[3, 4, 5, 6], &[0.5, 1.0, 0.25, 1.0], 4);
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_labelled_where_they_were_met() {
+    fn accepted_candidates_and_branches_have_labels() {
         let found = mixture(false, 64).unwrap();
         assert_eq!(found.input_ids, [1, 2, 3, 4, 5, 6]);
         assert_eq!(found.labelled, [2, 4]);
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greedy_candidate_is_accepted_or_not_and_nothing_is_known_behind_it() {
+    fn greedy_labels_are_0_or_1_and_end_at_a_rejection() {
         let found = mixture(true, 64).unwrap();
         assert_eq!(found.labels, [1.0, 1.0]);
         assert_eq!(
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn rollouts_of_another_response_are_refused() {
+    fn rollouts_of_another_response_are_an_error() {
         let (mut row, rows) = recorded();
         let rollouts = RolloutsById::from(RecordedRollouts { rows: &rows, is_greedy: false });
         row.response_ids[1] = 9;

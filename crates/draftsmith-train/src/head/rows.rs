@@ -1,4 +1,4 @@
-//! A response in head training: its tokens, its labels, and the mixture that an epoch makes of them.
+//! Rows of head training: a response's tokens and labels, and its mixture in each epoch (SpecDec++, §3).
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
@@ -6,28 +6,28 @@ use draftsmith_theory::{acceptance_prob, keep_target};
 use crate::error::TrainError;
 use crate::head::settings::MixedLabels;
 
-/// A row to train on, cut to the draft's context.
+/// A training row, cut to the draft's context.
 #[derive(Debug)]
 pub(crate) struct TrainingRow {
     id: String,
-    content: Content,
+    content: RowContent,
 }
 
 #[derive(Debug)]
-enum Content {
+enum RowContent {
     /// Mixed anew in each epoch.
     Mixed(MixedRow),
     /// Recorded rollouts, the same in each epoch.
     Recorded(Mixture),
 }
 
-/// The part of a [`ResponseRow`] that is mixed; at least one position.
+/// The mixed part of a [`ResponseRow`], with at least one position.
 #[derive(Debug)]
 struct MixedRow {
     prompt_ids: Vec<u32>,
-    /// X, the target's tokens; the lists below have its length.
+    /// X, the target's tokens. The lists below have the same length.
     response_ids: Vec<u32>,
-    /// Y, the draft's tokens: drawn, or its most probable ones.
+    /// Y, the draft's tokens: drawn, or the most probable ones.
     draft_ids: Vec<u32>,
     /// The labels of Y.
     labels: Vec<f32>,
@@ -36,10 +36,10 @@ struct MixedRow {
 /// One row's input and labels in one epoch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Mixture {
-    /// The prompt, then Z: X where it was kept, Y elsewhere. X where it was recorded.
+    /// The prompt, then Z: the kept tokens of X, and Y elsewhere. For a recorded row, the prompt and X.
     pub(crate) input_ids: Vec<u32>,
-    /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X
-    /// that were drafted and accepted.
+    /// The positions of candidates in `input_ids`, ascending: tokens from Y, or tokens of X that were drafted
+    /// and accepted.
     pub(crate) labelled: Vec<usize>,
     /// The label of each of `labelled`.
     pub(crate) labels: Vec<f32>,
@@ -47,15 +47,14 @@ pub(crate) struct Mixture {
     pub(crate) branches: Vec<Branch>,
 }
 
-/// Candidates that continue a prefix of a row's input: a rejected one, and what the draft proposes
-/// after it.
+/// Candidates that continue a prefix of a row's input: a rejected one, and the draft's next proposals.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
     /// The length of the prefix, 1 or more.
     pub(crate) start: usize,
     /// The candidates, at least one.
     pub(crate) token_ids: Vec<u32>,
-    /// The label of each.
+    /// The label of each candidate.
     pub(crate) labels: Vec<f32>,
 }
 
@@ -64,6 +63,12 @@ impl Mixture {
     pub(crate) fn all_labels(&self) -> impl Iterator<Item = f32> {
         let of_branches = self.branches.iter().flat_map(|branch| &branch.labels);
         self.labels.iter().chain(of_branches).copied()
+    }
+
+    /// The number of tokens of the input and its branches.
+    pub(crate) fn num_tokens(&self) -> usize {
+        let of_branches = self.branches.iter().map(|branch| branch.token_ids.len());
+        self.input_ids.len() + of_branches.sum::<usize>()
     }
 
     /// The number of labels.
@@ -75,11 +80,11 @@ impl Mixture {
 impl TrainingRow {
     /// A row of recorded rollouts.
     pub(crate) fn recorded(row: &ResponseRow, recorded: Mixture) -> Self {
-        Self { id: row.id.clone(), content: Content::Recorded(recorded) }
+        Self { id: row.id.clone(), content: RowContent::Recorded(recorded) }
     }
 
-    /// Takes what training needs, as far as it fits `context` tokens; `None` if no position does,
-    /// or there is nothing before the response that a first candidate could be drawn from.
+    /// A mixed row, cut to `context` tokens. `None` if no position fits, or without a prompt to draw the
+    /// first candidate from.
     ///
     /// # Errors
     /// If the row has no draft columns.
@@ -107,7 +112,7 @@ impl TrainingRow {
                 (&draft.draft_top_ids, agrees.take(len).collect())
             }
         };
-        let content = Content::Mixed(MixedRow {
+        let content = RowContent::Mixed(MixedRow {
             prompt_ids: row.prompt_ids.clone(),
             response_ids: row.response_ids[..len].to_vec(),
             draft_ids: draft_ids[..len].to_vec(),
@@ -116,36 +121,35 @@ impl TrainingRow {
         Ok(Some(Self { id: row.id.clone(), content }))
     }
 
-    /// The row's id.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whether the mixture of an epoch has a label.
+    /// Whether the mixture of an epoch has any label.
     pub(crate) fn has_label(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> bool {
         match &self.content {
-            Content::Mixed(row) => {
+            RowContent::Mixed(row) => {
                 let num_tokens = row.response_ids.len();
                 keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens).contains(&false)
             }
-            Content::Recorded(recorded) => recorded.num_labels() > 0,
+            RowContent::Recorded(recorded) => recorded.num_labels() > 0,
         }
     }
 
-    /// The mixture of an epoch: a function of the seed, the epoch and the row's id.
+    /// The mixture of an epoch, a function of the seed, the epoch and the row's id.
     pub(crate) fn mixture(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> Mixture {
         match &self.content {
-            Content::Mixed(row) => {
+            RowContent::Mixed(row) => {
                 let num_tokens = row.response_ids.len();
                 row.mixture(keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens))
             }
-            Content::Recorded(recorded) => recorded.clone(),
+            RowContent::Recorded(recorded) => recorded.clone(),
         }
     }
 }
 
 impl MixedRow {
-    /// The mixture that keeps some of X.
+    /// The mixture that keeps some tokens of X.
     fn mixture(&self, kept: Vec<bool>) -> Mixture {
         let mut mixture = Mixture { input_ids: self.prompt_ids.clone(), ..Mixture::default() };
         for (i, kept) in kept.into_iter().enumerate() {
@@ -167,7 +171,7 @@ mod tests {
     use crate::tests::pair::{response_row, responses};
 
     #[test]
-    fn a_mixture_is_labelled_at_the_drafts_tokens() {
+    fn the_drafts_tokens_in_a_mixture_have_labels() {
         let row = &responses(1, 40, 11)[0];
         let columns = row.draft.as_ref().unwrap();
         let training = TrainingRow::new(row, 1000, MixedLabels::Sampled).unwrap().unwrap();
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_label_comes_with_its_token() {
+    fn each_kind_of_label_belongs_to_its_token() {
         let mut row = response_row("set#0", &[1], &[2, 3, 4], &[5, 6, 7], &[0.25, 0.5, 1.0]);
         let draft = row.draft.as_mut().unwrap();
         draft.overlap = vec![0.375, 0.125, 0.75];
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn mixtures_differ_by_epoch_and_repeat_for_the_same_one() {
+    fn mixtures_are_a_function_of_seed_epoch_and_row() {
         let rows = responses(2, 60, 3);
         let [first, second] = [0, 1]
             .map(|i| TrainingRow::new(&rows[i], 1000, MixedLabels::Sampled).unwrap().unwrap());
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_draft_are_named() {
+    fn an_error_names_a_row_without_draft_columns() {
         let mut row = response_row("set#3", &[1], &[2, 3], &[4, 5], &[0.5; 2]);
         row.draft = None;
         let refused = TrainingRow::new(&row, 10, MixedLabels::Sampled);

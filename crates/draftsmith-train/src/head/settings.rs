@@ -1,36 +1,35 @@
 //! The recipe's `[head]` section: how an acceptance head is trained.
 //!
-//! The defaults are the SpecDec++ authors' run: what their script sets, and the defaults of the
-//! Hugging Face Trainer for what it leaves open.
+//! The defaults are those of the SpecDec++ authors' run: the values in their script, and the Hugging Face
+//! Trainer's defaults for the rest.
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::TrainError;
-use crate::head::sweep::{HeadSweep, SweptSettings, check_num_layers};
-use crate::ranges::{Range, check_counts, check_numbers};
+use crate::error::{Section, TrainError};
+use crate::head::sweep::{DEPTH, HeadSweep};
+use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::section::Section;
 use crate::states::{FeatureFormat, Features};
 
-/// What a head learns to predict at a token of the draft's.
+/// The labels of a head: what it learns to predict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadLabels {
-    /// min(1, p/q) at a token that the draft drew, of the distributions as served: SpecDec++'s.
+    /// min(1, p/q) at a token drawn from the draft, with the distributions as served (SpecDec++).
     #[default]
     Sampled,
-    /// Σ min(p, q) at its position, the mean of that over what the draft could have drawn: less
-    /// noise, but nothing of the token itself.
+    /// Σ min(p, q) at a position: the mean of `Sampled` over the draft's distribution. It is less noisy, but
+    /// does not depend on the token.
     Overlap,
-    /// Whether the draft's most probable token is the target's: what greedy decoding accepts.
+    /// Whether draft and target have the same most probable token, as greedy decoding requires.
     Greedy,
-    /// What became of the candidates that rounds along the data's responses would meet, whether
-    /// they were decoded greedily or sampled: the distribution met in use. Nothing is mixed.
+    /// Whether decoding rounds along the responses, greedy or sampled, would accept their candidates. These
+    /// candidates are distributed as in use. Rows are not mixed.
     Rollouts,
 }
 
-/// The labels that tokens of the draft's have in a mixture.
+/// The labels that a mixture can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MixedLabels {
     Sampled,
@@ -39,7 +38,7 @@ pub(crate) enum MixedLabels {
 }
 
 impl HeadLabels {
-    /// The labels in a mixture; None where nothing is mixed.
+    /// The labels in a mixture; `None` if rows are not mixed.
     pub(crate) fn mixed(self) -> Option<MixedLabels> {
         match self {
             Self::Sampled => Some(MixedLabels::Sampled),
@@ -50,30 +49,28 @@ impl HeadLabels {
     }
 }
 
-/// The settings of [`train_heads`](crate::train_heads). Every key may be left out.
+/// The settings of [`train_heads`](crate::train_heads). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadTraining {
-    /// Residual blocks D of the head, 0 to 64. 3: the best of SpecDec++'s sweep over 0 to 4.
+    /// The depth D: residual blocks of the head, 0 to 64. 3: the best of SpecDec++'s sweep over 0 to 4.
     pub num_layers: usize,
-    /// Whether one block serves every depth. True: the authors' code, and the only form that their
-    /// class can load.
+    /// Whether all blocks share their weights. True: the authors' code, whose class can load no other
+    /// heads.
     pub tied: bool,
-    /// Which hidden state the head reads: `candidate`, the one at the candidate's own position, or
-    /// `look-ahead`, the one it was drawn from, with its embedding and log-probability, which ends
+    /// The hidden state that the head reads: `candidate`, at the candidate's position, or `look-ahead`, the
+    /// one that the candidate was drawn from, with its embedding and log-probability. A look-ahead head ends
     /// rounds one draft forward earlier. Candidate: the authors'.
     pub form: HeadForm,
-    /// Further inputs: any of `entropy` and `top_prob`, of the distribution that the candidate was drawn
-    /// from. Empty: the authors'.
+    /// Further inputs: `entropy` and `top_prob` (the largest probability) of the distribution that the
+    /// candidate was drawn from. Empty: the authors'.
     pub inputs: Vec<HeadInput>,
-    /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q);
-    /// `greedy`, whether both models' most probable tokens are one; or `rollouts`, what became of
-    /// the candidates that rounds along the responses meet, which are then recorded first. Sampled:
-    /// the authors'.
+    /// The labels: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q); `greedy`,
+    /// whether both models have the same most probable token; or `rollouts`, whether rounds along the
+    /// responses accept their candidates, which are recorded first. Sampled: the authors'.
     pub labels: HeadLabels,
-    /// Of labels from rollouts: how many candidates are recorded from each rejected one on, itself
-    /// included, 1 or more. 1: ours; those behind a rejected one are met by rounds, but not by
-    /// verification.
+    /// For labels from rollouts: the number of candidates to record from each rejected one on, including
+    /// it, 1 or more. 1: ours; rounds reach candidates after a rejected one, but verification does not.
     pub rollout_length: usize,
     /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
     /// 1, 3, 6 and 12 (§4.1).
@@ -81,19 +78,19 @@ pub struct HeadTraining {
     /// The share of positions that keep the target's token and have no label, from 0 to below 1.
     /// 0.15: the authors' code.
     pub mixing_ratio: f64,
-    /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
-    /// Parameters, optimizer and losses are f32 either way. f32: ours; the authors train in bf16.
+    /// The type that the frozen draft and the head compute in: `"f32"`, or `"bf16"` on a GPU. Parameters,
+    /// optimizer and losses are always f32. f32: ours; the authors train in bf16.
     pub dtype: WeightDtype,
-    /// `"recompute"`: the drafter's hidden states are computed in each epoch; `"cache"`: once, and kept
-    /// on the disk, for this training and others. With labels from rollouts alone: a mixture is
+    /// `"recompute"`: the drafter's hidden states are computed in each epoch. `"cache"`: they are computed once
+    /// and stored on disk, for other trainings too. Only with labels from rollouts, because a mixture is
     /// another text in each epoch.
     pub features: Features,
-    /// How hidden states are kept: `"f16"`, or `"int8"` with a scale for each token.
+    /// The format of hidden states on disk: `"f16"`, or `"int8"` with a scale for each token.
     pub features_format: FeatureFormat,
-    /// How long, in which steps and at which rate it is trained.
+    /// Epochs, batches, steps and learning rate.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
-    /// Heads of several depths, rejection weights and mixing ratios, in place of one.
+    /// Heads with several depths, rejection weights and mixing ratios, instead of a single head.
     pub sweep: Option<HeadSweep>,
 }
 
@@ -118,53 +115,61 @@ impl Default for HeadTraining {
 }
 
 impl HeadTraining {
-    /// What tells a head from the others of a sweep: `d3-w6-r0.15` for a depth of 3, a rejection
-    /// weight of 6 and a mixing ratio of 0.15.
+    /// The name of a head within a sweep: `d3-w6-r0.15` for depth 3, rejection weight 6 and mixing ratio
+    /// 0.15.
     pub fn name(&self) -> String {
         format!("d{}-w{}-r{}", self.num_layers, self.rejection_weight, self.mixing_ratio)
     }
 
-    /// Whether a head of these settings sees the same batches, in the same steps with the same
-    /// learning rates, as one of `other`'s.
+    /// Whether heads with these and `other` settings share batches, steps and learning rates.
     pub(crate) fn shares_steps_with(&self, other: &Self) -> bool {
         let Self { num_layers, tied, rejection_weight, .. } = *self;
         *self == Self { num_layers, tied, rejection_weight, ..other.clone() }
     }
 
-    /// What the head reads.
+    /// The inputs of the head.
     pub fn reads(&self) -> HeadReads {
         HeadReads::new(self.form, &self.inputs)
     }
 
-    /// The heads that these settings stand for, a list for each pass over the data: one head, or
-    /// those of the sweep, ratio by ratio. None of them has a sweep.
+    /// The heads of the sweep, or the single head, as a list for each pass over the data: one pass per mixing
+    /// ratio. None of them has a sweep.
     pub fn passes(&self) -> Vec<Vec<Self>> {
-        let alone = SweptSettings {
-            num_layers: self.num_layers,
-            rejection_weight: self.rejection_weight,
-            mixing_ratio: self.mixing_ratio,
+        let HeadSweep { num_layers, rejection_weight, mixing_ratio } =
+            self.sweep.clone().unwrap_or_default();
+        let depths = num_layers.unwrap_or_else(|| vec![self.num_layers]);
+        let weights = rejection_weight.unwrap_or_else(|| vec![self.rejection_weight]);
+        let ratios = mixing_ratio.unwrap_or_else(|| vec![self.mixing_ratio]);
+        let pass = |mixing_ratio: f64| {
+            let mut heads = Vec::with_capacity(depths.len() * weights.len());
+            for &num_layers in &depths {
+                heads.extend(weights.iter().map(|&rejection_weight| Self {
+                    num_layers,
+                    rejection_weight,
+                    mixing_ratio,
+                    sweep: None,
+                    ..self.clone()
+                }));
+            }
+            heads
         };
-        let head = |swept| {
-            let SweptSettings { num_layers, rejection_weight, mixing_ratio } = swept;
-            Self { num_layers, rejection_weight, mixing_ratio, sweep: None, ..self.clone() }
-        };
-        let passes = self.sweep.clone().unwrap_or_default().passes(alone).into_iter();
-        passes.map(|pass| pass.into_iter().map(head).collect()).collect()
+        ratios.into_iter().map(pass).collect()
     }
 
     /// Checks every setting's range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `section` that is out of its range.
+    /// [`TrainError::Setting`] with the first key of `section` that is out of range.
     pub fn validate(&self, section: Section) -> Result<(), TrainError> {
-        check_num_layers(section, "num_layers", self.num_layers)?;
         self.optimizer.check(section)?;
         self.sweep.iter().try_for_each(|sweep| sweep.validate(section))?;
         check_numbers(
             section,
             &[
+                ("num_layers", self.num_layers as f64, DEPTH),
                 ("rejection_weight", self.rejection_weight, Range::Positive),
                 ("mixing_ratio", self.mixing_ratio, Range::BelowOne),
+                ("rollout_length", self.rollout_length as f64, Range::AT_LEAST_ONE),
             ],
         )?;
         if self.features == Features::Cache && self.labels.mixed().is_some() {
@@ -172,12 +177,11 @@ impl HeadTraining {
                 section,
                 key: "features",
                 value: "`cache`".to_owned(),
-                expected: "`recompute`: with these labels each epoch mixes tokens of target and draft \
-                           afresh, a text of its own with hidden states of its own; those of \
-                           `labels = \"rollouts\"` can be cached",
+                expected: "`recompute`: with these labels every epoch mixes the tokens of target and \
+                           draft again, so hidden states change; `labels = \"rollouts\"` allows `cache`",
             });
         }
-        check_counts(section, &[("rollout_length", self.rollout_length)])
+        Ok(())
     }
 }
 
@@ -190,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_section_is_the_default_and_a_misspelt_key_is_named() {
+    fn an_empty_section_is_the_default_and_an_error_names_a_misspelt_key() {
         let read = |text: &str| toml::from_str::<HeadTraining>(text);
         assert_eq!(read("").unwrap(), HeadTraining::default());
         assert_eq!(read("num_layers = 1\n[optimizer]\nepsilon = 1e-6").unwrap().num_layers, 1);
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_in_range_and_bad_values_name_their_key() {
+    fn defaults_are_in_range_and_errors_name_the_key() {
         for section in [Section::Head, Section::AdapterHead] {
             HeadTraining::default().validate(section).unwrap();
             let check = |key: &str, bad: HeadTraining| {

@@ -1,21 +1,18 @@
-//! The recipe's `[head.sweep]` section: heads of several depths, rejection weights and mixing
-//! ratios.
+//! The recipe's `[head.sweep]` section: heads with several depths, rejection weights and mixing ratios.
 //!
-//! A mixture depends on its ratio, and so do the hidden states that heads are trained on: heads of
-//! one ratio are trained side by side over one stream of them, a pass, and ratios one after
-//! another.
+//! Mixtures, and thus hidden states, depend on the mixing ratio. Heads with the same ratio are trained side
+//! by side in one pass over the data, and ratios one after another.
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::ranges::{Range, check_numbers};
-use crate::section::Section;
 
-/// The greatest depth of a head.
-const MAX_NUM_LAYERS: usize = 64;
+/// The range of a head's depth.
+pub(crate) const DEPTH: Range = Range::Within(0.0, 64.0, "0 to 64");
 
-/// The settings that a sweep goes through, in every combination. A key that is left out stays at
-/// the value that `[head]` has; the others are lists of different values.
+/// The values of a sweep, which tries every combination. A missing key keeps the value of `[head]`; the
+/// others are lists of different values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadSweep {
@@ -23,89 +20,39 @@ pub struct HeadSweep {
     pub num_layers: Option<Vec<usize>>,
     /// Loss weights of the rejected class. SpecDec++: 1, 3, 6 and 12.
     pub rejection_weight: Option<Vec<f64>>,
-    /// Shares of positions that keep the target's token. Each is a pass over the data.
+    /// Fractions of positions that keep the target's token. Each takes a pass over the data.
     pub mixing_ratio: Option<Vec<f64>>,
 }
 
-/// What a sweep goes through, of one head.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SweptSettings {
-    pub(crate) num_layers: usize,
-    pub(crate) rejection_weight: f64,
-    pub(crate) mixing_ratio: f64,
-}
-
 impl HeadSweep {
-    /// The settings that are gone through, a list for each pass over the data, ratio by ratio.
-    /// Those of `alone` where there is no list.
-    pub(crate) fn passes(self, alone: SweptSettings) -> Vec<Vec<SweptSettings>> {
-        let depths = self.num_layers.unwrap_or_else(|| vec![alone.num_layers]);
-        let weights = self.rejection_weight.unwrap_or_else(|| vec![alone.rejection_weight]);
-        let ratios = self.mixing_ratio.unwrap_or_else(|| vec![alone.mixing_ratio]);
-        let pass = |mixing_ratio: f64| {
-            let of_depth = |num_layers: &usize| {
-                let num_layers = *num_layers;
-                weights.iter().map(move |rejection_weight| SweptSettings {
-                    num_layers,
-                    rejection_weight: *rejection_weight,
-                    mixing_ratio,
-                })
-            };
-            depths.iter().flat_map(of_depth).collect()
-        };
-        ratios.into_iter().map(pass).collect()
-    }
-
-    /// Checks that lists have values, each once and in its range.
+    /// Checks that every list has different values in range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `section` whose list is not so.
+    /// [`TrainError::Setting`] with the first invalid key of `section`.
     pub(crate) fn validate(&self, section: Section) -> Result<(), TrainError> {
-        check_list(section, "sweep.num_layers", self.num_layers.as_deref())?;
-        check_list(section, "sweep.rejection_weight", self.rejection_weight.as_deref())?;
-        check_list(section, "sweep.mixing_ratio", self.mixing_ratio.as_deref())?;
-        for depth in self.num_layers.iter().flatten() {
-            check_num_layers(section, "sweep.num_layers", *depth)?;
-        }
-        for weight in self.rejection_weight.iter().flatten() {
-            check_numbers(section, &[("sweep.rejection_weight", *weight, Range::Positive)])?;
-        }
-        for ratio in self.mixing_ratio.iter().flatten() {
-            check_numbers(section, &[("sweep.mixing_ratio", *ratio, Range::BelowOne)])?;
-        }
-        Ok(())
+        let depths = self.num_layers.as_ref();
+        let depths = depths.map(|depths| depths.iter().map(|depth| *depth as f64).collect());
+        check_list(section, "sweep.num_layers", depths, DEPTH)?;
+        let weights = self.rejection_weight.clone();
+        check_list(section, "sweep.rejection_weight", weights, Range::Positive)?;
+        check_list(section, "sweep.mixing_ratio", self.mixing_ratio.clone(), Range::BelowOne)
     }
 }
 
-/// Checks a depth.
-///
-/// # Errors
-/// [`TrainError::Setting`] if it is out of its range.
-pub(crate) fn check_num_layers(
+fn check_list(
     section: Section,
     key: &'static str,
-    num_layers: usize,
-) -> Result<(), TrainError> {
-    if num_layers <= MAX_NUM_LAYERS {
-        return Ok(());
-    }
-    let (value, expected) = (num_layers.to_string(), "0 to 64");
-    Err(TrainError::Setting { section, key, value, expected })
-}
-
-/// Checks that a list has values, each once.
-fn check_list<T: PartialEq + std::fmt::Debug>(
-    section: Section,
-    key: &'static str,
-    values: Option<&[T]>,
+    values: Option<Vec<f64>>,
+    range: Range,
 ) -> Result<(), TrainError> {
     let Some(values) = values else { return Ok(()) };
     let are_distinct = values.iter().enumerate().all(|(n, value)| !values[..n].contains(value));
-    if !values.is_empty() && are_distinct {
-        return Ok(());
+    if values.is_empty() || !are_distinct {
+        let (value, expected) = (format!("{values:?}"), "a list of different values");
+        return Err(TrainError::Setting { section, key, value, expected });
     }
-    let (value, expected) = (format!("{values:?}"), "a list of different values");
-    Err(TrainError::Setting { section, key, value, expected })
+    let numbers: Vec<_> = values.into_iter().map(|value| (key, value, range)).collect();
+    check_numbers(section, &numbers)
 }
 
 #[cfg(test)]
@@ -123,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_is_every_combination_ratio_by_ratio() {
+    fn a_sweep_has_every_combination_with_one_pass_per_ratio() {
         let training = read(
             "num_layers = 9\nrejection_weight = 3\n\
              [optimizer]\nnum_epochs = 7\n\
@@ -143,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sweep_leaves_out_is_as_it_is_without() {
+    fn missing_keys_keep_the_value_of_the_section() {
         assert_eq!(names(&read("")), [["d3-w6-r0.15"]]);
         assert_eq!(names(&read("num_layers = 1\n[sweep]")), [["d1-w6-r0.15"]]);
         assert_eq!(read("").passes(), [[read("")]]);
@@ -152,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_without_sense_are_refused() {
+    fn invalid_lists_are_errors() {
         for (wrong, key) in [
             ("num_layers = []", "num_layers"),
             ("num_layers = [65]", "num_layers"),

@@ -1,31 +1,32 @@
-//! Event files for TensorBoard beside `metrics.jsonl`: the numbers of each step, and the scores of
-//! each validation.
+//! TensorBoard event files beside `metrics.jsonl`: the numbers of each step, and the scores of each
+//! validation.
 //!
-//! Each call of a trainer begins a file of its own, as a TensorBoard that is watching reads on in a
-//! file that comes later in the order of names, but not in one that was replaced. The steps of
-//! earlier files that it is to take again are cut off, so that no step is there twice, and it
-//! begins with a session's start at its first step, at which TensorBoard forgets what it read of
-//! them before. Wall times are of the moment, and the only thing in a training's directory that
-//! another run does not repeat.
+//! Every run of a training begins a new file, because a running TensorBoard continues with files that
+//! come later by name, but not with a file that was replaced. Steps that the run will repeat are cut off
+//! the earlier files, so that no step appears twice. The new file begins with a session start at its
+//! first step, which makes TensorBoard discard what it has read from that step on. Wall times are the
+//! only data in a training's directory that differ between identical runs.
 
 mod record;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use draftsmith_data::DataError;
+use self::record::{
+    Event, EventContent, SessionLog, SessionStatus, Summary, Value, decode, encode,
+};
+use crate::error::{TrainError, file_error};
 
-use self::record::{Event, SessionLog, SessionStatus, Summary, Value, What, decode, encode};
-use crate::error::TrainError;
-
-/// What TensorBoard knows event files by, and orders them by after it.
+/// The prefix by which TensorBoard recognises event files. It orders them by the rest of the name.
 const PREFIX: &str = "events.out.tfevents.";
-/// What a number's name begins with if it is a validation's.
-const VALIDATION: &str = "validation/";
+/// The prefix of the names of training numbers.
+pub(super) const TRAINING: &str = "train/";
+/// The prefix of the names of validation scores.
+pub(super) const VALIDATION: &str = "validation/";
 
-/// A file, open for steps to come.
+/// An open event file.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     path: PathBuf,
@@ -33,8 +34,8 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// Begins a file for a training that has taken `num_steps` and was validated `num_validations`
-    /// times. What the files in `dir` have beyond that is cut off.
+    /// Begins a file for a training after `num_steps` steps and `num_validations` validations. Later
+    /// events are cut off the files in `dir`.
     pub(crate) fn begin(
         dir: &Path,
         num_steps: usize,
@@ -43,38 +44,17 @@ impl EventFile {
         let number = cut(dir, num_steps, num_validations)?;
         let path = dir.join(format!("{PREFIX}{number:010}.draftsmith"));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
-        let file = file.map_err(|error| DataError::io("create", &path, error))?;
+        let file = file.map_err(file_error("create", &path))?;
         let mut begun = Self { path, file };
-        begun.push(0, What::FileVersion("brain.Event:2".to_owned()))?;
+        begun.push(0, EventContent::FileVersion("brain.Event:2".to_owned()))?;
         let start = SessionLog { status: SessionStatus::Start.into() };
-        begun.push(num_steps + 1, What::SessionLog(start))?;
+        begun.push(num_steps + 1, EventContent::SessionLog(start))?;
         Ok(begun)
     }
 
-    /// Appends a step's numbers, with their names.
-    pub(crate) fn push_step(
-        &mut self,
-        step: usize,
-        numbers: &[(&str, f64)],
-    ) -> Result<(), TrainError> {
-        self.push_numbers("train/", step, numbers)
-    }
-
-    /// Appends the scores of a validation after a step, with their names.
-    pub(crate) fn push_validation(
-        &mut self,
-        step: usize,
-        scores: &[(&str, f64)],
-    ) -> Result<(), TrainError> {
-        self.push_numbers(VALIDATION, step, scores)
-    }
-
-    /// Waits until every event is on the disk.
-    pub(crate) fn sync(&self) -> Result<(), TrainError> {
-        self.done(self.file.sync_data())
-    }
-
-    fn push_numbers(
+    /// Appends the numbers of a step, or the scores of the validation after it. `group` is [`TRAINING`]
+    /// or [`VALIDATION`].
+    pub(crate) fn push_numbers(
         &mut self,
         group: &str,
         step: usize,
@@ -84,25 +64,28 @@ impl EventFile {
             tag: format!("{group}{name}"),
             simple_value: Some(*number as f32),
         };
-        self.push(step, What::Summary(Summary { values: numbers.iter().map(value).collect() }))
+        self.push(
+            step,
+            EventContent::Summary(Summary { values: numbers.iter().map(value).collect() }),
+        )
     }
 
-    fn push(&mut self, step: usize, what: What) -> Result<(), TrainError> {
+    /// Syncs the file to the disk.
+    pub(crate) fn sync(&self) -> Result<(), TrainError> {
+        self.file.sync_data().map_err(file_error("write", &self.path))
+    }
+
+    fn push(&mut self, step: usize, content: EventContent) -> Result<(), TrainError> {
         let wall_time = SystemTime::now().duration_since(UNIX_EPOCH);
-        // A clock set before 1970 orders nothing either.
+        // The clock may be set before 1970.
         let wall_time = wall_time.map_or(0.0, |time| time.as_secs_f64());
-        let event = Event { wall_time, step: step as i64, what: Some(what) };
-        let written = self.file.write_all(&encode(&event));
-        self.done(written)
-    }
-
-    fn done(&self, result: std::io::Result<()>) -> Result<(), TrainError> {
-        Ok(result.map_err(|error| DataError::io("write", &self.path, error))?)
+        let event = Event { wall_time, step: step as i64, content: Some(content) };
+        self.file.write_all(&encode(&event)).map_err(file_error("write", &self.path))
     }
 }
 
-/// Cuts off what the files in `dir` have after `num_steps` steps and `num_validations` validations,
-/// and what is not whole. Gives the number of the next file.
+/// Cuts off incomplete events and those after `num_steps` steps or `num_validations` validations from
+/// the files in `dir`. Returns the number of the next file.
 fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, TrainError> {
     let mut files = files(dir)?;
     files.sort();
@@ -110,10 +93,10 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
     let mut validations_left = num_validations;
     let mut is_past = false;
     for (number, path) in files {
-        let bytes = fs::read(&path).map_err(|error| DataError::io("read", &path, error))?;
+        let bytes = fs::read(&path).map_err(file_error("read", &path))?;
         let (mut kept, mut has_numbers) = (0, false);
         while !is_past && let Some((event, length)) = decode(&bytes[kept..]) {
-            if let Some(What::Summary(summary)) = &event.what {
+            if let Some(EventContent::Summary(summary)) = &event.content {
                 let is_validation =
                     summary.values.iter().any(|value| value.tag.starts_with(VALIDATION));
                 is_past = event.step > num_steps as i64 || (is_validation && validations_left == 0);
@@ -133,7 +116,7 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
         } else {
             Ok(())
         };
-        done.map_err(|error| DataError::io("cut", &path, error))?;
+        done.map_err(file_error("cut", &path))?;
         if has_numbers {
             next = number + 1;
         }
@@ -141,17 +124,11 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
     Ok(next)
 }
 
-/// Our event files in a directory, with their numbers.
+/// The event files in a directory that this program wrote, with their numbers.
 fn files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, TrainError> {
-    let failed = |error| DataError::io("read", dir, error);
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error).into()),
-    };
     let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
+    for entry in fs::read_dir(dir).map_err(file_error("read", dir))? {
+        let path = entry.map_err(file_error("read", dir))?.path();
         let number = path
             .file_name()
             .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(".draftsmith"))

@@ -1,9 +1,10 @@
-//! Validation scores as burn-train's metrics, so that its logs and any renderer have them.
+//! Validation scores as burn-train metrics, so that any of its renderers can show them.
 //!
-//! burn's own AUROC takes hard labels only, and five metrics that each gather every prediction
-//! would gather them five times. Here the loop scores an epoch once and leaves the scores in a
-//! slot; each metric reads one number of it at the end of the split.
+//! burn's own AUROC takes only hard labels, and separate metrics would each collect all predictions
+//! again. Instead the training loop computes all scores of an epoch at once and stores them in a
+//! [`ScoreSlot`]; each metric reads one of them at the end of the validation.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorReadError;
@@ -12,69 +13,40 @@ use burn_train::metric::{
     SerializedEntry,
 };
 
-/// Where an epoch's scores lie between the loop and the metrics.
-#[derive(Debug)]
-pub(crate) struct ScoreSlot<S>(Arc<Mutex<Option<S>>>);
+/// The scores of the latest validation, by name.
+pub(crate) type ScoreSlot = Arc<Mutex<HashMap<&'static str, f64>>>;
 
-impl<S> Default for ScoreSlot<S> {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(None)))
-    }
-}
-
-impl<S> Clone for ScoreSlot<S> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<S: Copy> ScoreSlot<S> {
-    pub(crate) fn set(&self, scores: Option<S>) {
-        *self.0.lock().expect("nothing panics while it holds the slot") = scores;
-    }
-
-    fn get(&self) -> Option<S> {
-        *self.0.lock().expect("nothing panics while it holds the slot")
-    }
-}
-
-/// One number of the scores: what it is called, and where it is.
+/// One score of a validation.
 pub(crate) struct Score<S> {
     pub(crate) name: &'static str,
     pub(crate) higher_is_better: bool,
     pub(crate) pick: fn(&S) -> f64,
 }
 
-/// The mean training loss of a whole epoch, however often it was stopped: burn-train's own mean
-/// begins anew with each run.
-pub(crate) const TRAINING_LOSS: Score<f64> =
-    Score { name: "training loss", higher_is_better: false, pick: |loss| *loss };
+/// The name of the mean training loss of an epoch. burn-train's own mean covers only the current run.
+pub(crate) const TRAINING_LOSS: &str = "training loss";
 
-/// One number of the scores, as a metric.
+/// A score as a metric.
 #[derive(Debug, Clone)]
-pub(crate) struct ScoreMetric<S> {
+pub(crate) struct ScoreMetric {
     name: MetricName,
     higher_is_better: bool,
-    pick: fn(&S) -> f64,
-    slot: ScoreSlot<S>,
+    scores: ScoreSlot,
 }
 
-impl<S: Copy> ScoreMetric<S> {
-    pub(crate) fn new(score: &Score<S>, slot: &ScoreSlot<S>) -> Self {
-        Self {
-            name: Arc::new(score.name.to_owned()),
-            higher_is_better: score.higher_is_better,
-            pick: score.pick,
-            slot: slot.clone(),
-        }
+impl ScoreMetric {
+    pub(crate) fn new(name: &'static str, higher_is_better: bool, scores: &ScoreSlot) -> Self {
+        Self { name: Arc::new(name.to_owned()), higher_is_better, scores: scores.clone() }
     }
 
+    /// The score; NaN after an interrupted validation.
     fn read(&self) -> f64 {
-        self.slot.get().map_or(f64::NAN, |scores| (self.pick)(&scores))
+        let scores = self.scores.lock().expect("nothing panics while it holds the scores");
+        scores.get(self.name.as_str()).copied().unwrap_or(f64::NAN)
     }
 }
 
-impl<S: Copy + Send + Sync + 'static> Metric for ScoreMetric<S> {
+impl Metric for ScoreMetric {
     type Input = ();
 
     fn name(&self) -> MetricName {
@@ -102,7 +74,7 @@ impl<S: Copy + Send + Sync + 'static> Metric for ScoreMetric<S> {
     fn clear(&mut self) {}
 }
 
-impl<S: Copy + Send + Sync + 'static> Numeric for ScoreMetric<S> {
+impl Numeric for ScoreMetric {
     fn value(&self) -> Option<NumericEntry> {
         None
     }

@@ -1,14 +1,14 @@
-//! What a caller needs to show progress: [`Listener`], which hears what matters of a training, and
-//! [`ListeningRenderer`], which makes one of burn-train's renderers of it.
+//! Progress display: the trait [`Listener`], and [`ListeningRenderer`], which turns a listener into a
+//! burn-train renderer.
 //!
-//! burn-train's renderer is five traits with a score of methods, some for what we never do. Here
-//! one place satisfies them; whoever shows something writes the methods that it needs.
+//! burn-train's renderer consists of five traits with some twenty methods, several for features that
+//! training here does not use. A listener implements only the methods that it needs.
 //!
-//! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a
-//! listener is told `start`, then for each half of an epoch `start_half`, `processed` and `number`
-//! after each batch, `end_half`, and `end_epoch` after both. The numbers are named `Loss`,
-//! `Learning Rate` (training), and in validation `Loss`, `training loss` (of the whole epoch), and
-//! `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`,
+//! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a listener
+//! receives `start`, then for each half of an epoch `start_half`, `processed` and `number` after every
+//! batch, and `end_half`, and after both halves `end_epoch`. The numbers are named `Loss` and
+//! `Learning Rate` in training. In validation they are `Loss`, `training loss` (the mean of the epoch),
+//! and `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`,
 //! `agreement`, `overlap` for adapters.
 
 use std::collections::HashMap;
@@ -24,53 +24,44 @@ use burn_train::renderer::{
     EvaluationName, MetricState, MetricsRendererEvaluation, MetricsRendererTraining,
 };
 
-/// What becomes of a renderer after the last step.
+/// Disposes of a renderer after the last step.
 pub type EndRenderer = fn(Box<dyn MetricsRenderer>);
 
 /// The two halves of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The rows that are trained on.
+    /// The training rows.
     Training,
-    /// Those that are held out.
+    /// The held-out rows.
     Validation,
 }
 
-/// What a number is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// The batches so far, or the latest.
-    SoFar,
-    /// The whole half of the epoch.
-    Whole,
-}
-
-/// Hears how a training goes, on a thread of its own. What is not written does nothing.
-#[expect(unused_variables, reason = "the defaults name what they do nothing with")]
+/// Receives the progress of a training, on a separate thread. By default every method does nothing.
+#[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Listener: Send + Sync {
-    /// It begins, in an epoch counted from 1; one that resumes, in a later one.
+    /// Training begins or resumes in an epoch, counted from 1.
     fn start(&mut self, epoch: usize) {}
 
-    /// A half of an epoch begins, of so many rows.
+    /// A half of an epoch with `num_rows` rows begins.
     fn start_half(&mut self, half: Half, num_rows: usize) {}
 
-    /// So many rows of the half are done.
+    /// `num_rows` rows of the half are done.
     fn processed(&mut self, num_rows: usize) {}
 
-    /// A loss, a rate or a score.
-    fn number(&mut self, half: Half, name: &str, number: f64, extent: Extent) {}
+    /// A loss, learning rate or score: the latest, the mean so far, or the final one.
+    fn number(&mut self, half: Half, name: &str, number: f64) {}
 
-    /// The half ends.
+    /// The half of the epoch ends.
     fn end_half(&mut self) {}
 
     /// The epoch ends.
     fn end_epoch(&mut self, epoch: usize) {}
 }
 
-/// Hears nothing.
+/// Ignores everything.
 impl Listener for () {}
 
-/// A listener as burn-train's renderer.
+/// A listener as a burn-train renderer.
 #[derive(Debug, Default)]
 pub struct ListeningRenderer<L> {
     listener: L,
@@ -78,7 +69,7 @@ pub struct ListeningRenderer<L> {
 }
 
 impl<L: Listener> ListeningRenderer<L> {
-    /// A renderer that passes all on to `listener`.
+    /// A renderer that passes everything on to `listener`.
     pub fn new(listener: L) -> Self {
         Self { listener, names: HashMap::new() }
     }
@@ -86,12 +77,11 @@ impl<L: Listener> ListeningRenderer<L> {
     fn number(&mut self, half: Half, state: &MetricState) {
         let MetricState::Numeric(entry, Some(number)) = state else { return };
         let Some(name) = self.names.get(&entry.metric_id) else { return };
-        let (number, extent) = match number {
-            NumericEntry::Value(number) => (*number, Extent::SoFar),
-            NumericEntry::Aggregated { aggregated_value, .. } => (*aggregated_value, Extent::SoFar),
-            NumericEntry::Final(number) => (*number, Extent::Whole),
+        let number = match number {
+            NumericEntry::Value(number) | NumericEntry::Final(number) => *number,
+            NumericEntry::Aggregated { aggregated_value, .. } => *aggregated_value,
         };
-        self.listener.number(half, name, number, extent);
+        self.listener.number(half, name, number);
     }
 }
 
@@ -104,7 +94,7 @@ impl<L: Listener> MetricsRendererTraining for ListeningRenderer<L> {
         self.number(Half::Validation, &state);
     }
 
-    // burn-train's default prints.
+    // burn-train's default implementation prints.
     fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
         Ok(())
     }
@@ -151,7 +141,7 @@ impl<L: Listener> MetricsRenderer for ListeningRenderer<L> {
     }
 }
 
-// Nothing is tested after training; the renderer's trait asks for these all the same.
+// Required by the trait. Training here has no test phase.
 impl<L: Listener> MetricsRendererEvaluation for ListeningRenderer<L> {
     fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
 

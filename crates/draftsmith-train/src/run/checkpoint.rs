@@ -1,46 +1,47 @@
-//! The state of a training on disk, from which a run resumes as if it had never stopped.
+//! The state of a training on disk, from which a run resumes exactly.
 //!
-//! A state is a directory of its own, `checkpoint/epoch-E-step-S/` under the training's: weights,
-//! optimizer and best weights as burn's records (safetensors has no parameter ids, by which the
-//! optimizer's state is kept), in a directory for each member if there are several, and
-//! `state.toml`, written last: a directory without it does not count. It has the checksum of each
-//! record, and its own on its first line: what was changed since is refused, not trained on.
-//! States are taken between steps only, when no gradients are pending. The order of rows and their
-//! mixtures are functions of (seed, epoch, row id), and the learning rate one of the step, so that
-//! nothing else need be kept. burn-train's own checkpoints are taken at the ends of epochs, in
-//! three files that can tear.
+//! A state is the directory `checkpoint/epoch-E-step-S/` under the training's directory. It contains the
+//! weights, the optimizer and the best weights as burn records (safetensors lacks the parameter ids that
+//! identify optimizer state), in one directory per member if there are several, and `state.toml`. That
+//! file is written last; a directory without it is ignored. It contains a checksum of each record, and of
+//! itself on its first line, so a file that changed is refused. burn-train's own checkpoints are not used:
+//! it writes three separate files, and only at the ends of epochs.
+//!
+//! Training resumes exactly: the state holds everything that a step changes. It is taken only between
+//! steps, when no gradients are pending. The order of rows and their mixtures are functions of (seed,
+//! epoch, row id), and the learning rate is a function of the step. The fingerprint covers everything
+//! else that a training depends on. State that a new feature changes during a step must be added to
+//! `progress.rs`, and settings that it reads to the fingerprint.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Bytes;
-use draftsmith_data::hash_bytes;
-use draftsmith_files::write_whole;
-use serde::de::DeserializeOwned;
+use draftsmith_files::{hash_bytes, write_whole};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use crate::error::TrainError;
+use crate::error::{TrainError, file_error};
 use crate::run::progress::{MemberProgress, RunProgress};
 
-/// A state as it is kept.
+/// The state of a training.
 #[derive(Debug)]
-pub(crate) struct State<S> {
+pub(crate) struct TrainingState<S> {
     pub(crate) progress: RunProgress,
     pub(crate) members: Vec<MemberState<S>>,
 }
 
-/// A member's part of it.
-#[derive(Debug, PartialEq)]
-pub(crate) struct MemberState<S> {
-    /// Its directory in the state's.
+/// The state of a member, with burn records as bytes; in `state.toml`, with their SHA-256 hashes.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MemberState<S, R = Vec<u8>> {
+    /// Its directory within the state's.
     pub(crate) name: String,
+    pub(crate) model: R,
+    pub(crate) optimizer: R,
+    /// The weights of the best epoch, if an epoch is complete.
+    pub(crate) best: Option<R>,
     pub(crate) progress: MemberProgress<S>,
-    /// burn's records.
-    pub(crate) model: Vec<u8>,
-    pub(crate) optimizer: Vec<u8>,
-    /// That of the best epoch's weights, where there is one.
-    pub(crate) best: Option<Vec<u8>>,
 }
 
 /// `state.toml`.
@@ -49,58 +50,39 @@ pub(crate) struct MemberState<S> {
 struct StateFile<S> {
     fingerprint: String,
     progress: RunProgress,
-    members: Vec<MemberEntry<S>>,
+    members: Vec<MemberState<S, String>>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MemberEntry<S> {
-    name: String,
-    /// The records' SHA-256.
-    model: String,
-    optimizer: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    best: Option<String>,
-    progress: MemberProgress<S>,
-}
-
-/// The part of it that [`Resumption::find`] reads.
+/// The part of `state.toml` that is read first.
 #[derive(Debug, Deserialize)]
-struct Summary {
+struct Fingerprint {
     fingerprint: String,
-    progress: ProgressSummary,
 }
 
-#[derive(Debug, Deserialize)]
-struct ProgressSummary {
-    num_steps: usize,
-}
-
-/// What a run would begin with.
+/// Where a run would begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resumption {
-    /// No state is there: it would begin anew.
+    /// At the beginning, without a saved state.
     Nothing,
-    /// The state of a training with another fingerprint is there: it would begin anew, without it.
+    /// At the beginning: the saved state has another fingerprint.
     Other,
-    /// It would resume after so many optimizer steps.
+    /// After this many optimizer steps.
     After(usize),
 }
 
 impl Resumption {
-    /// Looks into a training's directory.
+    /// Inspects the directory of a training.
     ///
     /// # Errors
-    /// If a state cannot be read, or is not as it was saved.
+    /// If a state cannot be read, or has changed since it was saved.
     pub fn find(checkpoint_dir: &Path, fingerprint: &str) -> Result<Self, TrainError> {
         let Some(dir) = latest(checkpoint_dir)? else { return Ok(Self::Nothing) };
-        let found: Summary = parse(&dir, &read_checked(&dir)?)?;
-        let is_ours = found.fingerprint == fingerprint;
-        Ok(if is_ours { Self::After(found.progress.num_steps) } else { Self::Other })
+        let state = read_state::<IgnoredAny>(&dir, fingerprint)?;
+        Ok(state.map_or(Self::Other, |state| Self::After(state.progress.num_steps)))
     }
 }
 
-/// Removes a training's state, once what it led to is safe elsewhere. Its metrics stay.
+/// Removes the state of a training, once its result is saved elsewhere. Its metrics remain.
 ///
 /// # Errors
 /// If it cannot be removed.
@@ -113,39 +95,31 @@ pub(crate) const MODEL: &str = "model.bpk";
 pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const BEST: &str = "best.bpk";
 const STATE: &str = "state.toml";
-/// What the line begins with that has the checksum of all that follows it.
+/// The beginning of the first line of `state.toml`, which contains the checksum of the rest.
 const CHECKSUM: &str = "checksum = \"";
 
-/// Writes a state, and removes those before it.
+/// Writes a state, and removes earlier ones.
 pub(crate) fn save<S: Serialize>(
     checkpoint_dir: &Path,
     fingerprint: &str,
-    state: State<S>,
+    state: TrainingState<S>,
 ) -> Result<(), TrainError> {
-    let State { progress, members } = state;
+    let TrainingState { progress, members } = state;
     let name = format!("epoch-{}-step-{}", progress.epoch, progress.epoch_steps);
     let dir = checkpoint_dir.join(STATES).join(name);
-    let mut entries = Vec::with_capacity(members.len());
-    for MemberState { name, progress, model, optimizer, best } in members {
+    let members = members.into_iter().map(|member| {
+        let MemberState { name, model, optimizer, best, progress } = member;
         let dir = dir.join(&name);
-        fs::create_dir_all(&dir).map_err(|source| TrainError::CheckpointDir {
-            action: "create",
-            path: dir.clone(),
-            source,
-        })?;
         let write = |file, record: &[u8]| {
             write_whole(&dir.join(file), record)?;
             Ok::<_, TrainError>(hash_bytes(record))
         };
-        entries.push(MemberEntry {
-            name,
-            model: write(MODEL, &model)?,
-            optimizer: write(OPTIMIZER, &optimizer)?,
-            best: best.map(|best| write(BEST, &best)).transpose()?,
-            progress,
-        });
-    }
-    let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members: entries };
+        let (model, optimizer) = (write(MODEL, &model)?, write(OPTIMIZER, &optimizer)?);
+        let best = best.map(|best| write(BEST, &best)).transpose()?;
+        Ok(MemberState { name, model, optimizer, best, progress })
+    });
+    let members = members.collect::<Result<_, TrainError>>()?;
+    let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
     for (other, _) in states(checkpoint_dir)? {
@@ -156,52 +130,42 @@ pub(crate) fn save<S: Serialize>(
     Ok(())
 }
 
-/// Reads the latest state and its directory, if it has this fingerprint.
+/// Reads the latest state if it has this fingerprint, and returns it with its directory.
 pub(crate) fn load<S: DeserializeOwned>(
     checkpoint_dir: &Path,
     fingerprint: &str,
-) -> Result<Option<(State<S>, PathBuf)>, TrainError> {
+) -> Result<Option<(TrainingState<S>, PathBuf)>, TrainError> {
     let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
-    let text = read_checked(&dir)?;
-    let summary: Summary = parse(&dir, &text)?;
-    if summary.fingerprint != fingerprint {
-        return Ok(None);
-    }
-    let file: StateFile<S> = parse(&dir, &text)?;
-    let members = file.members.into_iter().map(|entry| {
-        let dir = dir.join(&entry.name);
+    let Some(file) = read_state::<S>(&dir, fingerprint)? else { return Ok(None) };
+    let members = file.members.into_iter().map(|member| {
+        let MemberState { name, model, optimizer, best, progress } = member;
+        let dir = dir.join(&name);
         Ok(MemberState {
-            model: read_record(&dir.join(MODEL), &entry.model)?,
-            optimizer: read_record(&dir.join(OPTIMIZER), &entry.optimizer)?,
-            best: entry.best.map(|hash| read_record(&dir.join(BEST), &hash)).transpose()?,
-            name: entry.name,
-            progress: entry.progress,
+            model: read_record(&dir.join(MODEL), &model)?,
+            optimizer: read_record(&dir.join(OPTIMIZER), &optimizer)?,
+            best: best.map(|hash| read_record(&dir.join(BEST), &hash)).transpose()?,
+            name,
+            progress,
         })
     });
     let members = members.collect::<Result<_, TrainError>>()?;
-    Ok(Some((State { progress: file.progress, members }, dir)))
+    Ok(Some((TrainingState { progress: file.progress, members }, dir)))
 }
 
-/// A record's bytes as burn reads them.
-pub(crate) fn record(bytes: Vec<u8>) -> Bytes {
-    Bytes::from_bytes_vec(bytes)
-}
-
-/// An epoch, and the steps taken in it.
+/// An epoch, and the number of steps in it.
 type Position = (usize, usize);
 
-/// The directories of whole and broken-off states, with their positions.
+/// The directories of complete and incomplete states, with their positions.
 fn states(checkpoint_dir: &Path) -> Result<Vec<(PathBuf, Position)>, TrainError> {
     let root = checkpoint_dir.join(STATES);
-    let failed = |source| TrainError::CheckpointDir { action: "read", path: root.clone(), source };
     let entries = match fs::read_dir(&root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(file_error("read", &root)(error)),
     };
     let mut found = Vec::new();
     for entry in entries {
-        let path = entry.map_err(failed)?.path();
+        let path = entry.map_err(file_error("read", &root))?.path();
         if let Some(position) = path.file_name().and_then(|name| position_of(name.to_str()?)) {
             found.push((path, position));
         }
@@ -215,53 +179,58 @@ fn position_of(name: &str) -> Option<Position> {
     Some((epoch.parse().ok()?, step.parse().ok()?))
 }
 
-/// The whole state that is furthest on: the one before it may still be there.
+/// The latest complete state. The one before it may still exist.
 fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let states = states(checkpoint_dir)?.into_iter();
-    let whole = states.filter(|(dir, _)| dir.join(STATE).is_file());
-    Ok(whole.max_by_key(|(_, position)| *position).map(|(dir, _)| dir))
+    let complete = states.filter(|(dir, _)| dir.join(STATE).is_file());
+    Ok(complete.max_by_key(|(_, position)| *position).map(|(dir, _)| dir))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
     fs::read(path).map_err(|error| broken(path, error.to_string()))
 }
 
-/// A record, if it is the one that was saved.
+/// Reads a record and verifies its hash.
 fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>, TrainError> {
     let record = read(path)?;
     if hash_bytes(&record) == hash { Ok(record) } else { Err(changed(path)) }
 }
 
-/// A state's `state.toml` without its first line, if it is as it was saved.
-fn read_checked(dir: &Path) -> Result<String, TrainError> {
+/// Reads the `state.toml` of a state and verifies its checksum. `None` if it has another fingerprint.
+fn read_state<S: DeserializeOwned>(
+    dir: &Path,
+    fingerprint: &str,
+) -> Result<Option<StateFile<S>>, TrainError> {
     let path = dir.join(STATE);
     let text = read(&path)?;
     let text = std::str::from_utf8(&text).map_err(|_| changed(&path))?;
     let (hash, text) = text
         .strip_prefix(CHECKSUM)
         .and_then(|rest| rest.split_once("\"\n"))
-        .ok_or_else(|| broken(&path, "it has no checksum on its first line".to_owned()))?;
-    if hash_bytes(text.as_bytes()) == hash { Ok(text.to_owned()) } else { Err(changed(&path)) }
-}
-
-fn parse<T: DeserializeOwned>(dir: &Path, text: &str) -> Result<T, TrainError> {
-    toml::from_str(text).map_err(|error| broken(&dir.join(STATE), error.message().to_owned()))
+        .ok_or_else(|| broken(&path, "there is no checksum on its first line".to_owned()))?;
+    if hash_bytes(text.as_bytes()) != hash {
+        return Err(changed(&path));
+    }
+    let invalid = |error: toml::de::Error| broken(&path, error.message().to_owned());
+    let found: Fingerprint = toml::from_str(text).map_err(invalid)?;
+    if found.fingerprint != fingerprint {
+        return Ok(None);
+    }
+    toml::from_str(text).map(Some).map_err(invalid)
 }
 
 fn changed(path: &Path) -> TrainError {
-    broken(path, "it is not what was saved: its checksum is another".to_owned())
+    broken(path, "the file has changed: its checksum does not match".to_owned())
 }
 
-/// The error of a state from which no run can resume.
+/// The error for a state from which no run can resume.
 pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
     TrainError::State { path: path.to_path_buf(), problem }
 }
 
 fn remove_dir(path: &Path) -> Result<(), TrainError> {
     match fs::remove_dir_all(path) {
-        Err(source) if source.kind() != ErrorKind::NotFound => {
-            Err(TrainError::CheckpointDir { action: "clear", path: path.to_path_buf(), source })
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(file_error("remove", path)(error)),
         _ => Ok(()),
     }
 }
@@ -271,7 +240,7 @@ mod tests {
     use super::*;
     use crate::run::progress::EpochScores;
 
-    fn state(epoch: usize, epoch_steps: usize) -> State<f64> {
+    fn state(epoch: usize, epoch_steps: usize) -> TrainingState<f64> {
         let validation = 0.1 + 0.2;
         let scored = EpochScores { epoch: 1, num_steps: 3, training_loss: 1.0 / 3.0, validation };
         let progress = MemberProgress {
@@ -289,7 +258,7 @@ mod tests {
             optimizer: vec![2; 9],
             best,
         };
-        State {
+        TrainingState {
             progress: RunProgress { epoch, epoch_steps, num_steps: 7, ..RunProgress::default() },
             members: vec![
                 member("", progress, best),
@@ -299,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_whole_and_replaces_the_one_before() {
+    fn a_saved_state_is_read_back_and_replaces_the_previous_one() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Resumption::find(dir.path(), "a").unwrap(), Resumption::Nothing);
         assert!(load::<f64>(dir.path(), "a").unwrap().is_none());
@@ -319,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_was_not_finished_does_not_count_and_a_broken_one_is_named() {
+    fn unfinished_states_are_ignored_and_errors_name_a_broken_one() {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), "a", state(1, 9)).unwrap();
         let half = dir.path().join("checkpoint/epoch-1-step-10");
@@ -338,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_changed_or_put_in_anywhere_is_refused_by_name() {
+    fn any_changed_inserted_or_removed_byte_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), "a", state(2, 7)).unwrap();
         let state = dir.path().join("checkpoint/epoch-2-step-7");

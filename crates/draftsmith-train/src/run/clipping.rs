@@ -1,27 +1,27 @@
-//! Gradients cut as torch's `clip_grad_norm_` and `clip_grad_value_` cut them. burn's own clipping
-//! by norm looks at one tensor at a time.
+//! Gradient clipping, equal to torch's `clip_grad_norm_` and `clip_grad_value_`. burn's clipping by norm
+//! treats each tensor separately.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// torch adds this to the norm before it divides.
+/// The term that torch adds to the norm before the division.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// How a step's gradients are cut. In a recipe, `{ norm = 1.0 }` or `{ value = 0.5 }`.
+/// How the gradients of a step are clipped. In a recipe, `{ norm = 1.0 }` or `{ value = 0.5 }`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clipping {
-    /// All together to this global norm, above 0: the direction stays.
+    /// To this global norm, above 0. The direction does not change.
     Norm(f64),
-    /// Each number to at most this on either side of 0, above 0: the direction changes.
+    /// Each number to ± this limit, above 0. The direction may change.
     Value(f64),
 }
 
 impl Clipping {
-    /// Cuts the gradients of `module`, and gives the norm of all of them together before that,
-    /// `[1]`; none if there are no gradients. Nothing leaves the device.
+    /// Clips the gradients of `module`, and returns their global norm before clipping, `[1]`; `None` if
+    /// there are no gradients. Nothing leaves the device.
     pub(crate) fn clip<M: Module>(
         self,
         module: &M,
@@ -50,10 +50,10 @@ struct SumOfSquares<'a> {
 impl ModuleVisitor for SumOfSquares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
-        let own = grad.square().sum();
+        let squares = grad.square().sum();
         self.sum = Some(match self.sum.take() {
-            Some(sum) => sum + own,
-            None => own,
+            Some(sum) => sum + squares,
+            None => squares,
         });
     }
 }
@@ -72,7 +72,7 @@ impl ModuleVisitor for Scale<'_> {
     }
 }
 
-/// Cuts every number to ±`limit`.
+/// Clips every number to ±`limit`.
 struct Clamp<'a> {
     grads: &'a mut GradientsParams,
     limit: f64,
@@ -105,7 +105,7 @@ mod tests {
         (layer, grads)
     }
 
-    /// torch 2.15, by Python:
+    /// From torch 2.15:
     /// ```python
     /// def parameters():
     ///     a = torch.nn.Parameter(torch.zeros(2, 2)); b = torch.nn.Parameter(torch.zeros(2))
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_norm_is_that_of_all_gradients_together() {
+    fn the_norm_covers_all_gradients() {
         check(
             Clipping::Norm(1.0),
             [0.049137816, 0.5896538, -0.14741345, 0.019655127, -0.78620505, 0.09827563],
@@ -141,12 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn each_value_is_cut_by_itself() {
+    fn values_are_clipped_separately() {
         check(Clipping::Value(0.5), [0.25, 0.5, -0.5, 0.1, -0.5, 0.5]);
     }
 
     #[test]
-    fn small_gradients_are_left_alone() {
+    fn small_gradients_do_not_change() {
         for clipping in [Clipping::Norm(6.0), Clipping::Value(4.0)] {
             check(clipping, [0.25, 3.0, -0.75, 0.1, -4.0, 0.5]);
             let (layer, _) = layer_with_gradients();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn cutting_leaves_what_is_not_a_number_to_be_seen() {
+    fn nan_gradients_have_a_nan_norm() {
         for clipping in [Clipping::Norm(1.0), Clipping::Value(0.5)] {
             let (layer, mut grads) = layer_with_gradients();
             let id = layer.bias.as_ref().unwrap().id;

@@ -1,45 +1,44 @@
-//! A training's devices: what is the same on each of them, and a thread for each.
+//! The devices of a training, with a thread and a copy of the models for each.
 //!
-//! The batches of a step are dealt out, the n-th to device n modulo their number. There the frozen
-//! model runs, and what is trained goes forward and back; gradients come to the first device, which
-//! adds them in the order of the batches and takes the step, and the others get its weights. So a
-//! step's sums are one device's, in one device's order, and its bits too where devices are alike.
+//! Devices change nothing but time. The n-th batch of a step goes to device n modulo their number. There
+//! the frozen model runs, and the members run forward and backward. The first device adds the gradients
+//! in the order of the batches and takes the step; the others receive its weights. So the number of
+//! devices affects neither which rows share a forward nor the order of sums, and it is not part of a
+//! fingerprint. Where all devices compute alike, results are equal bit for bit.
 //!
-//! burn-train's `MultiDevicesTrainStep` does the like, and could not be taken: it hands gradients
-//! over in the order in which devices finish, without whose they are, sends all weights
-//! with each batch, trains one model at a time, and reads a data loader a device, which would have
-//! to agree on where steps end.
+//! burn-train's `MultiDevicesTrainStep` is not used: it adds gradients in the order in which devices
+//! finish, does not say which device they come from, sends all weights with each batch, trains one model
+//! at a time, and needs one data loader per device; these would have to agree on the ends of steps.
 //!
-//! Threads stay: CubeCL gives each thread that uses a GPU a stream, and memory of its own with it.
+//! The threads live as long as the training, because CubeCL gives each thread that uses a GPU a separate
+//! stream and memory pool.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use draftsmith_model::{CausalLm, DrafterModel};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::TrainError;
 
-/// One of something for each device, in the devices' order.
+/// One value for each device.
 #[derive(Debug, Clone)]
 pub(crate) struct PerDevice<T> {
-    /// At least one.
+    /// Not empty.
     all: Vec<T>,
-    /// One a device. None for a single device, whose work is done where it is asked for.
+    /// One per device; `None` for a single device, which works on the calling thread.
     threads: Option<Arc<ThreadPool>>,
 }
 
 impl<T> From<T> for PerDevice<T> {
-    /// Of a single device.
     fn from(only: T) -> Self {
         Self { all: vec![only], threads: None }
     }
 }
 
 impl<T> PerDevice<T> {
-    /// Of at least one device, each with a thread.
+    /// Starts a thread for each device if there are several; `all` must not be empty.
     pub(crate) fn new(all: Vec<T>) -> Result<Self, TrainError> {
         let threads = match all.len() {
             1 => None,
@@ -53,33 +52,31 @@ impl<T> PerDevice<T> {
         Ok(Self { all, threads })
     }
 
-    /// The number of devices.
     pub(crate) fn num_devices(&self) -> usize {
         self.all.len()
     }
 
-    /// That of the first device, which takes the steps.
+    /// The first device's value. That device takes the optimizer steps.
     pub(crate) fn first(&self) -> &T {
         &self.all[0]
     }
 
-    /// Those of the other devices.
+    /// The values of the other devices.
     pub(crate) fn others(&self) -> &[T] {
         &self.all[1..]
     }
 
-    /// That of the device which the n-th batch of a step goes to.
+    /// The value of the device for the n-th batch of a step.
     pub(crate) fn of_batch(&self, nth: usize) -> &T {
         &self.all[nth % self.all.len()]
     }
 
-    /// Something for each, made of its own.
     pub(crate) fn map<U>(self, make: impl FnMut(T) -> U) -> PerDevice<U> {
         PerDevice { all: self.all.into_iter().map(make).collect(), threads: self.threads }
     }
 
-    /// Works on the first `num_used` devices at once, each on its own thread. Results are in the
-    /// devices' order.
+    /// Runs `work` concurrently for each of the first `num_used` devices, on their threads. Results are
+    /// in the devices' order.
     pub(crate) fn work<U: Send>(
         &self,
         num_used: usize,
@@ -93,55 +90,38 @@ impl<T> PerDevice<T> {
             Some(threads) => {
                 let results = threads.broadcast(|thread| {
                     let nth = thread.index();
-                    used.get(nth).map(|own| work(nth, own))
+                    used.get(nth).map(|value| work(nth, value))
                 });
                 results.into_iter().flatten().collect()
             }
-            None => used.iter().map(|own| work(0, own)).collect(),
+            None => used.iter().map(|value| work(0, value)).collect(),
         }
     }
 }
 
-/// A frozen model: a target or a drafter.
-pub(crate) trait Frozen: Module {
-    /// Where its weights are.
-    fn place(&self) -> Device;
-}
-
-impl Frozen for CausalLm {
-    fn place(&self) -> Device {
-        self.device()
-    }
-}
-
-impl Frozen for DrafterModel {
-    fn place(&self) -> Device {
-        self.device()
-    }
-}
-
-impl<M: Frozen> PerDevice<M> {
-    /// A frozen model, without autodiff, on its own device and on more.
+impl<M: Module> PerDevice<M> {
+    /// A frozen model without autodiff, on its device and copied to more.
     pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
         Self::new(std::iter::once(model.clone()).chain(copies).collect())
     }
-
-    /// Where what is trained beside it is, with autodiff. Its threads are others: both work at
-    /// once.
-    pub(crate) fn trained(&self) -> Result<PerDevice<Device>, TrainError> {
-        PerDevice::new(self.all.iter().map(|model| model.place().autodiff()).collect())
-    }
 }
 
 impl PerDevice<Device> {
+    /// The devices of what is trained, with autodiff. They have separate threads, so that the frozen
+    /// model runs at the same time.
+    pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self, TrainError> {
+        let all = std::iter::once(&first).chain(more);
+        Self::new(all.map(|device| device.clone().autodiff()).collect())
+    }
+
     /// Whether all are the CPU.
     pub(crate) fn is_cpu(&self) -> bool {
         self.all.iter().all(|device| device.clone().inner() == Device::flex())
     }
 
-    /// What each member makes of each of some batches, on the batch's device: for each member, in
-    /// the order of the batches. `models` are those of the members on each device.
+    /// Runs `work` for every member and each of the next batches, on the batch's device. `models` are the
+    /// members' models on each device. Results are by member, then by batch.
     pub(crate) fn work_of_members<L: Sync, U: Send>(
         &self,
         num_batches: usize,
@@ -154,16 +134,15 @@ impl PerDevice<Device> {
         });
         let mut of_members: Vec<Vec<U>> = models[0].iter().map(|_| Vec::new()).collect();
         for of_batch in of_batches {
-            for (of_member, made) in of_members.iter_mut().zip(of_batch) {
-                of_member.push(made);
+            for (of_member, result) in of_members.iter_mut().zip(of_batch) {
+                of_member.push(result);
             }
         }
         of_members
     }
 }
 
-/// Works on each of several members, on all cores if they are on the CPU. Results are in order, and
-/// none depends on another.
+/// Runs `work` for each member, on all cores if they are on the CPU. Results are in the members' order.
 pub(crate) fn side_by_side<T: Send, U: Send>(
     members: Vec<T>,
     on_cpu: bool,
@@ -183,15 +162,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_device_has_a_thread_of_its_own_and_all_work_at_once() {
+    fn devices_work_concurrently_on_separate_threads() {
         let devices = PerDevice::new(vec!["a", "b", "c"]).unwrap();
         let thread = || std::thread::current().id();
         let threads = |num_used| {
-            // Would wait for ever if one began after another.
+            // This would block forever if the devices worked one after another.
             let barrier = Barrier::new(num_used);
-            devices.work(num_used, |nth, own| {
+            devices.work(num_used, |nth, name| {
                 barrier.wait();
-                assert_eq!(*own, ["a", "b", "c"][nth]);
+                assert_eq!(*name, ["a", "b", "c"][nth]);
                 thread()
             })
         };
@@ -208,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn members_work_with_their_models_of_each_batchs_device() {
+    fn members_use_their_models_on_each_batchs_device() {
         let models = [vec![&"head 0 on a", &"head 1 on a"], vec![&"head 0 on b", &"head 1 on b"]];
         for (num_batches, expected) in [
             (1, [["0: head 0 on a"].as_slice(), &["0: head 1 on a"]]),

@@ -1,61 +1,56 @@
-//! The loop over epochs: train, validate, keep the best weights, checkpoint, stop.
+//! The loop over epochs: it trains, validates, keeps the best weights, saves states and stops.
 //!
-//! It trains one head or adapter, or several side by side: its members see the same batches, and
-//! take their steps at the same time. burn-train's events and metrics show the first that is still
-//! trained.
+//! All members see the same batches and take their steps at the same time. burn-train's events and metrics
+//! show the first member that is still being trained. The interrupter and `should_stop` (Ctrl-C, a time
+//! limit) are checked between batches.
 //!
-//! burn-train's own loop counts batches to know when a step ends, forgets the labels of a
-//! validation batch, keeps no best model in memory, cannot end with an error of ours and saves at
-//! the ends of epochs only; this one is a strategy in its place, with the same events and metrics.
+//! burn-train's own loop is not used: it counts batches to find the end of a step, drops the labels of
+//! validation batches, keeps no best model in memory, cannot return our errors, and saves only at the ends
+//! of epochs.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use burn::lr_scheduler::LrScheduler;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Interrupter, LearnerEvent,
     SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
 };
 
-use crate::data::batches::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
+use crate::data::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
 use crate::error::TrainError;
-use crate::log::metrics::ScoreSlot;
-use crate::log::step_log::{StepLog, StepMetrics};
+use crate::log::metrics::{ScoreSlot, TRAINING_LOSS};
+use crate::log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
 use crate::run::devices::side_by_side;
-use crate::run::member::{Member, StepNumbers, count_step, not_finite};
-use crate::run::trainee::Trainee;
+use crate::run::member::{Member, StepNumbers, Trainee, count_step};
 use crate::run::trainer::Trainer;
-use crate::section::Section;
 
-/// The share of the time that saving states may take: none is saved before so many times what the
-/// last one took has gone by.
-const TIMES_A_SAVE: u32 = 50;
+/// Saving a state must take at most 1/50 of the time since the previous save.
+const SAVE_RARITY: u32 = 50;
 
-/// What a run leaves behind.
+/// The trainer after a run.
 pub(crate) struct History<L: Trainee> {
     pub(crate) trainer: Trainer<L>,
-    /// Whether it stopped before the end of its last epoch, with members that are still trained.
+    /// Whether the run stopped before the end of its last epoch, with active members.
     pub(crate) interrupted: bool,
 }
 
-/// The loop before it begins.
+/// Everything that the loop needs.
 pub(crate) struct EpochLoop<L: Trainee, S> {
     pub(crate) trainer: Trainer<L>,
     pub(crate) loaders: Loaders<S>,
     /// One for each member.
     pub(crate) logs: Vec<StepLog>,
-    pub(crate) slot: ScoreSlot<L::Scores>,
-    pub(crate) loss_slot: ScoreSlot<f64>,
+    pub(crate) scores: ScoreSlot,
     pub(crate) saving: Saving,
     pub(crate) max_steps: Option<usize>,
     pub(crate) should_stop: ShouldStop,
 }
 
-/// Whether the caller wants a run to end: asked between batches.
+/// Returns whether the run should stop. Called between batches.
 pub(crate) type ShouldStop = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// What the loop tells of its progress.
+/// burn-train's receiver of the loop's events.
 pub(crate) type Events<L> = SupervisedTrainingEventProcessor<L>;
 
 /// Where and how often states are saved.
@@ -67,7 +62,7 @@ pub(crate) struct Saving {
 }
 
 impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
-    /// Runs the epochs that are left, and leaves a state.
+    /// Runs the remaining epochs and saves the state.
     pub(crate) fn run(
         self,
         events: Events<L>,
@@ -75,7 +70,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
     ) -> (Result<History<L>, TrainError>, Events<L>, L) {
         let mut run = Run {
             steps_before: self.trainer.progress.num_steps,
-            seconds_before: self.trainer.progress.seconds,
+            duration_before: self.trainer.progress.duration,
             setup: self,
             events,
             interrupter,
@@ -90,28 +85,28 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
     }
 }
 
-/// The loop while it runs.
+/// The running loop.
 struct Run<L: Trainee, S> {
     setup: EpochLoop<L, S>,
     events: Events<L>,
     interrupter: Interrupter,
     steps_before: usize,
-    seconds_before: f64,
+    duration_before: Duration,
     begun: Instant,
     saved: Instant,
     save_took: Duration,
 }
 
-/// The batches of a step that is not finished.
+/// The batches of an unfinished step.
 #[derive(Default)]
 struct Pending {
     num_supervised: usize,
-    /// Of each batch.
+    /// The rows of each batch.
     row_ids: Vec<Vec<String>>,
 }
 
 impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
-    /// Runs the epochs that are left, and leaves a state; false if it was stopped before the end.
+    /// Runs the remaining epochs and saves the state. False if stopped before the end.
     fn epochs(&mut self) -> Result<bool, TrainError> {
         let num_epochs = self.setup.loaders.num_epochs;
         while self.setup.trainer.progress.epoch <= num_epochs
@@ -126,7 +121,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         Ok(true)
     }
 
-    /// Runs what is left of an epoch; false if the run is to end here.
+    /// Runs the rest of an epoch. False if the run stops in it.
     fn epoch(&mut self) -> Result<bool, TrainError> {
         let epoch = self.setup.trainer.progress.epoch;
         let is_whole = self.train(epoch)?;
@@ -147,17 +142,17 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         let progress = &mut self.setup.trainer.progress;
         progress.epoch += 1;
         progress.epoch_steps = 0;
-        self.tell_training(LearnerEvent::EndEpoch(epoch));
+        self.notify_training(LearnerEvent::EndEpoch(epoch));
         self.interrupter.fail_on_error(self.events.flush());
         self.check_learner()?;
         Ok(true)
     }
 
-    /// Trains on the epoch's batches; false if not all of them were seen. The gradients of a step
-    /// that an interruption cuts short are dropped: a resumed run begins that step anew.
+    /// Trains on the rest of an epoch's batches. False if interrupted; the gradients of an unfinished step
+    /// are then dropped, and a resumed run repeats that step.
     fn train(&mut self, epoch: usize) -> Result<bool, TrainError> {
         let total_items = self.setup.loaders.training.num_rows();
-        self.tell_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        self.notify_training(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let num_taken = self.setup.trainer.progress.epoch_steps;
         let mut batches = self.setup.loaders.training.batches(epoch as u64, num_taken);
         self.setup.trainer.begin();
@@ -171,17 +166,18 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
                 is_whole = batches.progress().is_completed();
                 break;
             }
-            let (dealt, progress) = batches.next_of_step(num_devices);
-            let Some(last) = dealt.last() else { break };
+            let (next, progress) = batches.next_of_step(num_devices);
+            let Some(last) = next.last() else { break };
             let ends_step = last.ends_step();
-            for batch in &dealt {
+            for batch in &next {
                 pending.num_supervised += batch.num_supervised();
                 pending.row_ids.push(batch.row_ids().to_vec());
             }
+            let trainer = &mut self.setup.trainer;
             if ends_step {
-                rate = self.setup.trainer.schedule.step();
+                rate = trainer.rates.at(trainer.progress.num_steps);
             }
-            let shown = self.setup.trainer.train(&dealt, ends_step.then_some(rate));
+            let shown = trainer.train(&next, ends_step.then_some(rate));
             if ends_step {
                 self.end_step(epoch, rate, std::mem::take(&mut pending))?;
             }
@@ -189,14 +185,14 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
                 iteration += 1;
                 let rate = Some(rate.into());
                 let item = TrainingItem::new(shown, progress, Some(iteration), rate);
-                self.tell_training(LearnerEvent::ProcessedItem(item));
+                self.notify_training(LearnerEvent::ProcessedItem(item));
             }
         }
-        self.tell_training(LearnerEvent::EndSplit(epoch));
+        self.notify_training(LearnerEvent::EndSplit(epoch));
         Ok(is_whole)
     }
 
-    /// Counts a step that the members took.
+    /// Counts and logs a step, and saves the state if it is time.
     fn end_step(
         &mut self,
         epoch: usize,
@@ -214,20 +210,20 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
             let StepNumbers { loss, gradient_norm } = numbers;
             log.push(&StepMetrics { step, epoch, loss, learning_rate, gradient_norm })?;
         }
-        if self.saved.elapsed() > self.setup.saving.interval.max(TIMES_A_SAVE * self.save_took) {
+        if self.saved.elapsed() > self.setup.saving.interval.max(SAVE_RARITY * self.save_took) {
             self.save()?;
         }
         Ok(())
     }
 
-    /// The members that are still trained, with their logs.
+    /// The active members with their logs.
     fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
         let patience = self.setup.trainer.patience;
         let logged = self.setup.trainer.members.iter_mut().zip(&mut self.setup.logs);
         logged.filter(|(member, _)| !member.progress.is_out_of_patience(patience)).collect()
     }
 
-    /// Whether the caller, or whoever watches, wants the run to end.
+    /// Whether the caller or the dashboard wants the run to stop.
     fn is_to_stop(&self) -> bool {
         if (self.setup.should_stop)() {
             self.interrupter.stop(None);
@@ -235,18 +231,18 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         self.interrupter.should_stop()
     }
 
-    /// Whether this run has taken the steps that it may.
+    /// Whether this run has taken `max_steps` steps.
     fn is_out_of_steps(&self) -> bool {
         let num_taken = self.setup.trainer.progress.num_steps - self.steps_before;
         self.setup.max_steps.is_some_and(|max_steps| num_taken >= max_steps)
     }
 
-    /// Saves the present state, unless something failed.
+    /// Saves the current state, unless burn-train has failed.
     fn save(&mut self) -> Result<(), TrainError> {
         self.check_learner()?;
         let begun = Instant::now();
-        self.setup.trainer.progress.seconds =
-            self.seconds_before + self.begun.elapsed().as_secs_f64();
+        self.setup.trainer.progress.duration =
+            self.duration_before.saturating_add(self.begun.elapsed());
         let Saving { dir, fingerprint, .. } = &self.setup.saving;
         let state = self.setup.trainer.state().map_err(|e| TrainError::Device(e.to_string()))?;
         self.setup.logs.iter().try_for_each(StepLog::sync)?;
@@ -256,12 +252,11 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         Ok(())
     }
 
-    /// Scores the present weights of each member that is still trained on the validation rows;
-    /// `None` if that was interrupted.
+    /// Scores each active member on the validation rows. `None` if interrupted.
     fn validate(&mut self, epoch: usize) -> Result<Option<Vec<L::Scores>>, TrainError> {
         let total_items = self.setup.loaders.validation.num_rows();
-        self.setup.slot.set(None);
-        self.tell_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        self.set_scores(None);
+        self.notify_validation(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let devices = self.setup.trainer.devices.clone();
         let num_devices = devices.num_devices();
         let members = self.setup.trainer.active();
@@ -269,27 +264,36 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         let valid = |nth| members.iter().map(|member| member.on_device(nth).valid()).collect();
         let models: Vec<Vec<L>> = (0..num_devices).map(valid).collect();
         let models: Vec<Vec<&L>> = models.iter().map(|models| models.iter().collect()).collect();
-        let mut scored: Vec<Scored<L>> = members.into_iter().map(Scored::new).collect();
+        let mut tallies: Vec<L::Tally> =
+            members.iter().map(|member| member.model.tally()).collect();
         let mut batches = self.setup.loaders.validation.batches(VALIDATION_EPOCH, 0);
         let (mut iteration, mut is_whole) = (0, true);
         loop {
-            let (dealt, progress) = batches.next_of_step(num_devices);
-            if dealt.is_empty() {
+            let (next, progress) = batches.next_of_step(num_devices);
+            if next.is_empty() {
                 break;
             }
-            let outputs = devices.work_of_members(dealt.len(), &models, |model, nth| {
-                InferenceStep::step(model, dealt[nth].clone())
+            let outputs = devices.work_of_members(next.len(), &models, |model, nth| {
+                InferenceStep::step(model, next[nth].clone())
             });
-            let made = scored.iter_mut().zip(outputs).collect();
-            let counted = side_by_side(made, devices.is_cpu(), |(one, outputs)| {
-                one.add(&dealt, outputs, epoch)
+            let counting = tallies.iter_mut().zip(&outputs).collect();
+            let failures = side_by_side(counting, devices.is_cpu(), |(tally, outputs)| {
+                count::<L>(outputs, tally)
             });
-            let counted = counted.into_iter().collect::<Result<Vec<_>, _>>()?;
-            let shown = counted.into_iter().next().unwrap_or_default();
+            for (member, failure) in self.setup.trainer.active().into_iter().zip(failures) {
+                if let Some(nth) = failure? {
+                    return Err(member.not_finite(
+                        "prediction",
+                        epoch,
+                        next[nth].row_ids().to_vec(),
+                    ));
+                }
+            }
+            let shown = outputs.into_iter().next().unwrap_or_default();
             for (shown, progress) in shown.into_iter().zip(progress) {
                 iteration += 1;
                 let item = TrainingItem::new(shown, progress, Some(iteration), None);
-                self.tell_validation(LearnerEvent::ProcessedItem(item));
+                self.notify_validation(LearnerEvent::ProcessedItem(item));
             }
             if self.is_to_stop() {
                 is_whole = batches.progress().is_completed();
@@ -297,56 +301,47 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
             }
         }
         let scores: Option<Vec<L::Scores>> =
-            is_whole.then(|| scored.into_iter().map(|one| L::scores(one.tally)).collect());
-        self.setup.slot.set(scores.as_ref().and_then(|scores| scores.first().copied()));
-        let loss =
-            self.setup.trainer.active().first().map(|member| member.progress.training_loss());
-        self.setup.loss_slot.set(loss);
-        self.tell_validation(LearnerEvent::EndSplit(epoch));
+            is_whole.then(|| tallies.into_iter().map(L::scores).collect());
+        self.set_scores(scores.as_ref().and_then(|scores| scores.first()));
+        self.notify_validation(LearnerEvent::EndSplit(epoch));
         Ok(scores)
     }
 
-    fn tell_training(&mut self, event: LearnerEvent<<L as TrainStep>::Output>) {
+    /// Sets the scores that the metrics read: those of the first active member, and its training loss.
+    fn set_scores(&mut self, validation: Option<&L::Scores>) {
+        let first = self.setup.trainer.active();
+        let loss = first.first().map(|member| (TRAINING_LOSS, member.progress.training_loss()));
+        let scores = validation.into_iter().flat_map(|validation| {
+            L::SCORES.iter().map(move |score| (score.name, (score.pick)(validation)))
+        });
+        *self.setup.scores.lock().expect("nothing panics while it holds the scores") =
+            scores.chain(loss).collect();
+    }
+
+    fn notify_training(&mut self, event: LearnerEvent<<L as TrainStep>::Output>) {
         self.interrupter.fail_on_error(self.events.process_train(event));
     }
 
-    fn tell_validation(&mut self, event: LearnerEvent<<L as InferenceStep>::Output>) {
+    fn notify_validation(&mut self, event: LearnerEvent<<L as InferenceStep>::Output>) {
         self.interrupter.fail_on_error(self.events.process_valid(event));
     }
 
-    /// The error that a metric or checkpoint thread stopped the run with, if one did.
+    /// The error with which a burn-train thread stopped the run, if any.
     fn check_learner(&self) -> Result<(), TrainError> {
         self.interrupter.error().map_or(Ok(()), |error| Err(TrainError::Learner(error)))
     }
 }
 
-/// A member while it is validated.
-struct Scored<L: Trainee> {
-    name: String,
-    section: Section,
-    tally: L::Tally,
-}
-
-impl<L: Trainee> Scored<L> {
-    fn new(member: &mut Member<L>) -> Self {
-        let section = member.model.section();
-        Self { name: member.name.clone(), section, tally: member.model.tally() }
-    }
-
-    /// Adds what was made of batches, with one wait for the device each, and hands it back.
-    fn add(
-        &mut self,
-        batches: &[L::Batch],
-        outputs: Vec<<L as InferenceStep>::Output>,
-        epoch: usize,
-    ) -> Result<Vec<<L as InferenceStep>::Output>, TrainError> {
-        for (batch, output) in batches.iter().zip(&outputs) {
-            if !L::count(output, &mut self.tally)? {
-                let row_ids = batch.row_ids().to_vec();
-                let (section, name) = (self.section, &self.name);
-                return Err(not_finite::<L>("prediction", section, name, epoch, row_ids));
-            }
+/// Adds validation outputs to a tally, waiting for the device once per batch. Returns the index of the
+/// first batch with a prediction that is not finite, if there is one.
+fn count<L: Trainee>(
+    outputs: &[<L as InferenceStep>::Output],
+    tally: &mut L::Tally,
+) -> Result<Option<usize>, TrainError> {
+    for (nth, output) in outputs.iter().enumerate() {
+        if !L::count(output, tally)? {
+            return Ok(Some(nth));
         }
-        Ok(outputs)
     }
+    Ok(None)
 }

@@ -1,26 +1,78 @@
-//! One of the heads or adapters that are trained side by side, on the same batches in the same
-//! steps. A training of one thing has one member.
+//! One head or adapter in training. Several can be trained side by side on the same batches; a training
+//! of a single one has one member.
 //!
-//! Members share nothing but the batches and the learning rate: each has its weights, optimizer,
-//! clipping, scores and best epoch, so that it comes out as if it had been trained alone.
+//! Members do not know of each other. They share batches and learning rates only: each has separate
+//! weights, optimizer state, clipping, scores, best epoch and early stopping, and ends with the same bits
+//! as if it were trained alone.
 
+use burn::module::Module;
 use burn::optim::{GradientsAccumulator, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_train::{TrainOutput, TrainStep};
+use burn_train::metric::{Adaptor, LossInput};
+use burn_train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::error::{TrainError, to_host};
+use crate::data::TrainingBatch;
+use crate::error::{Section, TrainError, to_host};
+use crate::log::metrics::Score;
+use crate::run::clipping::Clipping;
 use crate::run::devices::PerDevice;
 use crate::run::progress::{EpochScores, MemberProgress};
-use crate::run::trainee::Trainee;
-use crate::section::Section;
 
-/// A member: all that a step or a validation changes of it.
+/// The learner of a head or an adapter: burn-train's steps, and how validation scores it.
+pub(crate) trait Trainee: LearnerModel
+    + Sync
+    + TrainStep<Input = <Self as Trainee>::Batch, Output: Adaptor<LossInput> + Adaptor<()>>
+    + InferenceStep<Input = <Self as Trainee>::Batch, Output: Adaptor<LossInput> + Adaptor<()> + Sync>
+{
+    type Batch: TrainingBatch + Clone + Sync;
+    /// The trained module, which is exported.
+    type Part: Module + 'static;
+    /// The sums that validation accumulates.
+    type Tally: Send;
+    /// The scores computed from the sums.
+    type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
+
+    /// The role of the frozen model, for messages.
+    const FROZEN: &'static str;
+    /// The scores that are metrics.
+    const SCORES: &'static [Score<Self::Scores>];
+
+    /// The recipe's section, for messages.
+    fn section(&self) -> Section;
+
+    /// Extracts the trained module.
+    fn part(self) -> Self::Part;
+
+    /// How gradients are clipped.
+    fn clipping(&self) -> Clipping;
+
+    /// The loss of a batch without its graph, `[1]`.
+    fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
+
+    /// An empty tally.
+    fn tally(&self) -> Self::Tally;
+
+    /// Adds a validation batch, and waits for the device once. False if a prediction is not finite.
+    fn count(
+        output: &<Self as InferenceStep>::Output,
+        tally: &mut Self::Tally,
+    ) -> Result<bool, TrainError>;
+
+    fn scores(tally: Self::Tally) -> Self::Scores;
+
+    /// The number that the best epoch minimises.
+    fn to_minimise(&self, scores: &Self::Scores) -> f64;
+}
+
+/// A member: everything that a step or validation changes about it.
 pub(crate) struct Member<L: Trainee> {
-    /// Its directory in the training's; empty if it is the only one.
+    /// Its directory within the training's; empty for a single member.
     pub(crate) name: String,
     /// On the first device, with autodiff.
     pub(crate) model: L,
-    /// The same on each of the other devices, as long as it is trained.
+    /// Copies on the other devices, while it is trained.
     copies: Vec<L>,
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) progress: MemberProgress<L::Scores>,
@@ -29,25 +81,25 @@ pub(crate) struct Member<L: Trainee> {
     unfinished: UnfinishedStep<L>,
 }
 
-/// What of a step is done.
+/// The completed part of a step.
 struct UnfinishedStep<L> {
     gradients: GradientsAccumulator<L>,
-    /// `[1]` each: its batches' losses.
+    /// The loss of each batch, `[1]`.
     losses: Vec<Tensor<1>>,
-    /// `[1]`: the norm of its gradients, once all are there. None without a gradient.
+    /// The gradients' norm after the last batch, `[1]`. `None` without gradients.
     norm: Option<Tensor<1>>,
 }
 
-/// A member's numbers of a step.
+/// The logged numbers of a step.
 pub(crate) struct StepNumbers {
-    /// The mean of its batches' losses.
+    /// The mean loss of its batches.
     pub(crate) loss: f64,
-    /// The norm of its gradients, before they were cut.
+    /// The norm of its gradients before clipping.
     pub(crate) gradient_norm: f64,
 }
 
 impl<L: Trainee> Member<L> {
-    /// One that has not begun.
+    /// A member before its first step.
     pub(crate) fn new(name: String, model: L, optimizer: ModuleOptimizer) -> Self {
         let (progress, unfinished) = (MemberProgress::default(), UnfinishedStep::default());
         Self { name, model, copies: Vec::new(), optimizer, progress, best: None, unfinished }
@@ -58,8 +110,8 @@ impl<L: Trainee> Member<L> {
         if nth == 0 { &self.model } else { &self.copies[nth - 1] }
     }
 
-    /// Adds what batches gave, in their order; with a learning rate, also takes the step that they
-    /// end. What they give besides gradients.
+    /// Adds the gradients and losses of batches, in order. With a learning rate, it then takes the
+    /// optimizer step. Returns the other outputs of the batches.
     pub(crate) fn add(
         &mut self,
         outputs: Vec<TrainOutput<<L as TrainStep>::Output>>,
@@ -83,52 +135,52 @@ impl<L: Trainee> Member<L> {
         items
     }
 
-    /// Begins an epoch's training: what was left of a step is dropped.
+    /// Begins the training half of an epoch, without the batches of an unfinished step.
     pub(crate) fn begin(&mut self, devices: &PerDevice<Device>) {
         self.unfinished = UnfinishedStep::default();
         self.copy_to(devices);
     }
 
-    /// Gives the other devices the model's weights.
+    /// Copies the weights to the other devices.
     fn copy_to(&mut self, devices: &PerDevice<Device>) {
         let copies = devices.others().iter().map(|device| self.model.clone().fork(device));
         self.copies = copies.collect();
     }
 
-    /// Keeps the scores of an epoch, and its weights if they are the best so far.
+    /// Records the scores of an epoch, and keeps the weights if they are the best so far.
     pub(crate) fn end_epoch(&mut self, epoch: usize, num_steps: usize, validation: L::Scores) {
         let progress = &mut self.progress;
         let training_loss = progress.training_loss();
         progress.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
         (progress.loss_sum, progress.num_losses) = (0.0, 0);
         let model = &self.model;
-        let best = progress.best.map(|place| model.to_minimise(&progress.epochs[place].validation));
+        let best = progress.best.map(|best| model.to_minimise(&progress.epochs[best].validation));
         if best.is_none_or(|best| model.to_minimise(&validation) < best) {
             progress.best = Some(progress.epochs.len() - 1);
             self.best = Some(self.model.valid().part());
         }
     }
+
+    /// The error for a number that is not finite.
+    pub(crate) fn not_finite(
+        &self,
+        what: &'static str,
+        epoch: usize,
+        row_ids: Vec<String>,
+    ) -> TrainError {
+        let name = &self.name;
+        let what = if name.is_empty() { what.to_owned() } else { format!("{what} of `{name}`") };
+        let section = self.model.section();
+        TrainError::NotFinite { what, epoch, row_ids, section, frozen: L::FROZEN }
+    }
 }
 
-/// The error of a number of a member that is not finite.
-pub(crate) fn not_finite<L: Trainee>(
-    what: &'static str,
-    section: Section,
-    member: &str,
-    epoch: usize,
-    row_ids: Vec<String>,
-) -> TrainError {
-    let whose = if member.is_empty() { String::new() } else { format!(" of `{member}`") };
-    let what = format!("{what}{whose}");
-    TrainError::NotFinite { what, epoch, row_ids, section, frozen: L::FROZEN }
-}
-
-/// Counts a step that all `members` took, of batches with so many supervised positions and these
-/// rows: one wait for the device.
+/// Counts a step that all `members` took, and waits for the device once. The step had `num_supervised`
+/// supervised positions, and `row_ids` are the rows of each batch.
 ///
 /// # Errors
-/// [`TrainError::NotFinite`] for the first batch of a member whose loss is not finite, or for the
-/// step's batches together if only their gradients are not.
+/// [`TrainError::NotFinite`] for a member's first batch whose loss is not finite, or for all batches of
+/// the step if only its gradients are not.
 pub(crate) fn count_step<L: Trainee>(
     members: &mut [&mut Member<L>],
     num_supervised: usize,
@@ -143,23 +195,14 @@ pub(crate) fn count_step<L: Trainee>(
     let mut numbers = numbers.into_iter().map(f64::from);
     let mut of_members = Vec::with_capacity(members.len());
     for member in members {
-        let section = member.model.section();
         let step = std::mem::take(&mut member.unfinished);
         let losses: Vec<f64> = numbers.by_ref().take(step.losses.len()).collect();
         if let Some(batch) = losses.iter().position(|loss| !loss.is_finite()) {
-            let row_ids = row_ids[batch].clone();
-            return Err(not_finite::<L>("training loss", section, &member.name, epoch, row_ids));
+            return Err(member.not_finite("training loss", epoch, row_ids[batch].clone()));
         }
-        // Without a gradient there is nothing to move along.
         let gradient_norm = step.norm.and_then(|_| numbers.next()).unwrap_or(0.0);
         if !gradient_norm.is_finite() {
-            return Err(not_finite::<L>(
-                "gradient",
-                section,
-                &member.name,
-                epoch,
-                row_ids.concat(),
-            ));
+            return Err(member.not_finite("gradient", epoch, row_ids.concat()));
         }
         let loss_sum = losses.iter().sum::<f64>();
         let progress = &mut member.progress;
@@ -188,7 +231,7 @@ mod tests {
     use crate::head::learner::HeadLearner;
 
     #[test]
-    fn a_step_whose_gradients_alone_are_not_finite_names_its_batches() {
+    fn infinite_gradients_name_every_row_of_the_step() {
         let training = HeadTraining::default();
         let (device, optimizer) = (Device::flex(), training.optimizer);
         let learner = HeadLearner {

@@ -1,96 +1,60 @@
-//! What heads and adapters are trained with alike: the tables `[head.optimizer]`,
-//! `[adapter.optimizer]` and `[adapter_head.optimizer]` of a recipe.
+//! The tables `[head.optimizer]`, `[adapter.optimizer]` and `[adapter_head.optimizer]` of a recipe.
 //!
-//! The keys are the same; their defaults are the authors' of either system, so that a table which
-//! leaves some out is read over its section's.
+//! All have the same keys. The defaults follow the authors of each system, so missing keys are taken
+//! from the defaults of the section.
 
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::TrainError;
-use crate::ranges::{Range, check_counts, check_numbers};
+use crate::data::BatchSettings;
+use crate::error::{Section, TrainError};
+use crate::ranges::{Range, check_numbers};
 use crate::run::clipping::Clipping;
-use crate::run::schedule::{Schedule, WarmedUp};
-use crate::section::Section;
+use crate::run::schedule::{LearningRates, Schedule};
 
-/// How long, in which steps and at which rate something is trained, and what is held out. Every key
-/// may be left out of a recipe.
+/// The training schedule of a head or adapter, and the fraction of data held out. In a recipe every key
+/// is optional.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSettings {
     /// The peak learning rate of AdamW, above 0.
     pub learning_rate: f64,
-    /// What the learning rate does after its warmup: `cosine`, `linear` (both fall to 0) or
+    /// How the learning rate changes after the warmup: `cosine`, `linear` (both fall to 0) or
     /// `constant`.
     pub schedule: Schedule,
-    /// The share of steps in which the learning rate climbs from 0 to its peak, from 0 to 1;
-    /// rounded up.
+    /// The fraction of steps that the warmup from 0 to the peak takes, from 0 to 1; the number of steps
+    /// is rounded up.
     pub warmup_ratio: f64,
-    /// The number of those steps, in place of the share.
+    /// The number of warmup steps, instead of `warmup_ratio`.
     pub warmup_steps: Option<usize>,
-    /// Decoupled weight decay of AdamW, 0 or more.
+    /// AdamW's decoupled weight decay, 0 or more.
     pub weight_decay: f64,
-    /// Decay of AdamW's mean of gradients, from 0 to below 1.
+    /// The decay of AdamW's first moment, from 0 to below 1.
     pub beta_1: f64,
-    /// Decay of AdamW's mean of squared gradients, from 0 to below 1.
+    /// The decay of AdamW's second moment, from 0 to below 1.
     pub beta_2: f64,
-    /// Added to the root of AdamW's mean of squares, above 0.
+    /// The term added to the root of AdamW's second moment, above 0.
     pub epsilon: f64,
-    /// How a step's gradients are cut: `norm`, all together to a global norm, or `value`, each
-    /// number for itself; above 0.
+    /// Gradient clipping: `norm`, to a global norm, or `value`, each number separately; above 0.
     pub clipping: Clipping,
-    /// How often the data is gone through, 1 or more.
+    /// The number of epochs, 1 or more.
     pub num_epochs: usize,
-    /// Epochs in a row without a better validation score after which training ends, 1 or more;
-    /// never if absent. The learning rate is planned for all epochs all the same.
+    /// Training ends after this many epochs in a row without a better validation score, 1 or more; never
+    /// if absent. The learning rate is still planned for all epochs.
     pub patience: Option<usize>,
-    /// Rows a batch, 1 or more: what goes through the frozen model at once.
+    /// Rows per batch, 1 or more. The frozen model reads one batch at a time.
     pub batch_size: usize,
-    /// Batches a step, 1 or more.
+    /// Batches per step, 1 or more.
     pub gradient_accumulation: usize,
-    /// The share of conversations held out for validation, between 0 and 1.
+    /// The fraction of conversations held out for validation, between 0 and 1.
     pub validation_fraction: f64,
 }
 
-/// Keys that stood in a section itself before they had a table, and what they are called in it.
-const MOVED_KEYS: [(&str, &str); 14] = [
-    ("learning_rate", "learning_rate"),
-    ("schedule", "schedule"),
-    ("warm_up_share", "warmup_ratio"),
-    ("warm_up_steps", "warmup_steps"),
-    ("weight_decay", "weight_decay"),
-    ("beta_1", "beta_1"),
-    ("beta_2", "beta_2"),
-    ("epsilon", "epsilon"),
-    ("clipping", "clipping"),
-    ("num_epochs", "num_epochs"),
-    ("patience", "patience"),
-    ("batch_size", "batch_size"),
-    ("gradient_accumulation", "gradient_accumulation"),
-    ("validation_share", "validation_fraction"),
-];
-
-/// Checks that a recipe has no key where it stood before sections had a table `optimizer`.
-///
-/// # Errors
-/// [`TrainError::MovedKey`] with the first one that does.
-pub fn check_moved_keys(recipe: &toml::Table) -> Result<(), TrainError> {
-    for section in Section::ALL {
-        let table = recipe.get(section.name()).and_then(toml::Value::as_table);
-        let is_there =
-            |(old, _): &&(&str, &str)| table.is_some_and(|table| table.contains_key(*old));
-        if let Some((old, new)) = MOVED_KEYS.iter().find(is_there) {
-            return Err(TrainError::MovedKey { section, old, new });
-        }
-    }
-    Ok(())
-}
-
 impl OptimizerSettings {
-    /// The defaults of heads: the SpecDec++ authors' script, and those of the Hugging Face Trainer
-    /// where that leaves them open. The share that is held out is ours; the authors hold out a fixed
-    /// number of an unseeded shuffle.
+    /// The defaults for heads: the values in the SpecDec++ authors' script, and the Hugging Face Trainer's
+    /// defaults for the rest. `validation_fraction` is ours; the authors hold out a fixed number of rows
+    /// after an unseeded shuffle.
     pub const HEAD: Self = Self {
         learning_rate: 5e-5,
         schedule: Schedule::Cosine,
@@ -108,11 +72,11 @@ impl OptimizerSettings {
         validation_fraction: 0.1,
     };
 
-    /// The defaults of adapters: the Kangaroo authors' rate, weight decay (torch's), betas and batch
-    /// size, and the paper's 10 epochs (their script has 20). Ours are as for heads where theirs
-    /// cannot be: their rate falls in a straight line that would end at step 800,000 after 2,000 of
-    /// warmup, they clip by a value of 0.5, which changes the gradient's direction, their
-    /// accumulation of 8 takes a step after each batch, and the 5 % that they split off are never
+    /// The defaults for adapters: the Kangaroo authors' learning rate, weight decay (torch's default),
+    /// betas and batch size, and the paper's 10 epochs (their script has 20). The other values are those
+    /// for heads, because the authors' do not carry over: a linear schedule that ends at step 800,000
+    /// after 2,000 steps of warmup, clipping by a value of 0.5, which changes the gradient's direction,
+    /// an accumulation of 8 that still takes a step after each batch, and a held-out 5 % that is never
     /// used.
     pub const ADAPTER: Self = Self {
         weight_decay: 0.01,
@@ -122,7 +86,7 @@ impl OptimizerSettings {
         ..Self::HEAD
     };
 
-    /// Reads a table of which any key may be left out, over `defaults`.
+    /// Reads a table whose missing keys come from `defaults`.
     pub(crate) fn read_over<'de, D: Deserializer<'de>>(
         defaults: Self,
         deserializer: D,
@@ -131,7 +95,7 @@ impl OptimizerSettings {
         let mut all = toml::Table::try_from(defaults).map_err(D::Error::custom)?;
         all.extend(given);
         all.try_into().map_err(|error: toml::de::Error| {
-            // Its second line names the key.
+            // The second line of toml's message names the key.
             D::Error::custom(error.to_string().trim_end().replace('\n', " "))
         })
     }
@@ -139,18 +103,19 @@ impl OptimizerSettings {
     /// Checks every setting's range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `section` that is out of its range.
+    /// [`TrainError::Setting`] with the first key of `section` that is out of range.
     pub(crate) fn check(&self, section: Section) -> Result<(), TrainError> {
         let (clipping_key, clipping_limit) = match self.clipping {
             Clipping::Norm(limit) => ("optimizer.clipping.norm", limit),
             Clipping::Value(limit) => ("optimizer.clipping.value", limit),
         };
+        let count = |key, count: usize| (key, count as f64, Range::AT_LEAST_ONE);
         check_numbers(
             section,
             &[
                 ("optimizer.learning_rate", self.learning_rate, Range::Positive),
-                ("optimizer.warmup_ratio", self.warmup_ratio, Range::UpToOne),
-                ("optimizer.weight_decay", self.weight_decay, Range::NotNegative),
+                ("optimizer.warmup_ratio", self.warmup_ratio, Range::Within(0.0, 1.0, "0 to 1")),
+                ("optimizer.weight_decay", self.weight_decay, Range::NOT_NEGATIVE),
                 ("optimizer.beta_1", self.beta_1, Range::BelowOne),
                 ("optimizer.beta_2", self.beta_2, Range::BelowOne),
                 ("optimizer.epsilon", self.epsilon, Range::PositiveInF32),
@@ -160,20 +125,21 @@ impl OptimizerSettings {
                     self.validation_fraction,
                     Range::BetweenZeroAndOne,
                 ),
-            ],
-        )?;
-        check_counts(
-            section,
-            &[
-                ("optimizer.num_epochs", self.num_epochs),
-                ("optimizer.patience", self.patience.unwrap_or(1)),
-                ("optimizer.batch_size", self.batch_size),
-                ("optimizer.gradient_accumulation", self.gradient_accumulation),
+                count("optimizer.num_epochs", self.num_epochs),
+                count("optimizer.patience", self.patience.unwrap_or(1)),
+                count("optimizer.batch_size", self.batch_size),
+                count("optimizer.gradient_accumulation", self.gradient_accumulation),
             ],
         )
     }
 
-    /// AdamW. All settings are explicit: burn's defaults are not torch's.
+    /// How these settings divide rows into batches.
+    pub(crate) fn batches(&self, seed: u64) -> BatchSettings {
+        let Self { batch_size, gradient_accumulation, .. } = *self;
+        BatchSettings { seed, batch_size, gradient_accumulation }
+    }
+
+    /// AdamW. Every setting is explicit because burn's defaults differ from torch's.
     pub(crate) fn adam_w(&self) -> ModuleOptimizer {
         AdamWConfig::new()
             .with_beta_1(self.beta_1 as f32)
@@ -185,26 +151,26 @@ impl OptimizerSettings {
             .init()
     }
 
-    /// The rates of a training of `num_steps` steps.
-    pub(crate) fn rates(&self, num_steps: usize) -> WarmedUp {
+    /// The learning rates of a training with `num_steps` steps.
+    pub(crate) fn rates(&self, num_steps: usize) -> LearningRates {
         let num_warmup_steps = self
             .warmup_steps
             .unwrap_or_else(|| (num_steps as f64 * self.warmup_ratio).ceil() as usize);
-        WarmedUp::new(self.schedule, self.learning_rate, num_warmup_steps, num_steps)
+        let Self { schedule, learning_rate: peak, .. } = *self;
+        LearningRates { schedule, peak, num_warmup_steps, num_steps }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::lr_scheduler::LrScheduler;
-
     use super::*;
     use crate::{AdapterTraining, HeadTraining};
 
     const HEAD: OptimizerSettings = OptimizerSettings::HEAD;
+    const SECTIONS: [Section; 3] = [Section::Head, Section::Adapter, Section::AdapterHead];
 
     #[test]
-    fn a_table_is_read_over_the_defaults_of_its_section() {
+    fn missing_keys_come_from_the_defaults_of_the_section() {
         let head: HeadTraining = toml::from_str("[optimizer]\nbatch_size = 7").unwrap();
         assert_eq!(head.optimizer, OptimizerSettings { batch_size: 7, ..HEAD });
         let adapter: AdapterTraining = toml::from_str("[optimizer]\nbatch_size = 7").unwrap();
@@ -215,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_by_name_and_written_so() {
+    fn every_key_is_read_and_written_by_its_name() {
         let read = |text: &str| toml::from_str::<HeadTraining>(&format!("[optimizer]\n{text}"));
         let text = "schedule = \"linear\"\nwarmup_steps = 2000\nclipping = { value = 0.5 }";
         let training = read(text).unwrap();
@@ -239,37 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_where_it_stood_before_is_told_where_it_is_now() {
-        let known = toml::Table::try_from(OptimizerSettings {
-            warmup_steps: Some(1),
-            patience: Some(1),
-            ..HEAD
-        });
-        let known = known.unwrap();
-        for section in Section::ALL {
-            for (old, new) in MOVED_KEYS {
-                assert!(known.contains_key(new), "{new}");
-                let recipe = format!("[{section}]\nnum_layers = 1\n{old} = 1");
-                let moved = check_moved_keys(&toml::from_str(&recipe).unwrap());
-                let expected =
-                    format!("`{section}.{old}` has moved; hint: write `{section}.optimizer.{new}`");
-                assert_eq!(moved.unwrap_err().to_string(), expected);
-            }
-            let recipe = format!("[{section}.optimizer]\nlearning_rate = 1");
-            check_moved_keys(&toml::from_str(&recipe).unwrap()).unwrap();
-        }
-        assert_eq!(known.len(), MOVED_KEYS.len());
-    }
-
-    #[test]
-    fn every_default_is_in_range_and_a_bad_value_names_section_and_key() {
-        for section in Section::ALL {
+    fn defaults_are_in_range_and_errors_name_section_and_key() {
+        for section in SECTIONS {
             for defaults in [HEAD, OptimizerSettings::ADAPTER] {
                 defaults.check(section).unwrap();
             }
         }
         let check = |key: &str, bad: OptimizerSettings| {
-            for section in Section::ALL {
+            for section in SECTIONS {
                 let message = bad.check(section).unwrap_err().to_string();
                 let expected = format!("`{section}.optimizer.{key}` is ");
                 assert!(message.starts_with(&expected), "{message}");
@@ -299,18 +242,18 @@ mod tests {
     }
 
     #[test]
-    fn the_warmup_is_a_share_rounded_up_unless_its_steps_are_given() {
+    fn the_warmup_ratio_is_rounded_up_unless_steps_are_given() {
         let first_full = |warmup_ratio, warmup_steps, num_steps| {
             let schedule = Schedule::Constant;
             let settings = OptimizerSettings { schedule, warmup_ratio, warmup_steps, ..HEAD };
-            let mut rates = settings.rates(num_steps);
-            (0..num_steps).position(|_| rates.step() == settings.learning_rate)
+            let rates = settings.rates(num_steps);
+            (0..num_steps).position(|step| rates.at(step) == settings.learning_rate)
         };
         assert_eq!(first_full(0.03, None, 101), Some(4));
         assert_eq!(first_full(0.0, None, 101), Some(0));
         assert_eq!(first_full(0.03, Some(7), 101), Some(7));
         assert_eq!(first_full(0.03, Some(0), 101), Some(0));
-        // Kangaroo's 2,000 steps, in a training that is shorter.
+        // Kangaroo's 2,000 warmup steps, in a shorter training.
         assert_eq!(first_full(0.03, Some(2000), 101), None);
     }
 }

@@ -1,54 +1,59 @@
-//! What comes of a training, and what its export's `config.json` records of that.
+//! The result of a training, and the record of it in an export's `config.json`.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::data::batches::RowCounts;
+use crate::data::RowCounts;
 use crate::run::progress::{EpochScores, MemberProgress};
 
-/// What was trained, a head or an adapter, and how it came about.
+/// A trained head or adapter.
 #[derive(Debug)]
 pub struct Trained<M, C, S> {
-    /// The weights after the epoch with the best score on the validation rows.
+    /// The weights after the epoch with the best validation score.
     pub model: M,
-    /// Its shape. `training` records the settings, the seed, the rows and every epoch's scores;
-    /// hashes of models are left to the caller, who knows the files.
+    /// Its configuration. `training` records the settings, the seed, the rows and the scores of every
+    /// epoch. The caller, which knows the files, adds the hashes of models.
     pub config: C,
-    /// Its scores on the validation rows.
+    /// The validation scores of that epoch.
     pub scores: S,
-    /// The epoch it is from, counted from 1.
+    /// The number of that epoch, counted from 1.
     pub best_epoch: usize,
-    /// Every epoch that was validated, in order.
+    /// Every validated epoch.
     pub epochs: Vec<EpochScores<S>>,
-    /// Whether it was stopped before the end of its last epoch.
+    /// Whether training was stopped before the end of its last epoch.
     pub interrupted: bool,
-    /// What became of the rows.
+    /// The number of rows on each side of the split.
     pub rows: RowCounts,
-    /// Labels of a head, or tokens of an adapter, that were trained on, over all epochs.
+    /// Labels (for a head) or tokens (for an adapter) trained on, over all epochs.
     pub num_supervised: usize,
-    /// Optimizer steps taken.
+    /// Optimizer steps.
     pub num_steps: usize,
-    /// Time in all, validation and earlier runs included, and what was trained beside it.
+    /// Total time, including validation, earlier runs and other members.
     pub duration: Duration,
 }
 
+/// How the training of a member ended.
+pub(crate) struct Outcome<S> {
+    pub(crate) progress: MemberProgress<S>,
+    /// The index of the best epoch in `progress.epochs`.
+    pub(crate) best: usize,
+    /// Whether training was stopped while this member was still being trained.
+    pub(crate) interrupted: bool,
+    pub(crate) rows: RowCounts,
+    /// The time of the whole training so far.
+    pub(crate) duration: Duration,
+}
+
 impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
-    /// Labels or tokens a second, validation's time included.
+    /// Labels or tokens per second of total time.
     pub fn supervised_per_second(&self) -> f64 {
         self.num_supervised as f64 / self.duration.as_secs_f64()
     }
 
-    /// The model of the epoch at place `best` in `progress`.
-    pub(crate) fn new(
-        (model, config): (M, C),
-        rows: RowCounts,
-        progress: MemberProgress<S>,
-        best: usize,
-        interrupted: bool,
-        duration: Duration,
-    ) -> Self {
+    pub(crate) fn new((model, config): (M, C), outcome: Outcome<S>) -> Self {
+        let Outcome { progress, best, interrupted, rows, duration } = outcome;
         let EpochScores { epoch: best_epoch, validation: scores, .. } = progress.epochs[best];
         let MemberProgress { epochs, num_supervised, num_steps, .. } = progress;
         Self {
@@ -65,9 +70,9 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
         }
     }
 
-    /// What `config.json` keeps of the training: the settings but for those that the config has
-    /// itself, and the outcome, in which what it is supervised by has a name. No times: the same
-    /// training gives the same file.
+    /// The record of the training for `config.json`: the settings except the keys `in_config`, and the
+    /// results, with `num_supervised` as the key of that number. It has no times, so that the same
+    /// training writes the same file.
     pub(crate) fn record(
         &self,
         settings: &impl Serialize,
@@ -75,9 +80,8 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
         num_supervised: &str,
         seed: u64,
     ) -> Map<String, Value> {
-        let settings = match json!(settings) {
-            Value::Object(settings) => settings,
-            other => unreachable!("a struct serialises to an object: {other}"),
+        let Value::Object(settings) = json!(settings) else {
+            unreachable!("a struct serialises to an object")
         };
         let settings = settings.into_iter().filter(|(key, _)| !in_config.contains(&key.as_str()));
         let outcome = [

@@ -1,36 +1,36 @@
-//! All that training changes, and its way to a state on disk and back.
+//! The whole mutable part of a training, and its conversion to and from a saved state.
 
 use std::path::Path;
 
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
-use burn::tensor::Device;
+use burn::tensor::{Bytes, Device};
 use burn_train::TrainStep;
 use draftsmith_data::caught;
 
 use crate::error::TrainError;
-use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, State, broken, record};
+use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, TrainingState, broken};
 use crate::run::devices::{PerDevice, side_by_side};
-use crate::run::member::Member;
+use crate::run::member::{Member, Trainee};
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::RunProgress;
-use crate::run::schedule::WarmedUp;
-use crate::run::trainee::Trainee;
+use crate::run::schedule::LearningRates;
 
-/// All that a step or a validation changes. burn-train's learner would not hand out its optimizer.
+/// Everything that a step or validation changes. burn-train's learner does not give access to its
+/// optimizer.
 pub(crate) struct Trainer<L: Trainee> {
     /// At least one.
     pub(crate) members: Vec<Member<L>>,
     /// With autodiff.
     pub(crate) devices: PerDevice<Device>,
-    pub(crate) schedule: WarmedUp,
+    pub(crate) rates: LearningRates,
     pub(crate) progress: RunProgress,
-    /// Epochs without better scores after which a member stops; never if absent.
+    /// The number of epochs without a better score after which a member stops.
     pub(crate) patience: Option<usize>,
 }
 
 impl<L: Trainee> Trainer<L> {
-    /// One of `num_steps` steps that has not begun, of models with names.
+    /// A training of named models before the first of `num_steps` steps.
     pub(crate) fn new(
         models: Vec<(String, L)>,
         devices: PerDevice<Device>,
@@ -41,7 +41,7 @@ impl<L: Trainee> Trainer<L> {
         Self {
             members: models.into_iter().map(member).collect(),
             devices,
-            schedule: optimizer.rates(num_steps),
+            rates: optimizer.rates(num_steps),
             progress: RunProgress::default(),
             patience: optimizer.patience,
         }
@@ -54,15 +54,14 @@ impl<L: Trainee> Trainer<L> {
         members.filter(|member| !member.progress.is_out_of_patience(patience)).collect()
     }
 
-    /// Begins an epoch's training: what was left of a step is dropped.
+    /// Begins the training half of an epoch, without the batches of an unfinished step.
     pub(crate) fn begin(&mut self) {
         let devices = self.devices.clone();
         self.active().into_iter().for_each(|member| member.begin(&devices));
     }
 
-    /// Runs batches of a step forward and back, at most one a device, for every member that is
-    /// still trained; with a learning rate, also takes the step that they end. What the first of
-    /// those members outputs for each batch.
+    /// Trains every active member on batches of a step, at most one per device. With a learning rate, it
+    /// then takes the optimizer step. Returns the first active member's outputs.
     pub(crate) fn train(
         &mut self,
         batches: &[L::Batch],
@@ -82,23 +81,26 @@ impl<L: Trainee> Trainer<L> {
         shown.into_iter().next().unwrap_or_default()
     }
 
-    /// The same training as far as `state`, which was read from `dir`.
-    pub(crate) fn resumed(self, state: State<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
-        let State { progress, members: states } = state;
+    /// Restores `state`, which was read from `dir`.
+    pub(crate) fn resumed(
+        self,
+        state: TrainingState<L::Scores>,
+        dir: &Path,
+    ) -> Result<Self, TrainError> {
+        let TrainingState { progress, members: states } = state;
         let names = states.iter().map(|state| &state.name);
         if !names.eq(self.members.iter().map(|member| &member.name)) {
-            return Err(broken(dir, "it is of other members".to_owned()));
+            return Err(broken(dir, "it has other members".to_owned()));
         }
         let members = self.members.into_iter().zip(states);
         let members = members.map(|(member, state)| member.resumed(state, dir));
-        let schedule = self.schedule.after(progress.num_steps);
-        Ok(Self { members: members.collect::<Result<_, _>>()?, schedule, progress, ..self })
+        Ok(Self { members: members.collect::<Result<_, _>>()?, progress, ..self })
     }
 
-    /// What resumes it; between steps only.
-    pub(crate) fn state(&self) -> Result<State<L::Scores>, RecordError> {
+    /// The state to save. Called only between steps.
+    pub(crate) fn state(&self) -> Result<TrainingState<L::Scores>, RecordError> {
         let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
-        Ok(State { progress: self.progress.clone(), members })
+        Ok(TrainingState { progress: self.progress.clone(), members })
     }
 }
 
@@ -108,24 +110,16 @@ impl<L: Trainee> Member<L> {
         let dir = dir.join(&name);
         let epochs = progress.epochs.len();
         if progress.best.is_some() != best.is_some()
-            || progress.best.is_some_and(|place| place >= epochs)
+            || progress.best.is_some_and(|best| best >= epochs)
         {
             let problem = format!("the best of its {epochs} epochs is {:?}", progress.best);
             return Err(broken(&dir, problem));
         }
-        let best = best.map(|bytes| {
-            let part = self.model.valid().part();
-            read(&dir.join(BEST), || {
-                ModuleRecord::from_bytes(record(bytes)).and_then(|read| part.try_load_record(read))
-            })
-        });
+        let best = best.map(|best| read_module(&dir.join(BEST), self.model.valid().part(), best));
         let best = best.transpose()?;
-        let whole = self.model.clone();
-        let model = read(&dir.join(MODEL), || {
-            ModuleRecord::from_bytes(record(model)).and_then(|read| whole.try_load_record(read))
-        })?;
-        let optimizer =
-            read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(record(optimizer)))?;
+        let model = read_module(&dir.join(MODEL), self.model, model)?;
+        let optimizer = Bytes::from_bytes_vec(optimizer);
+        let optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
         let mut resumed = Self::new(name, model, optimizer);
         (resumed.progress, resumed.best) = (progress, best);
         Ok(resumed)
@@ -143,10 +137,15 @@ impl<L: Trainee> Member<L> {
     }
 }
 
-/// Runs a step of burn's reading of a record (0.22), which panics on parameters without a name.
-fn read<T>(path: &Path, step: impl FnOnce() -> Result<T, RecordError>) -> Result<T, TrainError> {
-    match caught(step) {
-        Ok(read) => read.map_err(|error| broken(path, error.to_string())),
-        Err(panic) => Err(broken(path, panic)),
-    }
+fn read_module<M: Module>(path: &Path, module: M, record: Vec<u8>) -> Result<M, TrainError> {
+    read(path, || {
+        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(record))?;
+        module.try_load_record(record)
+    })
+}
+
+/// Reads a burn record. burn 0.22 panics on parameters without a name.
+fn read<T>(path: &Path, read: impl FnOnce() -> Result<T, RecordError>) -> Result<T, TrainError> {
+    let read = caught(read).map_err(|panic| broken(path, panic))?;
+    read.map_err(|error| broken(path, error.to_string()))
 }

@@ -1,210 +1,201 @@
-//! The states of many rows in one file, of which each row's are there or not.
+//! A file with the hidden states of many rows, each either stored or absent.
 //!
-//! A header says whose states they are; a file with another is begun anew. Behind it every row has a
-//! place of its own, so that the length is known before anything is written: a CRC-32C, and states. A
-//! row is there if its sum is right. What was never written is zeros, whose sum is not, and neither is
-//! that of a row which was cut by a kill or a power cut: so nothing else says which rows are there.
+//! The header identifies the model, format and rows; a file with another header is begun anew. After it,
+//! every row has a fixed place, so the length of the file is known in advance: a CRC-32C, then the states.
+//! A row is stored if its checksum matches. The zeros of a row that was never written do not match, nor
+//! does a row whose write was cut short, so no index is necessary.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard};
 
 use super::format::FeatureFormat;
-use crate::error::TrainError;
+use crate::error::{TrainError, file_error};
 
-const HELD: &str = "nobody panics while holding it";
-/// What a file begins with, and how long its header is.
+/// The beginning of the header.
 const MAGIC: &str = "draftsmith hidden states 1\n";
-const HEADER: usize = 4096;
-/// Bytes of a sum.
-const SUM: usize = 4;
+/// The least length of the header.
+const HEADER_LEN: usize = 4096;
+/// Bytes of a checksum.
+const CHECKSUM: usize = 4;
 
-/// A row of a file that is to be.
-pub(super) struct RowPlan {
-    pub(super) id: String,
-    pub(super) num_states: usize,
-}
-
-/// A file that is to be.
-pub(super) struct Plan {
+/// The layout of a file.
+#[derive(Debug)]
+pub(super) struct FilePlan {
     path: PathBuf,
     header: Vec<u8>,
     format: FeatureFormat,
+    /// Numbers per state.
     width: usize,
-    places: HashMap<String, Place>,
+    spans: HashMap<String, RowSpan>,
     num_bytes: u64,
 }
 
-/// Where a row's states are.
-#[derive(Clone, Copy)]
-struct Place {
-    at: u64,
+/// The place of a row's states in the file.
+#[derive(Debug, Clone, Copy)]
+struct RowSpan {
+    /// The offset of the checksum.
+    offset: u64,
+    /// The length of the states.
     num_bytes: usize,
 }
 
-impl Plan {
+impl FilePlan {
+    /// The layout for rows with their ids and numbers of states.
     pub(super) fn new(
         path: PathBuf,
         identity: &str,
         format: FeatureFormat,
         width: usize,
-        rows: Vec<RowPlan>,
+        rows: Vec<(String, usize)>,
     ) -> Self {
         let mut header = format!("{MAGIC}{identity}\n").into_bytes();
-        header.resize(HEADER.max(header.len()), 0);
-        let mut at = header.len() as u64;
-        let mut places = HashMap::with_capacity(rows.len());
-        for RowPlan { id, num_states } in rows {
-            let num_bytes = num_states * format.bytes_a_state(width);
-            places.insert(id, Place { at, num_bytes });
-            at += (SUM + num_bytes) as u64;
+        header.resize(HEADER_LEN.max(header.len()), 0);
+        let mut offset = header.len() as u64;
+        let mut spans = HashMap::with_capacity(rows.len());
+        for (id, num_states) in rows {
+            let num_bytes = num_states * format.bytes_per_state(width);
+            spans.insert(id, RowSpan { offset, num_bytes });
+            offset += (CHECKSUM + num_bytes) as u64;
         }
-        Self { path, header, format, width, places, num_bytes: at }
+        Self { path, header, format, width, spans, num_bytes: offset }
     }
 
-    /// Its bytes, when it is whole.
+    /// The length of the file.
     pub(super) fn num_bytes(&self) -> u64 {
         self.num_bytes
     }
 
-    /// Whether a file with this header and of this length is there.
-    fn is_there(&self) -> bool {
+    /// Whether a file with this header and length exists.
+    fn exists(&self) -> bool {
         let mut header = vec![0; self.header.len()];
         let Ok(mut file) = File::open(&self.path) else { return false };
         let has_len = file.metadata().is_ok_and(|metadata| metadata.len() == self.num_bytes);
         has_len && file.read_exact(&mut header).is_ok() && header == self.header
     }
 
-    /// The bytes that the disk has not given it yet.
+    /// The bytes for which the disk has no blocks yet.
     pub(super) fn num_missing_bytes(&self) -> u64 {
-        let given = if self.is_there() { given_bytes(&self.path) } else { 0 };
-        self.num_bytes.saturating_sub(given)
+        let allocated = if self.exists() { allocated_bytes(&self.path) } else { 0 };
+        self.num_bytes.saturating_sub(allocated)
     }
 
-    /// Opens it, empty where there is none that is as planned.
+    /// Opens the file, or creates it without any rows.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub(super) fn open(self) -> Result<StateFile, TrainError> {
-        let wrong = |action| {
-            let path = self.path.clone();
-            move |source| TrainError::CheckpointDir { action, path, source }
-        };
-        let is_there = self.is_there();
+        let exists = self.exists();
         if let Some(dir) = self.path.parent() {
-            std::fs::create_dir_all(dir).map_err(wrong("create"))?;
+            std::fs::create_dir_all(dir).map_err(file_error("create", dir))?;
         }
         let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(!is_there);
-        let mut file = options.open(&self.path).map_err(wrong("open"))?;
-        if !is_there {
-            file.write_all(&self.header).map_err(wrong("write"))?;
-            file.set_len(self.num_bytes).map_err(wrong("write"))?;
+        let options = options.read(true).write(true).create(true).truncate(!exists);
+        let mut file = options.open(&self.path).map_err(file_error("open", &self.path))?;
+        if !exists {
+            let written = file.write_all(&self.header).and_then(|()| file.set_len(self.num_bytes));
+            written.map_err(file_error("write", &self.path))?;
         }
-        Ok(StateFile {
-            path: self.path,
-            file: Mutex::new(file),
-            format: self.format,
-            width: self.width,
-            places: self.places,
-            num_unfit: AtomicUsize::new(0),
-            is_full: AtomicBool::new(false),
-            problem: OnceLock::new(),
-        })
+        let open = OpenFile { file, num_unfit: 0, is_read_only: false, problem: None };
+        Ok(StateFile { plan: self, open: Mutex::new(open) })
     }
 }
 
-/// The bytes that a file takes on its disk: fewer than its length where it has holes.
+/// The bytes that a file takes on its disk: fewer than its length if it is sparse.
 #[cfg(unix)]
-fn given_bytes(path: &Path) -> u64 {
+fn allocated_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512)
 }
 
 #[cfg(not(unix))]
-fn given_bytes(_path: &Path) -> u64 {
+fn allocated_bytes(_path: &Path) -> u64 {
     0
 }
 
-/// A file of states, some of which are there.
+/// An open file of states.
 #[derive(Debug)]
 pub(crate) struct StateFile {
-    path: PathBuf,
-    file: Mutex<File>,
-    format: FeatureFormat,
-    /// Numbers of a token's state.
-    width: usize,
-    places: HashMap<String, Place>,
-    num_unfit: AtomicUsize,
-    /// Whether writing failed: then nothing more is written.
-    is_full: AtomicBool,
-    problem: OnceLock<String>,
+    plan: FilePlan,
+    open: Mutex<OpenFile>,
 }
 
-impl std::fmt::Debug for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}+{}", self.at, self.num_bytes)
-    }
+#[derive(Debug)]
+struct OpenFile {
+    file: File,
+    /// How often states did not fit the format.
+    num_unfit: usize,
+    /// Set when a write fails: nothing is written after that.
+    is_read_only: bool,
+    /// The first problem.
+    problem: Option<String>,
 }
 
 impl StateFile {
-    /// A row's states, token by token, if they are there.
-    pub(crate) fn read(&self, id: &str) -> Option<Vec<f32>> {
-        let Place { at, num_bytes } = *self.places.get(id)?;
-        let mut bytes = vec![0; SUM + num_bytes];
-        let mut file = self.file.lock().expect(HELD);
-        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut bytes));
-        drop(file);
-        if let Err(error) = read {
-            let problem = || format!("cannot read `{}`: {error}", self.path.display());
-            self.problem.get_or_init(problem);
-            return None;
-        }
-        let (sum, states) = bytes.split_at(SUM);
-        let is_there = sum == crc32c::crc32c(states).to_le_bytes();
-        is_there.then(|| self.format.decode(states, self.width))
+    fn open(&self) -> MutexGuard<'_, OpenFile> {
+        self.open.lock().expect("nothing panics while it holds the file")
     }
 
-    /// Keeps a row's states, and gives them as they are read from now on.
+    /// Reads a row's states, token by token; `None` if they are not stored.
+    pub(crate) fn read(&self, id: &str) -> Option<Vec<f32>> {
+        let FilePlan { path, format, width, spans, .. } = &self.plan;
+        let RowSpan { offset, num_bytes } = *spans.get(id)?;
+        let mut bytes = vec![0; CHECKSUM + num_bytes];
+        let mut open = self.open();
+        let file = &mut open.file;
+        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes));
+        if let Err(error) = read {
+            let problem = || format!("cannot read `{}`: {error}", path.display());
+            open.problem.get_or_insert_with(problem);
+            return None;
+        }
+        drop(open);
+        let (checksum, states) = bytes.split_at(CHECKSUM);
+        let is_stored = checksum == crc32c::crc32c(states).to_le_bytes();
+        is_stored.then(|| format.decode(states, *width))
+    }
+
+    /// Stores a row's states, and returns them rounded as they will be read.
     ///
     /// # Panics
-    /// If there are more or fewer than was planned.
-    pub(crate) fn keep(&self, id: &str, states: Vec<f32>) -> Vec<f32> {
-        let Some(bytes) = self.format.encode(&states, self.width) else {
-            self.num_unfit.fetch_add(1, Ordering::Relaxed);
+    /// If the number of states differs from the plan.
+    pub(crate) fn store(&self, id: &str, states: Vec<f32>) -> Vec<f32> {
+        let FilePlan { path, format, width, spans, .. } = &self.plan;
+        let Some(bytes) = format.encode(&states, *width) else {
+            self.open().num_unfit += 1;
             return states;
         };
-        let place = self.places.get(id);
-        assert_eq!(place.map(|place| place.num_bytes), Some(bytes.len()), "`{id}` is planned");
-        let at = place.map_or(0, |place| place.at);
-        if !self.is_full.load(Ordering::Relaxed) {
-            let sum = crc32c::crc32c(&bytes).to_le_bytes();
-            let all = [&sum[..], &bytes].concat();
-            let mut file = self.file.lock().expect(HELD);
-            if let Err(error) = file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(&all)) {
-                self.is_full.store(true, Ordering::Relaxed);
-                self.problem.get_or_init(|| {
+        let RowSpan { offset, num_bytes } = *spans.get(id).expect("every row is planned");
+        assert_eq!(num_bytes, bytes.len(), "`{id}` has another number of states than planned");
+        let record = [&crc32c::crc32c(&bytes).to_le_bytes()[..], &bytes].concat();
+        let mut open = self.open();
+        if !open.is_read_only {
+            let file = &mut open.file;
+            let written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(&record));
+            if let Err(error) = written {
+                open.is_read_only = true;
+                open.problem.get_or_insert_with(|| {
                     format!(
-                        "cannot write `{}`: {error}; what it lacks is computed in each epoch",
-                        self.path.display()
+                        "cannot write `{}`: {error}; missing states are computed in each epoch",
+                        path.display()
                     )
                 });
             }
         }
-        self.format.decode(&bytes, self.width)
+        drop(open);
+        format.decode(&bytes, *width)
     }
 
-    /// How often states were to be kept that the format cannot hold.
+    /// How often states did not fit the format.
     pub(super) fn num_unfit(&self) -> usize {
-        self.num_unfit.load(Ordering::Relaxed)
+        self.open().num_unfit
     }
 
-    /// What went wrong first.
+    /// The first problem.
     pub(super) fn problem(&self) -> Option<String> {
-        self.problem.get().cloned()
+        self.open().problem.clone()
     }
 }
 
@@ -214,11 +205,10 @@ mod tests {
 
     const WIDTH: usize = 3;
 
-    fn plan(path: &Path, identity: &str) -> Plan {
+    fn plan(path: &Path, identity: &str) -> FilePlan {
         let rows = [("a", 2), ("b", 1), ("c", 4)];
-        let row = |(id, num_states): (&str, usize)| RowPlan { id: id.to_owned(), num_states };
-        let rows = rows.into_iter().map(row).collect();
-        Plan::new(path.to_path_buf(), identity, FeatureFormat::F16, WIDTH, rows)
+        let rows = rows.map(|(id, num_states)| (id.to_owned(), num_states)).to_vec();
+        FilePlan::new(path.to_path_buf(), identity, FeatureFormat::F16, WIDTH, rows)
     }
 
     fn states(num: usize, first: f32) -> Vec<f32> {
@@ -226,44 +216,44 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_there_once_they_were_kept_and_others_are_not() {
+    fn stored_rows_are_read_back_and_others_are_absent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/features.bin");
-        let told = plan(&path, "model").num_bytes();
-        assert_eq!(told, (HEADER + 3 * SUM + 7 * 2 * WIDTH) as u64);
-        assert_eq!(plan(&path, "model").num_missing_bytes(), told);
+        let num_bytes = plan(&path, "model").num_bytes();
+        assert_eq!(num_bytes, (HEADER_LEN + 3 * CHECKSUM + 7 * 2 * WIDTH) as u64);
+        assert_eq!(plan(&path, "model").num_missing_bytes(), num_bytes);
         let file = plan(&path, "model").open().unwrap();
         assert_eq!((file.read("a"), file.read("none")), (None, None));
         for (id, num, first) in [("a", 2, 1.0), ("c", 4, 100.0)] {
-            assert_eq!(file.keep(id, states(num, first)), states(num, first));
+            assert_eq!(file.store(id, states(num, first)), states(num, first));
         }
         drop(file);
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), told);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), num_bytes);
         let file = plan(&path, "model").open().unwrap();
         assert_eq!(file.read("a"), Some(states(2, 1.0)));
         assert_eq!((file.read("b"), file.read("c")), (None, Some(states(4, 100.0))));
-        // A row that is changed or was cut is not there, wherever.
+        // A row with any changed byte counts as absent.
         let whole = std::fs::read(&path).unwrap();
-        let end = HEADER + SUM + 2 * 2 * WIDTH;
-        for at in HEADER..end {
+        let end = HEADER_LEN + CHECKSUM + 2 * 2 * WIDTH;
+        for at in HEADER_LEN..end {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             std::fs::write(&path, changed).unwrap();
             let file = plan(&path, "model").open().unwrap();
             assert_eq!((file.read("a"), file.read("c")), (None, Some(states(4, 100.0))), "{at}");
         }
-        // Another model's, or other rows', are begun anew.
+        // A file with another identity or length is begun anew.
         assert_eq!(plan(&path, "other").open().unwrap().read("c"), None);
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(plan(&path, "model").open().unwrap().read("a"), None);
     }
 
     #[test]
-    fn what_does_not_fit_is_given_back_as_it_is() {
+    fn states_that_do_not_fit_are_returned_unrounded() {
         let dir = tempfile::tempdir().unwrap();
         let file = plan(&dir.path().join("features.bin"), "model").open().unwrap();
         let large = vec![1e5; WIDTH];
-        assert_eq!(file.keep("b", large.clone()), large);
+        assert_eq!(file.store("b", large.clone()), large);
         assert_eq!((file.read("b"), file.num_unfit()), (None, 1));
         assert_eq!(file.problem(), None);
     }

@@ -1,36 +1,36 @@
-//! How a hidden state's numbers are kept.
+//! The number formats of stored hidden states.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
 
-/// The format of kept hidden states.
+/// The number format of stored hidden states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FeatureFormat {
     /// 11 significant bits, up to 65,504.
     #[default]
     F16,
-    /// 8 bits, with a scale for each token: its largest number, of either sign, is 127.
+    /// 8 bits, with a scale per token that maps its largest absolute value to 127.
     Int8,
 }
 
-/// Bytes of a scale.
+/// Bytes of a token's scale.
 const SCALE: usize = 4;
 const LARGEST: f32 = 127.0;
 
 impl FeatureFormat {
-    /// The bytes of one token's state.
-    pub(crate) fn bytes_a_state(self, width: usize) -> usize {
+    /// Bytes per token.
+    pub(crate) fn bytes_per_state(self, width: usize) -> usize {
         match self {
             Self::F16 => 2 * width,
             Self::Int8 => SCALE + width,
         }
     }
 
-    /// States as bytes; `None` where one is not finite, or larger than what the format holds.
+    /// Encodes states of `width` numbers. `None` if a number is not finite, or too large for the format.
     pub(crate) fn encode(self, states: &[f32], width: usize) -> Option<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(states.len() / width * self.bytes_a_state(width));
+        let mut bytes = Vec::with_capacity(states.len() / width * self.bytes_per_state(width));
         match self {
             Self::F16 => {
                 let mut halves = vec![f16::ZERO; states.len()];
@@ -51,7 +51,7 @@ impl FeatureFormat {
                     let scale = largest / LARGEST;
                     bytes.extend_from_slice(&scale.to_le_bytes());
                     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-                    // A number so small that its inverse is infinite is as good as none.
+                    // The inverse of a tiny scale is infinite; such numbers round to 0.
                     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
                     let rounded = |x: &f32| (x * inverse).round().clamp(-LARGEST, LARGEST) as i8;
                     bytes.extend(state.iter().map(|x| rounded(x) as u8));
@@ -61,7 +61,7 @@ impl FeatureFormat {
         Some(bytes)
     }
 
-    /// States from their bytes.
+    /// Decodes states of `width` numbers.
     pub(crate) fn decode(self, bytes: &[u8], width: usize) -> Vec<f32> {
         match self {
             Self::F16 => {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_come_back_within_the_formats_rounding() {
+    fn decoded_states_differ_only_by_rounding() {
         let width = 5;
         let states =
             [0.1_f32, -3.0, 7.25, 1e-3, -0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 40.0, -6e4, 3e4, 1.0, -2.0];
@@ -101,7 +101,7 @@ mod tests {
             for (found, expected) in found.chunks(width).zip(states.chunks(width)) {
                 let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
                 for (found, expected) in found.iter().zip(expected) {
-                    // Half a step: of 11 bits of the number, or of the largest one's 127th part.
+                    // Half a step: 11 bits of the number, or 1/127 of the largest one.
                     let bound = match format {
                         FeatureFormat::F16 => expected.abs() / 2048.0 + 3e-8,
                         FeatureFormat::Int8 => largest / 254.0 * 1.001,
@@ -109,7 +109,7 @@ mod tests {
                     assert!((found - expected).abs() <= bound, "{format:?} {found} {expected}");
                 }
             }
-            // Rounded once, nothing is rounded any more.
+            // A second round trip changes nothing.
             let again = format.decode(&format.encode(&found, width).expect("fits"), width);
             let is_close = |(one, other): (&f32, &f32)| (one - other).abs() <= 1e-6 * one.abs();
             assert!(found.iter().zip(&again).all(is_close));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_format_cannot_hold_is_none() {
+    fn numbers_outside_the_format_are_refused() {
         for bad in [f32::NAN, f32::INFINITY, 7e4] {
             assert_eq!(FeatureFormat::F16.encode(&[1.0, bad], 2), None, "{bad}");
         }

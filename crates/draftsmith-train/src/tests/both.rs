@@ -1,5 +1,5 @@
-//! What every training must hold to, of heads and of adapters: it repeats itself, it stops when told,
-//! it counts and records what it did, and it names what is wrong with its input.
+//! Tests that apply to head and adapter training alike: repeatability, interruption, counts and records, and
+//! errors about the input.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,22 +11,21 @@ use serde_json::Value;
 
 use crate::adapter::learner::AdapterLearner;
 use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::train::train_adapters;
-use crate::data::batches::RowCounts;
+use crate::adapter::train_adapters;
+use crate::data::RowCounts;
 use crate::data::split::is_held_out;
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
-use crate::head::train::train_heads;
+use crate::head::train_heads;
+use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
-use crate::run::trainee::Trainee;
-use crate::run::training_run::{Ending, TrainingRun};
-use crate::section::Section;
+use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{response_row, responses, tiny_draft};
-use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
+use crate::tests::runs::{Export, Watcher, assert_contains, exported, files_under, finished};
 
-/// What came of a training, whatever was trained.
+/// The result of a training of either kind.
 struct Outcome {
     export: Export,
     rows: RowCounts,
@@ -50,19 +49,19 @@ impl Outcome {
             num_steps: trained.num_steps,
             epoch_steps: trained.epochs.iter().map(|epoch| epoch.num_steps).collect(),
             interrupted: trained.interrupted,
-            // As text, since reading it back may round the last digit.
+            // Converted through text, which may round the last digit as `config.json` does.
             scores: serde_json::from_str(&serde_json::to_string(&trained.scores).unwrap()).unwrap(),
         }
     }
 
-    /// What `config.json` records of the training.
+    /// The record of the training in `config.json`.
     fn record(&self) -> Value {
         let mut config: Value = serde_json::from_slice(&self.export[1]).unwrap();
         config["training"].take()
     }
 }
 
-/// A training of one member: rows, optimizer, seed and run.
+/// Trains one member with the given rows, optimizer, seed and run.
 type Train = fn(
     &[ResponseRow],
     OptimizerSettings,
@@ -70,13 +69,13 @@ type Train = fn(
     TrainingRun<'_>,
 ) -> Result<Ending<Outcome>, TrainError>;
 
-/// One of the two trainers, with settings that are small and quick.
+/// One of the two trainers, with small and quick settings.
 struct Subject {
     section: Section,
     train: Train,
-    /// What it is supervised by, in the record.
+    /// The key of the number of labels or tokens in the record.
     supervised: &'static str,
-    /// Settings that `config.json` has beside the record.
+    /// Settings that `config.json` has outside the record.
     in_config: &'static [&'static str],
     num_weights: u64,
     scores: &'static [&'static str],
@@ -90,7 +89,7 @@ fn train_head(
 ) -> Result<Ending<Outcome>, TrainError> {
     let head = HeadTraining {
         num_layers: 1,
-        // All labelled, so that they can be counted.
+        // Every position has a label, so that they can be counted.
         mixing_ratio: 0.0,
         optimizer,
         ..HeadTraining::default()
@@ -127,7 +126,7 @@ const BOTH: [Subject; 2] = [
         train: train_head,
         supervised: "num_labels",
         in_config: &["num_layers", "tied", "form", "inputs", "sweep"],
-        // A block and the two logits.
+        // One block and two logits.
         num_weights: 16 * 16 + 16 + 16 * 2 + 2,
         scores: &["KL", "unshifted KL", "BCE", "AUROC", "Brier", "ECE"],
     },
@@ -169,10 +168,7 @@ impl Subject {
 
     #[track_caller]
     fn assert_error(&self, rows: &[ResponseRow], optimizer: OptimizerSettings, parts: &[&str]) {
-        let message = self.error(rows, optimizer);
-        for part in parts {
-            assert!(message.contains(part), "`{part}` is not in: {message}");
-        }
+        assert_contains(&self.error(rows, optimizer), parts);
     }
 }
 
@@ -181,7 +177,7 @@ fn the_same_seed_gives_the_same_bytes() {
     let rows = responses(30, 30, 8);
     for subject in BOTH {
         let first = subject.trained(&rows, 1).export;
-        // Other tests train at the same time: neither threads nor burn's generator may matter.
+        // Other tests train concurrently: neither threads nor burn's generator may matter.
         assert!(first == subject.trained(&rows, 1).export, "the bytes differ");
         assert!(first != subject.trained(&rows, 2).export, "the seed does nothing");
     }
@@ -204,13 +200,13 @@ fn config_json_records_the_training() {
         assert_eq!(record[subject.supervised], trained.num_supervised);
         assert_eq!(record["interrupted"], false);
         for key in subject.in_config {
-            assert!(record.get(key).is_none(), "{key} is there twice");
+            assert!(record.get(key).is_none(), "{key} appears twice");
         }
     }
 }
 
 #[test]
-fn rows_steps_and_what_is_supervised_are_counted_and_none_is_lost() {
+fn rows_steps_and_supervised_positions_are_counted_exactly() {
     let mut rows = responses(30, 10, 2);
     let num_usable = rows.len();
     rows.push(response_row("set#90", &[1; 64], &[2], &[2], &[0.5]));
@@ -218,7 +214,7 @@ fn rows_steps_and_what_is_supervised_are_counted_and_none_is_lost() {
         let trained = subject.trained(&rows, SEED);
         let RowCounts { num_training, num_validation, num_unusable } = trained.rows;
         assert_eq!((num_training + num_validation, num_unusable), (num_usable, 1));
-        // Steps of 4 · 2 rows, the last one of what is left, in each of two epochs.
+        // Steps of 4 · 2 rows, and a shorter last one, in each of two epochs.
         let steps = num_training.div_ceil(8);
         assert_eq!(trained.epoch_steps, [steps, 2 * steps]);
         assert_eq!(trained.num_steps, 2 * steps);
@@ -229,13 +225,13 @@ fn rows_steps_and_what_is_supervised_are_counted_and_none_is_lost() {
 }
 
 #[test]
-fn the_last_state_holds_what_is_trained_alone() {
+fn the_saved_state_contains_only_the_trained_module() {
     for subject in BOTH {
         let dir = tempfile::tempdir().unwrap();
         let stale = dir.path().join("checkpoint/epoch-9-step-0/model.bpk");
         std::fs::create_dir_all(stale.parent().unwrap()).unwrap();
         std::fs::write(&stale, "of an earlier run").unwrap();
-        std::fs::write(dir.path().join("mine.txt"), "left alone").unwrap();
+        std::fs::write(dir.path().join("mine.txt"), "untouched").unwrap();
         let run = TrainingRun::new(dir.path(), "");
         (subject.train)(&responses(20, 10, 6), optimizer(), SEED, run).unwrap();
         let files = files_under(dir.path());
@@ -244,9 +240,9 @@ fn the_last_state_holds_what_is_trained_alone() {
             assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
         }
         assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
-        // Of burn-train's own files there is none: they panic on a full disk.
+        // burn-train writes no files of its own: it would panic on a full disk.
         assert!(has("mine.txt") && has("metrics.jsonl") && files.len() == 7, "{files:?}");
-        // Numbers of 4 bytes, and a header; the frozen model alone has 48 · 16 in its embedding.
+        // Weights of 4 bytes and a header. The embedding of the frozen model has 48 · 16 more weights.
         let model = dir.path().join("checkpoint/epoch-3-step-0/model.bpk");
         let size = std::fs::metadata(model).unwrap().len();
         let num_bytes = subject.num_weights * 4;
@@ -255,7 +251,7 @@ fn the_last_state_holds_what_is_trained_alone() {
 }
 
 #[test]
-fn every_score_of_a_trainer_is_named_here() {
+fn every_score_is_listed_in_this_file() {
     fn names<L: Trainee>() -> Vec<&'static str> {
         L::SCORES.iter().map(|score| score.name).collect()
     }
@@ -264,8 +260,8 @@ fn every_score_of_a_trainer_is_named_here() {
     assert_eq!(names::<AdapterLearner>(), adapter.scores);
 }
 
-/// Trains for up to 50 epochs of rows, stopped after a number of batches; and how many final
-/// validation metrics the renderer was told.
+/// Trains for up to 50 epochs and stops after a number of batches. Returns the best result, and the number
+/// of final validation scores that the renderer received.
 fn stopped_after(subject: &Subject, num_batches: usize) -> (Option<Outcome>, usize) {
     let interrupter = Interrupter::new();
     let num_final_scores = Arc::new(AtomicUsize::new(0));
@@ -288,22 +284,22 @@ fn stopped_after(subject: &Subject, num_batches: usize) -> (Option<Outcome>, usi
 }
 
 #[test]
-fn an_interruption_returns_the_best_so_far() {
+fn an_interrupted_training_returns_its_best_result() {
     for subject in BOTH {
-        // In the second or a later epoch: an epoch has fewer than 15 batches.
+        // An epoch has fewer than 15 batches, so this stops in a later one.
         let (trained, num_final_scores) = stopped_after(&subject, 15);
         let trained = trained.unwrap();
         assert!(trained.interrupted);
         let num_epochs = trained.epoch_steps.len();
         assert!(num_epochs > 0 && num_epochs < 10, "{num_epochs}");
         assert_eq!(trained.record()["interrupted"], true);
-        // Once an epoch each, with the loss.
+        // Each score and the loss, once per epoch.
         assert!(num_final_scores >= (subject.scores.len() + 1) * num_epochs);
     }
 }
 
 #[test]
-fn an_interruption_in_the_first_epoch_returns_nothing() {
+fn a_training_interrupted_in_its_first_epoch_has_no_result() {
     for subject in BOTH {
         for num_batches in [0, 1] {
             assert!(stopped_after(&subject, num_batches).0.is_none());
@@ -312,25 +308,25 @@ fn an_interruption_in_the_first_epoch_returns_nothing() {
 }
 
 #[test]
-fn the_caller_is_asked_after_each_batch_whether_to_stop() {
+fn should_stop_is_called_after_each_batch() {
     for subject in BOTH {
         let dir = tempfile::tempdir().unwrap();
-        let num_asked = Arc::new(AtomicUsize::new(0));
-        let asked = num_asked.clone();
-        let should_stop = move || asked.fetch_add(1, Ordering::SeqCst) == 4;
+        let num_calls = Arc::new(AtomicUsize::new(0));
+        let calls = num_calls.clone();
+        let should_stop = move || calls.fetch_add(1, Ordering::SeqCst) == 4;
         let run =
             TrainingRun { should_stop: Box::new(should_stop), ..TrainingRun::new(dir.path(), "") };
         match (subject.train)(&responses(40, 10, 6), optimizer(), SEED, run).unwrap() {
-            // Four batches: two whole steps.
+            // Four batches are two complete steps.
             Ending::Stopped { best: None, num_steps, .. } => assert_eq!(num_steps, 2),
             _ => panic!("not stopped in the first epoch"),
         }
-        assert_eq!(num_asked.load(Ordering::SeqCst), 5);
+        assert_eq!(num_calls.load(Ordering::SeqCst), 5);
     }
 }
 
 #[test]
-fn data_and_settings_that_cannot_be_trained_with_are_refused() {
+fn unusable_data_and_settings_are_errors() {
     let rows = responses(20, 10, 6);
     let too_long = [response_row("set#0", &[1; 64], &[2], &[3], &[0.5])];
     for subject in BOTH {
@@ -340,32 +336,32 @@ fn data_and_settings_that_cannot_be_trained_with_are_refused() {
         subject.assert_error(&rows[..1], optimizer(), &["of 1 in all", &fraction]);
         subject.assert_error(&too_long, optimizer(), &["(1 ", "64 tokens"]);
         let bad = OptimizerSettings { batch_size: 0, ..optimizer() };
-        let said = format!("`{section}.optimizer.batch_size` is 0");
-        subject.assert_error(&rows, bad, &[&said]);
+        let problem = format!("`{section}.optimizer.batch_size` is 0");
+        subject.assert_error(&rows, bad, &[&problem]);
     }
 }
 
 #[test]
-fn a_loss_that_is_not_finite_names_epoch_and_rows() {
-    let hot = OptimizerSettings { learning_rate: 1e38, warmup_ratio: 0.0, ..optimizer() };
+fn an_infinite_loss_names_epoch_and_rows() {
+    let diverging = OptimizerSettings { learning_rate: 1e38, warmup_ratio: 0.0, ..optimizer() };
     for subject in BOTH {
         let key = format!("{}.optimizer.learning_rate", subject.section);
         subject.assert_error(
             &responses(40, 10, 6),
-            hot,
+            diverging,
             &["not finite in epoch 1", "`set#", &key, "'s hidden states"],
         );
     }
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named() {
+fn an_unusable_directory_is_named() {
     for subject in BOTH {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "in the way").unwrap();
-        let place = file.join("state");
-        let run = TrainingRun::new(&place, "");
+        let state_dir = file.join("state");
+        let run = TrainingRun::new(&state_dir, "");
         let ended = (subject.train)(&responses(20, 10, 6), optimizer(), SEED, run);
         let message = ended.map(|_| ()).unwrap_err().to_string();
         assert!(message.contains("file/state"), "{message}");

@@ -1,6 +1,6 @@
-//! What tests train on: a tiny random draft and made-up responses, the same in every run.
+//! Test data: tiny random models and random responses, the same in every run.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
@@ -10,23 +10,22 @@ use draftsmith_model::{
 use draftsmith_theory::SeededDraws;
 
 use crate::error::to_host;
-use crate::run::first_weights::{Redrawn, redrawn};
+use crate::head::Redraw;
 
-/// Number of token embeddings of [`tiny_draft`].
+/// The vocabulary size of all models here.
 pub(crate) const VOCAB_SIZE: u32 = 48;
 
-/// A draft of two layers with weights drawn from a fixed seed.
+/// A random draft with two layers.
 pub(crate) fn tiny_draft(hidden_size: usize, context: usize) -> CausalLm {
     random_model(2, hidden_size, context)
 }
 
-/// The like of three layers, which leaves a choice of exits.
+/// A random target with three layers, for several exit layers.
 pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
     random_model(3, hidden_size, context)
 }
 
-/// A draft, and a self-draft with an adapter behind the second of three layers, which has an LM
-/// head of its own.
+/// A draft, and a self-draft whose adapter follows the second of three layers and has a separate LM head.
 pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel; 2] {
     let target = deep_target(hidden_size, context);
     let config = AdapterConfig {
@@ -35,7 +34,7 @@ pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel
     };
     let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
     let draw = || draws.uniform() as f32 - 0.5;
-    let adapter = redrawn(config.init(&Device::flex()), Redrawn::Matrices, draw);
+    let adapter = redrawn(config.init(&Device::flex()), draw);
     [(&tiny_draft(hidden_size, context)).into(), DrafterModel::self_draft(target, adapter, 2)]
 }
 
@@ -56,25 +55,38 @@ fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> Causal
     )
     .with_tied_embeddings(true);
     let mut draws = SeededDraws::new(1, &["tiny-draft"]);
-    redrawn(config.init(&Device::flex()), Redrawn::Matrices, || draws.uniform() as f32 - 0.5)
+    redrawn(config.init(&Device::flex()), || draws.uniform() as f32 - 0.5)
 }
 
-/// The same model with an almost idle MLP in its second layer: what it predicts is decided
-/// after the first but for attention, of which an adapter has as much.
+/// The model of [`tiny_draft`] with a nearly inactive MLP in its second layer, so that an attention adapter
+/// after the first layer can match it.
 pub(crate) fn early_target() -> CausalLm {
     let mut draws = SeededDraws::new(1, &["tiny-draft"]);
     let target = tiny_draft(16, 64);
-    // The embedding and two layers of seven matrices, the last of which leads out of the MLP.
+    // The embedding and two layers of seven matrices; the last one is the MLP's output projection.
     let last_matrix = 48 * 16 + 2 * (2 * 16 * 16 + 2 * 16 * 8 + 2 * 16 * 32);
-    let mut place = 0;
-    redrawn(target, Redrawn::Matrices, || {
-        place += 1;
-        let scale = if place > last_matrix { 0.1 } else { 1.0 };
+    let mut num_drawn = 0;
+    redrawn(target, || {
+        num_drawn += 1;
+        let scale = if num_drawn > last_matrix { 0.1 } else { 1.0 };
         scale * (draws.uniform() as f32 - 0.5)
     })
 }
 
-/// A row with the given acceptance probabilities at its draft tokens.
+/// The module with drawn matrices. Norms and biases do not change.
+fn redrawn<M: Module>(module: M, draw: impl FnMut() -> f32) -> M {
+    module.map(&mut RedrawMatrices(draw))
+}
+
+struct RedrawMatrices<F>(F);
+
+impl<F: FnMut() -> f32> ModuleMapper for RedrawMatrices<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D == 2 { Redraw(&mut self.0).map_float(param) } else { param }
+    }
+}
+
+/// A row whose draft tokens have the given acceptance probabilities.
 pub(crate) fn response_row(
     id: &str,
     prompt_ids: &[u32],
@@ -106,7 +118,7 @@ pub(crate) fn response_row(
     }
 }
 
-/// `num_rows` rows of random tokens and labels, with responses of 1 to `longest` tokens.
+/// Rows with random tokens and labels, and responses of 1 to `longest` tokens.
 pub(crate) fn responses(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
     let mut draws = SeededDraws::new(seed, &["responses"]);
     let mut below = move |limit: usize| (draws.uniform() * limit as f64) as usize;
@@ -124,7 +136,7 @@ pub(crate) fn responses(num_rows: usize, longest: usize, seed: u64) -> Vec<Respo
         .collect()
 }
 
-/// The gradients of all parameters of a module, in order.
+/// The gradients of all parameters of a module, concatenated.
 pub(crate) fn gradients_of<M: Module>(module: &M, grads: &GradientsParams) -> Vec<f32> {
     let mut collect = Collect { grads, all: Vec::new() };
     module.visit(&mut collect);

@@ -1,4 +1,4 @@
-//! What training in bf16 must hold to: nearly the losses of f32, and parameters that stay f32.
+//! Tests of training in bf16: its losses are close to those of f32, and parameters stay f32.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
@@ -6,15 +6,15 @@ use burn::tensor::{DType, Tensor};
 use draftsmith_model::{HeadForm, WeightDtype};
 
 use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::train::{TrainedAdapter, train_adapters};
+use crate::adapter::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
-use crate::head::train::{TrainedHead, train_heads};
+use crate::head::{TrainedHead, train_heads};
+use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
-use crate::run::training_run::TrainingRun;
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
 
-/// bf16 keeps 8 bits; what is averaged over hundreds of tokens is nearer than one number is.
+/// bf16 has 8 significant bits; averaging over hundreds of tokens reduces the error.
 const RELATIVE_TOLERANCE: f64 = 0.02;
 
 struct Dtypes(Vec<DType>);
@@ -25,7 +25,7 @@ impl ModuleVisitor for Dtypes {
     }
 }
 
-/// The types of a module's parameters, each once.
+/// The types of a module's parameters, without repetitions.
 fn dtypes(module: &impl Module) -> Vec<DType> {
     let mut dtypes = Dtypes(Vec::new());
     module.visit(&mut dtypes);
@@ -38,7 +38,7 @@ fn assert_near(what: &str, found: f64, expected: f64) {
     let off = (found - expected).abs();
     assert!(off <= RELATIVE_TOLERANCE * expected.abs(), "{what}: {found} for {expected}");
     // Equal numbers would mean that nothing was computed in bf16.
-    assert!(off > 0.0, "{what}: {found} twice");
+    assert!(off > 0.0, "{what}: {found} in both");
 }
 
 fn optimizer(defaults: OptimizerSettings) -> OptimizerSettings {
@@ -80,7 +80,7 @@ fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {
 }
 
 #[test]
-fn an_adapter_trained_in_bf16_is_f32_and_nearly_the_same() {
+fn an_adapter_trained_in_bf16_has_f32_weights_and_similar_losses() {
     let [expected, found] = [WeightDtype::F32, WeightDtype::Bf16].map(adapter);
     assert_eq!(dtypes(&found.model), [DType::F32]);
     assert_eq!(found.num_supervised, expected.num_supervised);
@@ -95,7 +95,7 @@ fn an_adapter_trained_in_bf16_is_f32_and_nearly_the_same() {
 }
 
 #[test]
-fn a_head_trained_in_bf16_is_f32_and_nearly_the_same() {
+fn a_head_trained_in_bf16_has_f32_weights_and_similar_losses() {
     for form in [HeadForm::Candidate, HeadForm::LookAhead] {
         let [expected, found] =
             [WeightDtype::F32, WeightDtype::Bf16].map(|dtype| head(dtype, form));

@@ -1,6 +1,6 @@
-//! Tests of both trainers, with one member and with several: a training that is stopped anywhere
-//! and goes on ends, bit for bit, as one that never stopped; each of several ends as if it were
-//! alone; and several devices end as one does.
+//! Tests of both trainers, with one member and with several: a resumed training ends with the same bits as
+//! an uninterrupted one, each member with the same bits as if trained alone, and several devices with the
+//! same bits as one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use crate::run::checkpoint::Resumption;
-use crate::run::training_run::{Ending, TrainingRun};
+use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
@@ -18,16 +18,16 @@ use crate::{
     TrainedAdapter, TrainedHead, train_adapters, train_heads,
 };
 
-/// A training from scratch, as a process of its own would see it: only the directory is shared.
+/// Runs a training as a new process would: only the directory is shared with earlier runs.
 type Train = fn(learning_rate: f64, TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
 
 const NUM_EPOCHS: usize = 3;
 const NUM_BATCHES_A_STEP: usize = 3;
 
-/// Climbs to the end, and far too high, so that the best weights are not the last.
+/// The peak learning rate. It is reached at the end and is far too high, so that the best weights are not
+/// the last.
 const RATE: f64 = 0.5;
 
-/// Settings of trainings that are cut up.
 fn optimizer(learning_rate: f64) -> OptimizerSettings {
     OptimizerSettings {
         learning_rate,
@@ -62,7 +62,7 @@ fn head(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>,
     heads(&[head_training(learning_rate)], run)
 }
 
-/// Three heads, of which two stop an epoch before the last.
+/// Three heads; two of them stop an epoch early.
 fn head_sweep(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
     let mut base = head_training(learning_rate);
     base.optimizer.patience = Some(1);
@@ -111,19 +111,19 @@ fn adapter_pass(
 
 const TRAINERS: [Train; 4] = [head, head_sweep, adapter, adapter_pass];
 
-/// What training left of its steps: a file a member.
+/// The step logs of a training, one per member.
 fn metrics(dir: &Path) -> Vec<String> {
     let files = files_under(dir).into_iter();
     let logs = files.filter(|file| file.ends_with("metrics.jsonl"));
     logs.map(|file| std::fs::read_to_string(dir.join(file)).unwrap()).collect()
 }
 
-/// The exports of a training that is never stopped, and its number of steps.
+/// The exports of an uninterrupted training, and its number of steps.
 fn whole(train: Train) -> (Vec<Export>, usize) {
     let dir = tempfile::tempdir().unwrap();
     let export = finished(train(RATE, TrainingRun::new(dir.path(), "whole")).unwrap());
     let Resumption::After(num_steps) = Resumption::find(dir.path(), "whole").unwrap() else {
-        panic!("no state is left");
+        panic!("the state is missing");
     };
     (export, num_steps)
 }
@@ -134,12 +134,12 @@ fn value(export: &Export, key: &str) -> serde_json::Value {
 }
 
 #[test]
-fn stopped_after_any_step_it_ends_with_the_same_bytes() {
+fn a_training_stopped_after_any_step_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, num_steps) = whole(train);
         let is_early = |export| value(export, "best_epoch") != NUM_EPOCHS;
         assert!(expected.iter().any(is_early), "the best is the last");
-        // Steps within epochs, and one at the end of each.
+        // Some steps are within epochs, and some end them.
         assert!(num_steps.is_multiple_of(NUM_EPOCHS) && num_steps > 3 * NUM_EPOCHS, "{num_steps}");
         for stop in 1..num_steps {
             let dir = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn stopped_after_any_step_it_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
+fn a_training_stopped_or_saved_after_every_step_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, num_steps) = whole(train);
         let stepwise = tempfile::tempdir().unwrap();
@@ -184,19 +184,18 @@ fn one_step_at_a_time_and_saved_after_each_it_ends_with_the_same_bytes() {
         lines.sort_unstable();
         assert_eq!(lines, steps);
         assert_eq!(metrics(dir.path()), metrics(stepwise.path()));
-        // It is at its end: there is nothing left to do.
+        // A finished training takes no more steps.
         let run = TrainingRun { max_steps: Some(0), ..TrainingRun::new(dir.path(), "f") };
         assert!(finished(train(RATE, run).unwrap()) == expected);
     }
 }
 
 #[test]
-fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
+fn a_training_interrupted_within_a_step_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, _) = whole(train);
         let mut num_within_a_step = 0;
-        // The renderer is told on another thread, so that the place is not quite the same each
-        // time.
+        // The renderer runs on another thread, so the point of interruption varies.
         for stop_after in (4..).step_by(5).take(12) {
             let dir = tempfile::tempdir().unwrap();
             let (run, num_updates) = stopped_after(stop_after, TrainingRun::new(dir.path(), "f"));
@@ -209,11 +208,11 @@ fn interrupted_between_the_batches_of_a_step_it_ends_with_the_same_bytes() {
             let export = finished(train(RATE, TrainingRun::new(dir.path(), "f")).unwrap());
             assert!(export == expected, "stopped at batch {stop_after}: other bytes");
         }
-        assert!(num_within_a_step > 0, "none was within a step");
+        assert!(num_within_a_step > 0, "no interruption was within a step");
     }
 }
 
-/// A run that is stopped after so many updates, and their number.
+/// A run that stops after a number of updates, and the counter of updates.
 fn stopped_after(stop_after: usize, run: TrainingRun<'_>) -> (TrainingRun<'_>, Arc<AtomicUsize>) {
     let interrupter = Interrupter::new();
     let num_updates = Arc::new(AtomicUsize::new(0));
@@ -226,8 +225,8 @@ fn stopped_after(stop_after: usize, run: TrainingRun<'_>) -> (TrainingRun<'_>, A
     (TrainingRun { renderer: watcher.renderer(), interrupter, ..run }, num_updates)
 }
 
-/// A run on so many devices. The CPU listed several times is as many devices, with a thread each,
-/// whose weights and batches are copies; it cannot show what a transfer between GPUs does.
+/// A run on several devices: the CPU, listed several times. Each has a thread and copies of weights and
+/// batches; transfers between GPUs are not tested.
 fn on_devices(num_devices: usize, dir: &Path) -> TrainingRun<'_> {
     TrainingRun {
         more_devices: vec![Device::flex(); num_devices - 1],
@@ -236,16 +235,16 @@ fn on_devices(num_devices: usize, dir: &Path) -> TrainingRun<'_> {
 }
 
 #[test]
-fn several_devices_end_with_the_bytes_of_one() {
+fn several_devices_end_with_the_same_bytes_as_one() {
     for train in TRAINERS {
         let (expected, num_steps) = whole(train);
-        // A step's three batches in two rounds, in one, and in one that leaves devices idle.
+        // A step's three batches take two rounds, one, and one with idle devices.
         for num_devices in [2, 3, 5] {
             let dir = tempfile::tempdir().unwrap();
             let found = finished(train(RATE, on_devices(num_devices, dir.path())).unwrap());
             assert!(found == expected, "{num_devices} devices: other bytes");
         }
-        // Begun on some, resumed on others, within an epoch and at its end.
+        // Resumed on other devices, within an epoch and at its end.
         for (before, after) in [(1, 2), (3, 1), (2, 3)] {
             for stop in [1, num_steps / NUM_EPOCHS, num_steps - 1] {
                 let dir = tempfile::tempdir().unwrap();
@@ -259,7 +258,7 @@ fn several_devices_end_with_the_bytes_of_one() {
 }
 
 #[test]
-fn devices_work_on_a_steps_batches_together() {
+fn devices_take_the_batches_of_a_step_in_rounds() {
     for train in TRAINERS {
         for (num_devices, a_round) in [(2, 2), (3, 3)] {
             let mut num_stopped = 0;
@@ -268,19 +267,19 @@ fn devices_work_on_a_steps_batches_together() {
                 let (run, num_updates) =
                     stopped_after(stop_after, on_devices(num_devices, dir.path()));
                 if let Ending::Stopped { best: None, .. } = train(RATE, run).unwrap() {
-                    // Between rounds only: after one of two batches, never after one of three.
+                    // Interruptions happen only between rounds.
                     let in_step = num_updates.load(Ordering::SeqCst) % NUM_BATCHES_A_STEP;
                     assert!(in_step == 0 || in_step == a_round, "{in_step} of {num_devices}");
                     num_stopped += 1;
                 }
             }
-            assert!(num_stopped > 0, "none was stopped in its first epoch");
+            assert!(num_stopped > 0, "no run stopped in its first epoch");
         }
     }
 }
 
 #[test]
-fn another_trainings_state_is_not_gone_on_from() {
+fn a_state_with_another_fingerprint_is_ignored() {
     for train in TRAINERS {
         let dir = tempfile::tempdir().unwrap();
         let other = TrainingRun { max_steps: Some(4), ..TrainingRun::new(dir.path(), "other") };
@@ -292,7 +291,7 @@ fn another_trainings_state_is_not_gone_on_from() {
 }
 
 #[test]
-fn a_state_that_cannot_be_read_is_named() {
+fn an_error_names_the_unreadable_state_file() {
     for train in TRAINERS {
         let dir = tempfile::tempdir().unwrap();
         train(RATE, TrainingRun { max_steps: Some(9), ..TrainingRun::new(dir.path(), "f") })
@@ -314,7 +313,7 @@ fn a_state_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn each_of_several_ends_as_if_it_were_alone() {
+fn each_member_ends_with_the_same_bytes_as_if_trained_alone() {
     let mut base = head_training(0.1);
     base.optimizer.num_epochs = 4;
     let mut sweep = Vec::new();
@@ -342,7 +341,7 @@ fn each_of_several_ends_as_if_it_were_alone() {
             }
         }
     }
-    // Some stop while others are trained; else patience shows nothing.
+    // Some members stop before others; otherwise this would not test patience.
     assert!(num_epochs.iter().min() < num_epochs.iter().max(), "{num_epochs:?}");
     assert!(*num_epochs.iter().min().unwrap() < 4, "{num_epochs:?}");
 
@@ -356,7 +355,7 @@ fn each_of_several_ends_as_if_it_were_alone() {
 }
 
 #[test]
-fn a_training_ends_when_nobody_has_patience_left() {
+fn a_training_ends_when_no_member_has_patience_left() {
     let mut training = head_training(RATE);
     training.optimizer.num_epochs = 50;
     training.optimizer.patience = Some(2);
@@ -369,6 +368,6 @@ fn a_training_ends_when_nobody_has_patience_left() {
     assert_eq!(epochs, best + 2);
     assert!(epochs < 50);
     assert_eq!(value(&ended, "interrupted"), false);
-    // It stays so.
+    // Another run changes nothing.
     assert!(finished(heads(TrainingRun::new(dir.path(), "f"))) == [ended]);
 }

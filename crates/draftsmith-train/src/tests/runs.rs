@@ -1,4 +1,4 @@
-//! How tests watch a training: a renderer that stops it, and the files that it leaves.
+//! Test helpers: a renderer that stops a training, and the files that a training leaves.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_train::Interrupter;
 
-use crate::log::renderer::{Extent, Half, Listener, ListeningRenderer, MetricsRenderer};
-use crate::run::training_run::Ending;
+use crate::log::renderer::{Half, Listener, ListeningRenderer, MetricsRenderer};
+use crate::run::Ending;
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
 pub(crate) type Export = [Vec<u8>; 2];
 
-/// Those that `write` writes.
+/// The files of an export that `write` writes.
 pub(crate) fn exported(write: impl FnOnce(&Path)) -> Export {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path());
     ["model.safetensors", "config.json"].map(|name| std::fs::read(dir.path().join(name)).unwrap())
 }
 
-/// What a training that was not stopped left.
+/// The result of a training that was not stopped.
 #[track_caller]
 pub(crate) fn finished<T>(ending: Ending<T>) -> T {
     match ending {
@@ -29,12 +29,20 @@ pub(crate) fn finished<T>(ending: Ending<T>) -> T {
     }
 }
 
-/// The one thing that a training that was not stopped left.
+/// The single result of a training that was not stopped.
 #[track_caller]
 pub(crate) fn only<T>(ending: Ending<Vec<T>>) -> T {
     let mut all = finished(ending);
     assert_eq!(all.len(), 1);
     all.remove(0)
+}
+
+/// Checks that a message contains every part.
+#[track_caller]
+pub(crate) fn assert_contains(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
 }
 
 /// Every file under a directory, relative to it.
@@ -54,7 +62,7 @@ pub(crate) fn files_under(dir: &Path) -> BTreeSet<PathBuf> {
     files
 }
 
-/// Stops the run when it has heard of a number of batches, and counts what it hears.
+/// Stops the run after a number of batches, and counts batches and validation scores.
 pub(crate) struct Watcher {
     pub(crate) interrupter: Interrupter,
     pub(crate) stop_after: usize,
@@ -76,9 +84,9 @@ impl Listener for Watcher {
         }
     }
 
-    fn number(&mut self, half: Half, _name: &str, number: f64, extent: Extent) {
-        // A validation that is interrupted has no scores.
-        if half == Half::Validation && extent == Extent::Whole && number.is_finite() {
+    fn number(&mut self, half: Half, name: &str, number: f64) {
+        // The scores of an interrupted validation are NaN.
+        if half == Half::Validation && name != "Loss" && number.is_finite() {
             self.num_final_scores.fetch_add(1, Ordering::SeqCst);
         }
     }

@@ -109,9 +109,7 @@ fn misspelt_missing_and_senseless_keys_are_named() {
     assert!(message(&missing, &[]).contains("`target`"));
     assert!(message(RECIPE, &["head.layers=2"]).contains("`layers`"));
     assert!(message(RECIPE, &["head.optimizer.rate=2"]).contains("`rate`"));
-    let moved = message(&format!("{RECIPE}[adapter]\nvalidation_share = 0.2\n"), &[]);
-    assert!(moved.contains("write `adapter.optimizer.validation_fraction`"), "{moved}");
-    assert!(message(RECIPE, &["head.learning_rate=1"]).contains("`head.optimizer.learning_rate`"));
+    assert!(message(RECIPE, &["head.learning_rate=1"]).contains("`learning_rate`"));
     assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
     for section in ["data", "evaluate"] {
         let none = message(RECIPE, &[&format!("{section}.top_k=0")]);

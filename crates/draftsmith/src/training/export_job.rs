@@ -193,7 +193,7 @@ impl ExportJob<'_> {
         let tell = |text: String| self.console.note(format!("{}: {text}", self.command));
         let FrozenModel { name, models } = &self.frozen;
         let (name, models) = (name.clone(), models.clone());
-        let features = FeatureDir { dir: &dir, name, models, tell: &tell };
+        let features = FeatureDir { dir: &dir, name, models, notify: &tell };
         let train =
             |run: TrainingRun<'_>| train(TrainingRun { features: Some(features.clone()), ..run });
         let Some(trained) = resumable.train(steps_left, progress, data, &begins, train)? else {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use draftsmith_train::renderer::{Extent, Half, Listener};
+use draftsmith_train::renderer::{Half, Listener};
 
 use crate::console::Console;
 use crate::console::progress::Progress;
@@ -84,7 +84,7 @@ impl Listener for EpochProgress {
         }
     }
 
-    fn number(&mut self, half: Half, name: &str, number: f64, _extent: Extent) {
+    fn number(&mut self, half: Half, name: &str, number: f64) {
         if half == Half::Validation {
             self.scores.insert(name.to_owned(), number);
         } else if name == "Loss"

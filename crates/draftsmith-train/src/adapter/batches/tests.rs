@@ -1,4 +1,4 @@
-//! Rows and batches of adapter training.
+//! Tests of rows and batches of adapter training.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
     response_row("set#3", prompt, response, response, &probs)
 }
 
-/// The tokens that supervised positions predict, and those that they follow.
+/// The token at each supervised position, and the one that it predicts.
 fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u32, u32)>> {
     let all = [prompt, response].concat();
     let row = AdapterRow::new(&row(prompt, response), max_len)?;
@@ -23,14 +23,14 @@ fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u3
 }
 
 #[test]
-fn exactly_the_responses_tokens_are_predicted() {
+fn exactly_the_tokens_of_the_response_are_predicted() {
     let check = |prompt: &[u32], response: &[u32], max_len, expected: &[(u32, u32)]| {
         assert_eq!(predicted(prompt, response, max_len).as_deref(), Some(expected));
     };
     check(&[1, 2, 3], &[4, 5, 6], 64, &[(3, 4), (4, 5), (5, 6)]);
     check(&[1, 2, 3], &[4], 64, &[(3, 4)]);
     check(&[1], &[4, 5], 64, &[(1, 4), (4, 5)]);
-    // Nothing precedes a response's first token without a prompt.
+    // Without a prompt, no position predicts the first token of the response.
     check(&[], &[4, 5, 6], 64, &[(4, 5), (5, 6)]);
     check(&[1, 2, 3], &[4, 5, 6], 6, &[(3, 4), (4, 5), (5, 6)]);
     check(&[1, 2, 3], &[4, 5, 6], 5, &[(3, 4), (4, 5)]);
@@ -38,7 +38,7 @@ fn exactly_the_responses_tokens_are_predicted() {
 }
 
 #[test]
-fn rows_without_anything_to_predict_are_left_out() {
+fn rows_without_a_supervised_position_are_unusable() {
     for (prompt, response, max_len) in [
         (&[1, 2, 3][..], &[][..], 64),
         (&[1, 2, 3], &[4], 3),
@@ -80,7 +80,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 }
 
 #[test]
-fn batches_hold_each_rows_own_states_however_it_is_padded() {
+fn padding_does_not_change_a_rows_states() {
     let source = source(7);
     let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
     let batches: Vec<AdapterBatch> =
@@ -113,7 +113,7 @@ fn batches_hold_each_rows_own_states_however_it_is_padded() {
 }
 
 #[test]
-fn states_that_are_kept_are_those_that_would_be_computed_again() {
+fn states_kept_in_memory_equal_recomputed_ones() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
     let target = CausalLm::from_model_dir(&dir, &Device::flex()).unwrap();
     assert!(target.is_packed());
@@ -130,7 +130,7 @@ fn states_that_are_kept_are_those_that_would_be_computed_again() {
         };
         batches.map(states).collect()
     };
-    // Other neighbours each time.
+    // The rows are in other batches each time.
     let epochs = [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
     let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * width * 4).sum();
     for room in [bytes, bytes / 2] {
@@ -149,7 +149,7 @@ fn states_that_are_kept_are_those_that_would_be_computed_again() {
 }
 
 #[test]
-fn a_steps_batches_share_it_by_their_tokens() {
+fn batches_are_weighted_by_their_tokens() {
     let source = source(7);
     let batches: Vec<AdapterBatch> =
         source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
@@ -166,7 +166,7 @@ fn a_steps_batches_share_it_by_their_tokens() {
 }
 
 #[test]
-fn batches_are_made_on_the_devices_in_turn() {
+fn devices_take_turns() {
     let source = source(7);
     let targets =
         [tiny_draft(16, 64), deep_target(16, 64)].map(|target| FrozenTarget::new(target, None));
@@ -184,7 +184,7 @@ fn batches_are_made_on_the_devices_in_turn() {
     assert!(both == [&first[0][..], &second[1], &first[2]]);
 }
 
-/// The hidden states that are learned from.
+/// The hidden states of the teacher.
 fn states_of(lesson: Lesson) -> Tensor<2> {
     match lesson {
         Lesson::States(states) => states,
@@ -193,7 +193,7 @@ fn states_of(lesson: Lesson) -> Tensor<2> {
 }
 
 #[test]
-fn a_response_teaches_its_own_tokens_and_no_layer_behind_the_exit_is_run() {
+fn a_response_as_teacher_needs_only_its_tokens() {
     let rows: Vec<ResponseRow> = responses(7, 20, 5);
     let target = deep_target(16, 64);
     let source = AdapterSource {
@@ -204,13 +204,13 @@ fn a_response_teaches_its_own_tokens_and_no_layer_behind_the_exit_is_run() {
     let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
     let whole = AdapterSource { teaching: Teaching::Target, ..source.clone() };
     for (batch, whole) in source.step_batches(1, &step).zip(whole.step_batches(1, &step)) {
-        let Lesson::Tokens(taught) = &batch.teacher else { panic!("tokens are expected") };
+        let Lesson::Tokens(tokens) = &batch.teacher else { panic!("tokens are expected") };
         let expected: Vec<u32> = batch
             .row_ids
             .iter()
             .flat_map(|id| rows.iter().find(|row| row.id == *id).unwrap().response_ids.clone())
             .collect();
-        assert_eq!(*taught, expected);
+        assert_eq!(*tokens, expected);
         let states = |batch: &AdapterBatch| values(batch.features[0].clone());
         assert!(states(&batch) == states(&whole));
     }

@@ -1,4 +1,4 @@
-//! The losses of a chunk as tensor operations, on any device. Each exponential is taken once.
+//! The losses of a chunk as tensor operations, on any device. Each exponential is computed once.
 
 use burn::tensor::Tensor;
 
@@ -54,7 +54,7 @@ impl Teacher {
     }
 }
 
-/// The sums over tokens that [`LmHead::score_sums`](super::LmHead::score_sums) promises.
+/// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`

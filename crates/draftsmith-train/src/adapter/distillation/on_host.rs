@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::{DistillationLoss, NUM_SCORES};
 
 /// The fewest tokens that are worth starting a thread for.
-const TOKENS_A_TASK: usize = 16;
+const TOKENS_PER_TASK: usize = 16;
 
 /// The target's distributions at a chunk's tokens.
 pub(super) struct Teacher {
@@ -26,7 +26,7 @@ impl Teacher {
     /// # Shapes
     /// - logits: `[tokens, vocab]`
     pub(super) fn new(mut logits: Vec<f32>, vocab_size: usize, loss: DistillationLoss) -> Self {
-        let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_A_TASK);
+        let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_PER_TASK);
         rows.for_each(|row| {
             vectorized(
                 #[inline(always)]
@@ -53,13 +53,13 @@ impl Teacher {
                 },
             )
         };
-        // Summed in order, so that threads change nothing.
-        let losses: Vec<f32> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
+        // Added in order, so that the result does not depend on threads.
+        let losses: Vec<f32> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
         losses.into_iter().map(f64::from).sum()
     }
 }
 
-/// The sums over tokens that [`LmHead::score_sums`](super::LmHead::score_sums) promises.
+/// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`
@@ -74,10 +74,10 @@ pub(super) fn score_sums(
         let agree = vectorized(
             #[inline(always)]
             || {
-                let places = [place_of_largest(student), place_of_largest(teacher)];
+                let indices = [index_of_largest(student), index_of_largest(teacher)];
                 log_softmax(student);
                 log_softmax(teacher);
-                places[0] == places[1]
+                indices[0] == indices[1]
             },
         );
         let [cross_entropy, entropy, overlap] = vectorized(
@@ -86,7 +86,7 @@ pub(super) fn score_sums(
         );
         [cross_entropy, entropy, f32::from(agree), overlap]
     };
-    let all: Vec<[f32; NUM_SCORES]> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
+    let all: Vec<[f32; NUM_SCORES]> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
     let mut sums = [0.0; NUM_SCORES];
     for scores in all {
         for (sum, score) in sums.iter_mut().zip(scores) {
@@ -96,7 +96,7 @@ pub(super) fn score_sums(
     sums
 }
 
-/// A pass over a token's numbers: what replaces each, and what is summed.
+/// A pass over a token's numbers: it replaces each number and sums `SUMS` terms.
 trait Pass<const SUMS: usize>: Copy {
     /// `teacher` is the number at the same index of the other row.
     fn at(self, x: f32, teacher: f32) -> (f32, [f32; SUMS]);
@@ -186,7 +186,7 @@ fn largest(row: &[f32]) -> f32 {
 
 /// The first index of the largest number; `None` if all are NaN.
 #[inline(always)]
-fn place_of_largest(row: &[f32]) -> Option<usize> {
+fn index_of_largest(row: &[f32]) -> Option<usize> {
     let largest = largest(row);
     row.iter().position(|x| *x == largest)
 }
@@ -300,7 +300,7 @@ struct Difference {
 impl Pass<0> for Difference {
     #[inline(always)]
     fn at(self, exp: f32, prob: f32) -> (f32, [f32; 0]) {
-        // As `softmax` scales, so that equal logits have no difference.
+        // The same operations as in `softmax`, so that equal logits have a difference of exactly 0.
         ((exp * self.inverse_sum - prob) * self.token_share, [])
     }
 }

@@ -1,4 +1,4 @@
-//! Every loss against autodiff, in host memory and as tensors.
+//! Tests of both implementations of every loss against autodiff.
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, TensorData};
@@ -22,7 +22,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// One that predicts through the target's head.
+/// A student that uses the target's LM head.
 fn headless(hidden: Tensor<2>) -> Student {
     Student { hidden, own_head: None }
 }
@@ -36,7 +36,7 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     }
 }
 
-/// The mean loss by its definition, recorded for autodiff.
+/// The mean loss by its definition, with autodiff.
 fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Tensor<1> {
     let (log_q, log_p) = (log_softmax(student, 1), log_softmax(teacher, 1));
     let (q, p) = (log_q.clone().exp(), log_p.exp());
@@ -54,7 +54,7 @@ fn all(teacher: &Tensor<2>) -> Tokens {
 }
 
 #[test]
-fn padding_adds_nothing() {
+fn padding_does_not_change_the_result() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let (student, teacher) = (random(16, HIDDEN, "student"), random(16, HIDDEN, "teacher"));
     let own_head = Some(random(HIDDEN, head.weight.dims()[1], "own") * 0.3);
@@ -92,13 +92,13 @@ fn padding_adds_nothing() {
     let found = values(head.score_sums(of(student.clone()), teacher.clone(), &padded, 4));
     let expected = values(head.score_sums(of(first(&student)), first(&teacher), &none, 4));
     for (found, expected) in found.iter().zip(&expected) {
-        // Sums of eleven such.
+        // Sums over eleven tokens.
         assert!((found - expected).abs() < 1e-4, "{found} for {expected}");
     }
 }
 
 #[test]
-fn the_head_that_was_read_is_the_targets() {
+fn logits_equal_those_of_the_target() {
     let target = tiny_draft(HIDDEN, 64);
     let hidden = random(40, HIDDEN, "hidden");
     let expected = target.lm_head(hidden.clone().unsqueeze()).squeeze_dim::<2>(0);
@@ -107,14 +107,14 @@ fn the_head_that_was_read_is_the_targets() {
 }
 
 #[test]
-fn value_and_gradient_are_those_of_autodiff_whatever_the_chunk() {
+fn value_and_gradient_equal_autodiff_for_every_chunk_size() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     for soft_cap in [None, Some(0.8)] {
-        value_and_gradient_are_those_of_autodiff(&LmHead { soft_cap, ..head.clone() });
+        assert_equals_autodiff(&LmHead { soft_cap, ..head.clone() });
     }
 }
 
-fn value_and_gradient_are_those_of_autodiff(head: &LmHead) {
+fn assert_equals_autodiff(head: &LmHead) {
     let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
     for loss in LOSSES {
         let leaf = student.clone().autodiff().require_grad();
@@ -122,7 +122,7 @@ fn value_and_gradient_are_those_of_autodiff(head: &LmHead) {
             |hidden: Tensor<2>| soft_capped(hidden.matmul(head.weight.clone()), head.soft_cap);
         let expected = direct(loss, logits(leaf.clone()), logits(teacher.clone()));
         let gradient = leaf.grad(&expected.backward()).unwrap();
-        // Otherwise the comparison shows little.
+        // The gradients must be large enough to compare.
         assert!(gradient.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 2, 7, 22, 23, 24, usize::MAX] {
             let student = headless(student.clone());
@@ -136,14 +136,14 @@ fn value_and_gradient_are_those_of_autodiff(head: &LmHead) {
 }
 
 #[test]
-fn a_head_of_its_own_has_the_gradient_of_autodiff_too() {
+fn the_gradient_of_a_separate_head_equals_autodiff() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     for soft_cap in [None, Some(1.5)] {
-        an_own_head_has_the_gradient_of_autodiff(&LmHead { soft_cap, ..head.clone() });
+        assert_separate_head_equals_autodiff(&LmHead { soft_cap, ..head.clone() });
     }
 }
 
-fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
+fn assert_separate_head_equals_autodiff(head: &LmHead) {
     let [_, vocab_size] = head.weight.dims();
     let (student, teacher) = (random(23, HIDDEN, "student"), random(23, HIDDEN, "teacher"));
     let own_head = random(HIDDEN, vocab_size, "own") * 0.3;
@@ -165,7 +165,7 @@ fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
             assert_close(&values(found.own_head.unwrap()), &values(of_head.clone()));
         }
     }
-    // A head that is the target's scores as none does.
+    // A copy of the target's head has the same scores as no separate head.
     let [own, none] = [Some(head.weight.clone()), None].map(|own_head| {
         let student = Student { hidden: student.clone(), own_head };
         values(head.score_sums(student, teacher.clone(), &all(&teacher), 7))
@@ -174,8 +174,8 @@ fn an_own_head_has_the_gradient_of_autodiff(head: &LmHead) {
 }
 
 #[test]
-fn in_host_memory_and_as_tensors_logits_give_the_same() {
-    // Whole strands, strands and a rest, and a rest alone.
+fn both_implementations_agree() {
+    // Sizes with complete chunks, with a rest, and with only a rest.
     for vocab_size in [64, 61, 5] {
         let logits = random(9, vocab_size, "student") * 3.0;
         let target = random(9, vocab_size, "teacher") * 3.0;
@@ -185,7 +185,7 @@ fn in_host_memory_and_as_tensors_logits_give_the_same() {
             let host = on_host::Teacher::new(values(target.clone()), vocab_size, loss);
             let mut found_gradient = values(logits.clone());
             let found = host.loss_and_gradient(&mut found_gradient, 1.0);
-            // Sums of nine such.
+            // Sums over nine tokens.
             assert!((found as f32 - expected.sum().into_scalar::<f32>()).abs() < 1e-4, "{loss:?}");
             assert_close(&found_gradient, &values(expected_gradient));
         }
@@ -198,7 +198,7 @@ fn in_host_memory_and_as_tensors_logits_give_the_same() {
 }
 
 #[test]
-fn the_teacher_itself_has_no_gradient_and_costs_nothing_but_its_entropy() {
+fn a_student_equal_to_the_teacher_has_no_gradient() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let teacher = random(9, HIDDEN, "teacher");
     let sums =
@@ -214,7 +214,7 @@ fn the_teacher_itself_has_no_gradient_and_costs_nothing_but_its_entropy() {
 }
 
 #[test]
-fn where_nothing_differs_total_variation_has_the_subgradient_zero() {
+fn total_variation_between_equal_distributions_has_gradient_zero() {
     for vocab_size in [64, 61] {
         let logits = random(3, vocab_size, "both") * 5.0;
         let loss = DistillationLoss::TotalVariation;
@@ -229,7 +229,7 @@ fn where_nothing_differs_total_variation_has_the_subgradient_zero() {
 }
 
 #[test]
-fn the_sums_are_those_of_each_token_whatever_the_chunk() {
+fn score_sums_equal_the_definition_for_every_chunk_size() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let (student, teacher) = (random(12, HIDDEN, "student"), random(12, HIDDEN, "teacher"));
     let probs = |hidden: &Tensor<2>| {
@@ -251,14 +251,14 @@ fn the_sums_are_those_of_each_token_whatever_the_chunk() {
         let student = headless(student.clone());
         let sums = values(head.score_sums(student, teacher.clone(), &all(&teacher), loss_chunk));
         for (found, expected) in sums.iter().zip(expected) {
-            // Sums of twelve such.
+            // Sums over twelve tokens.
             assert!((found - expected).abs() < 1e-4, "{sums:?} for {expected:?}");
         }
     }
 }
 
 #[test]
-fn far_apart_distributions_stay_finite_and_broken_ones_do_not() {
+fn distant_distributions_have_finite_losses_and_nan_logits_do_not() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let (student, teacher) =
         (random(5, HIDDEN, "student") * 1e3, random(5, HIDDEN, "teacher") * 1e3);

@@ -1,12 +1,11 @@
-//! What an event file is made of: TensorFlow's records, each an `Event`.
+//! The records of an event file: TensorFlow's record format, with one `Event` message per record.
 //!
-//! A record is the length of its data (u64), the length's checksum (u32), the data, and its
-//! checksum, all little-endian. The checksum is CRC-32C, masked, as data may hold checksums itself.
-//! The messages are the fields of tensorflow's `event.proto` and `summary.proto` that we write.
+//! A record is the length of its data (u64), the length's checksum (u32), the data, and its checksum
+//! (u32), all little-endian. The checksum is CRC-32C, masked because the data may contain checksums. The
+//! messages have the fields of tensorflow's `event.proto` and `summary.proto` that are written here.
 
 use prost::Message;
 
-/// An event: when, at which step, what.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Event {
     /// Seconds since 1970.
@@ -14,12 +13,12 @@ pub(super) struct Event {
     pub(super) wall_time: f64,
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    pub(super) what: Option<What>,
+    #[prost(oneof = "EventContent", tags = "3, 5, 7")]
+    pub(super) content: Option<EventContent>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum What {
+pub(super) enum EventContent {
     /// The first event of a file.
     #[prost(string, tag = "3")]
     FileVersion(String),
@@ -29,14 +28,14 @@ pub(super) enum What {
     SessionLog(SessionLog),
 }
 
-/// Numbers of one step.
+/// The numbers of one step.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Summary {
     #[prost(message, repeated, tag = "1")]
     pub(super) values: Vec<Value>,
 }
 
-/// One number and its name.
+/// A named number.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Value {
     #[prost(string, tag = "1")]
@@ -45,7 +44,7 @@ pub(super) struct Value {
     pub(super) simple_value: Option<f32>,
 }
 
-/// A session's beginning: a reader forgets what it read of this step and later ones.
+/// The start of a session: readers discard what they have read from its step on.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct SessionLog {
     #[prost(enumeration = "SessionStatus", tag = "1")]
@@ -60,10 +59,10 @@ pub(super) enum SessionStatus {
 
 /// The bytes before a record's data.
 const HEADER: usize = 12;
-/// Those after it.
+/// The bytes after it.
 const FOOTER: usize = 4;
 
-/// The record of an event.
+/// Encodes an event as a record.
 pub(super) fn encode(event: &Event) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
@@ -75,8 +74,8 @@ pub(super) fn encode(event: &Event) -> Vec<u8> {
     record
 }
 
-/// The first event of `bytes` and the bytes of its record; none at their end, or where they are no
-/// whole record.
+/// Decodes the first event of `bytes`, and returns it with the length of its record. `None` if `bytes`
+/// does not begin with a complete record.
 pub(super) fn decode(bytes: &[u8]) -> Option<(Event, usize)> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     let (length_checksum, rest) = rest.split_first_chunk::<4>()?;
@@ -99,11 +98,11 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn event(step: i64, what: What) -> Event {
-        Event { wall_time: 1.5, step, what: Some(what) }
+    fn event(step: i64, content: EventContent) -> Event {
+        Event { wall_time: 1.5, step, content: Some(content) }
     }
 
-    /// TensorBoard 2.21's own writer, by Python:
+    /// The bytes come from TensorBoard 2.21's writer:
     /// ```python
     /// from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     /// from tensorboard.compat.proto.summary_pb2 import Summary
@@ -121,7 +120,7 @@ mod tests {
     /// print(open("golden", "rb").read().hex())
     /// ```
     #[test]
-    fn the_bytes_are_those_of_tensorboards_own_writer() {
+    fn the_bytes_equal_those_of_tensorboards_writer() {
         let golden = "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a32\
                       2a28646c0f000000000000006d532b0909000000000000f83f10033a020801ec8612fc3d\
                       000000000000006049f1ec09000000000000f83f10ac022a2f0a110a0a747261696e2f6c\
@@ -130,9 +129,9 @@ mod tests {
         let value = |tag: &str, value| Value { tag: tag.to_owned(), simple_value: Some(value) };
         let values = vec![value("train/loss", 0.25), value("train/learning_rate", 0.0)];
         let events = [
-            event(0, What::FileVersion("brain.Event:2".to_owned())),
-            event(3, What::SessionLog(SessionLog { status: SessionStatus::Start.into() })),
-            event(300, What::Summary(Summary { values })),
+            event(0, EventContent::FileVersion("brain.Event:2".to_owned())),
+            event(3, EventContent::SessionLog(SessionLog { status: SessionStatus::Start.into() })),
+            event(300, EventContent::Summary(Summary { values })),
         ];
         let bytes: Vec<u8> = events.iter().flat_map(encode).collect();
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -147,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_cut_or_changed_is_none() {
-        let record = encode(&event(7, What::FileVersion("brain.Event:2".to_owned())));
+    fn a_truncated_or_changed_record_is_rejected() {
+        let record = encode(&event(7, EventContent::FileVersion("brain.Event:2".to_owned())));
         assert!(decode(&record).is_some());
         for length in 0..record.len() {
             assert!(decode(&record[..length]).is_none(), "{length} bytes");

@@ -1,11 +1,11 @@
-//! Event files, read back by a reader that shares nothing with the writer: framing, checksums and
-//! messages taken apart by hand.
+//! Tests that read event files back with an independent reader: it parses the framing, checksums and
+//! messages by hand.
 
 use std::path::Path;
 
 use super::*;
 
-/// CRC-32C, a bit at a time.
+/// The masked CRC-32C, bit by bit.
 fn checksum(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -24,7 +24,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
     taken
 }
 
-/// Groups of seven bits, the lowest first, up to one whose high bit is 0.
+/// Reads groups of seven bits, the lowest first; the last group's high bit is 0.
 fn varint(bytes: &mut &[u8]) -> u64 {
     let mut number = 0;
     for place in 0.. {
@@ -37,7 +37,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     number
 }
 
-/// The fields of a message: their numbers and bytes, a varint's as eight.
+/// The fields of a message: their numbers and bytes. A varint has eight bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -61,7 +61,7 @@ fn field(fields: &[(u64, Vec<u8>)], number: u64) -> Option<&[u8]> {
     fields.iter().find(|(found, _)| *found == number).map(|(_, bytes)| &bytes[..])
 }
 
-/// The numbers of a file, after checks of all else: (step, name, number).
+/// Checks a file and returns its numbers: (step, name, number).
 fn read(path: &Path) -> Vec<(i64, String, f32)> {
     let all = std::fs::read(path).unwrap();
     let mut bytes = &all[..];
@@ -97,7 +97,7 @@ fn read(path: &Path) -> Vec<(i64, String, f32)> {
     numbers
 }
 
-/// The numbers of all files, in TensorBoard's order.
+/// The numbers of all files, in the order in which TensorBoard reads them.
 fn read_all(dir: &Path) -> Vec<(i64, String, f32)> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -105,19 +105,19 @@ fn read_all(dir: &Path) -> Vec<(i64, String, f32)> {
     paths.iter().flat_map(|path| read(path)).collect()
 }
 
-/// Steps of a training that is validated after each third.
+/// Logs steps, with a validation after every third.
 fn take_steps(file: &mut EventFile, steps: std::ops::RangeInclusive<usize>) {
     for step in steps {
         let loss = 1.0 / step as f64;
-        file.push_step(step, &[("loss", loss), ("learning_rate", 0.0)]).unwrap();
+        file.push_numbers(TRAINING, step, &[("loss", loss), ("learning_rate", 0.0)]).unwrap();
         if step.is_multiple_of(3) {
-            file.push_validation(step, &[("KL", 0.5)]).unwrap();
+            file.push_numbers(VALIDATION, step, &[("KL", 0.5)]).unwrap();
         }
     }
 }
 
 #[test]
-fn what_is_written_can_be_read_without_us() {
+fn an_independent_reader_finds_every_number() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = EventFile::begin(dir.path(), 0, 0).unwrap();
     take_steps(&mut file, 1..=3);
@@ -132,7 +132,7 @@ fn what_is_written_can_be_read_without_us() {
         number(3, "validation/KL", 0.5),
     ];
     assert_eq!(read_all(dir.path()), expected);
-    // A training with two empty tries before it begins no better.
+    // Runs that end before their first step leave no file.
     let empty = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         EventFile::begin(empty.path(), 0, 0).unwrap();
@@ -143,7 +143,7 @@ fn what_is_written_can_be_read_without_us() {
 }
 
 #[test]
-fn no_step_is_there_twice_wherever_training_was_killed() {
+fn no_step_appears_twice_after_a_kill_at_any_point() {
     let whole = tempfile::tempdir().unwrap();
     take_steps(&mut EventFile::begin(whole.path(), 0, 0).unwrap(), 1..=9);
     let expected = read_all(whole.path());
@@ -152,14 +152,14 @@ fn no_step_is_there_twice_wherever_training_was_killed() {
         let mut file = EventFile::begin(dir.path(), 0, 0).unwrap();
         take_steps(&mut file, 1..=killed);
         if killed > saved {
-            // In the middle of a record.
+            // The process was killed while it wrote a record.
             let length = file.file.metadata().unwrap().len();
             file.file.set_len(length - 5).unwrap();
         }
         let num_validations = saved / 3 - usize::from(!is_validated);
         let mut file = EventFile::begin(dir.path(), saved, num_validations).unwrap();
         if !is_validated {
-            file.push_validation(saved, &[("KL", 0.5)]).unwrap();
+            file.push_numbers(VALIDATION, saved, &[("KL", 0.5)]).unwrap();
         }
         take_steps(&mut file, saved + 1..=9);
         assert_eq!(read_all(dir.path()), expected, "saved after {saved}, killed after {killed}");
@@ -175,7 +175,7 @@ fn no_step_is_there_twice_wherever_training_was_killed() {
 }
 
 #[test]
-fn stopped_at_every_step_it_is_all_there() {
+fn stopping_after_every_step_loses_nothing() {
     let whole = tempfile::tempdir().unwrap();
     take_steps(&mut EventFile::begin(whole.path(), 0, 0).unwrap(), 1..=9);
     let dir = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn stopped_at_every_step_it_is_all_there() {
     }
     assert_eq!(read_all(dir.path()), read_all(whole.path()));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 9);
-    // Another training in its place leaves nothing of it.
+    // A new training removes all of them.
     drop(EventFile::begin(dir.path(), 0, 0).unwrap());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     assert!(read_all(dir.path()).is_empty());

@@ -1,22 +1,23 @@
-//! The error of reading or writing a file.
+//! The error of a file operation.
 
 use std::io::Error;
 use std::path::{Path, PathBuf};
 
-/// A file could not be read or written.
+/// An I/O error, with the operation and the path.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} `{path}`: {source}")]
 pub struct FileError {
-    /// What was being done: `create`, `read` or `write`.
+    /// The operation, such as `create` or `write`.
     pub action: &'static str,
     /// The file or directory.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: Error,
 }
 
 impl FileError {
-    pub(crate) fn new(action: &'static str, path: &Path, source: Error) -> Self {
+    /// Wraps an I/O error.
+    pub fn new(action: &'static str, path: &Path, source: Error) -> Self {
         Self { action, path: path.to_path_buf(), source }
     }
 }

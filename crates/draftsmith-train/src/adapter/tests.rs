@@ -1,5 +1,5 @@
-//! What adapter training must hold to beside what both trainings do (`crate::tests::both`): it learns,
-//! it keeps the best epoch, it leaves the target alone, and it says what is wrong with its input.
+//! Tests of adapter training, besides those of both trainers (`crate::tests::both`): it learns, keeps the
+//! best epoch, does not change the target, and reports invalid data.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use crate::data::split::is_held_out;
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::FeatureFormat;
 use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
-use crate::tests::runs::{exported, only};
+use crate::tests::runs::{assert_contains, exported, only};
 
-/// Small and quick.
+/// Small and quick settings.
 fn quick() -> AdapterTraining {
     AdapterTraining {
         exit_layer: ExitLayers::One(1),
@@ -33,7 +33,7 @@ fn quick() -> AdapterTraining {
     }
 }
 
-/// The same with another optimizer.
+/// [`quick`] with changed optimizer settings.
 fn quick_with(change: impl FnOnce(&mut OptimizerSettings)) -> AdapterTraining {
     let mut training = quick();
     change(&mut training.optimizer);
@@ -54,14 +54,14 @@ fn train_in_temporary_dir(rows: &[ResponseRow], training: &AdapterTraining) -> T
     train(&tiny_draft(16, 64), rows, training, dir.path()).unwrap()
 }
 
-/// Rows as data is built without a drafter.
+/// Rows of data that was built without a drafter.
 fn undrafted(num_rows: usize, longest: usize, seed: u64) -> Vec<ResponseRow> {
     let rows = responses(num_rows, longest, seed);
     rows.into_iter().map(|row| ResponseRow { draft: None, ..row }).collect()
 }
 
 #[test]
-fn an_adapter_learns_to_predict_what_the_target_does() {
+fn an_adapter_learns_the_targets_predictions() {
     let rows = undrafted(200, 40, 21);
     let training = quick_with(|settings| (settings.num_epochs, settings.weight_decay) = (15, 0.0));
     let untrained =
@@ -82,7 +82,7 @@ fn an_adapter_learns_to_predict_what_the_target_does() {
 }
 
 #[test]
-fn every_architecture_learns_and_its_files_round_trip() {
+fn every_architecture_learns_and_can_be_written_and_read_back() {
     let rows = undrafted(80, 30, 23);
     let target = early_target();
     for architecture in AdapterArchitecture::ALL {
@@ -94,7 +94,7 @@ fn every_architecture_learns_and_its_files_round_trip() {
             assert_eq!(trained.config.architecture, architecture);
             assert_eq!(trained.model.num_parameters(), trained.config.num_parameters());
             let losses: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.training_loss).collect();
-            // This target's own layer has next to nothing to learn.
+            // With this target's layer there is almost nothing to learn.
             let learns = initial == InitialWeights::Target || losses[2] < losses[0];
             assert!(learns, "{architecture}: {losses:?}");
             trained.model.write_dir(dir.path(), &trained.config).unwrap();
@@ -110,7 +110,7 @@ fn every_architecture_learns_and_its_files_round_trip() {
                 normed.into_data().try_into_vec::<f32>().unwrap()
             });
             for (found, expected) in found.iter().zip(expected) {
-                // The same products in another layout.
+                // Matrix products differ in their layout.
                 assert!((found - expected).abs() < 1e-5, "{architecture}: {found} {expected}");
             }
         }
@@ -135,7 +135,7 @@ fn an_adapter_learns_over_its_draft_vocabulary() {
     let coverage = trained.config.training["vocabulary_coverage"].as_f64().unwrap();
     assert!(coverage > 0.0 && coverage < 1.0, "{coverage}");
     let losses: Vec<f64> = trained.epochs.iter().map(|epoch| epoch.training_loss).collect();
-    // Nothing is lost on tokens that it cannot draft: less than the entropy of so few.
+    // The loss covers only the draft vocabulary, so it is below the entropy of twelve tokens.
     assert!(losses[5] < losses[0] && losses[5] < 12_f64.ln(), "{losses:?}");
     trained.model.write_dir(dir.path(), &trained.config).unwrap();
     let (config, read) = Adapter::from_dir(dir.path(), target.shape(), &Device::flex()).unwrap();
@@ -144,8 +144,8 @@ fn an_adapter_learns_over_its_draft_vocabulary() {
 }
 
 #[test]
-fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_left() {
-    // The target has two layers, and the adapter stands in for the second.
+fn initial_weights_of_the_targets_last_layer_predict_as_the_target() {
+    // The adapter replaces the second of the target's two layers.
     let target = early_target();
     let training = AdapterTraining {
         architecture: AdapterArchitecture::DecoderLayer,
@@ -160,14 +160,14 @@ fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_l
 }
 
 #[test]
-fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
+fn each_loss_decreases_and_its_best_epoch_is_kept() {
     let rows = undrafted(80, 30, 22);
     for loss in [DistillationLoss::CrossEntropy, DistillationLoss::TotalVariation] {
         let longer = quick_with(|optimizer| optimizer.num_epochs = 5);
         let training = AdapterTraining { loss, ..longer };
         let dir = tempfile::tempdir().unwrap();
         let trained = train(&early_target(), &rows, &training, dir.path()).unwrap();
-        // The part that an adapter cannot lower.
+        // The part of the loss that no adapter can remove.
         let floor = match loss {
             DistillationLoss::CrossEntropy => trained.scores.target_entropy,
             DistillationLoss::TotalVariation => 0.0,
@@ -177,14 +177,14 @@ fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
         let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
         assert_eq!(trained.scores.loss(loss) - floor, lowest, "{loss:?}: {losses:?}");
         assert!(losses[4] < 0.97 * losses[0], "{loss:?}: {losses:?}");
-        // What is trained is what is measured, on other rows and before each step.
+        // The training loss measures the same on other rows and before each step.
         let training_loss = trained.epochs[4].training_loss - floor;
         let range = 0.5 * losses[4]..2.0 * losses[4];
         assert!(range.contains(&training_loss), "{loss:?}: {training_loss} {losses:?}");
     }
 }
 
-/// The scores of an adapter on one row after another, from logits of whole sequences.
+/// The scores of an adapter, computed row by row from the logits of whole sequences.
 fn direct_scores(target: &CausalLm, adapter: &Adapter, rows: &[ResponseRow]) -> [f64; 3] {
     let mut sums = [0.0; 3];
     let mut num_tokens = 0.0;
@@ -217,10 +217,10 @@ fn direct_scores(target: &CausalLm, adapter: &Adapter, rows: &[ResponseRow]) -> 
 }
 
 #[test]
-fn the_returned_adapter_is_the_one_that_was_scored_best() {
+fn the_result_is_the_adapter_of_the_best_epoch() {
     let target = tiny_draft(16, 64);
     let rows = undrafted(40, 12, 4);
-    // A rate that climbs to the end, far too high.
+    // The learning rate rises to the end and becomes far too high.
     let training = quick_with(|settings| {
         (settings.learning_rate, settings.warmup_ratio, settings.num_epochs) = (1.0, 1.0, 6);
     });
@@ -231,10 +231,10 @@ fn the_returned_adapter_is_the_one_that_was_scored_best() {
     let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
     assert_eq!(trained.scores.cross_entropy, lowest, "{losses:?}");
     assert_eq!(losses[trained.best_epoch - 1], lowest);
-    assert_ne!(trained.best_epoch, 6, "the last is the best: this shows nothing: {losses:?}");
+    assert_ne!(trained.best_epoch, 6, "the last epoch is the best: {losses:?}");
 
     let nothing = Tensor::<3>::zeros([1, 1, 16], &Device::flex());
-    assert!(!trained.model.forward(nothing).is_autodiff(), "it still records a graph");
+    assert!(!trained.model.forward(nothing).is_autodiff(), "the adapter still has autodiff");
     let held_out: Vec<ResponseRow> = rows.into_iter().filter(|row| is_held_out(row, 0.3)).collect();
     let num_tokens: usize = held_out.iter().map(|row| row.response_ids.len()).sum();
     assert_eq!(trained.scores.num_tokens, num_tokens);
@@ -245,7 +245,7 @@ fn the_returned_adapter_is_the_one_that_was_scored_best() {
     assert!((agreement - trained.scores.agreement).abs() < 1e-9);
 }
 
-/// Every number of a model.
+/// All weights of a model.
 fn weights(model: &CausalLm) -> Vec<f32> {
     struct Collect(Vec<f32>);
     impl ModuleVisitor for Collect {
@@ -260,7 +260,7 @@ fn weights(model: &CausalLm) -> Vec<f32> {
 }
 
 #[test]
-fn the_target_stays_as_it_is_and_a_step_is_the_same_however_it_is_cut() {
+fn training_keeps_the_target_and_a_step_does_not_depend_on_its_batches() {
     let target = tiny_draft(16, 64);
     let before = weights(&target);
     let rows = undrafted(24, 20, 13);
@@ -274,14 +274,14 @@ fn the_target_stays_as_it_is_and_a_step_is_the_same_however_it_is_cut() {
     });
     assert_eq!(weights(&target), before);
     assert_eq!((whole.num_steps, whole.num_supervised), (cut.num_steps, cut.num_supervised));
-    // AdamW's first steps divide a gradient by its own size, which magnifies rounding.
+    // AdamW's first steps divide a gradient by its magnitude, which amplifies rounding.
     let gap = (whole.scores.cross_entropy - cut.scores.cross_entropy).abs();
     assert!(gap < 1e-4, "{:?} {:?}", whole.scores, cut.scores);
     assert!((whole.scores.target_entropy - cut.scores.target_entropy).abs() < 1e-5);
 }
 
 #[test]
-fn an_autodiff_target_trains_the_same() {
+fn a_target_with_autodiff_gives_the_same_adapter() {
     let rows = undrafted(20, 10, 6);
     let plain = train_in_temporary_dir(&rows, &quick());
     let target = tiny_draft(16, 64).fork(&Device::flex().autodiff());
@@ -297,31 +297,24 @@ fn error(rows: &[ResponseRow], training: &AdapterTraining) -> String {
     train(&tiny_draft(16, 64), rows, training, dir.path()).unwrap_err().to_string()
 }
 
-#[track_caller]
-fn assert_says(message: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(message.contains(part), "`{part}` is not in: {message}");
-    }
-}
-
 #[test]
-fn what_cannot_be_trained_on_is_refused() {
+fn unusable_data_is_an_error() {
     let mut rows = undrafted(20, 10, 6);
     let short = AdapterTraining { max_len: 2, ..quick() };
     let too_long = [response_row("set#0", &[1; 3], &[2], &[3], &[0.5])];
-    assert_says(&error(&too_long, &short), &["(1 have no response within 2 tokens"]);
+    assert_contains(&error(&too_long, &short), &["(1 have no response within 2 tokens"]);
     let short = AdapterTraining { max_len: 4, ..quick() };
     let whole = train_in_temporary_dir(&rows, &quick());
     let cut = train_in_temporary_dir(&rows, &short);
     assert!(cut.rows.num_unusable > 0 && cut.num_supervised < whole.num_supervised);
     rows[7].response_ids[0] = 48;
-    assert_says(&error(&rows, &quick()), &["`set#7`", "token 48", "48 tokens"]);
+    assert_contains(&error(&rows, &quick()), &["`set#7`", "token 48", "48 tokens"]);
     let bad = AdapterTraining { exit_layer: ExitLayers::Many(vec![]), ..quick() };
-    assert_says(&error(&rows, &bad), &["`adapter.exit_layer` is []"]);
+    assert_contains(&error(&rows, &bad), &["`adapter.exit_layer` is []"]);
 }
 
 #[test]
-fn an_exit_layer_out_of_range_is_refused() {
+fn an_exit_layer_out_of_range_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let (target, rows) = (tiny_draft(16, 64), undrafted(20, 10, 6));
     for exit_layer in [2, 3] {
@@ -329,11 +322,11 @@ fn an_exit_layer_out_of_range_is_refused() {
             AdapterTraining { exit_layer: ExitLayers::Many(vec![1, exit_layer]), ..quick() };
         let error = train_adapters(&target, &rows, &training, 3, TrainingRun::new(dir.path(), ""));
         let message = error.unwrap_err().to_string();
-        assert_says(&message, &["`adapter.exit_layer`", &exit_layer.to_string(), "2 layers"]);
+        assert_contains(&message, &["`adapter.exit_layer`", &exit_layer.to_string(), "2 layers"]);
     }
 }
 
-/// What training came to: the losses and scores of its epochs.
+/// The losses of all epochs and the final scores.
 fn numbers(trained: &TrainedAdapter) -> Vec<f64> {
     let epochs = trained.epochs.iter().map(|epoch| epoch.training_loss);
     let scores = [trained.scores.cross_entropy, trained.scores.overlap];
@@ -341,11 +334,11 @@ fn numbers(trained: &TrainedAdapter) -> Vec<f64> {
 }
 
 #[test]
-fn kept_hidden_states_change_losses_by_their_rounding_alone() {
+fn stored_hidden_states_change_losses_only_by_rounding() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3-bf16");
     let packed = CausalLm::from_model_dir(&fixture, &Device::flex()).unwrap();
     assert!(packed.is_packed());
-    // Texts that both models know.
+    // Tokens in the vocabularies of both models.
     let rows = undrafted(60, 30, 23);
     for target in [early_target(), packed] {
         let training = |features, features_format| AdapterTraining {
@@ -357,18 +350,18 @@ fn kept_hidden_states_change_losses_by_their_rounding_alone() {
         let dir = tempfile::tempdir().unwrap();
         let expected = numbers(&train(&target, &rows, &recomputed, dir.path()).unwrap());
         let width = target.shape().hidden_size;
-        // f16 rounds to 11 bits, int8 to a 254th of a token's largest number.
+        // f16 rounds to 11 bits, int8 to 1/254 of a token's largest number.
         for (format, state, bound) in
             [(FeatureFormat::F16, 2 * width, 2e-3), (FeatureFormat::Int8, width + 4, 5e-2)]
         {
             let dir = tempfile::tempdir().unwrap();
-            let told = std::cell::RefCell::new(Vec::new());
-            let tell = |text: String| told.borrow_mut().push(text);
+            let messages = std::cell::RefCell::new(Vec::new());
+            let notify = |text: String| messages.borrow_mut().push(text);
             let cached = training(Features::Cache, format);
             let train = || {
                 let (name, models) = ("target".to_owned(), "one".to_owned());
-                let kept = dir.path().join("kept");
-                let features = FeatureDir { dir: &kept, name, models, tell: &tell };
+                let stored = dir.path().join("stored");
+                let features = FeatureDir { dir: &stored, name, models, notify: &notify };
                 let run = TrainingRun::new(dir.path(), "");
                 let run = TrainingRun { features: Some(features), ..run };
                 let trained = train_adapters(&target, &rows, &cached, 3, run).map(only).unwrap();
@@ -380,33 +373,33 @@ fn kept_hidden_states_change_losses_by_their_rounding_alone() {
                 let is_near = (found - expected).abs() <= bound * expected.abs();
                 assert!(is_near, "{format:?}: {found} for {expected}");
             }
-            assert!(first != expected, "{format:?} rounds nothing");
-            // The second run reads what the first has computed.
+            assert!(first != expected, "{format:?} did not round");
+            // The second run reads the files of the first.
             let files = ["features-target-layer-1.bin", "features-target-final.bin"];
-            let files = files.map(|name| dir.path().join("kept").join(name));
+            let files = files.map(|name| dir.path().join("stored").join(name));
             let written = || files.each_ref().map(|path| std::fs::read(path).unwrap());
             let before = written();
             assert_eq!(train(), first);
             assert!(written() == before);
-            // As large as was told before anything was written.
+            // The message before the first write has the size of the files.
             let states = |row: &ResponseRow| row.prompt_ids.len() + 2 * row.response_ids.len() - 1;
             let num_states: usize = rows.iter().map(states).sum();
             let num_bytes = 2 * 4096 + rows.len() * 2 * 4 + num_states * state;
             assert_eq!(before.iter().map(Vec::len).sum::<usize>(), num_bytes);
-            let first_told = told.borrow()[0].clone();
+            let message = messages.borrow()[0].clone();
             let size = draftsmith_files::in_bytes(num_bytes as u64);
-            assert!(first_told.contains(&format!("{size} in all, up to {size}")), "{first_told}");
-            // One that was spoilt is computed again.
-            let mut spoilt = before[0].clone();
-            spoilt[4096 + 100] ^= 64;
-            std::fs::write(&files[0], spoilt).unwrap();
+            assert!(message.contains(&format!("{size} in total, up to {size}")), "{message}");
+            // A damaged row is computed again.
+            let mut damaged = before[0].clone();
+            damaged[4096 + 100] ^= 64;
+            std::fs::write(&files[0], damaged).unwrap();
             for (found, first) in train().iter().zip(&first) {
-                // Tensors of other rows beside it sum in another order, and round to a neighbour.
+                // Tensors sum in another order in another batch, and round to a neighbour.
                 let bound = if target.is_packed() { 0.0 } else { 1e-5 };
                 assert!((found - first).abs() <= bound, "{format:?}: {found} for {first}");
             }
             assert!(written() == before || !target.is_packed());
-            assert_eq!(told.borrow().len(), 3, "{told:?}");
+            assert_eq!(messages.borrow().len(), 3, "{messages:?}");
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Our loop as a training of burn-train: what exists only because burn-train's types ask for it.
+//! The adapter between the training loop and burn-train.
 //!
-//! burn-train gives the loop its events, metrics and renderers, the dashboard among them. They are
-//! to be had through `SupervisedTraining` alone, which is made for a loop of its own and so wants
-//! what ours has itself: a learner (a copy of the first member; its optimizer is not used), two data
-//! loaders (burn-train's are asked for batches without saying which), a strategy that can be
-//! called twice and returns no error of ours, and a logger: its own writes files that panic on a full
-//! disk, and `log/` writes what they would hold.
+//! burn-train provides events, metrics and renderers, including the dashboard; the loop is ours
+//! (`epochs.rs`). `SupervisedTraining` is the only way to get the former, and it is built for burn-train's
+//! own loop. This module contains everything that exists only because of its types: a learner that is a copy
+//! of the first member, with an unused optimizer and learning rate; data loaders that are never read (a
+//! request for a batch would not say for which step); a strategy that can be called only once and cannot
+//! return our errors; and an empty logger, because burn-train's panics on a full disk (`log/` writes the
+//! numbers instead).
 
 use std::sync::{Arc, Mutex};
 
@@ -13,24 +14,22 @@ use burn::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn::tensor::Device;
 use burn_train::logger::MetricLogger;
 use burn_train::metric::store::{EpochSummary, MetricsUpdate, Split};
-use burn_train::metric::{
-    Adaptor, LearningRateMetric, LossInput, LossMetric, MetricDefinition, NumericEntry,
-};
+use burn_train::metric::{LearningRateMetric, LossMetric, MetricDefinition, NumericEntry};
 use burn_train::renderer::MetricsRenderer;
 use burn_train::{
-    InferenceStep, Interrupter, Learner, SupervisedLearningStrategy, SupervisedTraining,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, TrainingStrategy,
+    Interrupter, Learner, SupervisedLearningStrategy, SupervisedTraining,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingStrategy,
     ValidLoader,
 };
 
-use crate::data::batches::BatchSource;
+use crate::data::BatchSource;
 use crate::error::TrainError;
 use crate::log::metrics::{ScoreMetric, TRAINING_LOSS};
 use crate::run::epochs::{EpochLoop, History};
-use crate::run::trainee::Trainee;
+use crate::run::member::Trainee;
 
-/// Runs the loop with burn-train's events. `label` is what is trained, for renderers. Gives the
-/// renderer back.
+/// Runs the loop with burn-train's events, and returns the renderer and the result. `label` names what is
+/// trained, for renderers.
 pub(crate) fn launch<L, S>(
     epochs: EpochLoop<L, S>,
     label: &str,
@@ -40,34 +39,31 @@ pub(crate) fn launch<L, S>(
 where
     L: Trainee,
     S: BatchSource<Batch = L::Batch>,
-    <L as TrainStep>::Output: Adaptor<LossInput> + Adaptor<()>,
-    <L as InferenceStep>::Output: Adaptor<LossInput> + Adaptor<()>,
 {
     let first = &epochs.trainer.members[0];
-    let schedule = epochs.trainer.schedule.clone();
-    let learner = Learner::new(first.model.clone(), first.optimizer.clone(), schedule);
-    let (slot, loss_slot) = (epochs.slot.clone(), epochs.loss_slot.clone());
+    let learner = Learner::new(first.model.clone(), first.optimizer.clone(), 0.0);
+    let scores = epochs.scores.clone();
     let (num_epochs, starting_epoch) = (epochs.loaders.num_epochs, epochs.trainer.progress.epoch);
     let outcome = Arc::new(Mutex::new(None));
     let strategy = Strategy { epochs: Mutex::new(Some(epochs)), outcome: outcome.clone() };
     let supervised = SupervisedTraining::new("", Arc::new(NoLoader), Arc::new(NoLoader))
         .with_metric_logger(NoLogger)
-        // The default one installs a global subscriber and a panic hook.
+        // The default logger installs a global subscriber and a panic hook.
         .with_application_logger(None)
         .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
         .with_interrupter(interrupter)
         .renderer(renderer)
         .num_epochs(num_epochs)
-        // Only tells the renderer where it begins: there is no checkpointer of burn-train's.
+        // Without a checkpointer this only sets the first epoch that the renderer shows.
         .checkpoint(starting_epoch - 1)
         .label(label)
         .metric_train_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
         .metric_valid_numeric(LossMetric::new())
-        .metric_valid_numeric(ScoreMetric::new(&TRAINING_LOSS, &loss_slot));
+        .metric_valid_numeric(ScoreMetric::new(TRAINING_LOSS, false, &scores));
     let supervised = L::SCORES
         .iter()
-        .map(|score| ScoreMetric::new(score, &slot))
+        .map(|score| ScoreMetric::new(score.name, score.higher_is_better, &scores))
         .fold(supervised, |supervised, metric| supervised.metric_valid_numeric(metric));
     let result = supervised.launch(learner);
     let outcome = outcome.lock().expect("nothing panics while it holds the outcome").take();
@@ -79,15 +75,15 @@ where
     (result.renderer, outcome)
 }
 
-/// How a run ended, once it has.
-type Outcome<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
+/// The result of the loop, once it has ended.
+type LoopResult<L> = Arc<Mutex<Option<Result<History<L>, TrainError>>>>;
 
-/// The loop as burn-train's strategy, which is called by reference and returns neither an error nor
-/// what was trained beside the first member.
+/// The loop as a burn-train strategy. A strategy is called by reference, and returns neither errors nor
+/// members other than the first.
 struct Strategy<L: Trainee, S> {
-    /// Taken once, when the loop begins.
+    /// Taken when the loop begins.
     epochs: Mutex<Option<EpochLoop<L, S>>>,
-    outcome: Outcome<L>,
+    outcome: LoopResult<L>,
 }
 
 impl<L: Trainee, S: BatchSource<Batch = L::Batch>> SupervisedLearningStrategy<L>
@@ -110,12 +106,12 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> SupervisedLearningStrategy<L>
     }
 }
 
-/// In place of a loader that nobody asks for anything.
+/// A data loader that is never read.
 struct NoLoader;
 
 impl<B: 'static> DataLoader<B> for NoLoader {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<B> + 'a> {
-        unreachable!("the loop has loaders of its own")
+        unreachable!("the loop has other loaders")
     }
 
     fn num_items(&self) -> usize {
@@ -131,7 +127,7 @@ impl<B: 'static> DataLoader<B> for NoLoader {
     }
 }
 
-/// In place of a logger that writes files of its own.
+/// A logger that writes nothing.
 struct NoLogger;
 
 impl MetricLogger for NoLogger {

@@ -1,5 +1,5 @@
-//! What head training must hold to beside what both trainings do (`crate::tests::both`): it learns,
-//! it keeps the best epoch, its files round-trip, and it says what is wrong with its input.
+//! Tests of head training, besides those of both trainers (`crate::tests::both`): it learns, keeps the best
+//! epoch, writes files that can be read back, and reports invalid data.
 
 use std::path::Path;
 use std::slice;
@@ -13,9 +13,9 @@ use crate::head::features::{Frozen, LabelledRows};
 use crate::head::settings::{HeadLabels, MixedLabels};
 use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{response_row, responses, tiny_draft};
-use crate::tests::runs::only;
+use crate::tests::runs::{assert_contains, only};
 
-/// Small and quick.
+/// Small and quick settings.
 fn quick() -> HeadTraining {
     HeadTraining {
         num_layers: 1,
@@ -30,7 +30,7 @@ fn quick() -> HeadTraining {
     }
 }
 
-/// The same with another optimizer.
+/// [`quick`] with changed optimizer settings.
 fn quick_with(change: impl FnOnce(&mut OptimizerSettings)) -> HeadTraining {
     let mut training = quick();
     change(&mut training.optimizer);
@@ -78,11 +78,11 @@ fn learnable_rows(draft: &CausalLm, num_rows: usize) -> Vec<ResponseRow> {
 }
 
 #[test]
-fn a_head_learns_what_the_hidden_state_tells() {
+fn a_head_learns_labels_that_depend_on_hidden_states() {
     let draft = tiny_draft(16, 64);
     let rows = learnable_rows(&draft, 120);
     let training = HeadTraining {
-        // All of Z from Y, so that the label is a function of what the head sees.
+        // All tokens come from Y, so that labels are a function of the head's inputs.
         mixing_ratio: 0.0,
         rejection_weight: 1.0,
         ..quick_with(|optimizer| optimizer.num_epochs = 40)
@@ -98,21 +98,22 @@ fn a_head_learns_what_the_hidden_state_tells() {
 }
 
 #[test]
-fn the_returned_head_is_the_one_that_was_scored_best() {
+fn the_result_is_the_head_of_the_best_epoch() {
     for form in [HeadForm::Candidate, HeadForm::LookAhead] {
-        assert_is_the_one_that_was_scored_best(form);
+        assert_result_is_of_the_best_epoch(form);
     }
 }
 
-fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
+fn assert_result_is_of_the_best_epoch(form: HeadForm) {
     let draft = tiny_draft(16, 64);
     let rows = responses(40, 12, 4);
-    // A rate this high goes up and down from epoch to epoch.
-    let hot = quick_with(|optimizer| (optimizer.learning_rate, optimizer.num_epochs) = (0.3, 6));
-    let training = HeadTraining { form, ..hot };
+    // With such a high learning rate scores rise and fall between epochs.
+    let diverging =
+        quick_with(|optimizer| (optimizer.learning_rate, optimizer.num_epochs) = (0.3, 6));
+    let training = HeadTraining { form, ..diverging };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&draft, &rows, &training, dir.path()).unwrap();
-    assert_ne!(training.rejection_weight, 1.0, "nothing would be shifted");
+    assert_ne!(training.rejection_weight, 1.0, "the weight must shift the scores");
     let kls: Vec<f64> =
         trained.epochs.iter().map(|epoch| epoch.validation.comparable_kl()).collect();
     let lowest = kls.iter().copied().fold(f64::INFINITY, f64::min);
@@ -122,7 +123,7 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
     let held_out = rows.iter().filter(|row| is_held_out(row, 0.3));
     let frozen = DrafterModel::from(&draft);
     let gain = frozen.embedding_gain();
-    assert_eq!(gain, 4.0, "of embeddings of about 0.29");
+    assert_eq!(gain, 4.0, "embeddings are about 0.29");
     let frozen = frozen.into();
     let mut metrics = draftsmith_theory::HeadMetrics::default();
     for row in held_out {
@@ -143,7 +144,7 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
         let rows = frozen.labelled_rows(one);
         let mut features = LabelledRows::cat(&rows, 0, &Device::flex());
         if form == HeadForm::LookAhead {
-            // What it reads in use: embeddings as they are.
+            // In use the head reads unscaled embeddings.
             let extra = features.extra.unwrap();
             let [rows, width] = extra.dims();
             let embedding = extra.clone().slice([0..rows, 0..16]) / gain;
@@ -151,7 +152,7 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
             features.extra = Some(Tensor::cat(vec![embedding, scalars], 1));
         }
         let logits = trained.model.acceptance_logit(features);
-        assert!(!logits.is_autodiff(), "the head still records a graph");
+        assert!(!logits.is_autodiff(), "the head still has autodiff");
         let probs: Vec<f32> = sigmoid(logits).into_data().try_into_vec().unwrap();
         for (prob, label) in probs.into_iter().zip(mixture.labels) {
             metrics.update(f64::from(prob), f64::from(label));
@@ -159,12 +160,12 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
     }
     let scores = metrics.finish();
     assert_eq!(scores.num_labels, trained.scores.num_labels);
-    // A sigmoid in f32 here, in f64 there, and other batch shapes.
+    // This sigmoid is in f32, the trainer's in f64, and batch shapes differ.
     assert!((scores.kl - trained.scores.kl).abs() < 1e-5, "{scores:?} {:?}", trained.scores);
 }
 
 #[test]
-fn heads_of_every_depth_round_trip_through_their_files() {
+fn heads_of_every_depth_can_be_written_and_read_back() {
     let rows = responses(20, 10, 6);
     for tied in [true, false] {
         for num_layers in 0..=4 {
@@ -179,7 +180,7 @@ fn heads_of_every_depth_round_trip_through_their_files() {
                 |config: &AcceptanceHeadConfig| config.training.keys().cloned().collect::<Vec<_>>();
             assert_eq!(keys(&config), keys(&trained.config));
             let x = Tensor::<2>::ones([1, 16], &Device::flex()) * 0.3;
-            // Few rows of a head that was read sum in another order than a trained one's.
+            // The read head sums in another order for few rows.
             let gap = read.forward(x.clone()) - trained.model.forward(x);
             let gap: f32 = gap.abs().max().into_scalar();
             assert!(gap < 1e-5, "tied {tied}, D {num_layers}: off by {gap}");
@@ -192,18 +193,14 @@ fn error(rows: &[ResponseRow], training: &HeadTraining) -> String {
     train(&tiny_draft(16, 64), rows, training, dir.path()).unwrap_err().to_string()
 }
 
-#[track_caller]
-fn assert_says(message: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(message.contains(part), "`{part}` is not in: {message}");
-    }
-}
-
 #[test]
-fn data_that_cannot_be_trained_on_is_refused() {
+fn unusable_data_is_an_error() {
     let mut rows = responses(20, 10, 6);
     rows[7].draft = None;
-    assert_says(&error(&rows, &quick()), &["`set#7`", "models.draft"]);
+    assert_contains(&error(&rows, &quick()), &["`set#7`", "models.draft"]);
     let recorded = HeadTraining { labels: HeadLabels::Rollouts, ..quick() };
-    assert_says(&error(&responses(20, 10, 6), &recorded), &["`set#", "rollouts", "there are none"]);
+    assert_contains(
+        &error(&responses(20, 10, 6), &recorded),
+        &["`set#", "rollouts", "there are none"],
+    );
 }
